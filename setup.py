@@ -24,7 +24,7 @@ setup(
         native("events.engines.skipping", ["events/engines"]),
         native("router.core.fast_path", ["indexer", "router/core", "router/wire"]),
         native("router.fleet.load_columns", ["indexer"]),
-        native("router.reservations.load_steps", ["indexer"]),
+        native("router.reservations.steps", ["indexer"]),
         native("router.wire.received", ["router/wire"]),
     ]
 )

@@ -51,6 +51,7 @@ cdef class NativeIndex:
     cdef list _free_slots
 
     cdef uint64_t _store(self, uint32_t slot, int level, const uint64_t[::1] hashes) except? 0
+    cdef uint64_t _store_at(self, uint32_t slot, int level, const uint64_t *hashes, size_t count) except? 0
     cdef uint64_t _remove(self, uint32_t slot, int level, const uint64_t[::1] hashes) except? 0
     cdef uint32_t _checked(self, slot) except? 0xFFFFFFFF
     cdef int _generation(self, generation) except -1

@@ -5,6 +5,7 @@ The algorithms are in native/*.h; this file checks arguments and releases the GI
 writer: an index must not be used by two threads at once.
 """
 
+from indexer.arrays cimport address_of
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.math cimport INFINITY, isfinite
 
@@ -123,8 +124,11 @@ cdef class NativeIndex:
     def remove(self, slot, tier, const uint64_t[::1] hashes not None):
         return self._remove(self._checked(slot), tier, hashes)
 
-    def predict(self, slot, generation, const uint64_t[::1] hashes not None):
-        return self._store(self._checked(slot), TIERS + self._generation(generation), hashes)
+    def predict(self, slot, generation, hashes not None):
+        # Each pick comes here: a typed view of the array would cost more than the rest.
+        cdef size_t count = len(hashes)
+        cdef uint32_t number = self._checked(slot)
+        return self._store_at(number, TIERS + self._generation(generation), <const uint64_t *>address_of(hashes), count)
 
     def unpredict(self, slot, generation, const uint64_t[::1] hashes not None):
         return self._remove(self._checked(slot), TIERS + self._generation(generation), hashes)
@@ -218,15 +222,15 @@ cdef class NativeIndex:
         )
 
     cdef uint64_t _store(self, uint32_t slot, int level, const uint64_t[::1] hashes) except? 0:
-        cdef size_t count = hashes.shape[0]
+        return self._store_at(slot, level, &hashes[0], hashes.shape[0]) if hashes.shape[0] else 0
+
+    cdef uint64_t _store_at(self, uint32_t slot, int level, const uint64_t *hashes, size_t count) except? 0:
         cdef uint64_t added
-        if not count:
-            return 0
         if count < LONG_WORK:
-            added = table_store(&self._table, slot, level, &hashes[0], count)
+            added = table_store(&self._table, slot, level, hashes, count)
         else:
             with nogil:
-                added = table_store(&self._table, slot, level, &hashes[0], count)
+                added = table_store(&self._table, slot, level, hashes, count)
         if added == NO_MEMORY:
             raise MemoryError
         return added

@@ -411,18 +411,13 @@ class FleetView:
         The prediction lasts predicted_ttl_s where events report every block; approximate_ttl_s
         where the stream is partial or leaves blocks out, or where there are no events.
         """
-        whole = source.stream.complete and not self.lacks(source) and not source.approximate
-        ttl_s = self._predicted_ttl_s if whole else self._approximate_ttl_s
+        heartbeat, ttl_s = source.heartbeat, self._predicted_ttl_s
+        if not source.stream.complete or self.lacks(source) or source.approximate:
+            ttl_s = self._approximate_ttl_s
         if ttl_s <= 0:
             return
-        total = source.heartbeat.total_blocks if source.heartbeat is not None else None
-        self.predictions.add(
-            source.slot,
-            prefixes,
-            ttl_s=ttl_s,
-            blocks_max=total or PREDICTED_BLOCKS_MAX,
-            now_s=now_s,
-        )
+        blocks_max = (heartbeat is not None and heartbeat.total_blocks) or PREDICTED_BLOCKS_MAX
+        self.predictions.add(source.slot, prefixes, ttl_s, blocks_max, now_s)
 
     def complete(self, source: Source) -> bool:
         """Whether the index has every block that the engine holds."""

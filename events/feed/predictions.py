@@ -55,22 +55,21 @@ class Predictions:
         return f"<Predictions {blocks} blocks of {len(self._guesses)} workers>"
 
     def add(
-        self, slot: int, prefixes: HashArray, *, ttl_s: float, blocks_max: int, now_s: float
+        self, slot: int, prefixes: HashArray, ttl_s: float, blocks_max: int, now_s: float
     ) -> None:
         """Predicts blocks of a worker. ttl_s: for all its predictions from now on."""
-        prefixes = prefixes[:blocks_max]
-        if not len(prefixes):
+        count = len(prefixes)
+        if count > blocks_max:
+            prefixes, count = prefixes[:blocks_max], blocks_max
+        if not count:
             return
         guess = self._guesses.get(slot)
         if guess is None:
             guess = self._guesses[slot] = _Guess(turned_at_s=now_s)
         guess.ttl_s = ttl_s
-        while self._index.predicted(slot) + len(prefixes) > blocks_max:
-            if not any(guess.told):
-                break
-            if not guess.told[1 - guess.young]:
-                self._turn(guess, now_s)
-            self._end_oldest(slot, guess)
+        if self._index.predicted(slot) + count > blocks_max:
+            self._make_room(slot, guess, blocks_max - count, now_s)
+        # First, so that blocks which there is memory for end, too.
         guess.told[guess.young].append(prefixes)
         self._index.predict(slot, guess.young, prefixes)
 
@@ -92,6 +91,13 @@ class Predictions:
                 self._turn(guess, now_s)
             else:
                 del self._guesses[slot]
+
+    def _make_room(self, slot: int, guess: _Guess, blocks_max: int, now_s: float) -> None:
+        """Ends the oldest predictions of a worker, until blocks_max are left."""
+        while self._index.predicted(slot) > blocks_max and any(guess.told):
+            if not guess.told[1 - guess.young]:
+                self._turn(guess, now_s)
+            self._end_oldest(slot, guess)
 
     def _turn(self, guess: _Guess, now_s: float) -> None:
         """Swaps the generations: the elder, now empty, fills from now on."""

@@ -41,6 +41,7 @@ from router.request.request import Fingerprint, Request
 from router.reservations.ids import ReservationIds
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Ending, PrefillHold, Reservation, Reservations
+from router.reservations.steps import open_reservation
 
 DRAINED_MAX = 10_000
 ROOM_BITS = 48
@@ -480,10 +481,7 @@ class RouterCore:
             answer=b"",
         )
         load = self.fleet.load(source.key)
-        load.open(prefixes, reservation.has_tail, reservation.new_tokens, now_s)
-        load.outputs.add(reservation.id, now_s, output_tokens)
-        self.reservations.add(reservation)
-        load.last_picked = self._picks
+        open_reservation(self.reservations, load, reservation, output_tokens, self._picks)
         self.fleet.pools.put_load(source.slot, load)
         return reservation
 

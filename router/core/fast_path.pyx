@@ -26,16 +26,14 @@ from collections import Counter
 
 import numpy as np
 
-from events.feed.stream import StreamState
-from events.feed.fleet_view import PREDICTED_BLOCKS_MAX
 from indexer.hashing import HASH_SEED
 from indexer.arrays cimport address_of
 from indexer.kernel cimport (
-    NO_MEMORY, BlockUsers, NativeIndex, Users, table_holder, table_overlap, table_store, users_leading, xxh3_64, xxh3_blocks,
+    BlockUsers, NativeIndex, Users, table_holder, table_overlap, users_leading, xxh3_64, xxh3_blocks,
     xxh3_chain, xxh3_secret,
 )
 from router.fleet.load_columns cimport LoadColumns
-from router.reservations.load_steps cimport open_load
+from router.reservations.steps cimport open_reservation
 from router.fleet.table import COLUMNS
 from router.request.request import Role
 from router.fleet.eligibility import OUTPUT_TOKENS_MAX
@@ -43,8 +41,8 @@ from router.fleet.rates import ATTENTION_TOKENS, REQUEST_TOKENS
 from router.fleet.working_set import SAMPLE
 from router.core.tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
 from router.policies import dynamo_adaptive, dynamo_blocks, ttft
-from router.wire.received import TooMuch
 from router.reservations.reservations import Reservation
+from router.wire.received import TooMuch
 
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
@@ -222,7 +220,6 @@ assert ttft.TtftParameters.__struct_fields__ == (
 assert (REQUEST_TOKENS, ATTENTION_TOKENS) == (500, 50_000)  # native/ttft.h has them, too
 assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES
 cdef object _both = Role.BOTH
-cdef object _live = StreamState.LIVE
 cdef object _empty = np.empty
 cdef object _u64 = np.uint64
 
@@ -610,11 +607,10 @@ cdef inline double _clock_s() noexcept nogil:
 cdef class Lane:
     """The native lane of one RouterCore."""
 
-    cdef object _core, _fleet, _pools, _view, _reservations, _rng, _ids
+    cdef object _core, _fleet, _pools, _view, _reservations, _rng
     cdef list _drawn
-    """Of `_ids`: ids that come next."""
-    cdef dict _loads, _live, _guesses, _by_request, _drained, _probing
-    cdef object _open_ones, _ended_ones
+    """Ids that come next (ReservationIds)."""
+    cdef dict _loads, _live, _by_request, _drained, _probing
     cdef LoadColumns _written
     cdef NativeIndex _index
     cdef object _routing
@@ -675,15 +671,11 @@ cdef class Lane:
         self._probing = fleet.outliers.probing
         self._written = fleet.pools.written
         self._live = fleet.pools._pools
-        self._guesses = fleet.view.predictions._guesses
-        self._open_ones = core.reservations._open
-        self._ended_ones = core.reservations._ended
         self._by_request = core.reservations._by_request
         self._index = fleet.view.index
+        self._drawn = core.ids.drawn
         self._plans = {}
         self._replica = core.replica.encode()
-        self._ids = core.ids
-        self._drawn = core.ids.drawn
         self.tally = PickTally()
         xxh3_secret(HASH_SEED, self._secret)
 
@@ -1050,8 +1042,7 @@ cdef class Lane:
         return 0
 
     cdef object _reserve(self, str request_id, tuple fingerprint, int64_t output_tokens, double now_s):
-        """Reserves for the decision at hand, as RouterCore.reserve does. What is open is in the
-        reservations before anything else happens, so that it can be withdrawn."""
+        """RouterCore.reserve, of the decision at hand."""
         cdef size_t rows = self._decided.rows.rows, row = self._order[0]
         cdef const int32_t *overlaps = self._overlaps + row
         cdef uint64_t prompt_tokens = <uint64_t>self._decided.rows.prompt_tokens
@@ -1060,14 +1051,14 @@ cdef class Lane:
         cdef bint has_tail = prompt_tokens % size > 0
         source = self._plan.sources[row]
         core = self._core
+        if output_tokens < 0:
+            output_tokens = self._output_tokens
         if not self._drawn:
-            self._ids.draw()
+            core.ids.draw()
         ordinal = core._picks = core._picks + 1
-        new_tokens = prompt_tokens - <uint64_t>overlaps[rows]
-        prefixes = self._prefixes
         reservation = Reservation(
-            self._drawn.pop(), request_id, source.key, fingerprint, prefixes, has_tail,
-            prompt_tokens, reported, new_tokens, now_s, now_s + self._lease_s, b"",
+            self._drawn.pop(), request_id, source.key, fingerprint, self._prefixes, has_tail, prompt_tokens, reported,
+            prompt_tokens - <uint64_t>overlaps[rows], now_s, now_s + self._lease_s, b"",
         )
         # They refer to nothing that could refer to them: no need to look for cycles through them.
         PyObject_GC_UnTrack(<void *>fingerprint)
@@ -1075,16 +1066,10 @@ cdef class Lane:
         load = self._loads.get(source.key)
         if load is None:
             load = self._fleet.load(source.key)
-        open_load(load, prefixes, has_tail, new_tokens, now_s)
-        if output_tokens < 0:
-            output_tokens = self._output_tokens
-        if output_tokens > 1:
-            load.outputs.add(reservation.id, now_s, min(output_tokens, OUTPUT_TOKENS_MAX_C))
-        self._remember(reservation, 8 * len(prefixes))
-        load.last_picked = ordinal
+        open_reservation(self._reservations, load, reservation, min(output_tokens, OUTPUT_TOKENS_MAX_C), ordinal)
+        self._written.put(source.slot, load)
         if self._moved_from != row:
             core.guarded = core.guarded + 1
-        self._written.put(source.slot, load)
         return reservation
 
     cdef int _on_reserved(self, Span session_id, int32_t priority, reservation, double best_s, double now_s) except -1:
@@ -1092,7 +1077,9 @@ cdef class Lane:
         written. best_s: see _note_ttft."""
         cdef uint32_t size = self._plan.block_size
         source = self._plan.sources[self._order[0]]
-        self._predict(source, <int32_t>reservation.predicted_tokens / size, now_s)
+        cdef size_t held = <int32_t>reservation.predicted_tokens / size, count = len(self._prefixes)
+        if held < count:
+            self._view.predict(source, self._prefixes[held:] if held else self._prefixes, now_s)
         if self._probing and source.key in self._probing:
             self._fleet.outliers.on_pick(source.key, reservation.id, now_s)
         _put_text(&self._answer, ROUTE_RESPONSE_RESERVATION_ID, reservation.id)
@@ -1106,53 +1093,6 @@ cdef class Lane:
         if priority and not self._plan.priority_seen and not self._plan.face(self._order[0]).priority_direction:
             self._plan.priority_seen = self._plan.model is not None  # a pool of several models has more to note
             self._core.on_priority(source)
-        return 0
-
-    cdef int _predict(self, source, size_t first, double now_s) except -1:
-        """FleetView.predict and Predictions.add, of the prompt's blocks from `first` on."""
-        cdef size_t count = len(self._prefixes)
-        stream, heartbeat, view = source.stream, source.heartbeat, self._view
-        if first >= count:
-            return 0
-        prefixes = self._prefixes[first:] if first else self._prefixes
-        guess = self._guesses.get(source.slot)
-        cdef bint approximate = not heartbeat.events or (stream.seq == 0 and stream.state is _live)
-        cdef bint whole = stream.complete and not stream.lacks and not approximate
-        if (
-            view.salted and not heartbeat.tells_salts
-            or view.itemized and heartbeat.engine == "sglang"
-        ):
-            whole = False
-        cdef double ttl_s = view._predicted_ttl_s if whole else view._approximate_ttl_s
-        cdef uint32_t slot = source.slot
-        cdef uint64_t blocks_max = heartbeat.total_blocks or PREDICTED_BLOCKS_MAX
-        cdef uint64_t predicted = (
-            table_holder(&self._index._table, slot, TIERS).held
-            + table_holder(&self._index._table, slot, TIERS + 1).held
-        )
-        if ttl_s <= 0 or guess is None or predicted + count - first > blocks_max:
-            view.predict(source, prefixes, now_s)
-            return 0
-        guess.ttl_s = ttl_s
-        young = guess.young
-        cdef const uint64_t *hashes = <const uint64_t *>address_of(self._prefixes)
-        guess.told[young].append(prefixes)  # first, so that what there is memory for ends, too
-        if table_store(&self._index._table, slot, TIERS + <int>young, hashes + first, count - first) == NO_MEMORY:
-            raise MemoryError
-        return 0
-
-    cdef int _remember(self, reservation, size_t size) except -1:
-        """Reservations.add; size: bytes of its hashes."""
-        kept = self._reservations
-        cdef size_t known = len(self._open_ones) + len(self._ended_ones)
-        hash_bytes = kept._hash_bytes
-        if known >= <size_t>kept._entries_max or hash_bytes >= kept._hash_bytes_max:
-            kept.add(reservation)
-            return 0
-        kept._hash_bytes = hash_bytes + size
-        kept._open_hash_bytes = kept._open_hash_bytes + size
-        self._open_ones[reservation.id] = reservation
-        self._by_request[reservation.request_id] = reservation
         return 0
 
     cdef int _write(self, PlainRequest *plain, double now_s) except -1:

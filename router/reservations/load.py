@@ -18,8 +18,8 @@ from math import inf, isfinite
 from events.feed.peers import Step, Totals
 from indexer.hashing import HashArray
 from indexer.kernel import BlockUsers
-from router.reservations.load_steps import HISTORY_MAX, HISTORY_S, close_load, open_load
 from router.reservations.outputs import ExpectedOutputs
+from router.reservations.steps import HISTORY_MAX, HISTORY_S, close_load, open_load
 
 FORGOTTEN_MAX = 256
 """Changes that are dropped with one that is added: about 10 us."""

@@ -21,6 +21,7 @@ from typing_extensions import override
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from router.request.request import Fingerprint
+from router.reservations.steps import add_reservation
 
 
 class Ending(StrEnum):
@@ -144,15 +145,15 @@ class Reservations:
 
     def add(self, reservation: Reservation) -> None:
         """Opens one; its request id must be free, and there must be room for it."""
+        add_reservation(self, reservation)
+
+    def _make_room(self) -> None:
+        """Forgets the oldest memories, until the bounds leave room for one more."""
         while self._ended and (
             len(self._open) + len(self._ended) >= self._entries_max
             or self._hash_bytes >= self._hash_bytes_max
         ):
             self._forget_oldest()
-        self._hash_bytes += reservation.prefixes.nbytes
-        self._open_hash_bytes += reservation.prefixes.nbytes
-        self._open[reservation.id] = reservation
-        self._by_request[reservation.request_id] = reservation
 
     def of_request(self, request_id: str) -> Reservation | None:
         """Open or remembered."""

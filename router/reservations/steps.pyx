@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""How a WorkerLoad (load.py) changes as reservations open and close. Pure.
+"""How a WorkerLoad (load.py) and Reservations (reservations.py) change as reservations open and close. Pure.
 
-The general path calls these steps by WorkerLoad's methods, the fast path directly.
+The general path calls these steps by the methods of the two, the fast path directly.
 """
 
 from indexer.arrays cimport address_of
@@ -52,4 +52,29 @@ cdef int _remember(object load, BlockUsers users, double now_s) except -1:
     change = (now_s, load.requests, users._users.used + load._tails)
     PyObject_GC_UnTrack(<void *>change)  # it refers to nothing that could refer to it
     history.append(change)
+    return 0
+
+
+cpdef int open_reservation(object reservations, object load, object reservation, object output_tokens, object ordinal) except -1:
+    open_load(load, reservation.prefixes, reservation.has_tail, reservation.new_tokens, reservation.opened_at_s)
+    if output_tokens > 1:
+        load.outputs.add(reservation.id, reservation.opened_at_s, output_tokens)
+    add_reservation(reservations, reservation)
+    load.last_picked = ordinal
+    return 0
+
+
+cpdef int add_reservation(object reservations, object reservation) except -1:
+    cdef dict by_request = reservations._by_request
+    cdef size_t size = sizeof(uint64_t) * len(reservation.prefixes)
+    opened = reservations._open
+    if (
+        <size_t>len(opened) + <size_t>len(reservations._ended) >= <size_t>reservations._entries_max
+        or <size_t>reservations._hash_bytes >= <size_t>reservations._hash_bytes_max
+    ):
+        reservations._make_room()
+    reservations._hash_bytes = reservations._hash_bytes + size
+    reservations._open_hash_bytes = reservations._open_hash_bytes + size
+    opened[reservation.id] = reservation
+    by_request[reservation.request_id] = reservation
     return 0

@@ -1,7 +1,8 @@
-"""How a WorkerLoad changes as reservations open and close. Pure (load_steps.pyx)."""
+"""How a WorkerLoad and Reservations change as reservations open and close. Pure (steps.pyx)."""
 
 from indexer.hashing import HashArray
 from router.reservations.load import WorkerLoad
+from router.reservations.reservations import Reservation, Reservations
 
 HISTORY_MAX: int
 """Changes of `ours` kept a worker, to look back to the time of its last sample."""
@@ -17,3 +18,17 @@ def close_load(
     load: WorkerLoad, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float
 ) -> int:
     """A reservation ends. new_tokens: of its prompt that are not computed yet."""
+
+def open_reservation(
+    reservations: Reservations,
+    load: WorkerLoad,
+    reservation: Reservation,
+    output_tokens: int,
+    ordinal: int,
+) -> int:
+    """A pick's reservation opens, with its load. output_tokens: what is expected of its answer;
+    ordinal: the number of the pick. The reservation is in the reservations before anything else
+    happens to others, so that it can be withdrawn."""
+
+def add_reservation(reservations: Reservations, reservation: Reservation) -> int:
+    """Reservations.add."""
