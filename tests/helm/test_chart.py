@@ -14,17 +14,13 @@ from router.config.keys import keys
 from router.config.reading import Config
 from router.config.settings.configurations import RelayConfig, ServeConfig
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
+from tests.helm.package import NOT_IN_KUBERNETES
 from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, values_of
 
 KUBERNETES_VERSIONS = ("1.30", "1.34", kubernetes_validate.latest_version())
 
 
-CUSTOM_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"} | {
-    "InferencePool",
-    "HTTPRoute",
-    "DestinationRule",
-    "Certificate",
-}
+CLUSTER_KINDS = {"ClusterRole", "ClusterRoleBinding"}
 
 
 # --- every template, with every set of values -----------------------------------------------------
@@ -47,7 +43,7 @@ def test_kubernetes_accepts_every_object(
     render: Callable[..., Rendered], name: str, version: str
 ) -> None:
     for document in render(**values_of(name)).by_template.values():
-        if document["kind"] not in CUSTOM_KINDS:
+        if document["kind"] not in NOT_IN_KUBERNETES:
             kubernetes_validate.validate(document, version, strict=True)
 
 
@@ -58,7 +54,11 @@ def test_names_and_labels_are_the_releases_own(render: Callable[..., Rendered], 
     for document in rendered.by_template.values():
         metadata = document["metadata"]
         assert metadata["name"].startswith("demo-kvroute")
-        assert metadata["namespace"] == "inference"
+        if document["kind"] in CLUSTER_KINDS:
+            assert "namespace" not in metadata
+            assert "inference" in metadata["name"]
+        else:
+            assert metadata["namespace"] == "inference"
         assert metadata["labels"]["app.kubernetes.io/instance"] == "demo"
         assert metadata["labels"]["app.kubernetes.io/managed-by"] == "Helm"
         names.add((document["kind"], metadata["name"]))

@@ -5,8 +5,9 @@ from typing import Any
 
 import helm_python as helm
 import pytest
+import yaml
 
-from tests.helm.rendered import Object, Rendered, values_of
+from tests.helm.rendered import EXAMPLES, Object, Rendered, values_of
 
 # --- services, account, budget --------------------------------------------------------------------
 
@@ -131,3 +132,58 @@ def test_pod_monitor_scrapes_the_relays(with_engine: Rendered) -> None:
     assert endpoint["relabelings"][0]["replacement"] == "default"
     engine = with_engine["example-engine.yaml"]["spec"]
     assert spec["selector"] == engine["selector"]
+
+
+# --- all policies ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_exactly_the_ports_that_serve_others_are_let_in(
+    render: Callable[..., Rendered], name: str
+) -> None:
+    rendered = render(**{**values_of(name), **_with_policy(name)})
+    ports = {port["name"] for port in rendered.router["ports"]}
+    policy = rendered["networkpolicy.yaml"]["spec"]
+    let_in = [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
+    assert sorted(let_in) == sorted(ports - {"probes"})  # the kubelet's own, on its node
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    if "nats-statefulset.yaml" not in rendered:
+        assert "nats-networkpolicy.yaml" not in rendered
+        return
+    nats = rendered["nats-networkpolicy.yaml"]["spec"]
+    pod = rendered["nats-statefulset.yaml"]["spec"]
+    assert nats["podSelector"] == pod["selector"]
+    (server,) = pod["template"]["spec"]["containers"]
+    served = [port["port"] for rule in nats["ingress"] for port in rule["ports"]]
+    assert sorted(served) == sorted({p["name"] for p in server["ports"]} - {"monitor"})
+    assert all(rule["from"] for rule in nats["ingress"])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_exactly_the_paths_that_the_configuration_has_are_let_out(
+    render: Callable[..., Rendered], name: str
+) -> None:
+    rendered = render(**{**values_of(name), **_with_policy(name)})
+    config = yaml.safe_load(rendered.config_text)
+    wanted = {53}
+    if config["nats"].get("url"):
+        wanted.add(4222)
+    discovered = config["discovery"]["kubernetes"]
+    serves = config["gateway"]["listen"] or config.get("epp", {}).get("listen")
+    if discovered["enabled"]:
+        wanted |= {443, 6443, *discovered["ports"], 5557, 5558}
+    if discovered["enabled"] or serves:
+        wanted.add(8000)  # networkPolicy.enginePorts
+    if config["workers"]:
+        wanted.add(5557)
+    rules = rendered["networkpolicy.yaml"]["spec"]["egress"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == wanted
+
+
+def _with_policy(name: str) -> dict[str, Any]:
+    """Values that switch an example's policy on."""
+    values = values_of(name)
+    policy = {**values.get("networkPolicy", {}), "enabled": True}
+    if values.get("config", {}).get("workers"):
+        policy["extraEgress"] = [{"ports": [{"port": 5557, "protocol": "TCP"}]}]
+    return {"networkPolicy": policy}

@@ -96,6 +96,165 @@ app.kubernetes.io/part-of: kvroute
 {{- $listen }}
 {{- end }}
 
+{{/* Port of OpenAI's API; empty without it. */}}
+{{- define "kvroute.gatewayPort" -}}
+{{ regexFind "[0-9]+$" (default "" (default dict .Values.config.gateway).listen) }}
+{{- end }}
+
+{{/* `true` if routers watch pods; empty otherwise. */}}
+{{- define "kvroute.discovery" -}}
+{{- if (default dict (default dict .Values.config.discovery).kubernetes).enabled }}true{{ end }}
+{{- end }}
+
+{{/* Namespace of the pods that routers watch. */}}
+{{- define "kvroute.discoveryNamespace" -}}
+{{- default .Release.Namespace (default dict (default dict .Values.config.discovery).kubernetes).namespace }}
+{{- end }}
+
+{{/* Ports at engines that routers connect to, as a JSON list. */}}
+{{- define "kvroute.enginePorts" -}}
+{{- $ports := .Values.networkPolicy.enginePorts }}
+{{- if include "kvroute.discovery" . }}
+{{- $pods := include "kvroute.discovered" . | fromJson }}
+{{- range $place, $port := $pods.ports }}
+{{- $ports = append $ports $port }}
+{{- range $own := list (dig "events_port" 5557 $pods) (dig "replay_port" 5558 $pods) }}
+{{- if $own }}
+{{- $ports = append $ports (add $own $place) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $numbers := list }}
+{{- range $ports }}
+{{- $numbers = append $numbers (int .) }}
+{{- end }}
+{{- uniq $numbers | toJson }}
+{{- end }}
+
+{{/* discovery.kubernetes, with selector and ports of a pool that is made here, as JSON. */}}
+{{- define "kvroute.discovered" -}}
+{{- $pods := deepCopy (default dict (default dict .Values.config.discovery).kubernetes) }}
+{{- if and .Values.inferencePool.create (not $pods.selector) (not $pods.pool) }}
+{{- $terms := list }}
+{{- range $key, $value := .Values.inferencePool.matchLabels }}
+{{- $terms = append $terms (printf "%s=%s" $key $value) }}
+{{- end }}
+{{- $_ := set $pods "selector" (join "," $terms) }}
+{{- $_ := set $pods "ports" .Values.inferencePool.targetPorts }}
+{{- end }}
+{{- if not $pods.ports }}
+{{- $_ := set $pods "ports" (list 8000) }}
+{{- end }}
+{{- toJson $pods }}
+{{- end }}
+
+{{- define "kvroute.testLabels" -}}
+app.kubernetes.io/name: {{ include "kvroute.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: test
+{{- end }}
+
+{{/* The Secret with a token for `helm test`, as {name, key} in JSON; empty: callers need none. */}}
+{{- define "kvroute.testToken" -}}
+{{- if .Values.keys.enabled }}
+{{- if .Values.helmTest.tokenSecret.name }}
+{{- .Values.helmTest.tokenSecret | toJson }}
+{{- else if not .Values.keys.existingSecret }}
+{{- dict "name" (include "kvroute.keysSecret" .) "key" "token" | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* `true` if there is a test: it needs a token wherever callers do, and has no certificate. */}}
+{{- define "kvroute.helmTest" -}}
+{{- $token := or (not .Values.keys.enabled) (include "kvroute.testToken" .) }}
+{{- if and .Values.helmTest.enabled $token (not .Values.tls.clientCertificates) }}true{{ end }}
+{{- end }}
+
+{{/* --- NATS of this release --- */}}
+
+{{- define "kvroute.natsName" -}}
+{{ include "kvroute.fullname" . }}-nats
+{{- end }}
+
+{{- define "kvroute.natsSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "kvroute.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: nats
+{{- end }}
+
+{{- define "kvroute.natsLabels" -}}
+{{ include "kvroute.natsSelectorLabels" . }}
+{{ include "kvroute.commonLabels" . }}
+{{- end }}
+
+{{/* The NATS server's URL; empty: a router runs its own. */}}
+{{- define "kvroute.natsUrl" -}}
+{{- if .Values.nats.server.enabled -}}
+tls://{{ include "kvroute.natsName" . }}.{{ .Release.Namespace }}.svc:4222
+{{- else -}}
+{{ default "" (default dict .Values.config.nats).url }}
+{{- end -}}
+{{- end }}
+
+{{/* Names in the certificate of the NATS servers, as a JSON list. */}}
+{{- define "kvroute.natsHostNames" -}}
+{{- $names := list "localhost" }}
+{{- range $host := list (include "kvroute.natsName" .) (printf "*.%s-headless" (include "kvroute.natsName" .)) }}
+{{- range $end := list "" (printf ".%s" $.Release.Namespace) (printf ".%s.svc" $.Release.Namespace) (printf ".%s.svc.cluster.local" $.Release.Namespace) }}
+{{- $names = append $names (printf "%s%s" $host $end) }}
+{{- end }}
+{{- end }}
+{{- $names | toJson }}
+{{- end }}
+
+{{/* Permissions as `kvroute nats-permissions` prints them; relays share a user, so theirs are for any
+worker. Routers have both: they run relays, too. */}}
+{{- define "kvroute.natsConfig" -}}
+{{- $root := .root }}
+{{- $fleet := printf "kvroute.v1.%s" $root.Values.config.fleet.name }}
+{{- $name := include "kvroute.natsName" $root }}
+server_name: $POD_NAME
+port: 4222
+http_port: 8222
+pid_file: "/var/run/nats/nats.pid"
+lame_duck_grace_period: "5s"
+lame_duck_duration: "30s"
+tls: { cert_file: "/etc/nats/tls.crt", key_file: "/etc/nats/tls.key" }
+ROUTER = {
+  publish = ["{{ $fleet }}.hello", "{{ $fleet }}.control", "{{ $fleet }}.snapshot.*.*", "{{ $fleet }}.warm.*.*", "{{ $fleet }}.inflight.*", "{{ $fleet }}.report.*", "{{ $fleet }}.facts.*.*", "{{ $fleet }}.load.*.*"]
+  subscribe = ["{{ $fleet }}.facts.*.*", "{{ $fleet }}.load.*.*", "{{ $fleet }}.hello", "{{ $fleet }}.control", "{{ $fleet }}.inflight.*", "{{ $fleet }}.report.*", "{{ $fleet }}.snapshot.*.*", "{{ $fleet }}.warm.*.*", "_INBOX.>"]
+  allow_responses = true
+}
+RELAY = {
+  publish = ["{{ $fleet }}.facts.*.*", "{{ $fleet }}.load.*.*"]
+  subscribe = ["{{ $fleet }}.snapshot.*.*", "{{ $fleet }}.warm.*.*", "{{ $fleet }}.hello"]
+  allow_responses = true
+}
+authorization = {
+  users = [
+    { user: "router", password: "{{ index .passwords "router-password" }}", permissions: $ROUTER }
+    { user: "relay", password: "{{ index .passwords "relay-password" }}", permissions: $RELAY }
+  ]
+}
+{{- if gt (int $root.Values.nats.server.replicas) 1 }}
+cluster = {
+  name: "{{ $name }}"
+  port: 6222
+  # Clients know the Service's name, which is in the certificate; a pod's address is not.
+  no_advertise: true
+  authorization: { user: "route", password: "{{ index .passwords "route-password" }}", timeout: 5 }
+  tls: { cert_file: "/etc/nats/tls.crt", key_file: "/etc/nats/tls.key", ca_file: "/etc/nats/ca.crt", verify: true, timeout: 5 }
+  routes: [
+    {{- range $i := until (int $root.Values.nats.server.replicas) }}
+    "nats-route://route:{{ index $.passwords "route-password" }}@{{ $name }}-{{ $i }}.{{ $name }}-headless.{{ $root.Release.Namespace }}.svc:6222"
+    {{- end }}
+  ]
+}
+{{- end }}
+{{- end }}
+
 {{/* Empty without an endpoint. */}}
 {{- define "kvroute.probesPort" -}}
 {{ regexFind "[0-9]+$" (default dict .Values.config.probes).listen }}
@@ -127,6 +286,12 @@ app.kubernetes.io/part-of: kvroute
 {{- if .Values.nats.credentialsSecret.name }}
 {{- $_ := set $nats "credentials_file" (include "kvroute.natsCredentialsFile" .) }}
 {{- end }}
+{{- with include "kvroute.natsUrl" . }}
+{{- $_ := set $nats "url" . }}
+{{- end }}
+{{- if .Values.nats.server.enabled }}
+{{- $_ := set $nats "tls_ca_file" "/etc/kvroute-nats/tls/ca.crt" }}
+{{- end }}
 {{- with .Values.nats.tlsSecret }}
 {{- if .name }}
 {{- $_ := set $nats "tls_ca_file" (printf "/etc/kvroute-nats/tls/%s" .caKey) }}
@@ -152,6 +317,9 @@ app.kubernetes.io/part-of: kvroute
 {{- with include "kvroute.eppListen" . }}
 {{- $_ := set $config "epp" (merge (dict "listen" .) (default dict $config.epp)) }}
 {{- end }}
+{{- if include "kvroute.discovery" . }}
+{{- $_ := set $config "discovery" (dict "kubernetes" (include "kvroute.discovered" . | fromJson)) }}
+{{- end }}
 {{- toYaml $config }}
 {{- end }}
 
@@ -159,9 +327,19 @@ app.kubernetes.io/part-of: kvroute
 /etc/kvroute-nats/credentials/{{ .Values.nats.credentialsSecret.key }}
 {{- end }}
 
-{{/* User and password never touch a ConfigMap. */}}
+{{/* The Secret of user and password: {name, userKey, passwordKey}, as JSON. Takes {root, user}: router
+or relay, which differ only at NATS of this release. */}}
+{{- define "kvroute.natsUser" -}}
+{{- if .root.Values.nats.server.enabled }}
+{{- dict "name" (include "kvroute.natsName" .root) "userKey" (printf "%s-user" .user) "passwordKey" (printf "%s-password" .user) | toJson }}
+{{- else }}
+{{- .root.Values.nats.userSecret | toJson }}
+{{- end }}
+{{- end }}
+
+{{/* User and password never touch a ConfigMap. Takes {root, user}. */}}
 {{- define "kvroute.natsUserEnv" -}}
-{{- with .Values.nats.userSecret }}
+{{- with include "kvroute.natsUser" . | fromJson }}
 {{- if .name }}
 - name: KVROUTE_NATS_USER
   valueFrom:
@@ -177,7 +355,7 @@ app.kubernetes.io/part-of: kvroute
 {{- if .Values.nats.credentialsSecret.name }}
 - {name: nats-credentials, mountPath: /etc/kvroute-nats/credentials, readOnly: true}
 {{- end }}
-{{- if .Values.nats.tlsSecret.name }}
+{{- if or .Values.nats.tlsSecret.name .Values.nats.server.enabled }}
 - {name: nats-tls, mountPath: /etc/kvroute-nats/tls, readOnly: true}
 {{- end }}
 {{- end }}
@@ -192,6 +370,14 @@ app.kubernetes.io/part-of: kvroute
     items:
       - {key: {{ .key }}, path: {{ .key }}}
 {{- end }}
+{{- end }}
+{{- if .Values.nats.server.enabled }}
+- name: nats-tls
+  secret:
+    secretName: {{ include "kvroute.natsName" . }}
+    defaultMode: 0440
+    items:
+      - {key: ca.crt, path: ca.crt}
 {{- end }}
 {{- with .Values.nats.tlsSecret }}
 {{- if .name }}
@@ -269,13 +455,21 @@ annotations:
 
 {{/* What a schema can't say: values that contradict one another. The Deployment asks first. */}}
 {{- define "kvroute.validate" -}}
-{{- $url := (default dict .Values.config.nats).url }}
+{{- $url := include "kvroute.natsUrl" . }}
+{{- with .Values.nats }}
+{{- if and .server.enabled (or (default dict $.Values.config.nats).url .credentialsSecret.name .userSecret.name .tlsSecret.name) }}
+{{- fail "nats.server.enabled makes users and certificates of its own: leave config.nats.url, nats.credentialsSecret, nats.userSecret and nats.tlsSecret empty." }}
+{{- end }}
+{{- end }}
 {{- if contains "@" (default "" $url) }}
 {{- fail "config.nats.url carries a user or a password, and would stand in a ConfigMap: use nats.userSecret." }}
 {{- end }}
 {{- if not $url }}
+{{- if .Values.autoscaling.enabled }}
+{{- fail "autoscaling.enabled needs config.nats.url or nats.server.enabled: replicas can't share the NATS server that a router embeds." }}
+{{- end }}
 {{- if gt (int .Values.replicaCount) 1 }}
-{{- fail "replicaCount is over 1 and config.nats.url is empty: replicas can't share the NATS server that a router embeds. Set config.nats.url." }}
+{{- fail "replicaCount is over 1 and config.nats.url is empty: replicas can't share the NATS server that a router embeds. Set config.nats.url or nats.server.enabled." }}
 {{- end }}
 {{- if .Values.exampleEngine.enabled }}
 {{- fail "exampleEngine.enabled needs config.nats.url: the NATS server that a router embeds listens on loopback, where no relay of another pod reaches it." }}
@@ -303,6 +497,25 @@ annotations:
 {{- with .Values.networkPolicy }}
 {{- if and .enabled $.Values.config.workers (not .extraEgress) }}
 {{- fail "networkPolicy.enabled with config.workers needs networkPolicy.extraEgress: the router connects to those engines." }}
+{{- end }}
+{{- end }}
+{{- with .Values.engineScaling }}
+{{- if and .enabled (or (not .prometheus) (not .model) (not .deployment)) }}
+{{- fail "engineScaling.enabled needs engineScaling.deployment, engineScaling.model and engineScaling.prometheus." }}
+{{- end }}
+{{- end }}
+{{- if and .Values.relayMonitor.enabled (not .Values.relayMonitor.matchLabels) }}
+{{- fail "relayMonitor.enabled needs relayMonitor.matchLabels: the labels of the engines' pods." }}
+{{- end }}
+{{- if include "kvroute.discovery" . }}
+{{- $pods := include "kvroute.discovered" . | fromJson }}
+{{- if eq (empty $pods.selector) (empty $pods.pool) }}
+{{- fail "config.discovery.kubernetes.enabled needs either a selector or a pool." }}
+{{- end }}
+{{- if not .Values.serviceAccount.create }}
+{{- if not .Values.serviceAccount.name }}
+{{- fail "config.discovery.kubernetes.enabled needs a service account of its own: serviceAccount.create, or a name." }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if and .Values.inferencePool.create (not .Values.inferencePool.matchLabels) }}
