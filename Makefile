@@ -34,10 +34,14 @@ demo: $(STAMP) ## eight stand-in engines, real NATS, real relays, the router: wa
 
 # Tests, and what they start, are compiled once: without their files in __pycache__ every process of
 # every run compiles them again, half a minute of CPU time each.
-test quick: export PYTHONDONTWRITEBYTECODE :=
+test long quick: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(STAMP) ## the test suite, a process for each core: JOBS=1 ARGS="tests/router -k guard"
-	@$(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal --durations=20 $(ARGS)
+PYTEST = $(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal --durations=20 $(if $(SHUFFLE),--shuffle $(SHUFFLE))
+test: $(STAMP) ## the test suite without the long tests, a process for each core: JOBS=1 SHUFFLE=7 ARGS="tests/router -k guard"
+	@$(PYTEST) $(or $(ARGS),-m "not long")
+
+long: $(STAMP) ## the long tests: processes, whole fleets, packages (5 minutes)
+	@$(PYTEST) -m long $(ARGS)
 
 # tests/quick.txt names the folders and files, and the slow files among them, which are not even imported.
 quick: $(STAMP) ## the pure logic in a minute: no processes, Helm or simulation (tests/quick.txt)

@@ -3,12 +3,18 @@
 import gc
 import logging
 import os
+import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from router.service.grpc_polling import prepare
+
+LONG = ("bar", "chaos", "distribution", "end_to_end", "simulation")
+"""Folders of long tests: processes, whole fleets, packages. They are marked `long`, as single tests
+elsewhere are: `make long` runs them, `make test` does not."""
 
 gc.disable()  # until all tests are imported: nothing of that is freed
 prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
@@ -22,6 +28,26 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in another order")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--shuffle")
+    return None if seed is None else f"shuffled: --shuffle {seed}"
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m leaves tests out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(folder) and item.path.relative_to(folder).parts[0] in LONG:
+            item.add_marker(pytest.mark.long)
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        random.Random(seed).shuffle(items)
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from simulator.study.comparison import Traffic
@@ -44,6 +45,7 @@ def played(folder: Path, code: str = "code") -> tuple[Results, str]:
     return results, console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_only_runs_that_did_not_end_are_played_and_come_out_as_before(tmp_path: Path) -> None:
     first, _ = played(tmp_path)
     files = sorted((tmp_path / "code").iterdir())

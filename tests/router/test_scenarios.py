@@ -19,6 +19,7 @@ round-robin      0   0.00      1.00   1.00    2.00       25
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+@pytest.mark.long
 def test_the_story_goes_as_told_and_its_bounds_hold(path: Path) -> None:
     play(path)
 

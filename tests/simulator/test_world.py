@@ -144,6 +144,7 @@ def fleets(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(traces(), fleets())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.long
 def test_no_option_breaks_a_law(of: Trace, options: dict[str, Any]) -> None:
     world, result = checked(of, **options)
     assert len(of.requests) == world.record.ended
@@ -190,6 +191,7 @@ print(run(options, replace(whole, requests=whole.requests[:150]).at_rate(100.0))
 """
 
 
+@pytest.mark.long
 def test_a_run_is_the_same_in_a_process_whose_sets_have_another_order() -> None:
     digests = {
         subprocess.run(

@@ -59,6 +59,7 @@ def test_a_worker_id_is_escaped_and_a_relay_may_have_several() -> None:
     assert "kvroute.v1.f.warm.%2A.*" in rights.subscribe
 
 
+@pytest.mark.long
 async def test_a_real_server_refuses_a_relay_all_that_is_beyond_it(tmp_path: Path) -> None:
     """Commands among them: the fence that routers rely on."""
     wide = Rights(("kvroute.v1.>",), (">",))

@@ -365,6 +365,7 @@ def names_of(rank: Rank) -> set[EngineHash]:
     has_replay=st.booleans(),
     told=st.booleans(),
 )
+@pytest.mark.long
 def test_a_relay_that_was_killed_ends_like_one_that_never_died_or_like_one_that_knew_nothing(
     late: bool,
     words: tuple[list[tuple[bool, int]], ...],

@@ -53,6 +53,7 @@ def without_reuse(trace: Trace) -> Trace:
 
 
 @pytest.mark.parametrize(("name", "rate"), [("synthetic", 6), ("agentic", 1), ("conversation", 6)])
+@pytest.mark.long
 def test_the_first_token_comes_sooner_than_by_the_others(name: str, rate: float) -> None:
     trace = slice_of(name, rate)
     ours = mean_ttft_s("ttft", trace)
@@ -60,6 +61,7 @@ def test_the_first_token_comes_sooner_than_by_the_others(name: str, rate: float)
     assert ours < mean_ttft_s("least-loaded", trace)
 
 
+@pytest.mark.long
 def test_without_reuse_it_is_no_worse_than_the_least_loaded() -> None:
     trace = without_reuse(slice_of("conversation", 8))
     assert mean_ttft_s("ttft", trace) < mean_ttft_s("least-loaded", trace)

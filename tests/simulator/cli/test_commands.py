@@ -54,6 +54,7 @@ def test_help_names_every_option_with_its_default(command: str) -> None:
         assert profile in "".join(shown.output.split())  # which may be broken at a hyphen
 
 
+@pytest.mark.long
 def test_replay_compares_policies_and_writes_what_it_found(trace: Path, tmp_path: Path) -> None:
     json_file, csv_file, folder = tmp_path / "a.json", tmp_path / "a.csv", tmp_path / "plots"
     done = kvroute(
@@ -384,6 +385,7 @@ async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Pat
             await process.wait()
 
 
+@pytest.mark.long
 async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks() -> None:
     openai = pytest.importorskip("openai")
     words = ("simulate", "--gateway", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")

@@ -11,6 +11,7 @@ from kvroute.v1.router_pb2 import OverlapTokens
 from simulator.cli.demo_chats import reason, show_chats
 
 
+@pytest.mark.long
 async def test_each_chat_is_answered_and_its_pick_has_a_reason() -> None:
     output = io.StringIO()
     assert await show_chats(Console(file=output, width=100))
