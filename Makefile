@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-NATIVE := $(wildcard events/*/*.pyx indexer/*.pyx indexer/*.pxd router/*/*.pyx router/*/*.pxd router/*/*.pxi events/engines/native/*.h indexer/native/*.h router/*/native/*.h)
+NATIVE := $(wildcard events/*/*.pyx indexer/*.pyx indexer/*.pxd router/*/*.pyx router/*/*.pxd router/*/native/*.pxi events/engines/native/*.h indexer/native/*.h router/*/native/*.h)
 $(STAMP): pyproject.toml setup.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (once, a minute or two)"

@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 def native(name: str, folders: list[str]) -> Extension:
     """A module of a .pyx file, and of the headers that it is made of."""
-    headers = [path for folder in folders for path in Path(folder).glob("native/*.h")]
+    headers = [path for folder in folders for path in Path(folder).glob("native/*.[hp]*")]
     return Extension(
         name,
         [f"{name.replace('.', '/')}.pyx"],
@@ -18,11 +18,16 @@ def native(name: str, folders: list[str]) -> Extension:
     )
 
 
+FAST_PATH = ["indexer", "router/core", "router/decision", "router/wire"]
+
 setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
         native("events.engines.skipping", ["events/engines"]),
-        native("router.core.fast_path", ["indexer", "router/core", "router/wire"]),
+        native(
+            "router.core.fast_path", ["indexer", "router/core", "router/decision", "router/wire"]
+        ),
+        native("router.decision.order", ["router/decision"]),
         native("router.fleet.load_columns", ["indexer"]),
         native("router.reservations.steps", ["indexer"]),
         native("router.wire.received", ["router/wire"]),

@@ -51,16 +51,6 @@ class NativeIndex:
     def digest(self, slot: int) -> int: ...
     def stats(self) -> IndexStats: ...
 
-def cheapest(
-    costs: npt.NDArray[np.float64], can: npt.NDArray[np.bool_] | None, count: int
-) -> tuple[list[int], list[int], list[int]]:
-    """The lowest costs: (rows that tie for the lowest, the next rows after them, bad rows).
-
-    can: a bool for each row, False: the row must not be picked; None: all rows may be. count: rows
-    to return in all: all tied rows, then the next rows, cheapest first. bad: rows whose cost is no
-    finite number; they are never among the others.
-    """
-
 class BlockUsers:
     """The distinct blocks that open requests use on one worker: a counted set of chains, each from
     its prompt's first block on. Two blocks are the same only if all hashes up to them are equal, so

@@ -7,7 +7,6 @@ writer: an index must not be used by two threads at once.
 
 from indexer.arrays cimport address_of
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
-from libc.math cimport INFINITY, isfinite
 
 import secrets
 
@@ -258,43 +257,6 @@ cdef class NativeIndex:
         if generation not in (0, 1):
             raise ValueError(f"no generation {generation}")
         return generation
-
-
-def cheapest(const double[::1] costs not None, can, Py_ssize_t count):
-    """The lowest costs: (rows that tie for the lowest, the next rows after them, bad rows).
-
-    can: a bool for each row, False for one that must not be picked; None: all may be. count: rows
-    wanted in all; all that tie are given, and as many next ones as are missing, cheapest first.
-    bad: rows whose cost is no finite number; they are never among the others.
-    """
-    cdef const uint8_t[::1] may
-    cdef Py_ssize_t rows = costs.shape[0], row, best
-    cdef double lowest = INFINITY, cost
-    cdef list tied = [], following = [], bad = []
-    if can is not None:
-        may = can.view(np.uint8)
-        if may.shape[0] != rows:
-            raise ValueError(f"{may.shape[0]} bools for {rows} costs")
-    for row in range(rows):
-        cost = costs[row]
-        if not isfinite(cost):
-            bad.append(row)
-        elif cost < lowest and (can is None or may[row]):
-            lowest = cost
-    for row in range(rows):
-        if costs[row] == lowest and (can is None or may[row]) and lowest < INFINITY:
-            tied.append(row)
-    while len(tied) + len(following) < count and tied:
-        best = -1
-        for row in range(rows):
-            cost = costs[row]
-            if isfinite(cost) and cost > lowest and (can is None or may[row]):
-                if (best < 0 or cost < costs[best]) and row not in following:
-                    best = row
-        if best < 0:
-            break
-        following.append(best)
-    return tied, following, bad
 
 
 cdef class BlockUsers:

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from events.feed.fleet_view import Source
 from indexer.index import BlockIndex
-from indexer.kernel import cheapest
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import GuardSettings, RoutingSettings
 from router.decision.decision import Decision, NobodyFits, Overlap
 from router.decision.guard import Guarded, Waits
+from router.decision.order import cheapest
 from router.decision.pairs import Matched, Pairs, Stages
 from router.fleet.blocks_ahead import SIMULATED_MAX, BlocksAhead
 from router.fleet.eligibility import (

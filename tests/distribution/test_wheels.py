@@ -25,7 +25,7 @@ FOLDERS = {name: ROOT / name for name in ("indexer", "events", "router", "simula
 }
 """The top-level packages and their folders."""
 METADATA_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
-SOURCES = {".pyx", ".pxd", ".h", ".c", ".so", ".md", ".png"}
+SOURCES = {".pyx", ".pxd", ".pxi", ".h", ".c", ".so", ".md", ".png"}
 """Of files that no wheel needs: native sources, what is built of them, and texts."""
 MADE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build")
 

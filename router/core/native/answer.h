@@ -3,7 +3,7 @@
 #define KVROUTE_ANSWER_H
 
 #include "guard.h"
-#include "order.h"
+#include "router/decision/native/order.h"
 #include "policy.h"
 #include "router/wire/native/field_numbers.h"
 #include "router/wire/native/wire.h"

@@ -3,6 +3,7 @@
 #define KVROUTE_BLOCKS_H
 
 #include "columns.h"
+#include "router/decision/native/order.h"
 #include "router/wire/native/wire.h"
 
 /* BlocksParameters, in their order. */

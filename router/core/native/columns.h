@@ -62,9 +62,4 @@ static inline double new_blocks_of(const Rows *r, size_t row) {
     return ceil(r->prompt_tokens / block_tokens_of(r, row)) - r->in_use[row];
 }
 
-static inline int can_take(const double *full, const uint8_t *drained, const intptr_t *slots,
-                           size_t row) {
-    return full[slots[row]] == 0 && !(drained && drained[row]);
-}
-
 #endif

@@ -4,6 +4,7 @@
 #define KVROUTE_GUARD_H
 
 #include "columns.h"
+#include "router/decision/native/order.h"
 
 typedef struct {
     double request_tokens, margin;

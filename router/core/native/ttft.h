@@ -3,6 +3,7 @@
 #define KVROUTE_TTFT_H
 
 #include "columns.h"
+#include "router/decision/native/order.h"
 #include "router/wire/native/wire.h"
 
 #define REQUEST_TOKENS 500.0     /* as router/fleet/rates.py has it, */

@@ -2,7 +2,16 @@
 #ifndef KVROUTE_ORDER_H
 #define KVROUTE_ORDER_H
 
-#include "columns.h"
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* full: of slots, not 0 where there is no room; NULL: all have room. drained: a byte for each row;
+ * NULL: none is. slots: of the rows. */
+static inline int can_take(const double *full, const uint8_t *drained, const intptr_t *slots,
+                           size_t row) {
+    return (!full || full[slots[row]] == 0) && !(drained && drained[row]);
+}
 
 /* The lowest cost, and why other rows can't be picked. */
 typedef struct {
@@ -13,14 +22,14 @@ typedef struct {
     size_t not_finite; /* other rows whose cost is not a number */
 } Cheapest;
 
-/* drained: a byte for each row; NULL: none is drained. */
+/* The arguments: see can_take. */
 static Cheapest cheapest_of(const double *costs, const double *full, const uint8_t *drained,
                             const intptr_t *slots, size_t count) {
     Cheapest cheapest = {INFINITY, 0, 0, 0, 0};
     for (size_t i = 0; i < count; i++) {
         if (drained && drained[i]) {
             cheapest.drained++;
-        } else if (full[slots[i]] != 0) {
+        } else if (full && full[slots[i]] != 0) {
             cheapest.full++;
         } else if (!isfinite(costs[i])) {
             cheapest.not_finite++;
