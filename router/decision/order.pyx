@@ -25,17 +25,17 @@ def cheapest(const double[::1] costs not None, can, Py_ssize_t count):
             raise ValueError(f"{len(can)} bools for {rows} costs")
         out = (~can).view(np.uint8)
         barred = &out[0] if rows else NULL
-    cdef Cheapest found = cheapest_of(at, NULL, barred, NULL, rows)
+    cdef Cheapest lowest = cheapest_of(at, NULL, barred, NULL, rows)
     cdef list bad = [row for row in range(rows) if not isfinite(at[row])]
-    if not found.tied:
+    if not lowest.tied:
         return [], [], bad
-    cdef size_t wanted = max(count, <Py_ssize_t>found.tied)
+    cdef size_t wanted = max(count, <Py_ssize_t>lowest.tied)
     cdef uint32_t *order = <uint32_t *>malloc(wanted * sizeof(uint32_t))
     if not order:
         raise MemoryError
     try:
-        wanted = order_of(at, NULL, barred, NULL, rows, &found, 0, wanted, order)
+        wanted = order_of(at, NULL, barred, NULL, rows, &lowest, 0, wanted, order)
         ordered = [order[row] for row in range(<Py_ssize_t>wanted)]
     finally:
         free(order)
-    return ordered[: found.tied], ordered[found.tied :], bad
+    return ordered[: lowest.tied], ordered[lowest.tied :], bad
