@@ -27,7 +27,8 @@ import zmq.asyncio
 
 from events.engines.endpoints import masked, rank_endpoint
 from events.engines.events import LoadSample
-from events.engines.pages.load import LoadUnreadable, sglang_load_stat
+from events.engines.pages.load import LoadUnreadable
+from events.engines.pages.sglang_load import sglang_load_stat
 from events.engines.sockets import SUBSCRIBED_S, ReplayAnswer, ask_replay
 from events.engines.sockets import Subscription as EngineSubscription
 from events.engines.zmq_framing import LiveMessage, parse_live

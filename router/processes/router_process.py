@@ -81,8 +81,10 @@ from router.replicas.peer_link import PeerLink
 from router.replicas.saved_commands import FleetState
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard
+from router.service.fleet_service import FleetService
 from router.service.local_router import LocalRouter
-from router.service.server import FleetService, GrpcServer, RouterService
+from router.service.router_service import RouterService
+from router.service.server import GrpcServer
 from router.service.texts import Texts
 from router.service.workers_to_ask import tokens_trouble
 

@@ -410,3 +410,16 @@ def time_left(context: Context) -> float:
     """Seconds until a call's deadline; 0 when it has passed: nobody waits for the answer."""
     left_s = context.time_remaining()
     return inf if left_s is None else left_s
+
+
+class Collected:
+    """Takes the handlers that generated code would give to a server."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same ones."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Handler]) -> None:
+        self.handlers |= handlers

@@ -11,7 +11,8 @@ import msgspec
 
 from events.engines.decoding import DECODERS
 from events.engines.events import BlocksCleared
-from events.engines.pages.load import sglang_metrics, vllm_loads
+from events.engines.pages.sglang_load import sglang_metrics
+from events.engines.pages.vllm_load import vllm_loads
 from tests.bench.timing import row
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -35,8 +35,10 @@ from router.prompts.prompts import Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.reservations.reservations import Ending
 from router.service.calls import Guard
+from router.service.fleet_service import FleetService
 from router.service.inbound import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
-from router.service.server import FleetService, GrpcServer, RouterService
+from router.service.router_service import RouterService
+from router.service.server import GrpcServer
 from router.service.texts import Texts
 from tests.bench.bench_decision import Stage
 from tests.bench.timing import row

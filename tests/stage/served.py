@@ -33,8 +33,10 @@ from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Refusal
 from router.service.calls import Guard
+from router.service.fleet_service import FleetService
 from router.service.local_router import LocalRouter
-from router.service.server import FleetService, GrpcServer, RouterService
+from router.service.router_service import RouterService
+from router.service.server import GrpcServer
 from router.service.texts import Texts
 from router.service.worker_feed import WorkerFeed
 from router.service.workers_to_ask import tokens_trouble

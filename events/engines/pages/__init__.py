@@ -1,1 +1,1 @@
-"""Engines' HTTP pages about identity and load. `load` is pure; `probe` requests the pages."""
+"""Engines' HTTP pages about identity and load. Pure but for `probe`, which requests them."""

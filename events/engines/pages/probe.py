@@ -15,16 +15,9 @@ import aiohttp
 
 from events.engines.endpoints import masked
 from events.engines.events import LoadSample
-from events.engines.pages.load import (
-    EngineIdentity,
-    LoadUnreadable,
-    mooncake_engine_ids,
-    sglang_identity,
-    sglang_loads,
-    sglang_metrics,
-    vllm_identity,
-    vllm_loads,
-)
+from events.engines.pages.load import EngineIdentity, LoadUnreadable
+from events.engines.pages.sglang_load import sglang_identity, sglang_loads, sglang_metrics
+from events.engines.pages.vllm_load import mooncake_engine_ids, vllm_identity, vllm_loads
 
 TIMEOUT_S = 2.0
 DOCUMENT_BYTES_MAX = 8 * 1024 * 1024

@@ -12,17 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.engines.events import LoadSample
-from events.engines.pages.load import (
-    DOCUMENT_BYTES_MAX,
-    EngineIdentity,
-    LoadUnreadable,
+from events.engines.pages.load import DOCUMENT_BYTES_MAX, EngineIdentity, LoadUnreadable
+from events.engines.pages.sglang_load import (
     sglang_identity,
     sglang_load_stat,
     sglang_loads,
     sglang_metrics,
-    vllm_identity,
-    vllm_loads,
 )
+from events.engines.pages.vllm_load import vllm_identity, vllm_loads
 from tests.stage.engine_pages import (
     SGLANG,
     SGLANG_LOADS,

@@ -16,20 +16,16 @@ from hypothesis import strategies as st
 from prometheus_client.samples import Sample
 
 from events.engines.events import LoadSample
-from events.engines.pages import load as module
-from events.engines.pages.load import (
-    BLOCK_SIZE_MAX,
-    COUNT_MAX,
-    LINES_MAX,
-    EngineIdentity,
-    LoadUnreadable,
+from events.engines.pages import metrics_page, vllm_load
+from events.engines.pages.load import BLOCK_SIZE_MAX, COUNT_MAX, EngineIdentity, LoadUnreadable
+from events.engines.pages.metrics_page import LINES_MAX
+from events.engines.pages.sglang_load import (
     sglang_identity,
     sglang_load_stat,
     sglang_loads,
     sglang_metrics,
-    vllm_identity,
-    vllm_loads,
 )
+from events.engines.pages.vllm_load import vllm_identity, vllm_loads
 from events.plane.facts import encode_heartbeat
 from events.plane.settings import EngineSettings
 from events.relay.relay import Relay
@@ -205,13 +201,14 @@ def test_each_sample_of_a_page_is_sorted_by_rank_once(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = Counter[str]()
-    rank_of = module._rank
+    rank_of = metrics_page.rank_of
 
     def counting(sample: Sample, label: str) -> int:
         looks[sample.name] += 1
         return rank_of(sample, label)
 
-    monkeypatch.setattr(module, "_rank", counting)
+    monkeypatch.setattr(metrics_page, "rank_of", counting)
+    monkeypatch.setattr(vllm_load, "rank_of", counting)
     assert len(vllm_loads(many_ranks(count))) == count
     assert set(looks.values()) == {count}
 
@@ -219,12 +216,12 @@ def test_each_sample_of_a_page_is_sorted_by_rank_once(
 def test_a_page_of_too_many_lines_is_unreadable_before_it_is_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "LINES_MAX", 40)
+    monkeypatch.setattr(metrics_page, "LINES_MAX", 40)
     assert len(vllm_loads(many_ranks(10))) == 10
     with pytest.raises(LoadUnreadable, match="44 lines"):
         vllm_loads(many_ranks(11))
     monkeypatch.undo()
-    monkeypatch.delattr(module, "text_string_to_metric_families")
+    monkeypatch.delattr(metrics_page, "text_string_to_metric_families")
     line = 'vllm:num_requests_running{engine="0"} 1\n'
     with pytest.raises(LoadUnreadable, match=f"{LINES_MAX + 1} lines"):
         vllm_loads(line * (LINES_MAX + 1))

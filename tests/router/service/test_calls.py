@@ -16,13 +16,13 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.config.settings.serving_settings import GrpcSettings
 from router.core.fast_path import LONG_BYTES
-from router.desk import reports
+from router.desk import reports, request_codec
 from router.desk import stream_items as route_stream
 from router.desk.answer_codec import framed as field
 from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
-from router.service import server
+from router.service import router_service
 from router.service.calls import LOG_S, Guard
 from router.service.inbound import SMALL_BYTES, InFlight, Limits
 from tests.stage.served import Served, asked, refusal, served
@@ -332,8 +332,8 @@ async def test_of_an_aborted_call_nothing_waits_for_a_look_for_cycles(
         raise Refusal(Reason.INVALID_FIELD, "odd")
 
     monkeypatch.setattr(reports, "_pieces", refuse)
-    monkeypatch.setattr(server, "read_batch", refuse)
-    monkeypatch.setattr(server.request_codec, "receive", refuse)
+    monkeypatch.setattr(router_service, "read_batch", refuse)
+    monkeypatch.setattr(request_codec, "receive", refuse)
     async with served() as stage, asyncio.timeout(60):
         gc.disable()
         try:
@@ -374,7 +374,7 @@ async def test_a_fault_ends_one_stream_and_no_other(monkeypatch: pytest.MonkeyPa
         other = stage.router.RouteStream()
         batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=asked())])
         for error in ERRORS:
-            monkeypatch.setattr(server, "read_batch", breaks(error))
+            monkeypatch.setattr(router_service, "read_batch", breaks(error))
             broken = stage.router.RouteStream()
             refused = await refusal(one_message(broken, batch))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL"), error

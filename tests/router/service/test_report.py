@@ -8,7 +8,7 @@ import pytest
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.desk import reports, request_codec
 from router.desk.reports import PROGRESS_MAX
-from router.service.server import host_of
+from router.service.router_service import host_of
 from tests.stage.fleet import START_S, prompt
 from tests.stage.served import Served, asked, refusal, served
 

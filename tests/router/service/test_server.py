@@ -12,7 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import GrpcSettings
-from router.service.server import SERVICES, jittered, server_options
+from router.service.router_service import jittered
+from router.service.server import SERVICES, server_options
 from tests.router.service.setting import Code, tasks
 from tests.stage.served import Served, asked, refusal, served
 

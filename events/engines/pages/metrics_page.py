@@ -1,0 +1,114 @@
+"""An engine's page of Prometheus metrics, of which only wanted lines are read. Pure."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from events.engines.pages.load import (
+    COUNT_MAX,
+    DOCUMENT_BYTES_MAX,
+    SHARE_MAX,
+    UNIX_SECONDS_MAX,
+    LoadUnreadable,
+    bounded,
+    positive,
+)
+
+LINES_MAX = 1 << 14
+"""Lines of a metrics page that are read: 1,024 ranks with some 16 each."""
+
+
+class Page:
+    """The samples with these names on a Prometheus page.
+
+    Pages have a thousand lines and are read every second, so lines with other names, and a
+    counter's `_created`, are dropped before parsing.
+    """
+
+    def __init__(self, text: str, names: Iterable[str]) -> None:
+        if len(text) > DOCUMENT_BYTES_MAX:
+            raise LoadUnreadable(f"a metrics page of {len(text)} characters")
+        lines = _wanted_lines(tuple(names)).findall(text)
+        if len(lines) > LINES_MAX:
+            raise LoadUnreadable(f"a metrics page with {len(lines)} lines about load")
+        self._by_rank: dict[tuple[str, str], dict[int, Sample]] = {}
+        self._samples: dict[str, list[Sample]] = {}
+        try:
+            for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+                for sample in family.samples:
+                    # A sample with a priority is part of the sample without.
+                    if not sample.labels.get("priority"):
+                        self._samples.setdefault(sample.name, []).append(sample)
+        except Exception as error:  # the parser's errors have no common base class
+            raise LoadUnreadable(f"the metrics page: {error!r}") from None
+
+    def samples(self, name: str) -> list[Sample]:
+        return self._samples.get(name, [])
+
+    def single(self, name: str) -> float | None:
+        """The finite value of a name without labels; None: absent or not finite."""
+        samples = self.samples(name)
+        # An integer of 400 digits is less than infinity, but no float.
+        return samples[0].value if samples and -math.inf < samples[0].value < math.inf else None
+
+    def start_s(self) -> float | None:
+        """When the process started, Unix time."""
+        start_s = self.single("process_start_time_seconds")
+        if start_s is not None and not 0 <= start_s <= UNIX_SECONDS_MAX:
+            raise LoadUnreadable(f"process_start_time_seconds is {start_s}")
+        return start_s
+
+    def by_rank(self, name: str, label: str) -> Mapping[int, Sample]:
+        """Rank -> its largest sample: tensor-parallel peers may each report the same load."""
+        ranks = self._by_rank.get((name, label))
+        if ranks is None:
+            ranks = self._by_rank[name, label] = self._read_ranks(name, label)
+        return ranks
+
+    def _read_ranks(self, name: str, label: str) -> dict[int, Sample]:
+        ranks: dict[int, Sample] = {}
+        for sample in self.samples(name):
+            rank = rank_of(sample, label)
+            if rank not in ranks or sample.value > ranks[rank].value:
+                ranks[rank] = sample
+        return ranks
+
+    def rank_sample(self, rank: int, label: str, *names: str) -> Sample | None:
+        """The rank's sample under the first of the names that has a sample."""
+        return next((s for s in self._of_rank(rank, label, names)), None)
+
+    def _of_rank(self, rank: int, label: str, names: Iterable[str]) -> Iterator[Sample]:
+        for name in names:
+            sample = self.by_rank(name, label).get(rank)
+            if sample is not None:
+                yield sample
+
+
+_PATTERNS: dict[tuple[str, ...], re.Pattern[str]] = {}
+
+
+def _wanted_lines(names: tuple[str, ...]) -> re.Pattern[str]:
+    pattern = _PATTERNS.get(names)
+    if pattern is None:
+        alternatives = "|".join(re.escape(name) for name in names)
+        pattern = _PATTERNS[names] = re.compile(rf"^(?:{alternatives})[{{ \t].*$", re.MULTILINE)
+    return pattern
+
+
+def rank_of(sample: Sample, label: str) -> int:
+    text = sample.labels.get(label, "0")
+    rank = positive(text)
+    if rank is None and text != "0":
+        raise LoadUnreadable(f'{sample.name}: {label}="{text}" is no rank')
+    return rank or 0
+
+
+def whole(sample: Sample, limit: int = COUNT_MAX) -> int:
+    return int(bounded(sample.name, sample.value, limit))
+
+
+def share(sample: Sample) -> float:
+    return bounded(sample.name, sample.value, SHARE_MAX)

@@ -1,0 +1,217 @@
+"""kvroute.v1.Fleet over gRPC: the fleet, its queue, and operators' commands. Decides nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import cast
+
+import grpc
+import grpc.aio
+from typing_extensions import override
+
+from events.engines.endpoints import masked
+from events.plane.facts import Control
+from events.plane.settings import EngineSettings
+from kvroute.v1 import (
+    fleet_pb2,
+    fleet_pb2_grpc,
+)
+from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
+from router.core.admission import Admission
+from router.core.core import RouterCore
+from router.desk import request_codec
+from router.desk.queue_list import listed
+from router.keys.door import CURRENT
+from router.replicas.fleet_commands import ControlDesk, audited
+from router.request.refusal import Reason, Refusal
+from router.service.calls import Collected, Context, Handler, abort
+from router.service.router_service import host_of, jittered
+from router.service.turns import turned
+from router.service.worker_feed import WATCHES_MAX, WorkerFeed
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    """kvroute.v1.Fleet."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        clock: Callable[[], float],
+        stopping: asyncio.Event,
+        *,
+        stream_age_s: float | None = None,
+        admission: Admission,
+        commands: ControlDesk,
+        send_control: Callable[[Control], Awaitable[bool]],
+        register: Callable[[EngineSettings], Awaitable[None]],
+        runs_relay: Callable[[str], bool] = lambda _worker_id: False,
+        keep: Callable[[], Awaitable[object]] | None = None,
+        watches_max: int = WATCHES_MAX,
+    ) -> None:
+        """admission: the requests that wait. send_control: tells every replica. register: starts a
+        relay; runs_relay: whether one runs here for a worker. keep: waits until what is in force is
+        on the disk; None: it is not kept.
+        """
+        self._core = core
+        self._admission = admission
+        self.feed = WorkerFeed(core, clock, stopping, watches_max)
+        self._clock = clock
+        self._stopping = stopping
+        self._stream_age_s = stream_age_s
+        self._send_control = send_control
+        self._commands = commands
+        self._register = register
+        self._runs_relay = runs_relay
+        self._keep = keep
+
+    @override
+    async def ListWorkers(  # type: ignore[override]  # answers are bytes
+        self, request: fleet_pb2.ListWorkersRequest, context: Context
+    ) -> bytes:
+        return await self.feed.list(request.model)
+
+    @override
+    async def WatchWorkers(  # type: ignore[override]  # answers are bytes
+        self, request: fleet_pb2.WatchWorkersRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        age_s = jittered(self._stream_age_s)
+        async with aclosing(self.feed.watch(request.model, age_s)) as messages:
+            async for message in messages:
+                yield message
+
+    @override
+    async def RegisterWorker(
+        self, request: fleet_pb2.RegisterWorkerRequest, context: Context
+    ) -> fleet_pb2.RegisterWorkerResponse:
+        try:
+            settings = request_codec.read_registration(request)
+            _check_worker(settings.id)
+            before = self._commands.state(settings.id)
+            await self._register(settings)
+        except Refusal as refusal:
+            if refusal.reason is Reason.PERMISSION_DENIED:
+                raise  # counted by the guard
+            await abort(context, refusal)
+        after = f"relay here, {settings.ranks} ranks, at {masked(settings.address)}"
+        audited("register", settings.id, _author(context), before, after)
+        if self._commands.removed(settings.id):  # or its beats would still be ignored
+            await self._command(context, "undrain", settings.id)
+        return fleet_pb2.RegisterWorkerResponse(ranks=settings.ranks)
+
+    @override
+    async def DrainWorker(
+        self, request: fleet_pb2.DrainWorkerRequest, context: Context
+    ) -> fleet_pb2.DrainWorkerResponse:
+        action = "undrain" if request.undrain else "drain"
+        ranks = await self._command(context, action, request.worker_id)
+        return fleet_pb2.DrainWorkerResponse(ranks=ranks)
+
+    @override
+    async def RemoveWorker(
+        self, request: fleet_pb2.RemoveWorkerRequest, context: Context
+    ) -> fleet_pb2.RemoveWorkerResponse:
+        if not 0 <= request.tombstone_s <= TOMBSTONE_MAX_S:
+            refusal = Refusal(
+                Reason.INVALID_FIELD,
+                f"tombstone_s is {request.tombstone_s}; it must be from 0 (the configured time,"
+                f" fleet.tombstone_s) to {TOMBSTONE_MAX_S:.0f} s",
+                metadata={"field": "tombstone_s"},
+            )
+            await abort(context, refusal)
+        ranks = await self._command(context, "remove", request.worker_id, request.tombstone_s)
+        return fleet_pb2.RemoveWorkerResponse(ranks=ranks)
+
+    @override
+    async def ResyncWorker(
+        self, request: fleet_pb2.ResyncWorkerRequest, context: Context
+    ) -> fleet_pb2.ResyncWorkerResponse:
+        ranks = await self._command(context, "resync", request.worker_id)
+        return fleet_pb2.ResyncWorkerResponse(ranks=ranks)
+
+    @override
+    async def ListQueue(  # type: ignore[override]  # answers are bytes
+        self, request: fleet_pb2.ListQueueRequest, context: Context
+    ) -> bytes:
+        return await turned(listed(self._admission, request, self._clock()))
+
+    @override
+    async def GetIndexStats(
+        self, request: fleet_pb2.GetIndexStatsRequest, context: Context
+    ) -> fleet_pb2.GetIndexStatsResponse:
+        stats = self._core.fleet.view.index.stats()
+        return fleet_pb2.GetIndexStatsResponse(
+            blocks=stats.blocks,
+            placements=stats.placements,
+            bytes=stats.bytes,
+            workers=len(self._core.fleet.view.sources),
+            facts_applied=sum(self._core.fleet.view.facts.values()),
+        )
+
+    async def _command(
+        self, context: Context, action: str, worker_id: str, tombstone_s: float = 0.0
+    ) -> int:
+        """Does it here at once, and tells every replica; returns the ranks it reached here."""
+        _check_worker(worker_id)
+        known = (
+            worker_id in self._core.fleet.drained
+            or self._commands.removed(worker_id)
+            or self._runs_relay(worker_id)
+            or self._core.fleet.view.ranks(worker_id)
+        )
+        if not known:
+            await abort(
+                context, Refusal(Reason.UNKNOWN_WORKER, f"no worker {worker_id!r} is known here")
+            )
+        control = self._commands.give(action, worker_id, tombstone_s, _author(context))
+        ranks = self._commands.apply(control)
+        sent = await self._send_control(control)
+        if self._keep is not None:
+            await self._keep()  # a disk that refuses is counted; the command has its effect
+        if self._commands.overtaken(control):
+            await abort(
+                context,
+                Refusal(
+                    Reason.OVERTAKEN,
+                    f"another command for worker {worker_id!r}, given at the same time, is newer"
+                    f" than this {action}",
+                ),
+            )
+        if not sent:
+            await abort(
+                context,
+                Refusal(
+                    Reason.NO_BROKER,
+                    f"{action} took effect here, but NATS is away: other replicas don't know",
+                ),
+            )
+        return ranks
+
+
+def _check_worker(worker_id: str) -> None:
+    """Raises Refusal for a worker that the caller's key is not for."""
+    usage = CURRENT.get()
+    if usage is not None:
+        usage.identity.check_worker(worker_id)
+
+
+def _author(context: Context) -> str:
+    """The identity that gives a command."""
+    usage = CURRENT.get()
+    return f"anybody at {host_of(context.peer())}" if usage is None else usage.identity.name
+
+
+def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
+    """Fleet's methods; those that tell of all workers answer with bytes."""
+    collected = Collected()
+    fleet_pb2_grpc.add_FleetServicer_to_server(fleet, cast("grpc.aio.Server", collected))
+    return collected.handlers | {
+        "ListWorkers": grpc.unary_unary_rpc_method_handler(
+            fleet.ListWorkers, fleet_pb2.ListWorkersRequest.FromString
+        ),
+        "ListQueue": grpc.unary_unary_rpc_method_handler(
+            fleet.ListQueue, fleet_pb2.ListQueueRequest.FromString
+        ),
+        "WatchWorkers": grpc.unary_stream_rpc_method_handler(
+            fleet.WatchWorkers, fleet_pb2.WatchWorkersRequest.FromString
+        ),
+    }

@@ -1,0 +1,146 @@
+"""kvroute.v1.Router over gRPC: bytes to the desk, and its answers back. Decides nothing."""
+
+import asyncio
+import random
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from typing_extensions import override
+
+from kvroute.v1 import (
+    router_pb2_grpc,
+)
+from router.desk.desk import Desk
+from router.desk.methods import ROUTE_STREAM
+from router.desk.reports import Reports
+from router.desk.stream_items import StreamLife, read_batch
+from router.desk.tenant import caller_of
+from router.keys.door import CURRENT
+from router.request.refusal import Reason, Refusal
+from router.service.calls import Context, Guard, Handler, time_left
+from router.service.inbound import SMALL_BYTES
+from router.service.late_results import LateResults
+from router.service.texts import Texts
+from router.service.unsent import when_unsent
+
+
+class RouterService(router_pb2_grpc.RouterServicer):
+    """kvroute.v1.Router."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        reports: Reports,
+        guard: Guard,
+        stopping: asyncio.Event,
+        *,
+        texts: Texts,
+        stream_age_s: float | None = None,
+    ) -> None:
+        """guard: stands before the handlers. stopping: set when the server drains, so that open
+        streams end. texts: takes prompts without tokens. stream_age_s: a stream ends by itself
+        after this time at most; None: never.
+        """
+        self.guard = guard
+        self._desk = desk
+        self.texts = texts
+        self._reports = reports
+        self._stopping = stopping
+        self._stream_age_s = stream_age_s
+
+    @override
+    async def Route(  # type: ignore[override]  # messages are bytes here
+        self, request: bytes, context: Context
+    ) -> bytes:
+        caller = caller_of(CURRENT.get())
+        answer, reservation, repeated = await self.texts.answered(
+            request, time_left(context), caller
+        )
+        if not repeated:
+            if time_left(context) <= 0:
+                self._desk.unsent(reservation)
+                raise Refusal(
+                    Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer"
+                )
+            when_unsent(partial(self._desk.unsent, reservation))
+        return answer
+
+    @override
+    async def RouteStream(  # type: ignore[override]  # the same, and read one by one
+        self, request_iterator: object, context: Context
+    ) -> None:
+        await context.send_initial_metadata(())  # the client sees that streams get through
+        limit = self.guard.limits.of(ROUTE_STREAM)
+        usage = CURRENT.get()
+        items = self.texts.items(caller_of(usage))
+        async with (
+            LateResults(items, context, read_s=self.guard.read_s) as late,
+            StreamLife(self._stopping, jittered(self._stream_age_s)) as life,
+        ):
+            while (content := await life.read(context)) is not None:
+                limit.check(len(content))
+                if usage is not None:
+                    usage.message(len(content))
+                if len(content) <= SMALL_BYTES:
+                    for results in items.decide(read_batch(content)):
+                        await _write(late, results)
+                    continue
+                with self.guard.in_flight.hold(len(content)):
+                    for results in items.decide(read_batch(content)):
+                        await _write(late, results)
+            await late.rest()
+
+    @override
+    async def Report(  # type: ignore[override]  # bytes, too
+        self, request: bytes, context: Context
+    ) -> bytes:
+        return await self._reports.report(request, host_of(context.peer()))
+
+    @override
+    async def Explain(  # type: ignore[override]  # bytes, too
+        self, request: bytes, context: Context
+    ) -> bytes:
+        return await self.texts.explain(request, caller_of(CURRENT.get()))
+
+
+def byte_handlers(router: RouterService) -> dict[str, Handler]:
+    """Router's methods as bytes, which are bounded and read before protobuf sees them."""
+    return {
+        "Route": grpc.unary_unary_rpc_method_handler(router.Route),
+        "RouteStream": grpc.stream_stream_rpc_method_handler(router.RouteStream),
+        "Report": grpc.unary_unary_rpc_method_handler(router.Report),
+        "Explain": grpc.unary_unary_rpc_method_handler(router.Explain),
+    }
+
+
+def jittered(age_s: float | None) -> float | None:
+    """An age between half of it and the whole, so that streams opened at once don't end at once."""
+    return None if age_s is None else random.uniform(age_s / 2, age_s)
+
+
+def host_of(peer: str) -> str:
+    """The host of a call, as gRPC names its peer; a caller may have any number of ports."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
+
+
+async def first(future: asyncio.Future[Any], event: asyncio.Event) -> bool:
+    """Whether the future was done before the event came; leaves nothing running behind."""
+    came = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((future, came), return_when=asyncio.FIRST_COMPLETED)
+        return future.done()
+    finally:
+        came.cancel()
+        future.cancel()
+
+
+async def _write(late: LateResults, results: bytes | None) -> None:
+    """Sends results; None: only gives others a turn."""
+    if results is None:
+        await asyncio.sleep(0)
+    else:
+        await late.write(results)
