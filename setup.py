@@ -19,14 +19,13 @@ def native(name: str, folders: list[str]) -> Extension:
 
 
 FAST_PATH = ["indexer", "router/core", "router/decision", "router/wire"]
+"""Folders of headers that it is made of."""
 
 setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
         native("events.engines.skipping", ["events/engines"]),
-        native(
-            "router.core.fast_path", ["indexer", "router/core", "router/decision", "router/wire"]
-        ),
+        native("router.core.fast_path", FAST_PATH),
         native("router.decision.order", ["router/decision"]),
         native("router.fleet.load_columns", ["indexer"]),
         native("router.reservations.steps", ["indexer"]),
