@@ -17,7 +17,13 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from events.plane.nats_check import check_credentials, check_seed, check_url, without_secret
+from events.plane.nats_check import (
+    check_credentials,
+    check_seed,
+    check_url,
+    on_loopback,
+    without_secret,
+)
 from events.plane.nats_client import NatsClient, OnRaw
 from events.plane.permissions import Attempt, refused
 from events.plane.settings import NatsSettings
@@ -55,7 +61,7 @@ class Broker:
         self._settings = settings
         self._url = url
         self._name = name
-        self._client = NatsClient()
+        self._client = self._made_client()
         self._listeners: list[OnConnection] = []
         self._last_warning = ""
         self._loss_reported_at_s = -LOSS_S
@@ -92,11 +98,14 @@ class Broker:
             except Exception as error:  # see the law: nats-py raises what its parsers raise
                 await self._on_error(error)
                 self._client.abort()
-                self._client = NatsClient()  # the one before holds half of a connection
+                self._client = self._made_client()  # the one before holds half of a connection
                 await asyncio.sleep(_BROKEN_S)
         self._last_warning = ""
         log.info("%s: connected to NATS", self._name)
         self._notify(True)
+
+    def _made_client(self) -> NatsClient:
+        return NatsClient(needs_tls=self._settings.encrypts(self._url))
 
     async def _connect(self) -> None:
         settings = self._settings
@@ -263,10 +272,11 @@ class Broker:
         finally:
             self._client.abort()  # in any state of the client, also while it connects
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """Checks the settings, with clearer errors than nats-py's at connecting.
 
-        Raises OSError or ValueError for credentials, certificates or a URL that can't be used.
+        Returns whether the network can read the connection, as nats.allow_plaintext lets it. Raises
+        OSError or ValueError for credentials, certificates or a URL that can't be used.
         """
         settings = self._settings
         check_url(self._url)
@@ -275,6 +285,15 @@ class Broker:
         if file := settings.nkey_seed_file:
             check_seed(Path(file).read_bytes(), file)
         self._tls()
+        if settings.encrypts(self._url) or on_loopback(self._url):
+            return False
+        if not settings.allow_plaintext:
+            raise ValueError(
+                f"{without_secret(self._url)!r} is not loopback, and the connection has no TLS: set"
+                " nats.tls_ca_file or a URL with tls://, or nats.allow_plaintext to let the network"
+                " read credentials, commands and prompts"
+            )
+        return True
 
     def _tls(self) -> SSLContext | None:
         settings = self._settings

@@ -11,6 +11,7 @@ import json
 from collections import Counter, UserString
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
@@ -79,8 +80,10 @@ class _Tcp(TcpTransport):
 class NatsClient(Client):
     """A client that always reconnects."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_tls: bool = False) -> None:
+        """needs_tls: refuse a server that offers no TLS, before it gets the credentials."""
         super().__init__()
+        self._needs_tls = needs_tls
         self.unreadable: Counter[str] = Counter()
         """Class of the error -> unreadable messages dropped"""
         self._raw: dict[int, OnRaw] = {}
@@ -119,6 +122,17 @@ class NatsClient(Client):
         if not self._transport and s.uri.scheme not in ("ws", "wss"):
             self._transport = _Tcp()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
+
+    @override
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # nats-py goes on in plain text where the server's first line, which anybody between the two
+        # can write, does not say "tls_required".
+        scheme = self._current_server.uri.scheme if self._current_server is not None else ""
+        if self._needs_tls and initial_connection and scheme not in ("ws", "wss"):
+            if not info.get("tls_required") and not info.get("tls_available"):
+                raise Error("nats: the server offers no TLS, which this connection needs")
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
 
     @override
     def _read_creds_user_jwt(self, creds: str | UserString | Path) -> bytes:

@@ -44,6 +44,17 @@ class NatsSettings(Settings, frozen=True):
     )
     tls_certificate_file: Annotated[str | None, Meta(description="client certificate")] = None
     tls_key_file: Annotated[str | None, Meta(description="key of the client certificate")] = None
+    allow_plaintext: Annotated[
+        bool,
+        Meta(description="connect without TLS to servers that are not on loopback, too"),
+    ] = False
+
+    def encrypts(self, url: str) -> bool:
+        """Whether a connection to a server is over TLS, or is refused."""
+        scheme, _, _ = url.partition("://")
+        if scheme in ("ws", "wss"):
+            return scheme == "wss"
+        return scheme == "tls" or bool(self.tls_ca_file or self.tls_certificate_file)
 
 
 class EngineSettings(Settings, frozen=True):

@@ -67,7 +67,7 @@ class RelayApp:
         self._sources: list[Broker | None] = []
         """Of each Dynamo relay, the connection to its fleet's own NATS server."""
         for settings in dynamo:
-            source = _source(settings)
+            source = _source(settings, allow_plaintext=config.nats.allow_plaintext)
             relay = DynamoRelay(
                 settings,
                 self._broker,
@@ -166,11 +166,13 @@ class RelayApp:
         self._stop.set()
 
 
-def _source(settings: DynamoSettings) -> Broker | None:
+def _source(settings: DynamoSettings, *, allow_plaintext: bool) -> Broker | None:
     """The connection to a Dynamo fleet's own NATS server; None: it shares the routers'."""
     if settings.nats_url is None:
         return None
-    nats = NatsSettings(credentials_file=settings.nats_credentials_file)
+    nats = NatsSettings(
+        credentials_file=settings.nats_credentials_file, allow_plaintext=allow_plaintext
+    )
     return checked_broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet")
 
 

@@ -26,6 +26,7 @@ from events.feed.stream import StreamState
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
 from events.plane.facts import Control
+from events.plane.nats_check import without_secret
 from events.plane.settings import EngineSettings, NatsSettings, unusable
 from events.plane.tasks import Tasks, named
 from indexer.identity import WorkerKey
@@ -708,7 +709,12 @@ def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:
     """A connection yet to be made; raises ConfigError for one that never could be."""
     broker = Broker(settings, url, name)
     try:
-        broker.check()
+        if broker.check():
+            log.warning(
+                "nats.allow_plaintext is set: the network can read all that goes to and from %s,"
+                " credentials and prompts included",
+                without_secret(url),
+            )
     except (OSError, ValueError) as error:
         raise ConfigError(f"nats: {error}") from error
     return broker

@@ -79,7 +79,7 @@ async def serving(folder: Path, *arguments: str) -> AsyncIterator[Server]:
 
 async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_path: Path) -> None:
     file = tmp_path / "kvroute.yaml"
-    file.write_text("routing: {lease_s: 5.0}\nnats: {url: 'nats://u:pw@h:1', password: hush}\n")
+    file.write_text("routing: {lease_s: 5.0}\nnats: {url: 'tls://u:pw@h:1', password: hush}\n")
     code, out, _ = await kvroute(
         "check-config", "--config", str(file), env={"KVROUTE_FLEET_NAME": "east"}
     )
@@ -87,7 +87,7 @@ async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_pa
     told = yaml.safe_load(out)
     assert told["routing"]["lease_s"] == 5.0
     assert told["fleet"]["name"] == "east"
-    assert told["nats"]["url"] == "nats://***@h:1"
+    assert told["nats"]["url"] == "tls://***@h:1"
     assert "hush" not in out
 
 
@@ -102,6 +102,10 @@ async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_pa
         ("nonsense", "expected a mapping"),
         ("nats: {url: 'nats://h:1', credentials_file: /no/such}", "No such file"),
         ("nats: {url: 'http://h:1'}", "is no NATS URL"),
+        (
+            "nats: {url: 'nats://u:pw@h:1'}",
+            "nats: 'nats://h:1' is not loopback, and the connection",
+        ),
         ("nats: {url: 'nats://h:99999'}", "its port is no number from 1 to 65535"),
     ],
 )

@@ -111,7 +111,7 @@ def test_notes_tell_how_to_call_the_router(production: Rendered) -> None:
     key = 'grpcurl -cacert ca.crt -H "Authorization: Bearer $(cat token)" localhost:50051'
     assert f"{key} kvroute.v1.Fleet/ListWorkers" in production.notes
     assert "dns:///demo-kvroute-headless.inference.svc:50051" in production.notes
-    assert "--nats nats://nats.messaging:4222 --fleet chat-eu" in production.notes
+    assert "--nats tls://nats.messaging:4222 --fleet chat-eu" in production.notes
 
 
 def test_notes_say_what_an_embedded_nats_server_can_not_do(

@@ -83,7 +83,9 @@ def test_network_policy_lets_in_callers_and_scrapers_and_out_dns_and_nats(
 def test_network_policy_takes_the_port_from_the_nats_url(
     render: Callable[..., Rendered], url: str, port: int
 ) -> None:
-    rendered = render(networkPolicy={"enabled": True}, config={"nats": {"url": url}})
+    rendered = render(
+        networkPolicy={"enabled": True}, config={"nats": {"url": url, "allow_plaintext": True}}
+    )
     _, nats = rendered["networkpolicy.yaml"]["spec"]["egress"]
     assert nats == {"ports": [{"port": port, "protocol": "TCP"}]}
 

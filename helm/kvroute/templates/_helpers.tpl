@@ -464,6 +464,10 @@ annotations:
 {{- if contains "@" (default "" $url) }}
 {{- fail "config.nats.url carries a user or a password, and would stand in a ConfigMap: use nats.userSecret." }}
 {{- end }}
+{{- $nats := default dict .Values.config.nats }}
+{{- if and $url (not (regexMatch "^(tls|wss)://|^[a-z]+://(localhost|127\\.|\\[::1\\])" $url)) (not .Values.nats.tlsSecret.name) (not $nats.tls_ca_file) (not $nats.allow_plaintext) }}
+{{- fail "config.nats.url leads off the pod without TLS: set nats.tlsSecret.name or a URL with tls://, or config.nats.allow_plaintext to let the network read credentials and prompts." }}
+{{- end }}
 {{- if not $url }}
 {{- if .Values.autoscaling.enabled }}
 {{- fail "autoscaling.enabled needs config.nats.url or nats.server.enabled: replicas can't share the NATS server that a router embeds." }}

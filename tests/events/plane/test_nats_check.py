@@ -36,7 +36,7 @@ e30.e30.c2ln
     ],
 )
 def test_a_url_that_may_lead_to_a_server_is_taken(url: str) -> None:
-    Broker(NatsSettings(), url, "test").check()
+    Broker(NatsSettings(allow_plaintext=True), url, "test").check()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_file_without_a_key_is_refused(
     tmp_path: Path, key: str, good: bytes, bad: tuple[bytes, ...]
 ) -> None:
     file = tmp_path / "secret"
-    broker = Broker(NatsSettings(**{key: str(file)}), "nats://h:1", "test")
+    broker = Broker(NatsSettings(**{key: str(file)}), "tls://h:1", "test")
     file.write_bytes(good)
     broker.check()
     for content in bad:

@@ -23,12 +23,12 @@ OVERRIDDEN = {
     "_connect_to_server": ["self", "s"],
     "_ping_interval": ["self"],
     "_process_err": ["self", "err_msg"],
+    "_process_info": ["self", "info", "initial_connection"],
     "_read_creds_user_jwt": ["self", "creds"],
     "_read_loop": ["self"],
 }
 """Methods that nats-py calls and NatsClient replaces or goes around, with their parameters."""
 CALLED = {
-    "_process_info": ["self", "info", "initial_connection"],
     "_process_msg": ["self", "sid", "subject", "reply", "data", "headers"],
     "_process_op_err": ["self", "e"],
     "_process_ping": ["self"],
@@ -37,6 +37,7 @@ CALLED = {
 }
 """Methods of nats-py that NatsClient calls."""
 ATTRIBUTES: dict[str, object] = {
+    "_current_server": None,
     "_pings_outstanding": 0,
     "_pongs": [],
     "_sid": 0,
@@ -58,7 +59,7 @@ def test_every_private_name_of_nats_py_is_listed_here() -> None:
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     used |= {node.name for node in ast.walk(tree) if isinstance(node, functions)}
     used |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    ours = {"_raw", "_take", "_process_line"}
+    ours = {"_needs_tls", "_raw", "_take", "_process_line"}
     private = {
         name for name in used if name.startswith("_") and name.isidentifier() and name[1] != "_"
     }
