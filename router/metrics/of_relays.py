@@ -20,6 +20,7 @@ from router.children.nats_server import NatsChild
 from router.children.own_relays import OwnRelays
 from router.metrics.families import counter, gauge
 from router.replicas.fleet_commands import ControlDesk
+from router.replicas.seal import RESULTS, Seal
 
 _SOCKET_ERRORS = (
     "engine_silent",
@@ -76,8 +77,9 @@ class NatsChildCollector(Collector):
 class OwnRelaysCollector(Collector):
     """Outcomes of the relays that run in this router, and of fleet commands."""
 
-    def __init__(self, relays: OwnRelays, desk: ControlDesk) -> None:
+    def __init__(self, relays: OwnRelays, desk: ControlDesk, seal: Seal) -> None:
         self._relays = relays
+        self._seal = seal
         self._desk = desk
 
     @override
@@ -105,6 +107,14 @@ class OwnRelaysCollector(Collector):
         for action in ("drain", "undrain", "remove", "resync", "overtaken", "far_ahead"):
             commands.add_metric([action], self._desk.counts[action])
         yield commands
+        messages = CounterMetricFamily(
+            "kvroute_control_messages",
+            "Fleet commands from other routers, by what became of their signatures.",
+            labels=["result"],
+        )
+        for result in RESULTS:
+            messages.add_metric([result], self._seal.counts[result])
+        yield messages
 
 
 class CountedRelay(Protocol):

@@ -50,6 +50,7 @@ from router.fleet.topology import PlaceLabels
 from router.front.gateway.server import check_address
 from router.health.warnings import WarningCode, WarningLog
 from router.keys.certificates import Certificates, metrics_tls
+from router.keys.control_keys import ControlKeys
 from router.keys.door import Door
 from router.keys.exposure import check_exposure
 from router.keys.followed import Followed
@@ -80,6 +81,7 @@ from router.replicas.copy_link import CopyLink
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
 from router.replicas.saved_commands import FleetState
+from router.replicas.seal import Seal
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard
 from router.service.fleet_service import FleetService
@@ -212,6 +214,7 @@ class RouterApp:
         self.commands = ControlDesk(
             self.core, clock, on_resync=self._resync, on_removed=self.relays.on_removed
         )
+        self.seal = self._made_seal(config)
         self.discovery = self._made_discovery(config)
         self._state: FleetState | None = None
         if config.fleet.state_file is not None:
@@ -241,6 +244,19 @@ class RouterApp:
         """The HTTP face and Envoy's picker, where they are configured."""
         self._started_at_s = clock()
         self._connected_at_s: float | None = None
+
+    def _made_seal(self, config: ServeConfig) -> Seal:
+        """Signatures on fleet commands. Raises ConfigError."""
+        keys = ControlKeys.of(config.control)
+        if keys is not None:
+            self._followed.add("control", keys)
+        return Seal(
+            keys,
+            fleet=config.fleet.name,
+            require_signed=config.control.require_signed,
+            clock=unix_now,
+            random_bytes=os.urandom,
+        )
 
     def _made_discovery(self, config: ServeConfig) -> KubernetesDiscovery | None:
         """Discovery of pods; None: it is off. Raises ConfigError."""
@@ -361,10 +377,17 @@ class RouterApp:
             clock=self.clock,
             on_heartbeat=self._on_heartbeat,
             on_forgotten=self._on_forgotten,
-            on_control=self.commands.apply,
+            on_control=self._on_control,
             on_failure=self._broke,
             rng=self._rng,
         )
+
+    def _on_control(self, control: Control) -> None:
+        """A fleet command from NATS; our own come back, and all of them are repeated."""
+        if not self.commands.knows(control):
+            opened = self.seal.opened(control)
+            if opened is not None:
+                self.commands.apply(opened)
 
     def _resync(self, worker_id: str) -> None:
         """Has a worker's relay send all that it holds again, if there is a connection to it."""
@@ -394,6 +417,7 @@ class RouterApp:
             clock=self.clock,
             rng=self._rng,
             tells=self.config.fleet.inflight,
+            sealed=self.seal.sealed,
             on_report=self.reports.of_peer,
             on_heard=self.desk.turns,
             demand=self.admission.fleet_turns.demand,
@@ -404,7 +428,7 @@ class RouterApp:
     def _register_collectors(self, broker: Broker, peers: Broker, link: PeerLink) -> None:
         """Everything that is read at a scrape, beside what is registered as it begins."""
         for collector in (
-            OwnRelaysCollector(self.relays, self.commands),
+            OwnRelaysCollector(self.relays, self.commands, self.seal),
             RouterCollector(self.core, self.clock),
             WorkerCollector(self.core),
             BrokerCollector(broker, peers),
@@ -687,7 +711,8 @@ class RouterApp:
         return False
 
     async def _send_control(self, control: Control) -> bool:
-        return self.feed is not None and await self.feed.send_control(control)
+        sealed = self.seal.sealed(control)
+        return self.feed is not None and await self.feed.send_control(sealed)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -115,6 +115,10 @@ class ControlDesk:
         log.info("%s worker %s (command %s)", action, control.worker_id, control.id)
         return ranks
 
+    def knows(self, control: Control) -> bool:
+        """Whether a command of this id came lately."""
+        return control.id in self._ids
+
     def state(self, worker_id: str) -> str:
         """What is in force for a worker, and its ranks here, for the audit log."""
         fleet = self._core.fleet

@@ -6,6 +6,7 @@ from tests.helm.exported import gateway_families, names, relay_families, router_
 from tests.helm.rendered import CHART
 
 OF_A_WHOLE_PROCESS = {
+    "kvroute_control_messages_total",
     "kvroute_fleet_commands_total",
     "kvroute_fleet_state_total",
     "kvroute_nats_restarts_total",

@@ -314,6 +314,12 @@ cluster = {
 {{- if .Values.keys.enabled }}
 {{- $_ := set $config "keys" (dict "file" "/etc/kvroute-keys/keys.yaml") }}
 {{- end }}
+{{- if .Values.keys.controlSecret }}
+{{- $control := default dict $config.control }}
+{{- $_ := set $control "key_file" "/etc/kvroute-control/control.nk" }}
+{{- $_ := set $control "trusted_keys_file" "/etc/kvroute-control/trusted" }}
+{{- $_ := set $config "control" $control }}
+{{- end }}
 {{- with include "kvroute.eppListen" . }}
 {{- $_ := set $config "epp" (merge (dict "listen" .) (default dict $config.epp)) }}
 {{- end }}
@@ -396,6 +402,9 @@ or relay, which differ only at NATS of this release. */}}
 {{- if .Values.keys.enabled }}
 - {name: keys, mountPath: /etc/kvroute-keys, readOnly: true}
 {{- end }}
+{{- if .Values.keys.controlSecret }}
+- {name: control, mountPath: /etc/kvroute-control, readOnly: true}
+{{- end }}
 {{- end }}
 
 {{/* Of the keys only the hashes: no router sees a token. */}}
@@ -405,6 +414,15 @@ or relay, which differ only at NATS of this release. */}}
   secret:
     secretName: {{ include "kvroute.tlsSecret" . }}
     defaultMode: 0440
+{{- end }}
+{{- if .Values.keys.controlSecret }}
+- name: control
+  secret:
+    secretName: {{ .Values.keys.controlSecret }}
+    defaultMode: 0440
+    items:
+      - {key: control.nk, path: control.nk}
+      - {key: trusted, path: trusted}
 {{- end }}
 {{- if .Values.keys.enabled }}
 - name: keys

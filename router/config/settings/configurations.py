@@ -9,6 +9,7 @@ from router.config.settings.discovery_settings import DiscoverySettings
 from router.config.settings.fleet_settings import FleetSettings, IndexSettings
 from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.settings.keys_settings import (
+    ControlSettings,
     DialSettings,
     KeysSettings,
     ProbesSettings,
@@ -55,6 +56,7 @@ class ServeConfig(Settings, frozen=True):
     grpc: GrpcSettings = GrpcSettings()
     tls: TlsSettings = TlsSettings()
     keys: KeysSettings = KeysSettings()
+    control: ControlSettings = ControlSettings()
     probes: ProbesSettings = ProbesSettings()
     metrics: MetricsSettings = MetricsSettings()
     gateway: GatewaySettings = GatewaySettings()
