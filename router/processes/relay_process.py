@@ -29,7 +29,7 @@ from router.keys.certificates import Certificates, metrics_tls
 from router.keys.followed import Followed
 from router.metrics.http import MetricsServer
 from router.metrics.of_relays import BrokerCollector, RelayCollector
-from router.processes.router_process import check_engine, checked_broker
+from router.processes.checks import check_engine, checked_broker
 
 log = logging.getLogger("kvroute")
 

@@ -173,7 +173,7 @@ async def _stage() -> AsyncIterator[tuple[KvRouteClient, aiohttp.ClientSession, 
                 await app.start()
                 async with KvRouteClient(f"unix:{socket}") as client:
                     await workers_ready(client, len(engines))
-                    yield client, http, f"http://127.0.0.1:{app.gateway_port}/v1"
+                    yield client, http, f"http://127.0.0.1:{app.listeners.gateway_port}/v1"
             finally:
                 await app.stop()
 

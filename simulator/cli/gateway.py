@@ -95,8 +95,8 @@ async def workers_ready(client: KvRouteClient, count: int) -> None:
 
 def _show(console: Console, engines: Sequence[StandIn], app: RouterApp) -> None:
     model = engines[0].engine.config.model
-    base = f"http://127.0.0.1:{app.gateway_port}/v1"
-    target = f"127.0.0.1:{app.grpc_port}"
+    base = f"http://127.0.0.1:{app.listeners.gateway_port}/v1"
+    target = f"127.0.0.1:{app.listeners.grpc_port}"
     flag = "" if target == ROUTER else f" -t {target}"
     console.print(engines_table(engines), crop=False)
     console.print(f"\nOpenAI's API  {base}, model {model}, any key", highlight=False)

@@ -19,7 +19,7 @@ from simulator.world.virtual_router import Plane, VirtualRouter
 TELL_S = 0.02
 """Seconds between a replica's messages to its peers, as in router/replicas/peer_link.py."""
 LOOK_S = 0.05
-"""Seconds between turns of requests that wait, as in router/processes/router_process.py."""
+"""Seconds between turns of requests that wait, as in router/processes/router_clock.py."""
 _PULL_JITTER_S = 0.2
 """As in the feed, so that routers' requests don't come all at once."""
 _PULL_TIMEOUT_S = 2.0

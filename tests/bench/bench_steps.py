@@ -260,7 +260,7 @@ def _call(channel: grpc.Channel, method: str, message: bytes) -> None:
 
 
 async def _leases() -> dict[str, float]:
-    """Leases that end together, in slices as router/processes/router_process.py takes them."""
+    """Leases that end together, in slices as router/processes/router_clock.py takes them."""
     stage = Stage(64)
     core = stage._core
     lane = core.lane

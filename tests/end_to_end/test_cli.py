@@ -273,7 +273,7 @@ async def test_a_second_server_on_a_port_fails_loudly(tmp_path: Path) -> None:
 
 async def test_workers_and_explain_show_a_fleet() -> None:
     async with a_stage() as stage:
-        target = f"127.0.0.1:{stage.router.grpc_port}"
+        target = f"127.0.0.1:{stage.router.listeners.grpc_port}"
         tokens = list(range(100))
         worker = await stage.serve(tokens)
         await until(lambda: stage.known(worker, tokens) == 96, "six blocks in the index")
@@ -294,7 +294,7 @@ async def test_a_running_router_takes_every_command_of_an_operator() -> None:
     async with a_stage(engine_count=1, models=(model,), fleet=loopback) as stage:
         await stage.relays["worker-0"].stop()
         engine, view = stage.engine("worker-0"), stage.router.view
-        target = ("--target", f"127.0.0.1:{stage.router.grpc_port}")
+        target = ("--target", f"127.0.0.1:{stage.router.listeners.grpc_port}")
         described = (
             *("--engine", "vllm", "--address", engine.address, "--events", engine.events_endpoint),
             *("--replay", engine.replay_endpoint, "--topic", engine.topic),

@@ -39,7 +39,7 @@ def programs() -> list[str]:
 async def test_openais_client_is_answered_streamed_and_refused(programs: list[str]) -> None:
     pytest.importorskip("openai")
     async with a_stage(gateway=INSIDE) as stage:
-        lines = (await run(programs[0], stage.router.gateway_port)).splitlines()
+        lines = (await run(programs[0], stage.router.listeners.gateway_port)).splitlines()
         assert lines[-1].startswith("model_not_found UNKNOWN_MODEL ")
         assert lines[-2].endswith(" prompt tokens reused")
         assert any(line.split()[0] in stage.relays for line in lines if line)

@@ -206,7 +206,9 @@ async def a_fleet(settings: DynamoSettings = SETTINGS) -> AsyncIterator[Fleet]:
         wire = Client()
         await wire.connect(nats.url)
         stack.push_async_callback(wire.close)
-        await until(lambda: router.feed is not None and router.broker is not None, "the router")
+        await until(
+            lambda: router.links.feed is not None and router.links.broker is not None, "the router"
+        )
         yield Fleet(nats, wire, relay, router, client, clock)
         assert not relay.failures
 

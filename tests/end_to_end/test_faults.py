@@ -102,7 +102,7 @@ async def test_a_fault_shows_and_what_was_lost_comes_back(case: Fault) -> None:
         if not stage.engine.engine.stopped:
             await stage.work(3)  # nobody hears of it
         if case.ours:
-            broker = stage.router.broker
+            broker = stage.router.links.broker
             assert broker is not None
             await until(lambda: not broker.connected, "the connection to be given up")
         began_s = loop.time()

@@ -219,7 +219,7 @@ async def test_metrics_tell_of_picks_workers_streams_and_relays() -> None:
         worker = await stage.serve(prompt(1))
         await until(lambda: stage.held(worker) == 10, "ten blocks in the index")
         await stage.serve(prompt(1))
-        url = f"http://127.0.0.1:{stage.router.metrics_port}/metrics"
+        url = f"http://127.0.0.1:{stage.router.listeners.metrics_port}/metrics"
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             assert response.status == 200
             text = await response.text()

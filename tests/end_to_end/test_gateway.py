@@ -21,7 +21,7 @@ BODY: dict[str, Any] = {
 
 async def test_chats_through_a_routers_own_gateway_are_answered_and_reported() -> None:
     async with a_stage(gateway=INSIDE) as stage, aiohttp.ClientSession() as http:
-        url = f"http://127.0.0.1:{stage.router.gateway_port}/v1/chat/completions"
+        url = f"http://127.0.0.1:{stage.router.listeners.gateway_port}/v1/chat/completions"
         async with http.post(url, json=BODY) as answer:
             assert answer.status == 200
             assert answer.headers["X-Kvroute-Worker"] in stage.relays
@@ -37,7 +37,7 @@ async def test_chats_through_a_routers_own_gateway_are_answered_and_reported() -
 
 async def test_an_engine_that_ends_in_mid_stream_is_seen_by_client_and_router() -> None:
     async with a_stage(1, speed=1.0, gateway=INSIDE) as stage, aiohttp.ClientSession() as http:
-        url = f"http://127.0.0.1:{stage.router.gateway_port}/v1/chat/completions"
+        url = f"http://127.0.0.1:{stage.router.listeners.gateway_port}/v1/chat/completions"
         got = b""
         async with http.post(url, json=BODY | {"stream": True, "max_tokens": 5000}) as answer:
             got += await answer.content.readany()
@@ -55,7 +55,7 @@ async def test_an_engine_that_ends_in_mid_stream_is_seen_by_client_and_router() 
 
 async def test_a_client_that_leaves_ends_the_engines_work() -> None:
     async with a_stage(1, speed=1.0, gateway=INSIDE) as stage, aiohttp.ClientSession() as http:
-        url = f"http://127.0.0.1:{stage.router.gateway_port}/v1/chat/completions"
+        url = f"http://127.0.0.1:{stage.router.listeners.gateway_port}/v1/chat/completions"
         engine = stage.engine("worker-0").engine
         async with http.post(url, json=BODY | {"stream": True, "max_tokens": 5000}) as answer:
             await answer.content.readany()

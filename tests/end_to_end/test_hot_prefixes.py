@@ -170,7 +170,9 @@ async def test_what_the_native_lane_answers_counts_too(
         await engines.engines["a"].engine.complete(TEXT + own(99), 1)
         await until(lambda: held(router, "a") == len(TEXT), "the text at a")
         monkeypatch.delattr(Desk, "_any")  # the general way
-        async with KvRouteClient(f"127.0.0.1:{router.grpc_port}", fast_lane=fast_lane) as client:
+        async with KvRouteClient(
+            f"127.0.0.1:{router.listeners.grpc_port}", fast_lane=fast_lane
+        ) as client:
             if fast_lane:
                 for _ in range(2):  # one by one, until there is a stream
                     await client.route(token_ids=own(98))
@@ -215,8 +217,8 @@ async def test_a_copy_that_is_cancelled_ends_in_the_engine() -> None:
         fates = hot_prefixes(router).copies.fates
         await until(lambda: fates[CopyFate.CANCELLED] == 1, "a copy that is given up")
         await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
-        assert router.copy_link is not None
-        tasks = router.copy_link._tasks
+        assert router.links.copies is not None
+        tasks = router.links.copies._tasks
         await until(lambda: not tasks._running, "nobody who waits for it")
 
 
@@ -237,7 +239,7 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
                 "them up",
             )
             await ask_for_text(client, "a", ["b"])
-            assert (router.core.hot, router.copy_link) == (None, None)
+            assert (router.core.hot, router.links.copies) == (None, None)
             router._read_again = lambda: on
             router.reload()
             await ask_for_text(client, "a", ["b"])

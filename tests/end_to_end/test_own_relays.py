@@ -58,9 +58,9 @@ async def test_a_relay_that_raises_anything_ends_itself_only(
     engines = [an_engine(worker_id) for worker_id in [*faults, "well"]]
     config = serve_config(None, workers=() if registered else tuple(engines))
     async with router_app(config) as (app, client):
-        assert app.broker is not None
+        assert app.links.broker is not None
         if registered:
-            await until(lambda: app.broker is not None and app.broker.connected, "NATS")
+            await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
             for engine in engines:
                 await app.register(engine)
         await until(
@@ -123,7 +123,7 @@ async def test_a_configured_workers_relay_is_stopped_by_its_removal() -> None:
 
 async def test_a_removal_given_before_a_relay_began_does_not_stop_it() -> None:
     async with router_app(serve_config(None)) as (app, _):
-        await until(lambda: app.broker is not None and app.broker.connected, "NATS")
+        await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
         await app.register(an_engine("w0"))
         app.relays.on_removed("w0", app.clock() - 1.0)
         assert "w0" in app.relays

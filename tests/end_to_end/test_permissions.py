@@ -139,16 +139,16 @@ async def test_the_documented_permissions_are_enough(guarded: Guarded) -> None:
     stream.seq -= 1  # as if its last message had been lost
     await until(lambda: view.recoveries["ring", "ok"] == 1, "the ring")
     await until(lambda: stream.state is StreamState.LIVE, "a live stream")
-    assert guarded.router.broker is not None
+    assert guarded.router.links.broker is not None
     warm = encode(Warm(id="1", tokens=pack_tokens(range(20 * BLOCK_SIZE))))
-    answer = await guarded.router.broker.request(subjects.warm("default", A), warm, 30.0)
+    answer = await guarded.router.links.broker.request(subjects.warm("default", A), warm, 30.0)
     assert answer is not None
     assert decode(Warmed, answer) == Warmed(id="1", done=True)
     assert await guarded.client.drain_worker("a") == 1
     picks = {(await guarded.client.route(token_ids=[1, 2, 3])).worker_id for _ in range(10)}
     assert picks == {"b"}
     assert [+broker.counts for broker in guarded.brokers.values()] == [{}, {}]
-    assert +guarded.router.broker.counts == {}
+    assert +guarded.router.links.broker.counts == {}
 
 
 async def test_a_relay_cannot_speak_for_another_worker_or_command_the_fleet(

@@ -16,7 +16,7 @@ PAGES = (Path("README.md"), Path("docs/call-it.md"))
 
 async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
     """Runs a page's program against a stage; returns its output and its errors."""
-    program = program.replace("127.0.0.1:50051", f"127.0.0.1:{stage.router.grpc_port}")
+    program = program.replace("127.0.0.1:50051", f"127.0.0.1:{stage.router.listeners.grpc_port}")
     program = program.replace("http://127.0.0.1:8000", stage.engines[0].address)
     program = program.replace("my-model", "stand-in")
     process = await asyncio.create_subprocess_exec(

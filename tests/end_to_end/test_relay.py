@@ -135,7 +135,7 @@ async def a_babbler() -> AsyncIterator[int]:
 async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worker() -> None:
     async with an_engine_and_a_router() as stage, a_babbler() as port:
         router = stage.router
-        assert router.broker is not None
+        assert router.links.broker is not None
         url = f"http://127.0.0.1:{port}"
         hopeless = {
             "nonsense": {"events": "nonsense", "address": url},
@@ -148,8 +148,8 @@ async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worke
         for name, fields in hopeless.items():
             settings = EngineSettings(id=name, engine="vllm", address="http://127.0.0.1:1")
             wrong = msgspec.structs.replace(settings, **fields)
-            router.relays.start(wrong, router.broker, registered=False)
-        router.relays.start(engine_settings(stage.engine), router.broker, registered=False)
+            router.relays.start(wrong, router.links.broker, registered=False)
+        router.relays.start(engine_settings(stage.engine), router.links.broker, registered=False)
 
         def codes(name: str) -> set[str]:
             (source,) = router.view.ranks(name) or [None]

@@ -110,7 +110,7 @@ async def test_facts_that_wait_to_be_read_hold_up_no_word_of_another_replica(
     monkeypatch.setattr(nats_client, "PING_S", 600.0)  # nothing gives the silent connection up
     rng = random.Random(8)
     async with a_stage(engine_count=2) as stage, another(stage) as (there, _):
-        facts = there.broker._client._transport._io_writer.transport  # type: ignore[union-attr]
+        facts = there.links.broker._client._transport._io_writer.transport  # type: ignore[union-attr]
         facts.pause_reading()
         try:
             pick = await stage.client.route(token_ids=prompt(rng))
@@ -127,8 +127,8 @@ async def test_a_command_that_reached_nobody_is_said_again_after_an_outage() -> 
         given = Control(VERSION, "1", "drain", "worker-0", at_s=there.clock())
         there.commands.apply(given)
         assert "worker-0" in there.core.fleet.drained
-        assert there.peers is not None
-        there.peers._client.abort()
+        assert there.links.peers is not None
+        there.links.peers._client.abort()
         await until(lambda: "worker-0" in stage.router.core.fleet.drained, "the command here, too")
 
 
@@ -180,30 +180,30 @@ async def test_a_report_finds_its_owner_through_any_replica() -> None:
         assert (reserved(stage.router), reserved(there)) == (0, 0)
         (again,) = await client.report(finished(pick))
         assert again.result == ProgressResult.PROGRESS_RESULT_UNCHANGED
-        assert there.link is not None
-        assert there.link.forwarded == {"answered": 2, "no_answer": 1}
+        assert there.links.link is not None
+        assert there.links.link.forwarded == {"answered": 2, "no_answer": 1}
 
 
 async def test_a_replica_that_stops_takes_no_more_reports_of_others() -> None:
     rng = random.Random(3)
     async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
         pick = await stage.client.route(token_ids=prompt(rng))
-        assert stage.router.link is not None
-        assert there.link is not None
-        await stage.router.link.stop()
+        assert stage.router.links.link is not None
+        assert there.links.link is not None
+        await stage.router.links.link.stop()
         (outcome,) = await client.report(finished(pick))
         assert outcome.result == ProgressResult.PROGRESS_RESULT_UNKNOWN
-        assert there.link.forwarded == {"no_answer": 1}
+        assert there.links.link.forwarded == {"no_answer": 1}
         assert reserved(stage.router) == 1
 
 
 async def test_reports_with_ids_of_any_form_leave_the_connection_to_nats_as_it_is() -> None:
     rng = random.Random(9)
     async with a_stage(engine_count=1) as stage, another(stage) as (there, client):
-        assert there.broker is not None
-        assert there.link is not None
+        assert there.links.broker is not None
+        assert there.links.link is not None
         changes: list[bool] = []
-        there.broker.on_connection(changes.append)
+        there.links.broker.on_connection(changes.append)
         pick = await stage.client.route(token_ids=prompt(rng))
         odd = [
             "a" * 5000 + "-1",
@@ -221,7 +221,7 @@ async def test_reports_with_ids_of_any_form_leave_the_connection_to_nats_as_it_i
             *[ProgressResult.PROGRESS_RESULT_UNKNOWN] * 4,
             ProgressResult.PROGRESS_RESULT_APPLIED,
         ]
-        assert there.link.forwarded == {"answered": 1}, "the others name no replica"
+        assert there.links.link.forwarded == {"answered": 1}, "the others name no replica"
         assert changes == []
 
 
@@ -322,9 +322,9 @@ async def test_replicas_with_and_without_signatures_share_commands_until_they_ar
         await signer.drain_worker("worker-0")
         for app in apps:
             await until(lambda app=app: "worker-0" in app.core.fleet.drained, "the drain")
-        assert refuser.seal.counts["signed"] == 1
+        assert refuser.locks.seal.counts["signed"] == 1
         await stage.client.drain_worker("worker-1")
         await until(lambda: "worker-1" in new.core.fleet.drained, "the unsigned drain")
-        await until(lambda: refuser.seal.counts["unsigned_refused"] == 1, "the refusal")
+        await until(lambda: refuser.locks.seal.counts["unsigned_refused"] == 1, "the refusal")
         assert list(refuser.core.fleet.drained) == ["worker-0"]
-        assert new.seal.counts["unsigned"] == 1
+        assert new.locks.seal.counts["unsigned"] == 1

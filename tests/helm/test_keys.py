@@ -51,11 +51,13 @@ async def test_the_default_release_starts_with_tls_and_keys_and_answers_probes(
                 app.core.fleet.ready = ready
                 for probe in ("startup", "readiness", "liveness"):
                     path = default.router[f"{probe}Probe"]["httpGet"]["path"]
-                    async with kubelet.get(f"http://127.0.0.1:{app.probes_port}{path}") as answer:
+                    async with kubelet.get(
+                        f"http://127.0.0.1:{app.listeners.probes_port}{path}"
+                    ) as answer:
                         codes.append(answer.status)
             assert codes == [503, 503, 200, 200, 200, 200]
         credentials = grpc.ssl_channel_credentials((tmp_path / "ca.crt").read_bytes())
-        target = f"127.0.0.1:{app.grpc_port}"
+        target = f"127.0.0.1:{app.listeners.grpc_port}"
         token = (tmp_path / "token").read_text(encoding="ascii")
         for name in ("demo-kvroute.inference.svc", "demo-kvroute-headless.inference", "localhost"):
             options = (("grpc.ssl_target_name_override", name),)

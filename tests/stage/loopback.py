@@ -122,7 +122,7 @@ async def router_app(
     app = RouterApp(config, clock=clock)
     try:
         await app.start()
-        async with KvRouteClient(f"127.0.0.1:{app.grpc_port}") as client:
+        async with KvRouteClient(f"127.0.0.1:{app.listeners.grpc_port}") as client:
             yield app, client
     finally:
         await app.stop()

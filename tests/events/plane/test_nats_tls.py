@@ -10,8 +10,8 @@ from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from router.config.keys import ConfigError
 from router.config.settings.configurations import RelayConfig
+from router.processes.checks import checked_broker
 from router.processes.relay_process import RelayApp
-from router.processes.router_process import checked_broker
 from tests.stage.certificates import Authority, written
 from tests.stage.nats_server import nats_server
 

@@ -127,7 +127,7 @@ KILLS = int(os.environ.get("KVROUTE_TEST_NATS_KILLS", "3"))
 async def test_a_server_that_is_killed_under_grpc_traffic_comes_back_each_time() -> None:
     """KVROUTE_TEST_NATS_KILLS=50 for more of it."""
     async with router_app(serve_config(None)) as (app, client):
-        nats, broker = app._nats, app.broker
+        nats, broker = app.links.child, app.links.broker
         assert nats is not None
         assert broker is not None
         await until(lambda: broker.connected, "the first connection")

@@ -95,14 +95,17 @@ async def test_metrics_and_the_gateway_speak_https_and_probes_do_not(
     try:
         await app.start()
         async with aiohttp.ClientSession() as session:
-            for port, path in ((app.metrics_port, "metrics"), (app.gateway_port, "health")):
+            for port, path in (
+                (app.listeners.metrics_port, "metrics"),
+                (app.listeners.gateway_port, "health"),
+            ):
                 url = f"https://127.0.0.1:{port}/{path}"
                 async with session.get(url, ssl=known) as answer:
                     assert answer.status == 200
                 with pytest.raises(aiohttp.ClientError):
                     async with session.get(url, ssl=unknown) as answer:
                         await answer.read()
-            probes = f"http://127.0.0.1:{app.probes_port}"
+            probes = f"http://127.0.0.1:{app.listeners.probes_port}"
             async with session.get(f"{probes}/livez") as answer:
                 assert (answer.status, await answer.text()) == (200, "serving\n")
             async with session.get(f"{probes}/readyz") as answer:
@@ -113,7 +116,7 @@ async def test_metrics_and_the_gateway_speak_https_and_probes_do_not(
             async with session.get(f"{probes}/readyz") as answer:
                 assert (answer.status, await answer.text()) == (200, "serving\n")
             # The gateway of this process calls the router without TLS.
-            url = f"https://127.0.0.1:{app.gateway_port}/v1/models"
+            url = f"https://127.0.0.1:{app.listeners.gateway_port}/v1/models"
             async with session.get(url, ssl=known) as answer:
                 assert await answer.json() == {"object": "list", "data": []}
     finally:
@@ -137,14 +140,14 @@ async def test_a_key_file_opens_addresses_and_the_gateway_inside_needs_no_key_of
         await app.start()
         trusting = ssl.create_default_context(cadata=authority.pem.decode())
         async with aiohttp.ClientSession() as session:
-            url = f"https://127.0.0.1:{app.gateway_port}/v1/models"
+            url = f"https://127.0.0.1:{app.listeners.gateway_port}/v1/models"
             async with session.get(url, ssl=trusting) as answer:
                 assert answer.status == 401
             key = {"Authorization": "Bearer a-token"}
             async with session.get(url, ssl=trusting, headers=key) as answer:
                 assert await answer.json() == {"object": "list", "data": []}
         credentials = grpc.ssl_channel_credentials(authority.pem)
-        target = f"127.0.0.1:{app.grpc_port}"
+        target = f"127.0.0.1:{app.listeners.grpc_port}"
         async with KvRouteClient(target, credentials=credentials) as client:
             with pytest.raises(Unauthenticated):
                 await client.list_workers()
@@ -178,7 +181,7 @@ async def test_commands_bring_certificates_and_tokens(tmp_path: Path, authority:
     token = ["--token-file", str(tmp_path / "token")]
     try:
         await app.start()
-        target = ["--target", f"127.0.0.1:{app.grpc_port}"]
+        target = ["--target", f"127.0.0.1:{app.listeners.grpc_port}"]
 
         async def run(*words: str, **environment: str) -> tuple[int, str]:
             runner = CliRunner(env=environment)

@@ -10,7 +10,7 @@ async def test_what_starts_relays_and_copies_has_ended_before_they_are_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with router_app(serve_config(None)) as (app, _):
-        await until(lambda: app.broker is not None and app.broker.connected, "NATS")
+        await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
         running = app._tasks._running
         left: list[int] = []
         stop = app.relays.stop

@@ -1,0 +1,54 @@
+"""Certificates, callers' keys and signatures of one router, and the listeners that need them."""
+
+import os
+from ssl import SSLContext
+
+from events.plane.clock import unix_now
+from router.config.settings.configurations import ServeConfig
+from router.front.gateway.server import check_address
+from router.keys.certificates import Certificates, metrics_tls
+from router.keys.control_keys import ControlKeys
+from router.keys.door import Door
+from router.keys.exposure import check_exposure
+from router.keys.followed import Followed
+from router.keys.networks import networks_of
+from router.replicas.seal import Seal
+
+
+class Locks:
+    """All that lets a caller, a replica or an engine's address in."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Raises ConfigError for unreadable files, and for a listener that stands open to a network
+        without keys or its switch."""
+        self.followed = Followed()
+        """Files that are read again as they change."""
+        self.certificates = Certificates.of(config.tls)
+        if self.certificates is not None:
+            self.followed.add("certificates", self.certificates)
+        self.networks = networks_of(config.fleet.register_networks)
+        self.door = Door.of(config.keys, self.certificates, clock=unix_now)
+        if self.door is not None:
+            self.door.follow(self.followed)
+        keyed = self.door is not None
+        self.open_to_all = check_exposure(
+            config.grpc.listen,
+            key="grpc.listen",
+            guarded=keyed,
+            switch="grpc.any_address",
+            allowed=config.grpc.any_address,
+        )
+        if config.gateway.listen:
+            check_address(config.gateway, keyed)
+        self.metrics_tls: SSLContext | None = metrics_tls(config.metrics, self.certificates)
+        keys = ControlKeys.of(config.control)
+        if keys is not None:
+            self.followed.add("control", keys)
+        self.seal = Seal(
+            keys,
+            fleet=config.fleet.name,
+            require_signed=config.control.require_signed,
+            clock=unix_now,
+            random_bytes=os.urandom,
+        )
+        """Signatures on fleet commands."""
