@@ -37,6 +37,10 @@ class ControlKeys:
     def of(cls, settings: ControlSettings) -> "ControlKeys | None":
         """The keys of a configuration; None: there are none. Raises ConfigError."""
         if settings.key_file is None:
+            if settings.require_signed or settings.trusted_keys_file:
+                raise ConfigError(
+                    "a key is needed to check the signatures of commands - at `$.control.key_file`"
+                )
             return None
         try:
             return cls(settings)

@@ -10,7 +10,8 @@ from tests.stage.pages import ROOT, STATIONS, anchors_of, files, pages, prose_of
 
 SUFFIXES = "py|pyx|pxd|pyi|h|proto|md|yaml|toml|sh"
 ELSEWHERE = {
-    "kvroute.yaml", "my_policies.py", "router/policies/short_work.py",  # the reader's own
+    "kvroute.yaml", "engines.yaml", "my_policies.py",  # the reader's own
+    "router/policies/short_work.py",
     "examples/llm/components/kv_router.py", "schedule_policy.py", "schedule_batch.py",  # engines'
 }  # fmt: skip
 """Files that pages name and that are no part of this tree."""

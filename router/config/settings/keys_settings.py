@@ -58,10 +58,6 @@ class ControlSettings(Settings, frozen=True):
         bool, Meta(description="refuse fleet commands of other routers that are not signed")
     ] = False
 
-    def __post_init__(self) -> None:
-        if self.key_file is None and (self.require_signed or self.trusted_keys_file):
-            raise ValueError("control.key_file is needed to check the signatures of commands")
-
 
 class DialSettings(Settings, frozen=True):
     """How a process proves itself to the routers that it calls, and they to it."""

@@ -250,12 +250,12 @@ OVERRIDDEN = {
     "_attempt_reconnect": (),
     "_connect_to_server": ("s",),
     "_process_err": ("err_msg",),
+    "_process_info": ("info", "initial_connection"),
     "_ping_interval": (),
     "_read_creds_user_jwt": ("creds",),
     "_read_loop": (),
 }
 CALLED = {
-    "_process_info": ("info", "initial_connection"),
     "_process_msg": ("sid", "subject", "reply", "data", "headers"),
     "_process_op_err": ("e",),
     "_process_ping": (),

@@ -84,8 +84,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_no_key_signs_nothing_and_can_check_nothing() -> None:
     assert ControlKeys.of(ControlSettings()) is None
-    with pytest.raises(ValueError, match=r"control\.key_file is needed"):
-        ControlSettings(require_signed=True)
+    for settings in (ControlSettings(require_signed=True), ControlSettings(trusted_keys_file="f")):
+        with pytest.raises(ConfigError, match=r"a key is needed.*\$\.control\.key_file"):
+            ControlKeys.of(settings)
 
 
 def test_the_command_prints_a_key_that_can_be_used(tmp_path: Path) -> None:
