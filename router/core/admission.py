@@ -233,7 +233,7 @@ class Admission:
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
             held = self.fleet_turns.held(pool, now_s)
-            for waiter in self.queue.candidates(pool, self._core.room, now_s, held):
+            for waiter in self.queue.candidates(pool, self._core.fleet.room, now_s, held):
                 if not self._core.fleet.has_room(waiter.model) and not self._is_known(
                     _job(waiter).request_id
                 ):
@@ -243,7 +243,7 @@ class Admission:
                 if not left:
                     return True
                 if self._is_beyond_share(waiter, now_s):
-                    self.queue.passed(waiter, self._core.room)
+                    self.queue.passed(waiter, self._core.fleet.room)
                     continue
                 left -= 1
                 self._decide(waiter, now_s)
@@ -268,7 +268,7 @@ class Admission:
             reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_strain=False)
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
-                self.queue.passed(waiter, self._core.room)
+                self.queue.passed(waiter, self._core.fleet.room)
                 self.in_vain.add(len(refusal.decision.rows) if refusal.decision else 0)
             else:
                 self._end(waiter, refusal, now_s)
@@ -366,7 +366,7 @@ class Admission:
         """Takes reservations that ended off their tenants."""
         if not self.queue.tenants.have_quotas:
             return
-        for reservation in self._core.take_ended():
+        for reservation in self._core.life.take_ended():
             if (tenant := self._tenants.pop(reservation.id, None)) is not None:
                 self.queue.tenants.ended(tenant)
 
@@ -376,7 +376,7 @@ class Admission:
         self._has_rules = have_quotas or self.queue.has_shares
         settings = self.queue.settings
         self._core.decider.looks_ahead = settings.blocks_ahead and settings.max_waiting > 0
-        self._core.keep_ended(have_quotas)
+        self._core.life.keep_ended(have_quotas)
         if not have_quotas:
             self._tenants.clear()
 

@@ -320,7 +320,7 @@ cdef class Lane(_Decision):
         )
 
     cdef object _reserve(self, str request_id, tuple fingerprint, int64_t output_tokens, double now_s):
-        """RouterCore.reserve, of the decision at hand."""
+        """ReservationLife.open, of the decision at hand."""
         cdef size_t rows = self._decided.rows.rows, row = self._order[0]
         cdef const int32_t *overlaps = self._overlaps + row
         cdef uint64_t prompt_tokens = <uint64_t>self._decided.rows.prompt_tokens
@@ -333,7 +333,8 @@ cdef class Lane(_Decision):
             output_tokens = self._output_tokens
         if not self._drawn:
             core.ids.draw()
-        ordinal = core._picks = core._picks + 1
+        life = core.life
+        ordinal = life.picks = life.picks + 1
         reservation = Reservation(
             self._drawn.pop(), request_id, source.key, fingerprint, self._prefixes, has_tail, prompt_tokens, reported,
             prompt_tokens - <uint64_t>overlaps[rows], now_s, now_s + self._lease_s, b"",
@@ -374,7 +375,7 @@ cdef class Lane(_Decision):
         return 0
 
     cdef int _time(self, reservation, double now_s) except -1:
-        """RouterCore.time, of a reservation that was just made."""
+        """ReservationLife.time, of a reservation that was just made."""
         cdef size_t i, count = len(self._prefixes)
         cdef uint32_t row = self._order[0]
         cdef const uint64_t *hashes = NULL

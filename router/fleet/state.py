@@ -66,6 +66,9 @@ class Fleet:
         """troubles: further warnings about workers, besides those that the fleet itself knows."""
         self.view = view
         self.loads: dict[WorkerKey, WorkerLoad] = {}
+        self.room = 0
+        """Changes by which a worker may have room that had none, or may take what it could not:
+        requests that wait and were tried at one number are not tried again at the same."""
         self.loads_changed = 0
         """Workers whose loads came into `loads` or left it."""
         self.peers = Peers(replica)
@@ -106,6 +109,11 @@ class Fleet:
         self.further = Further(self.loads, self.rates, labels, self.sessions, self.working_sets)
         self._troubles = troubles or {}
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
+
+    def put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
+        """A worker's load has changed: the pools' columns follow, if the worker is still known."""
+        if (source := self.view.sources.get(key)) is not None:
+            self.pools.put_load(source.slot, load)
 
     def reconfigure(self, routing: RoutingSettings) -> None:
         """Takes other settings over; of these, outliers and capacity count here."""

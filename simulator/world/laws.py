@@ -135,18 +135,18 @@ class Laws:
 
     def on_turns(self, router: VirtualRouter, now_s: float) -> None:
         """The requests that wait at a router have had their turns."""
-        queue, core = router.admission.queue, router.core
+        queue, room = router.admission.queue, router.core.fleet.room
         seen: set[Hashable] = set()
         for pool, waiter in islice(queue.waiters(), WAITERS_MAX):
             is_first = pool not in seen
             seen.add(pool)
-            if not (is_first or waiter.passed_at == core.room) or _is_held(router, waiter, now_s):
+            if not (is_first or waiter.passed_at == room) or _is_held(router, waiter, now_s):
                 continue
             self.checks["work"] += 1
             asking = waiter.payload
             if not isinstance(asking, Asking):
                 raise LawBroken("work", f"{waiter} is of no client")
-            if core.decide(asking.request, now_s, may_strain=False).order:
+            if router.core.decide(asking.request, now_s, may_strain=False).order:
                 raise LawBroken("work", f"{waiter} waits at {router!r}, which has room for it")
 
     def on_tick(self, now_s: float) -> None:

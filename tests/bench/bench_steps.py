@@ -233,7 +233,7 @@ async def _of_fleet(workers: int, cases: dict[str, tuple[str, Make]]) -> dict[st
                     await asyncio.sleep(0)
                     seen.append(longest.ms)
                     for one in list(core.reservations._open.values()):
-                        core._end(one, Ending.FINISHED, stage._now_s)
+                        core.life.end(one, Ending.FINISHED, stage._now_s)
                 found[name] = median(seen[1:])
         finally:
             ticker.cancel()
