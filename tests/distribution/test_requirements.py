@@ -27,7 +27,7 @@ def named(line: str) -> str:
 
 def pinned(name: str) -> dict[str, str]:
     """Each requirement with the lines about it."""
-    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    text = (ROOT / ".ci" / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     entries = re.split(r"\n(?=[A-Za-z])", "\n" + text)[1:]
     return {named(entry): entry.rstrip() for entry in entries}
 
@@ -73,7 +73,7 @@ def test_image_and_ci_install_by_hashes_alone() -> None:
 
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_names_no_host(name: str) -> None:
-    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    text = (ROOT / ".ci" / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     assert re.findall(r"\w+://|--(?:extra-)?index|--find-links|--trusted-host", text) == []
 
 
