@@ -7,6 +7,7 @@ Laws:
 """
 
 import ssl
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,20 @@ class Pem(NamedTuple):
     client_ca: bytes | None
 
 
+class Contexts:
+    """The TLS context of one server that is not gRPC, as the files are now: each connection takes
+    the newest, so that a CA which left its file counts for no new one. Sessions of a context can't
+    be resumed with the next."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
+        self._make = make
+        self.now = make()
+
+    def renew(self) -> None:
+        """The files changed."""
+        self.now = self._make()
+
+
 class Certificates:
     """Of one process; all its TLS servers show the same certificate."""
 
@@ -37,7 +52,7 @@ class Certificates:
         self._certificate = settings.certificate_file
         self._key = settings.key_file
         self._client_ca = settings.client_ca_file
-        self._contexts: list[ssl.SSLContext] = []
+        self._contexts: list[Contexts] = []
         try:
             self.pem = self._read()
         except (OSError, ValueError) as error:
@@ -66,20 +81,28 @@ class Certificates:
         pem = self._read()
         if pem == self.pem:
             return False
-        for context in self._contexts:
-            self._load(context)
+        for contexts in self._contexts:
+            contexts.renew()
         self.pem = pem
         return True
 
-    def context(self, verify: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
-        """For a server that is not gRPC; `reload` keeps it up to date. A CA that leaves its file
-        counts there until the process ends."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.verify_mode = verify
-        self._load(context)
-        self._contexts.append(context)
-        return context
+    def contexts(
+        self, verify: ssl.VerifyMode = ssl.CERT_NONE, protocols: Sequence[str] = ()
+    ) -> Contexts:
+        """For a server that is not gRPC; `reload` keeps it up to date. protocols: of ALPN."""
+
+        def make() -> ssl.SSLContext:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.verify_mode = verify
+            if protocols:
+                context.set_alpn_protocols(protocols)
+            self._load(context)
+            return context
+
+        contexts = Contexts(make)
+        self._contexts.append(contexts)
+        return contexts
 
     def _read(self) -> Pem:
         """Raises OSError or ValueError."""
@@ -104,19 +127,17 @@ class Certificates:
             context.load_verify_locations(self._client_ca)
 
 
-def metrics_tls(
-    settings: MetricsSettings, certificates: Certificates | None
-) -> ssl.SSLContext | None:
+def metrics_tls(settings: MetricsSettings, certificates: Certificates | None) -> Contexts | None:
     """TLS of a metrics endpoint; None: plain text. Raises ConfigError."""
     if settings.tls == "off":
         return None
     if certificates is None:
         raise ConfigError("HTTPS needs tls.certificate_file - at `$.metrics.tls`")
     if settings.tls == "server":
-        return certificates.context()
+        return certificates.contexts()
     if not certificates.asks_callers:
         raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.metrics.tls`")
-    return certificates.context(ssl.CERT_REQUIRED)
+    return certificates.contexts(ssl.CERT_REQUIRED)
 
 
 def _no_password() -> str:

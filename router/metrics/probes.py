@@ -10,39 +10,36 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from router.config.keys import ConfigError
-from router.metrics.http import split_address
+from router.config.settings.serving_settings import HttpSettings
+from router.http.bounded import Connections
+from router.http.port import HttpPort
 
 
 class ProbeServer:
     """Answers probes."""
 
-    def __init__(self, listen: str, ready: Callable[[], bool]) -> None:
+    def __init__(self, listen: str, ready: Callable[[], bool], bounds: HttpSettings) -> None:
         """Raises ConfigError for an address that is none."""
-        self._host, self._port = split_address(listen)
         self._ready = ready
         app = web.Application()
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
-        self._runner = web.AppRunner(app, access_log=None)
-        self.port = 0
+        self._http = HttpPort(app, listen, name="probes", bounds=bounds)
+
+    @property
+    def connections(self) -> Connections:
+        return self._http.connections
+
+    @property
+    def port(self) -> int:
+        return self._http.port
 
     async def start(self) -> None:
         """Listens; raises ConfigError when the address can't be had."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise ConfigError(
-                f"can't answer probes on {self._host}:{self._port}: {error.strerror}"
-                " - at `$.probes.listen`"
-            ) from error
-        self.port = self._runner.addresses[0][1]
+        await self._http.start()
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        await self._http.stop()
 
     async def _livez(self, _request: web.Request) -> web.Response:
         return _answer(True)

@@ -23,6 +23,7 @@ class GatewayApp(FaceApp):
             self.registry,
             clock=unix_now,
             broke=self._broke,
+            bounds=config.http,
             certificates=certificates,
             door=Door.of(config.keys, certificates, clock=unix_now),
         )

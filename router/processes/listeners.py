@@ -9,6 +9,7 @@ from events.plane.tasks import Tasks
 from router.config.settings.configurations import ServeConfig
 from router.front.routers import Router
 from router.metrics.http import MetricsServer
+from router.metrics.of_http import HttpCollector
 from router.metrics.probes import ProbeServer
 from router.processes.locks import Locks
 from router.processes.own_faces import OwnFaces
@@ -42,7 +43,7 @@ class Listeners:
         self._http: MetricsServer | None = None
         self._probes: ProbeServer | None = None
         if config.probes.listen:
-            self._probes = ProbeServer(config.probes.listen, serving)
+            self._probes = ProbeServer(config.probes.listen, serving, config.http)
         self._faces: OwnFaces | None = None
 
     @property
@@ -76,12 +77,16 @@ class Listeners:
         await self._grpc.start()
         log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
         if config.metrics.listen:
-            self._http = MetricsServer(self._registry, config.metrics.listen, locks.metrics_tls)
+            self._http = MetricsServer(
+                self._registry, config.metrics.listen, config.http, locks.metrics_tls
+            )
             await self._http.start()
             log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
         if self._probes is not None:
             await self._probes.start()
             log.info("probes on %s (port %d)", config.probes.listen, self._probes.port)
+        ports = (face.connections for face in (self._http, self._probes) if face is not None)
+        self._registry.register(HttpCollector(*ports))
         tasks.spawn(locks.followed.run(), "files of keys")
         if locks.door is not None:
             tasks.spawn(locks.door.run(), "keys of issuers")

@@ -1,12 +1,11 @@
 """Certificates, callers' keys and signatures of one router, and the listeners that need them."""
 
 import os
-from ssl import SSLContext
 
 from events.plane.clock import unix_now
 from router.config.settings.configurations import ServeConfig
 from router.front.gateway.server import check_address
-from router.keys.certificates import Certificates, metrics_tls
+from router.keys.certificates import Certificates, Contexts, metrics_tls
 from router.keys.control_keys import ControlKeys
 from router.keys.door import Door
 from router.keys.exposure import check_exposure
@@ -40,7 +39,7 @@ class Locks:
         )
         if config.gateway.listen:
             check_address(config.gateway, keyed)
-        self.metrics_tls: SSLContext | None = metrics_tls(config.metrics, self.certificates)
+        self.metrics_tls: Contexts | None = metrics_tls(config.metrics, self.certificates)
         keys = ControlKeys.of(config.control)
         if keys is not None:
             self.followed.add("control", keys)

@@ -40,6 +40,7 @@ class OwnFaces:
                 CollectorRegistry(),
                 clock=clock,
                 broke=broke,
+                bounds=config.http,
                 certificates=certificates,
                 door=door,
             )

@@ -7,6 +7,7 @@ from router.config.settings.configurations import PickerConfig
 from router.front.picker.server import PickerServer
 from router.keys.certificates import Certificates, metrics_tls
 from router.metrics.http import MetricsServer
+from router.metrics.of_http import HttpCollector
 from router.processes.face_process import FaceApp
 
 
@@ -28,7 +29,8 @@ class PickerApp(FaceApp):
         self._http: MetricsServer | None = None
         if config.metrics.listen:
             tls = metrics_tls(config.metrics, certificates)
-            self._http = MetricsServer(self.registry, config.metrics.listen, tls)
+            self._http = MetricsServer(self.registry, config.metrics.listen, config.http, tls)
+            self.registry.register(HttpCollector(self._http.connections))
 
     @override
     async def start(self) -> str:

@@ -28,6 +28,7 @@ from router.desk.counters import kvroute_version
 from router.keys.certificates import Certificates, metrics_tls
 from router.keys.followed import Followed
 from router.metrics.http import MetricsServer
+from router.metrics.of_http import HttpCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
 from router.processes.checks import check_engine, checked_broker
 
@@ -91,7 +92,8 @@ class RelayApp:
         self._http = None
         if config.metrics.listen:
             tls = metrics_tls(config.metrics, certificates)
-            self._http = MetricsServer(registry, config.metrics.listen, tls)
+            self._http = MetricsServer(registry, config.metrics.listen, config.http, tls)
+            registry.register(HttpCollector(self._http.connections))
 
     async def run(self) -> int:
         """Relays until SIGTERM or SIGINT; returns the exit code."""

@@ -24,11 +24,13 @@ from router.discovery.kubernetes import KubernetesDiscovery
 from router.fleet.topology import PlaceLabels
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.picker.counters import PickerCounters
+from router.http.bounded import Connections
 from router.keys.followed import Followed
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_discovery import DiscoveryCollector
 from router.metrics.of_fleet import RouterCollector
+from router.metrics.of_http import HttpCollector
 from router.metrics.of_keys import KeyCollector
 from router.metrics.of_prompts import PromptCollector
 from router.metrics.of_queue import QueueCollector
@@ -64,6 +66,7 @@ def router_families() -> list[Metric]:
     followed = Followed()
     followed.counts["keys", "ok"] = 1
     registry.register(KeyCollector(followed, None))
+    registry.register(HttpCollector(Connections("metrics")))
     registry.register(PromptCollector(Prompts({"m": ModelPrompts()}), lambda: 0))
     registry.register(HotPrefixCollector(fleet.core))
     registry.register(WatchCollector(_watchers()))
@@ -136,6 +139,7 @@ def gateway_families() -> list[Metric]:
     registry = CollectorRegistry()
     GatewayCounters(registry)
     registry.register(ClientCollector(dict))
+    registry.register(HttpCollector(Connections("gateway")))
     return list(registry.collect())
 
 

@@ -22,6 +22,7 @@ from router.config.settings.routing_settings import ModelRoutingSettings, Routin
 from router.config.settings.serving_settings import (
     DecisionLogSettings,
     GrpcSettings,
+    HttpSettings,
     LogSettings,
     MetricsSettings,
 )
@@ -58,6 +59,7 @@ class ServeConfig(Settings, frozen=True):
     keys: KeysSettings = KeysSettings()
     control: ControlSettings = ControlSettings()
     probes: ProbesSettings = ProbesSettings()
+    http: HttpSettings = HttpSettings()
     metrics: MetricsSettings = MetricsSettings()
     gateway: GatewaySettings = GatewaySettings()
     epp: PickerSettings = PickerSettings()
@@ -92,6 +94,7 @@ class RelayConfig(Settings, frozen=True):
     ] = "default"
     nats: NatsSettings = NatsSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
+    http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
     state_dir: Annotated[
@@ -115,6 +118,7 @@ class GatewayConfig(Settings, frozen=True):
     ] = "127.0.0.1:50051"
     to_router: DialSettings = DialSettings()
     gateway: GatewayProcessSettings = GatewayProcessSettings()
+    http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
     keys: KeysSettings = KeysSettings()
     log: LogSettings = LogSettings()
@@ -133,4 +137,5 @@ class PickerConfig(Settings, frozen=True):
     epp: PickerProcessSettings = PickerProcessSettings()
     tls: TlsSettings = TlsSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9090")
+    http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

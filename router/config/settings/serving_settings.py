@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from events.plane.settings import Settings
+from events.plane.settings import Seconds, Settings
 
 Milliseconds = Annotated[float, Meta(ge=0.001, le=2_000_000.0)]
 """Seconds that gRPC takes as milliseconds in an int32."""
@@ -130,6 +130,36 @@ class MetricsSettings(Settings, frozen=True):
             " with a certificate of tls.client_ca_file"
         ),
     ] = "off"
+
+
+class HttpSettings(Settings, frozen=True):
+    """Bounds on the connections of each HTTP port: those of gateway, metrics and probes."""
+
+    connections_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="open connections of an HTTP port; the next one is closed at once",
+        ),
+    ] = 10_000
+    head_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="seconds that a connection has for TLS, and then for a request's line and"
+            " headers"
+        ),
+    ] = 20.0
+    idle_timeout_s: Annotated[
+        Seconds, Meta(description="seconds for which a connection may stay without a request")
+    ] = 300.0
+    linger_s: Annotated[
+        Seconds,
+        Meta(
+            description="seconds for which the rest of a body is read after its request's answer,"
+            " before the connection is closed"
+        ),
+    ] = 2.0
 
 
 class LogSettings(Settings, frozen=True):

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from events.plane.tasks import Tasks
 from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
@@ -31,16 +32,17 @@ class Gateway:
         *,
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
+        bounds: HttpSettings | None = None,
         certificates: Certificates | None = None,
         door: Door | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
-        the gateway's own tasks. certificates: for HTTPS. door: keys of clients. Raises ConfigError
-        for an address that is none."""
+        the gateway's own tasks. bounds: on connections; None: the defaults. certificates: for
+        HTTPS. door: keys of clients. Raises ConfigError for an address that is none."""
         tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:
             self._followed.add("certificates", certificates)
-            tls = certificates.context(_verify(certificates, door))
+            tls = certificates.contexts(_verify(certificates, door))
         if door is not None:
             door.follow(self._followed)
         self._settings = settings
@@ -59,7 +61,13 @@ class Gateway:
             lambda report: self._tasks.spawn(report, "report of a first token"),
         )
         self.server = GatewayServer(
-            settings, forwarder, self.roster, self.counters, tls=tls, door=door
+            settings,
+            forwarder,
+            self.roster,
+            self.counters,
+            bounds=bounds or HttpSettings(),
+            tls=tls,
+            door=door,
         )
         self._stack = AsyncExitStack()
 

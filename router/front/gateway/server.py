@@ -9,7 +9,6 @@ Law: every request is counted once, by its path and its outcome, and leaves no b
 
 import asyncio
 import logging
-import ssl
 import uuid
 
 from aiohttp import web
@@ -18,8 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.life import failure_reason
 from kvroute.v1 import FailureReason
-from router.config.keys import ConfigError
 from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.serving_settings import HttpSettings
 from router.front.exchange import Blame, Exchange
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.counters import FULL, GatewayCounters
@@ -29,10 +28,12 @@ from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import WorkerAnswered
 from router.front.openai_body import PATHS, shape_of
 from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
+from router.http.port import HttpPort, split_address
+from router.keys.certificates import Contexts
 from router.keys.door import Door
 from router.keys.exposure import check_exposure
 from router.keys.usage import Usage
-from router.metrics.http import split_address
+from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrape
 from router.request.refusal import Refusal
 
@@ -73,32 +74,39 @@ class GatewayServer:
         roster: Roster,
         counters: GatewayCounters,
         *,
-        tls: ssl.SSLContext | None = None,
+        bounds: HttpSettings,
+        tls: Contexts | None = None,
         door: Door | None = None,
     ) -> None:
         """tls: serves HTTPS. door: keys of clients, on every address; None: they need none. Raises
         ConfigError for an address that is none, or that the settings don't allow."""
-        self._tls = tls
         self._door = door
         self._settings = settings
         self._forwarder = forwarder
         self._roster = roster
         self._counters = counters
-        self._host, self._port = check_address(settings, door is not None)
         self._open = 0
         self._body_bytes = 0
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._runner = web.AppRunner(
+        check_address(settings, door is not None)
+        self._http = HttpPort(
             self._app(),
-            access_log=None,
-            handler_cancellation=True,
-            max_field_size=settings.header_kib_max * 1024,
-            max_line_size=settings.header_kib_max * 1024,
-            shutdown_timeout=1.0,
+            settings.listen,
+            name="gateway",
+            bounds=bounds,
+            tls=tls,
+            reuse_port=settings.reuse_port,
+            cancels=True,
+            head_bytes_max=settings.header_kib_max * 1024,
+            shutdown_timeout_s=1.0,
         )
-        self.port = 0
+        counters.registry.register(HttpCollector(self._http.connections))
+
+    @property
+    def port(self) -> int:
+        return self._http.port
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=self._settings.body_mib_max * _MIB)
@@ -114,20 +122,7 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Listens; raises ConfigError when the address can't be had."""
-        await self._runner.setup()
-        reuse = self._settings.reuse_port
-        site = web.TCPSite(
-            self._runner, self._host, self._port, reuse_port=reuse, ssl_context=self._tls
-        )
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise ConfigError(
-                f"can't serve HTTP on {self._host}:{self._port}: {error.strerror}"
-                " - at `$.gateway.listen`"
-            ) from error
-        self.port = self._runner.addresses[0][1]
+        await self._http.start()
 
     async def stop(self, drain_s: float) -> None:
         """Refuses new requests, waits for the open ones, then closes every connection."""
@@ -137,7 +132,7 @@ class GatewayServer:
                 await self._idle.wait()
         except TimeoutError:
             log.warning("%d requests were still open after %g s", self._open, drain_s)
-        await self._runner.cleanup()
+        await self._http.stop()
 
     # Requests to workers
 
@@ -381,9 +376,9 @@ def _response(answer: Answer, request_id: str) -> web.Response:
     return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
-def check_address(settings: GatewaySettings, keyed: bool) -> tuple[str, int]:
-    """Host and port to listen on; raises ConfigError for an address that the settings forbid."""
-    address = split_address(settings.listen)
+def check_address(settings: GatewaySettings, keyed: bool) -> None:
+    """Raises ConfigError for an address that is none, or that the settings forbid."""
+    split_address(settings.listen)
     open_to_all = check_exposure(
         settings.listen,
         key="gateway.listen",
@@ -396,4 +391,3 @@ def check_address(settings: GatewaySettings, keyed: bool) -> tuple[str, int]:
             "gateway.any_address is set: all that reach %s may use every model, without keys",
             settings.listen,
         )
-    return address

@@ -23,9 +23,9 @@ from router.front.picker.counters import PickerCounters
 from router.front.picker.endpoints import Endpoints
 from router.front.picker.picks import Picker
 from router.front.routers import Router
-from router.keys.certificates import Certificates
+from router.http.port import split_address
+from router.keys.certificates import Certificates, Contexts
 from router.keys.followed import Followed
-from router.metrics.http import split_address
 
 log = logging.getLogger("kvroute.picker")
 
@@ -61,7 +61,7 @@ class PickerServer:
         self._leaving = False
         self._listener = Listener(
             self._connection,
-            lambda: self._tls,
+            lambda: None if self._tls is None else self._tls.now,
             allows_plain=settings.plain,
             came=lambda kind: self.counters.connections.labels(kind).inc(),
         )
@@ -149,7 +149,7 @@ class PickerServer:
         return connection
 
 
-def _context(settings: PickerSettings, certificates: Certificates | None) -> ssl.SSLContext | None:
+def _context(settings: PickerSettings, certificates: Certificates | None) -> Contexts | None:
     """TLS for connections; None: without it. Raises ConfigError."""
     if settings.mutual_tls and (certificates is None or not certificates.asks_callers):
         raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.epp.mutual_tls`")
@@ -158,6 +158,4 @@ def _context(settings: PickerSettings, certificates: Certificates | None) -> ssl
             raise ConfigError("TLS alone needs tls.certificate_file - at `$.epp.plain`")
         return None
     verify = ssl.CERT_REQUIRED if settings.mutual_tls else ssl.CERT_NONE
-    context = certificates.context(verify)
-    context.set_alpn_protocols(["h2"])
-    return context
+    return certificates.contexts(verify, ["h2"])

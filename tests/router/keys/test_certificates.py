@@ -103,7 +103,7 @@ def test_an_encrypted_key_is_refused_and_not_asked_for(
 
 
 def test_no_server_takes_less_than_tls_1_2(tmp_path: Path, authority: Authority) -> None:
-    context = Certificates(written(tmp_path, authority.issue())).context()
+    context = Certificates(written(tmp_path, authority.issue())).contexts().now
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
@@ -122,4 +122,4 @@ def test_metrics_need_the_files_that_their_setting_speaks_of(
     assert msgspec.structs.asdict(settings)["client_ca_file"] is not None
     context = metrics_tls(mutual, Certificates(settings))
     assert context is not None
-    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.now.verify_mode is ssl.CERT_REQUIRED

@@ -1,0 +1,1 @@
+"""Sockets of HTTP ports: addresses, TLS, and bounds on connections."""

@@ -1,0 +1,259 @@
+"""The bounds of an HTTP port, each at the bound, and its certificates."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from router.config.keys import ConfigError
+from router.config.settings.serving_settings import HttpSettings
+from router.http.port import HttpPort, split_address
+from router.keys.certificates import Certificates, Contexts
+from router.metrics.of_http import HttpCollector
+from tests.stage.certificates import Authority, written
+from tests.stage.waiting import until
+
+GUARD_S = 60.0
+"""What hangs fails; nothing waits this long."""
+HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_opened: list[asyncio.StreamWriter] = []
+"""Clients of the test that runs."""
+
+
+@asynccontextmanager
+async def a_port(*, tls: Contexts | None = None, **bounds: float) -> AsyncIterator[HttpPort]:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text="here")
+
+    app = web.Application()
+    app.router.add_route("*", "/", answer)
+    settings = HttpSettings(**bounds)  # type: ignore[arg-type]
+    port = HttpPort(
+        app, "127.0.0.1:0", name="metrics", bounds=settings, tls=tls, shutdown_timeout_s=0.1
+    )
+    await port.start()
+    try:
+        yield port
+    finally:
+        await port.stop()
+        await until(lambda: port.connections.open == 0, "nothing is left open")
+        for writer in _opened:
+            writer.transport.abort()
+        await asyncio.gather(*(w.wait_closed() for w in _opened), return_exceptions=True)
+        _opened.clear()
+
+
+async def connected(port: HttpPort, context: ssl.SSLContext | None = None) -> Peer:
+    peer = await asyncio.open_connection("127.0.0.1", port.port, ssl=context)
+    _opened.append(peer[1])
+    return peer
+
+
+async def answered(peer: Peer, request: bytes = HEAD) -> bool:
+    """Whether a request on an open connection gets its answer."""
+    peer[1].write(request)
+    async with asyncio.timeout(GUARD_S):
+        return (await peer[0].readuntil(b"here")).startswith(b"HTTP/1.1 200")
+
+
+async def ended(peer: Peer) -> bytes:
+    """All that comes until the connection's end."""
+    try:
+        async with asyncio.timeout(GUARD_S):
+            return await peer[0].read()
+    except ConnectionError:
+        return b""
+
+
+@asynccontextmanager
+async def dripping(peer: Peer) -> AsyncIterator[None]:
+    """A head that never ends comes byte by byte."""
+
+    async def drip() -> None:
+        peer[1].write(HEAD[:20])
+        while True:
+            peer[1].write(b"a")
+            await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(drip())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def test_a_head_that_drips_is_closed_and_counted() -> None:
+    async with a_port(head_timeout_s=0.5) as port:
+        slow = await connected(port)
+        async with dripping(slow):
+            assert await ended(slow) == b""
+        assert port.connections.closed["slow_head"] == 1
+        assert await answered(await connected(port))
+
+
+async def test_a_connection_that_sends_nothing_is_closed() -> None:
+    async with a_port(head_timeout_s=0.1) as port:
+        assert await ended(await connected(port)) == b""
+        assert port.connections.closed == {"full": 0, "idle": 0, "slow_head": 1}
+
+
+async def test_the_head_of_a_later_request_has_the_same_time() -> None:
+    async with a_port(head_timeout_s=0.5) as port:
+        kept = await connected(port)
+        assert await answered(kept)
+        async with dripping(kept):
+            assert await ended(kept) == b""
+        assert port.connections.closed["slow_head"] == 1
+        assert port.connections.closed["idle"] == 0
+
+
+async def test_a_head_in_pieces_is_served_and_the_connection_stays() -> None:
+    async with a_port(head_timeout_s=GUARD_S) as port:
+        peer = await connected(port)
+        for at in range(len(HEAD) - 1):
+            peer[1].write(HEAD[at : at + 1])
+            await asyncio.sleep(0)
+        assert await answered(peer, HEAD[-1:])
+        assert await answered(peer)
+
+
+async def test_a_connection_without_requests_is_closed_after_its_time() -> None:
+    async with a_port(idle_timeout_s=0.2) as port:
+        kept = await connected(port)
+        assert await answered(kept)
+        assert await ended(kept) == b""
+        assert port.connections.closed == {"full": 0, "idle": 1, "slow_head": 0}
+
+
+async def test_the_connection_past_the_bound_is_closed_and_the_next_has_its_place() -> None:
+    async with a_port(connections_max=2) as port:
+        first, second = await connected(port), await connected(port)
+        assert await answered(first)
+        assert await answered(second)
+        third = await connected(port)
+        assert await ended(third) == b""
+        assert port.connections.closed["full"] == 1
+        assert await answered(first), "open ones go on"
+        registry = CollectorRegistry()
+        registry.register(HttpCollector(port.connections))
+        labels = {"port": "metrics"}
+        assert registry.get_sample_value("kvroute_http_connections", labels) == 2
+        labels["reason"] = "full"
+        assert registry.get_sample_value("kvroute_http_connections_closed_total", labels) == 1
+        second[1].close()
+        await until(lambda: port.connections.open == 1, "the end is noticed")
+        assert await answered(await connected(port))
+
+
+async def test_a_body_that_does_not_come_holds_its_connection_for_the_linger_time_alone() -> None:
+    async with a_port(linger_s=0.1) as port:
+        peer = await connected(port)
+        assert await answered(peer, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n1")
+        async with asyncio.timeout(9.0):  # aiohttp's own time is 10 s
+            assert await peer[0].read() == b""
+
+
+async def test_the_end_of_a_port_ends_its_connections() -> None:
+    async with a_port() as port:
+        idle, served = await connected(port), await connected(port)
+        assert await answered(served)
+        await until(lambda: port.connections.open == 2, "both are open")
+        await port.stop()
+        assert await ended(idle) == b""
+        assert await ended(served) == b""
+
+
+async def test_an_address_that_is_taken_is_named() -> None:
+    async with a_port() as port:
+        taken = HttpPort(
+            web.Application(), f"127.0.0.1:{port.port}", name="probes", bounds=HttpSettings()
+        )
+        with pytest.raises(ConfigError, match=r"can't serve probes .* at `\$\.probes\.listen`"):
+            await taken.start()
+
+
+@pytest.mark.parametrize("address", ["here", "a:b", ":65536"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        split_address(address)
+
+
+# TLS
+
+
+def caller(server: Authority, pair: tuple[bytes, bytes], folder: Path) -> ssl.SSLContext:
+    """Of a client, with its certificate."""
+    (folder / "c.crt").write_bytes(pair[0])
+    (folder / "c.key").write_bytes(pair[1])
+    context = ssl.create_default_context(cadata=server.pem.decode())
+    context.load_cert_chain(folder / "c.crt", folder / "c.key")
+    return context
+
+
+async def is_refused(port: HttpPort, context: ssl.SSLContext) -> bool:
+    """Whether a new connection is; in TLS 1.3 a client learns it after the handshake."""
+    try:
+        peer = await connected(port, context)
+        return not await answered(peer)
+    except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
+        return True
+
+
+async def test_a_ca_that_left_its_file_counts_for_no_new_connection(tmp_path: Path) -> None:
+    server, old, new = Authority("server"), Authority("old"), Authority("new")
+    certificates = Certificates(written(tmp_path, server.issue(), old))
+    before = caller(server, old.issue("scraper"), tmp_path)
+    after = caller(server, new.issue("scraper"), tmp_path)
+    async with a_port(tls=certificates.contexts(ssl.CERT_REQUIRED)) as port:
+        kept = await connected(port, before)
+        assert await answered(kept)
+        assert await is_refused(port, after)
+        (tmp_path / "ca.crt").write_bytes(new.pem)
+        assert certificates.reload()
+        assert await answered(kept), "an open connection goes on"
+        assert await answered(await connected(port, after))
+        assert await is_refused(port, before)
+
+
+async def test_a_session_is_not_resumed_past_a_change_of_the_ca(tmp_path: Path) -> None:
+    server, old, new = Authority("server"), Authority("old"), Authority("new")
+    certificates = Certificates(written(tmp_path, server.issue(), old))
+    context = caller(server, old.issue("scraper"), tmp_path)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # its session is known after the handshake
+    async with a_port(tls=certificates.contexts(ssl.CERT_REQUIRED)) as port:
+
+        def handshake(session: ssl.SSLSession | None) -> ssl.SSLSession:
+            with (
+                socket.create_connection(("127.0.0.1", port.port), timeout=GUARD_S) as plain,
+                context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as wrapped,
+            ):
+                assert wrapped.session_reused is (session is not None)
+                assert wrapped.session is not None
+                return wrapped.session
+
+        session = await asyncio.to_thread(handshake, None)
+        await asyncio.to_thread(handshake, session)
+        (tmp_path / "ca.crt").write_bytes(new.pem)
+        assert certificates.reload()
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.to_thread(handshake, session)
+
+
+async def test_a_handshake_that_does_not_come_is_counted_and_closed(tmp_path: Path) -> None:
+    certificates = Certificates(written(tmp_path, Authority().issue()))
+    bounds = {"head_timeout_s": 0.5, "connections_max": 1}
+    async with a_port(tls=certificates.contexts(), **bounds) as port:
+        silent = await connected(port)
+        await until(lambda: port.connections.open == 1, "it counts before its handshake")
+        assert await ended(await connected(port)) == b""
+        assert port.connections.closed["full"] == 1
+        assert await ended(silent) == b""
+        assert port.connections.closed["slow_head"] == 1
+        await until(lambda: port.connections.open == 0, "its place is free")
