@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from typing_extensions import override
 
 from router.config.settings.serving_settings import HttpSettings
 
-REASONS = ("full", "slow_head", "idle")
+REASONS = ("full", "slow_head", "idle", "malformed")
 """full: a connection past http.connections_max. slow_head: TLS or a head took longer than
-http.head_timeout_s. idle: no request for http.idle_timeout_s."""
+http.head_timeout_s. idle: no request for http.idle_timeout_s. malformed: no HTTP, or a head
+past its bounds."""
 
 
 class Connections:
@@ -80,6 +82,23 @@ class BoundedHandler(web.RequestHandler):
         self._cancel_timer()
         super().connection_lost(exc)
         self._left()
+
+    @override
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """aiohttp would log and send back bytes of the request, which may be many."""
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        self._connections.closed["malformed"] += 1
+        headers = {"Server": "kvroute"}  # without the versions of Python and aiohttp
+        response = web.Response(status=status, text="malformed request\n", headers=headers)
+        response.force_close()
+        return response
 
     def _await_head(self) -> None:
         loop = asyncio.get_running_loop()

@@ -101,7 +101,7 @@ async def test_a_head_that_drips_is_closed_and_counted() -> None:
 async def test_a_connection_that_sends_nothing_is_closed() -> None:
     async with a_port(head_timeout_s=0.1) as port:
         assert await ended(await connected(port)) == b""
-        assert port.connections.closed == {"full": 0, "idle": 0, "slow_head": 1}
+        assert port.connections.closed == {"full": 0, "idle": 0, "malformed": 0, "slow_head": 1}
 
 
 async def test_the_head_of_a_later_request_has_the_same_time() -> None:
@@ -129,7 +129,7 @@ async def test_a_connection_without_requests_is_closed_after_its_time() -> None:
         kept = await connected(port)
         assert await answered(kept)
         assert await ended(kept) == b""
-        assert port.connections.closed == {"full": 0, "idle": 1, "slow_head": 0}
+        assert port.connections.closed == {"full": 0, "idle": 1, "malformed": 0, "slow_head": 0}
 
 
 async def test_the_connection_past_the_bound_is_closed_and_the_next_has_its_place() -> None:
@@ -150,6 +150,20 @@ async def test_the_connection_past_the_bound_is_closed_and_the_next_has_its_plac
         second[1].close()
         await until(lambda: port.connections.open == 1, "the end is noticed")
         assert await answered(await connected(port))
+
+
+@pytest.mark.parametrize("rest", [b"\xff\xfe\r\n\r\n", b"X-A: " + b"a" * 20_000 + b"\r\n\r\n"])
+async def test_what_is_no_head_is_refused_without_an_echo_or_a_line_in_the_log(
+    rest: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_port() as port:
+        peer = await connected(port)
+        peer[1].write(b"GET / HTTP/1.1\r\n" + rest)
+        answer = await ended(peer)
+        assert answer.startswith(b"HTTP/1.0 400 ")
+        assert answer.endswith(b"\r\n\r\nmalformed request\n")
+        assert port.connections.closed["malformed"] == 1
+        assert not caplog.records
 
 
 async def test_a_body_that_does_not_come_holds_its_connection_for_the_linger_time_alone() -> None:
