@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar chaos sanitize fuzz real-engines envoy chart check bench results queue-study proto lock licences sbom audit format clean
+.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy chart check bench results queue-study proto lock licences sbom audit format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=...
 
 bar: $(STAMP) ## the default against the policies that one could have instead (half an hour; it resumes)
 	@$(BIN)/python -m tests.bar $(ARGS)
+
+hostile: $(STAMP) ## how a good client fares under each attack of hostile ones (4 minutes): ARGS="--only noise"
+	@$(BIN)/python -m tests.hostile $(ARGS)
 
 chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=... RATE=80
 	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --rate $(or $(RATE),80) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from router.service.grpc_polling import prepare
 
-LONG = ("bar", "chaos", "distribution", "end_to_end", "simulation")
+LONG = ("bar", "chaos", "distribution", "end_to_end", "hostile", "simulation")
 """Folders of long tests: processes, whole fleets, packages. They are marked `long`, as single tests
 elsewhere are: `make long` runs them, `make test` does not."""
 

@@ -19,8 +19,8 @@ import msgspec
 import uvloop
 
 from kvroute.client import KvRouteClient, KvRouteError
-from tests.chaos.channel import lines, say
 from tests.chaos.records import Attempt, Served
+from tests.stage.channel import lines, say
 
 PREFIXES, PREFIX_TOKENS = 8, 128
 """System prompts that sessions share, and their length."""

@@ -28,7 +28,7 @@ from simulator.live.completion_wire import Reply, sse
 from simulator.live.engine import Engine, EngineConfig
 from simulator.live.http_face import HttpFace
 from simulator.live.publisher import Publisher
-from tests.chaos.channel import lines, say
+from tests.stage.channel import lines, say
 
 BLOCK_SIZE = 16
 MODES = ("", "hang", "errors", "half", "pages")

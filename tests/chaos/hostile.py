@@ -31,7 +31,7 @@ from kvroute.v1 import (
     RouteResponse,
 )
 from kvroute.v1.fleet_pb2_grpc import FleetStub
-from tests.chaos.channel import lines, say
+from tests.stage.channel import lines, say
 
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 FLOOD_WORKER = "flood"

@@ -1,0 +1,267 @@
+"""Clients that hold, flood or break connections: python -m tests.hostile.attacks NAME SEED PORTS
+
+PORTS is JSON: the ports of `grpc`, `gateway`, `metrics` and `probes` on loopback. Each attack goes
+on until its process's input ends; a connection that the server closes is opened again.
+"""
+
+import asyncio
+import random
+import struct
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import TypeAlias
+
+import msgspec
+
+from tests.stage.channel import lines, say
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+INITIAL_WINDOW = 4
+END_HEADERS = 4
+HTTP = ("gateway", "metrics", "probes")
+SLOW_CONNECTIONS = 100
+"""On each port."""
+STREAMS = 10_000
+STREAMS_A_CONNECTION = 5_000
+PIPELINED = 1_000
+TURN_S = 0.005
+"""Between two bursts: the machine's cores are the server's, too."""
+AGAIN_S = 0.05
+"""Before a connection is opened again."""
+
+Ports: TypeAlias = dict[str, int]
+Peer: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Attack: TypeAlias = Callable[[Ports, random.Random], Iterable[Awaitable[None]]]
+
+opened: Counter[str] = Counter()
+"""Connections by port."""
+
+
+def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
+    """Of HTTP/2."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header that no table remembers; both are shorter than 127 bytes."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+HEAD = b"".join(
+    literal(name, value)
+    for name, value in (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/kvroute.v1.Router/RouteStream"),
+        (b":authority", b"router"),
+        (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"),
+    )
+)
+
+
+async def again_and_again(
+    ports: Ports, name: str, play: Callable[[Peer], Awaitable[None]], *, reads: bool = True
+) -> None:
+    """Plays on one connection after the other."""
+    while True:
+        with suppress(OSError, EOFError):
+            peer = await asyncio.open_connection("127.0.0.1", ports[name])
+            opened[name] += 1
+            reading = asyncio.create_task(_read(peer[0])) if reads else None
+            try:
+                await play(peer)
+            finally:
+                peer[1].transport.abort()
+                if reading is not None:
+                    reading.cancel()
+        await asyncio.sleep(AGAIN_S)
+
+
+async def _read(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(1 << 16):
+            pass
+
+
+async def _send(peer: Peer, *parts: bytes) -> None:
+    for part in parts:
+        if peer[1].is_closing() or peer[0].at_eof():
+            raise ConnectionResetError
+        peer[1].write(part)
+        await peer[1].drain()
+        await asyncio.sleep(TURN_S)
+
+
+def slow_heads(ports: Ports, rng: random.Random) -> Iterable[Awaitable[None]]:
+    """Heads and prefaces that come a byte at a time."""
+
+    async def play(peer: Peer) -> None:
+        await _send(peer, b"GET /health HTTP/1.1\r\nX-A: ")
+        while True:
+            await _send(peer, b"a")
+            await asyncio.sleep(rng.uniform(0.2, 0.6))
+
+    async def preface(peer: Peer) -> None:
+        for i in range(len(PREFACE)):
+            await _send(peer, PREFACE[i : i + 1])
+            await asyncio.sleep(rng.uniform(0.2, 0.6))
+
+    for _ in range(SLOW_CONNECTIONS):
+        yield from (again_and_again(ports, name, play) for name in HTTP)
+        yield again_and_again(ports, "grpc", preface)
+
+
+def pings(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+    """HTTP/2 pings as fast as they are taken."""
+
+    async def play(peer: Peer) -> None:
+        await _send(peer, PREFACE + frame(SETTINGS))
+        while True:
+            await _send(peer, frame(PING, payload=bytes(8)) * 50)
+
+    return [again_and_again(ports, "grpc", play) for _ in range(4)]
+
+
+def resets(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+    """Streams that are opened and reset at once."""
+
+    async def play(peer: Peer) -> None:
+        await _send(peer, PREFACE + frame(SETTINGS))
+        for first in range(1, 1 << 20, 40):
+            streams = range(first, first + 40, 2)
+            await _send(
+                peer,
+                b"".join(
+                    frame(HEADERS, END_HEADERS, stream, HEAD) + frame(RST, 0, stream, bytes(4))
+                    for stream in streams
+                ),
+            )
+
+    return [again_and_again(ports, "grpc", play) for _ in range(2)]
+
+
+def giant_headers(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+    """Headers without an end: one long one, many short ones, HTTP/2 continuations."""
+
+    async def long(peer: Peer) -> None:
+        await _send(peer, b"GET /health HTTP/1.1\r\nX-A: ", *[b"a" * 16_384] * 64)
+
+    async def many(peer: Peer) -> None:
+        await _send(peer, b"GET /health HTTP/1.1\r\n", *[b"X-A: b\r\n" * 1000] * 64)
+
+    async def continued(peer: Peer) -> None:
+        filler = literal(b"x", b"y" * 120) * 100
+        await _send(peer, PREFACE + frame(SETTINGS), frame(HEADERS, 0, 1, HEAD))
+        await _send(peer, *[frame(CONTINUATION, 0, 1, filler)] * 200)
+
+    for name in HTTP:
+        yield again_and_again(ports, name, long)
+        yield again_and_again(ports, name, many)
+    yield again_and_again(ports, "grpc", continued)
+
+
+def streams(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+    """10,000 RouteStream calls that stay open and say nothing."""
+
+    async def play(peer: Peer) -> None:
+        await _send(peer, PREFACE + frame(SETTINGS))
+        for first in range(1, 2 * STREAMS_A_CONNECTION, 200):
+            numbers = range(first, first + 200, 2)
+            await _send(peer, b"".join(frame(HEADERS, END_HEADERS, n, HEAD) for n in numbers))
+        while True:
+            await asyncio.sleep(1.0)
+            await _send(peer, frame(SETTINGS, 1))
+
+    count = STREAMS // STREAMS_A_CONNECTION
+    return [again_and_again(ports, "grpc", play) for _ in range(count)]
+
+
+def unread(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+    """Requests whose answers are never read, pipelined where the protocol has that."""
+
+    def piped(path: bytes) -> Callable[[Peer], Awaitable[None]]:
+        async def play(peer: Peer) -> None:
+            request = b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n"
+            await _send(peer, *[request * 20] * (PIPELINED // 20))
+            await asyncio.Event().wait()
+
+        return play
+
+    async def windowless(peer: Peer) -> None:
+        settings = frame(SETTINGS, payload=struct.pack(">HI", INITIAL_WINDOW, 0))
+        await _send(peer, PREFACE + settings)
+        for stream in range(1, 200, 2):
+            batch = b"\x00" + struct.pack(">I", 0)
+            await _send(
+                peer, frame(HEADERS, END_HEADERS, stream, HEAD) + frame(DATA, 0, stream, batch)
+            )
+        await asyncio.Event().wait()
+
+    for name, path in (("gateway", b"/v1/models"), ("metrics", b"/metrics"), ("probes", b"/livez")):
+        yield from (again_and_again(ports, name, piped(path), reads=False) for _ in range(4))
+    yield from (again_and_again(ports, "grpc", windowless, reads=False) for _ in range(4))
+
+
+def noise(ports: Ports, rng: random.Random) -> Iterable[Awaitable[None]]:
+    """Random bytes, also after a right beginning."""
+
+    async def play(peer: Peer) -> None:
+        begin = rng.choice((b"", b"POST /v1/chat/completions HTTP/1.1\r\n", PREFACE))
+        await _send(peer, begin + rng.randbytes(rng.choice((1, 9, 24, 4000, 70_000))))
+        await asyncio.sleep(rng.uniform(0.0, 0.2))
+
+    for _ in range(4):
+        yield from (again_and_again(ports, name, play) for name in ports)
+
+
+def connections(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+    """Connections that are opened and left, hundreds a second."""
+
+    async def play(peer: Peer) -> None:
+        await asyncio.sleep(TURN_S)
+
+    for _ in range(4):
+        yield from (again_and_again(ports, name, play) for name in ports)
+
+
+ATTACKS: dict[str, Attack] = {
+    attack.__name__: attack
+    for attack in (
+        slow_heads,
+        pings,
+        resets,
+        giant_headers,
+        streams,
+        unread,
+        noise,
+        connections,
+    )
+}
+
+
+async def run(name: str, seed: int, ports: Ports) -> int:
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_forever(work))
+            for work in ATTACKS[name](ports, random.Random(f"{seed}/{name}"))
+        ]
+        say(attacks=True)
+        async for _ in lines():
+            pass
+        for task in tasks:
+            task.cancel()
+    say(opened=dict(opened))
+    return 0
+
+
+async def _forever(work: Awaitable[None]) -> None:
+    await work
+
+
+if __name__ == "__main__":
+    _, attack_name, seed_text, ports_text = sys.argv
+    sys.exit(asyncio.run(run(attack_name, int(seed_text), msgspec.json.decode(ports_text))))
