@@ -61,11 +61,6 @@ def to_template(fields: dict[str, Any], facts: ModelFacts) -> TemplateInput:
     )
 
 
-def messages_to_chat(fields: dict[str, Any], facts: ModelFacts) -> dict[str, Any]:
-    """Raises PromptError: what SGLang makes of Anthropic's messages is not reproduced here."""
-    raise unsupported("SGLang's own conversion of Anthropic messages is known to it only")
-
-
 def _end(messages: list[Message], continued: bool) -> str:
     """A chat that ends with the assistant: its text is continued after the template's, or given as
     the user's. Changes the list; returns the text to continue."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from router.prompts.dialects import sglang, vllm, vllm_messages
+from router.prompts.dialects import sglang, sglang_messages, vllm, vllm_messages
 from router.prompts.dialects.dialect import ChatTemplate, ModelFacts, TemplateInput
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.rendering.body import Body, read_body
@@ -141,7 +141,7 @@ _DIALECTS: dict[EngineKind, Callable[[dict[str, Any], ModelFacts], TemplateInput
 }
 _CHATS: dict[EngineKind, Callable[[dict[str, Any], ModelFacts], dict[str, Any]]] = {
     EngineKind.VLLM: vllm_messages.to_chat,
-    EngineKind.SGLANG: sglang.messages_to_chat,
+    EngineKind.SGLANG: sglang_messages.to_chat,
 }
 """Anthropic's messages as a chat's body."""
 
