@@ -81,6 +81,10 @@ class Job(Protocol):
     def request_id(self) -> str:
         """As the caller named it; empty: the caller named none."""
 
+    @property
+    def owner(self) -> str:
+        """Name of the caller's identity; empty: its caller needed no key."""
+
     def decide(self, waited_s: float, may_strain: bool) -> Reservation:
         """Reserves a worker; raises Refusal, and reserves nothing. may_strain: Decider.decide."""
 
@@ -188,6 +192,10 @@ class Admission:
     def leave(self, waiter: Waiter, now_s: float) -> bool:
         """A caller is gone; returns whether its request waited."""
         return self.queue.cancel(waiter, now_s)
+
+    def owners(self, request_id: str) -> set[str]:
+        """Owners of the waits of a request."""
+        return {_job(waiter).owner for waiter in self.queue.find(request_id)}
 
     def cancel(self, request_id: str, now_s: float) -> bool:
         """Ends the waits of a request, not by its own caller; returns whether it waited."""

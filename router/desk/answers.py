@@ -82,6 +82,11 @@ class Waiting(Later):
         self.waiter: Waiter | None = None
         """Its place, as long as it waits."""
 
+    @property
+    def owner(self) -> str:
+        """See Job."""
+        return self.caller.owner
+
     def decide(self, waited_s: float, may_strain: bool) -> Reservation:
         """See Job."""
         self.outcome = answered = self._answer(self, waited_s, may_strain)

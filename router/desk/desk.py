@@ -89,7 +89,7 @@ class Desk:
     ) -> RouteItems:
         """For one stream of requests. steps, leave: in the place of the desk's own."""
         steps = steps or partial(self.steps, caller=caller)
-        run = self.run if caller.usage is None else _none_at_once
+        run = partial(self.run, caller=caller) if caller.usage is None else _none_at_once
         return RouteItems(steps, self.cancel, run, leave or self.leave, self.outlook)
 
     def route(
@@ -115,6 +115,8 @@ class Desk:
                 read = received, request_codec.read_request(received, self._core, caller)
                 return self._general(request, read, now_s, left_s, due, caller)
             self._on_change()
+            if not plain[2]:
+                caller.owns(plain[1])
             return plain
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
@@ -186,7 +188,9 @@ class Desk:
             yield
         return parts
 
-    def run(self, batch: Batch, results: Results, waited_s: float) -> dict[int, Reservation]:
+    def run(
+        self, batch: Batch, results: Results, waited_s: float, caller: Caller = UNVERIFIED
+    ) -> dict[int, Reservation]:
         """Plain items at the front of what is left of a batch, answered by the lane."""
         answered: dict[int, Reservation] = {}
         try:
@@ -195,6 +199,9 @@ class Desk:
             pass  # of the item that is next: the general way comes to it again
         except Exception as error:  # ours; the next item is tried once more by itself
             self._fault(ROUTE_STREAM, error, "its items are tried again, one by one")
+        if caller.owner:
+            for reservation in answered.values():
+                caller.owns(reservation)
         return answered
 
     def cancel(self, reservation: Reservation) -> None:
@@ -394,6 +401,7 @@ class Desk:
         self._on_change()
         content, reservation, repeated = plain
         if not repeated:
+            waiting.caller.owns(reservation)
             ahead = 0 if waiting.waiter is None else waiting.waiter.ahead
             content = reservation.answer = answer_codec.with_queue_time(content, waited_s, ahead)
         return content, reservation, repeated
@@ -412,6 +420,7 @@ class Desk:
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()
             return reservation.answer, reservation, True
+        caller.owns(reservation)
         answer = router_pb2.RouteResponse()
         try:
             answer_codec.write_pick(answer, outcome, self._core, request.priority)

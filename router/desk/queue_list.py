@@ -10,6 +10,7 @@ from kvroute.v1 import fleet_pb2
 from router.core.admission import Admission
 from router.core.pool import Pool
 from router.desk import answer_codec
+from router.keys.identity import ANYBODY, EVERYTHING, Identity
 from router.queue.views import Row, rows, sums
 
 LIMIT, LIMIT_MAX = 100, 4096
@@ -23,13 +24,19 @@ _REQUESTS = 1
 
 
 def listed(
-    admission: Admission, request: fleet_pb2.ListQueueRequest, now_s: float
+    admission: Admission,
+    request: fleet_pb2.ListQueueRequest,
+    now_s: float,
+    identity: Identity = ANYBODY,
 ) -> Generator[None, None, bytes]:
-    """A ListQueueResponse, in steps."""
+    """A ListQueueResponse, in steps; of the models that an identity may use."""
+    sees_all = identity.models == EVERYTHING
     model = admission.base_model(request.model) if request.model else ""
 
     def wanted(pool: Hashable) -> bool:
-        return not model or (isinstance(pool, Pool) and pool.model == model)
+        if not isinstance(pool, Pool):
+            return sees_all and not model
+        return (not model or pool.model == model) and identity.may_use(pool.model)
 
     limit, held = min(request.limit or LIMIT, LIMIT_MAX), admission.fleet_turns.holds
     waiting = rows(admission.queue, now_s, limit, wanted, held)
@@ -39,7 +46,8 @@ def listed(
     for band, depth in totals.bands.items():
         rest.bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
     elsewhere = admission.fleet_turns.elsewhere(model)
-    if any(depth.count for depth in elsewhere):
+    narrowed = not sees_all and not identity.may_use(model)
+    if not narrowed and any(depth.count for depth in elsewhere):
         for band, depth in zip(admission.queue.bands, elsewhere, strict=True):
             rest.peer_bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
     for tenant, count in totals.largest_tenants(TENANTS_MAX):

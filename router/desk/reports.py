@@ -23,6 +23,7 @@ from router.core.progress import Progress, ProgressResult, ProgressState
 from router.desk import answer_codec, request_codec
 from router.desk.counters import Metrics
 from router.desk.stream_items import SLICE_S
+from router.desk.tenant import Reporter
 from router.replicas.peer_link import PeerLink
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
@@ -71,8 +72,8 @@ class Reports:
         self._on_change = on_change
         self._on_prompt_tokens = on_prompt_tokens
 
-    async def report(self, content: bytes, caller: str) -> bytes:
-        """A ReportRequest's answer; raises Refusal. caller: the sender's address, if known."""
+    async def report(self, content: bytes, caller: Reporter) -> bytes:
+        """A ReportRequest's answer; raises Refusal."""
         peers = self._peers()
         pieces = _pieces(content, PROGRESS_MAX)
         written: list[bytes] = []
@@ -119,27 +120,51 @@ class Reports:
         except (DecodeError, Refusal):
             self._core.fleet.view.dropped["malformed"] += 1
             return b""
-        caller = request.caller[:CALLER_MAX]
+        # Routers of releases without owners forward steps of identities that they don't name.
+        names_owner = request.HasField("owner")
+        caller = Reporter(request.owner, request.caller[:CALLER_MAX], for_all=not names_owner)
         outcomes = [self.step(step, caller) for step in request.progress]
         return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
 
-    def step(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
-        """A step that a caller reports, here or to another replica. caller: its address, or ""."""
+    def step(self, message: router_pb2.Progress, caller: Reporter) -> router_pb2.ProgressOutcome:
+        """A step that a caller reports, here or to another replica. To its caller, a request of
+        another identity is unknown."""
+        if not self._may(message, caller):
+            self._metrics.calls_denied.labels("Router/Report", Reason.PERMISSION_DENIED).inc()
+            return router_pb2.ProgressOutcome(
+                reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
+                result=router_pb2.PROGRESS_RESULT_UNKNOWN,
+            )
         if message.request_id:
             return self._of_waiting(message, caller)
         if message.HasField("priority"):
             return self._of_running(message, caller)
         return self._of_reservation(message, caller)
 
+    def _may(self, message: router_pb2.Progress, caller: Reporter) -> bool:
+        """Whether a caller may report on the request that a step names."""
+        if caller.for_all:
+            return True
+        reservations = self._core.reservations
+        if message.request_id:
+            named = reservations.of_request(message.request_id)
+            owners = self._admission.owners(message.request_id)
+        else:
+            named, owners = reservations.get(message.reservation_id), set()
+        if named is not None:
+            owners.add(named.owner)
+        return all(map(caller.may, owners))
+
     async def _ask(
         self,
         peers: PeerLink,
         owner: str,
         mine: Sequence[Elsewhere],
-        caller: str,
+        caller: Reporter,
     ) -> None:
         """Hands steps to the replica that owns them; without an answer they stay unknown."""
-        about = router_pb2.ReportRequest(caller=caller).SerializeToString()
+        named = None if caller.for_all else caller.owner
+        about = router_pb2.ReportRequest(caller=caller.host, owner=named).SerializeToString()
         answers = True
         for steps in _by_size(mine):
             answer = None
@@ -163,7 +188,7 @@ class Reports:
                     )
                 outcomes[place] = answer_codec.framed(_STEP, outcome.SerializeToString())
 
-    def _step(self, piece: bytes, caller: str) -> router_pb2.ProgressOutcome:
+    def _step(self, piece: bytes, caller: Reporter) -> router_pb2.ProgressOutcome:
         try:
             step = router_pb2.Progress.FromString(piece)
         except DecodeError as error:
@@ -172,7 +197,9 @@ class Reports:
             )
         return self.step(step, caller)
 
-    def _of_waiting(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
+    def _of_waiting(
+        self, message: router_pb2.Progress, caller: Reporter
+    ) -> router_pb2.ProgressOutcome:
         """A step that names its request by the id: of a request that waits, or waited."""
         step = request_codec.read_wait_step(message)
         if isinstance(step, str):
@@ -189,7 +216,7 @@ class Reports:
                     ProgressState.FAILED,
                     failure=Ending.FAILED_CANCELLED,
                 )
-                result = self._core.report(cancelled, now_s, caller)
+                result = self._core.report(cancelled, now_s, caller.host)
             self._on_change()
             return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
         result = self._admission.reprioritize(step.request_id, step.priority, now_s)
@@ -198,7 +225,9 @@ class Reports:
         self._on_change()
         return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
 
-    def _of_running(self, message: router_pb2.Progress, caller: str) -> router_pb2.ProgressOutcome:
+    def _of_running(
+        self, message: router_pb2.Progress, caller: Reporter
+    ) -> router_pb2.ProgressOutcome:
         """A step with a priority of a request that has its worker."""
         if message.state or len(message.reservation_id) > request_codec.TEXT_MAX:
             outcome = self._of_reservation(message, caller)
@@ -211,7 +240,7 @@ class Reports:
         )
 
     def _of_reservation(
-        self, message: router_pb2.Progress, caller: str
+        self, message: router_pb2.Progress, caller: Reporter
     ) -> router_pb2.ProgressOutcome:
         progress = request_codec.read_progress(message)
         if isinstance(progress, str):
@@ -222,7 +251,7 @@ class Reports:
             )
         reservation = self._core.reservations.get(progress.reservation_id)
         unknown_before = reservation is None or reservation.cached_tokens is None
-        result = self._core.report(progress, self._clock(), caller)
+        result = self._core.report(progress, self._clock(), caller.host)
         self._on_change()
         if reservation is not None and message.HasField("prompt_tokens"):
             self._on_prompt_tokens(progress.reservation_id, message.prompt_tokens)

@@ -11,7 +11,9 @@ rule about tenants can hold (`Admission.has_rules`, `Admission.is_idle`).
 
 from typing import NamedTuple
 
+from router.keys.rights import Right
 from router.keys.usage import Usage
+from router.reservations.reservations import Reservation
 
 
 class Caller(NamedTuple):
@@ -22,6 +24,13 @@ class Caller(NamedTuple):
     usage: Usage | None = None
     """Takes part in each request of a caller whose models or use have bounds; None: they have
     none."""
+    owner: str = ""
+    """Name of the caller's identity; empty: the face verified none."""
+
+    def owns(self, reservation: Reservation) -> None:
+        """The caller's request made a reservation."""
+        if self.owner and not reservation.owner:
+            reservation.owner = self.owner
 
 
 UNVERIFIED = Caller()
@@ -32,9 +41,32 @@ def caller_of(usage: Usage | None) -> Caller:
     if usage is None:
         return UNVERIFIED
     identity = usage.identity
-    return Caller(identity.tenant, usage if identity.is_bounded else None)
+    return Caller(identity.tenant, usage if identity.is_bounded else None, identity.name)
 
 
 def tenant_of(field: str, caller: Caller) -> str:
     """The tenant of a request. field: what the request says; empty: no tenant."""
     return caller.tenant or field
+
+
+class Reporter(NamedTuple):
+    """Whose steps a Report call brings."""
+
+    owner: str = ""
+    """Name of the caller's identity; empty: the face verified none."""
+    host: str = ""
+    """The caller's address, if known."""
+    for_all: bool = False
+    """Whether it may report on the requests of others."""
+
+    def may(self, owner: str) -> bool:
+        """Whether it may report on the requests of an identity."""
+        return self.for_all or owner == self.owner
+
+
+def reporter_of(usage: Usage | None, host: str) -> Reporter:
+    """usage: of the identity that a face verified; None: it verifies nobody."""
+    if usage is None:
+        return Reporter(host=host)
+    identity = usage.identity
+    return Reporter(identity.name, host, Right.REPORT_ANY in identity.rights)

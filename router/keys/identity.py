@@ -1,5 +1,6 @@
 """An identity: a caller that brought a key, and what it may do. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -38,7 +39,7 @@ class Identity:
     models: tuple[str, ...] = EVERYTHING
     """Patterns of the models that requests may name."""
     workers: tuple[str, ...] = EVERYTHING
-    """Patterns of the ids that fleet commands may name."""
+    """Patterns of the ids that fleet commands may name, and that lists show."""
     limits: Allowance = field(default=NO_LIMITS)
 
     @property
@@ -64,6 +65,18 @@ class Identity:
         """Raises Refusal."""
         if not _matches(worker_id, self.workers):
             raise _denied("this key is not for this worker", "field", "worker_id")
+
+    @property
+    def sight(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Patterns of workers and models that lists show; None: they show all."""
+        patterns = self.workers, self.models
+        return None if patterns == (EVERYTHING, EVERYTHING) else patterns
+
+    def may_see(self, worker_id: str, names: Iterable[str]) -> bool:
+        """Whether lists show a worker. names: of the models that it serves."""
+        return _matches(worker_id, self.workers) and (
+            self.models == EVERYTHING or any(map(self.may_use, names))
+        )
 
 
 ANYBODY = Identity("anybody")

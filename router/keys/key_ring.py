@@ -65,7 +65,7 @@ class Entry(Settings, frozen=True):
     """One identity."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
-    rights: tuple[Literal["route", "report", "observe", "administer"], ...]
+    rights: tuple[Literal["route", "report", "report_any", "observe", "administer"], ...]
     tokens: Annotated[tuple[Hash, ...], Meta(max_length=KEYS_MAX)] = ()
     certificates: Annotated[tuple[Text, ...], Meta(max_length=KEYS_MAX)] = ()
     """URIs (spiffe://...) and host names of certificates, or cn:NAME."""

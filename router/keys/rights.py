@@ -13,6 +13,8 @@ class Right(StrEnum):
     """Picks a worker and reserves load there; makes tokens of prompts."""
     REPORT = "report"
     """Moves reservations on, and ends them."""
+    REPORT_ANY = "report_any"
+    """With `report`: on requests of other identities, too."""
     OBSERVE = "observe"
     """Reads the state of fleet and queue, and explanations; changes nothing."""
     ADMINISTER = "administer"

@@ -93,6 +93,8 @@ class Reservation:
     """The other half of a pair."""
     shared: bool = False
     """Whether several callers have this answer: a caller that leaves does not end it."""
+    owner: str = ""
+    """Name of the identity whose request it is; empty: its caller needed no key."""
 
     def holds(self, workers: Collection[WorkerKey]) -> bool:
         """Whether the reservation is open on any of some workers."""

@@ -22,6 +22,7 @@ from router.core.core import RouterCore
 from router.desk import request_codec
 from router.desk.queue_list import listed
 from router.keys.door import CURRENT
+from router.keys.identity import ANYBODY, Identity
 from router.replicas.fleet_commands import ControlDesk, audited
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Collected, Context, Handler, abort
@@ -68,14 +69,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def ListWorkers(  # type: ignore[override]  # answers are bytes
         self, request: fleet_pb2.ListWorkersRequest, context: Context
     ) -> bytes:
-        return await self.feed.list(request.model)
+        return await self.feed.list(request.model, _identity())
 
     @override
     async def WatchWorkers(  # type: ignore[override]  # answers are bytes
         self, request: fleet_pb2.WatchWorkersRequest, context: Context
     ) -> AsyncIterator[bytes]:
         age_s = jittered(self._stream_age_s)
-        async with aclosing(self.feed.watch(request.model, age_s)) as messages:
+        async with aclosing(self.feed.watch(request.model, age_s, _identity())) as messages:
             async for message in messages:
                 yield message
 
@@ -132,7 +133,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def ListQueue(  # type: ignore[override]  # answers are bytes
         self, request: fleet_pb2.ListQueueRequest, context: Context
     ) -> bytes:
-        return await turned(listed(self._admission, request, self._clock()))
+        return await turned(listed(self._admission, request, self._clock(), _identity()))
 
     @override
     async def GetIndexStats(
@@ -192,6 +193,12 @@ def _check_worker(worker_id: str) -> None:
     usage = CURRENT.get()
     if usage is not None:
         usage.identity.check_worker(worker_id)
+
+
+def _identity() -> Identity:
+    """The caller's."""
+    usage = CURRENT.get()
+    return ANYBODY if usage is None else usage.identity
 
 
 def _author(context: Context) -> str:

@@ -31,6 +31,7 @@ from kvroute.v1 import ListWorkersResponse, Progress, ProgressOutcome, RouteResp
 from router.desk.methods import ROUTE
 from router.desk.reports import Reports
 from router.desk.statuses import write_status
+from router.desk.tenant import Reporter
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard
 from router.service.texts import Texts
@@ -131,4 +132,4 @@ class LocalRouter(RequestCalls):
         self, progress: Progress, *, timeout_s: float, attempts: int | None
     ) -> ProgressOutcome:
         """See kvroute.client.requests.reports.Send: applied at once, so that it never fails."""
-        return self._of_requests.step(progress, "")
+        return self._of_requests.step(progress, Reporter())

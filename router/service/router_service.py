@@ -17,7 +17,7 @@ from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.reports import Reports
 from router.desk.stream_items import StreamLife, read_batch
-from router.desk.tenant import caller_of
+from router.desk.tenant import caller_of, reporter_of
 from router.keys.door import CURRENT
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Context, Guard, Handler, time_left
@@ -97,7 +97,9 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Report(  # type: ignore[override]  # bytes, too
         self, request: bytes, context: Context
     ) -> bytes:
-        return await self._reports.report(request, host_of(context.peer()))
+        return await self._reports.report(
+            request, reporter_of(CURRENT.get(), host_of(context.peer()))
+        )
 
     @override
     async def Explain(  # type: ignore[override]  # bytes, too

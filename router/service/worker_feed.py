@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
@@ -17,6 +18,7 @@ from indexer.identity import WorkerKey
 from kvroute.v1 import fleet_pb2
 from router.core.core import RouterCore
 from router.desk import answer_codec, worker_codec
+from router.keys.identity import ANYBODY, Identity
 from router.request.refusal import Reason, Refusal
 
 WATCH_S = 0.5
@@ -36,6 +38,18 @@ class Written:
     heartbeat: Heartbeat | None
 
 
+Shows: TypeAlias = Callable[[WorkerKey, Written], bool]
+
+
+class Scope(NamedTuple):
+    """Which workers a list shows."""
+
+    model: str = ""
+    """Those that serve it; empty: whatever they serve."""
+    sight: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    """See Identity.sight."""
+
+
 @dataclass(slots=True, eq=False)
 class Round:
     """Every worker as it was at one time."""
@@ -45,27 +59,27 @@ class Round:
     """Of the event loop."""
     statuses: dict[WorkerKey, Written] = field(default_factory=dict)
     ages: dict[WorkerKey, bytes] = field(default_factory=dict)
-    messages: dict[tuple[int, str], bytes] = field(default_factory=dict)
-    """Number of the round before, model -> what changed between."""
+    messages: dict[tuple[int, Scope], bytes] = field(default_factory=dict)
+    """Number of the round before, and what is shown -> what changed between."""
 
-    def since(self, before: "Round | None", model: str, serves: Callable[[Written], bool]) -> bytes:
+    def since(self, before: "Round | None", scope: Scope, shows: Shows) -> bytes:
         """A WatchWorkersResponse of what changed; before: None, everything."""
-        known = (before.number if before is not None else -1, model)
+        known = (before.number if before is not None else -1, scope)
         message = self.messages.get(known)
         if message is None:
-            message = self.messages[known] = b"".join(self._since(before, serves))
+            message = self.messages[known] = b"".join(self._since(before, shows))
         return message
 
-    def _since(self, before: "Round | None", serves: Callable[[Written], bool]) -> Iterable[bytes]:
+    def _since(self, before: "Round | None", shows: Shows) -> Iterable[bytes]:
         old = before.statuses if before is not None else {}
-        gone = [key for key, was in old.items() if key not in self.statuses and serves(was)]
+        gone = [key for key, was in old.items() if key not in self.statuses and shows(key, was)]
         for key, status in self.statuses.items():
             was = old.get(key)
             if was is status:
                 continue
-            if serves(status):
+            if shows(key, status):
                 yield answer_codec.framed(_CHANGED, status.settled + self.ages[key])
-            elif was is not None and serves(was):
+            elif was is not None and shows(key, was):
                 gone.append(key)
         for key in gone:
             removed = fleet_pb2.WorkerRef(worker_id=key.worker_id, dp_rank=key.dp_rank)
@@ -95,16 +109,20 @@ class WorkerFeed:
         """The next round, once a watcher waits for it."""
         self._writer: asyncio.Task[None] | None = None
 
-    async def list(self, model: str) -> bytes:
-        """A ListWorkersResponse of now."""
+    async def list(self, model: str, identity: Identity = ANYBODY) -> bytes:
+        """A ListWorkersResponse of now, of the workers that an identity may see."""
         pieces = []
         async for source, settled, ages in self._statuses(model):
-            del source
+            if not _may_see(identity, source.key, source.heartbeat):
+                continue
             pieces.append(answer_codec.framed(1, settled + ages))
         return b"".join(pieces)
 
-    async def watch(self, model: str, age_s: float | None) -> AsyncGenerator[bytes, None]:
-        """WatchWorkersResponses: everything first, then what changes, until the stream's age.
+    async def watch(
+        self, model: str, age_s: float | None, identity: Identity = ANYBODY
+    ) -> AsyncGenerator[bytes, None]:
+        """WatchWorkersResponses: everything first, then what changes, until the stream's age; of
+        the workers that an identity may see.
 
         Raises Refusal when too many watch.
         """
@@ -119,13 +137,18 @@ class WorkerFeed:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         seen: Round | None = None
+        scope = Scope(model, identity.sight)
+
+        def shows(key: WorkerKey, worker: Written) -> bool:
+            return self._serves(worker, model) and _may_see(identity, key, worker.heartbeat)
+
         self.watches += 1
         try:
             while not self._stopping.is_set() and (age_s is None or loop.time() - began_s < age_s):
                 now = await self._after(seen)
                 if now is None:
                     return
-                message = now.since(seen, model, lambda worker: self._serves(worker, model))
+                message = now.since(seen, scope, shows)
                 if message or seen is None:
                     yield message
                 seen = now
@@ -201,3 +224,12 @@ class WorkerFeed:
             return True
         heartbeat = status.heartbeat
         return heartbeat is not None and self._core.fleet.models.serves(heartbeat, model)
+
+
+def _may_see(identity: Identity, key: WorkerKey, heartbeat: Heartbeat | None) -> bool:
+    if identity.sight is None:
+        return True
+    names: tuple[str, ...] = ()
+    if heartbeat is not None:
+        names = (heartbeat.model, *heartbeat.model_aliases, *heartbeat.lora_names)
+    return identity.may_see(key.worker_id, names)

@@ -89,6 +89,11 @@ class Asking:
         """See Job."""
         return self.request.request_id
 
+    @property
+    def owner(self) -> str:
+        """See Job."""
+        return ""
+
     def decide(self, waited_s: float, may_strain: bool) -> Reservation:
         """See Job."""
         return self.clients.route(self.life, self.router, self.request, may_strain).reservation

@@ -1271,8 +1271,11 @@ class ReportRequest(google.protobuf.message.Message):
 
     PROGRESS_FIELD_NUMBER: builtins.int
     CALLER_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     caller: builtins.str
     """set by a router that forwards steps to another: the host that reported them. Ignored from clients"""
+    owner: builtins.str
+    """set by a router that forwards steps to another: the identity that may report on its own requests alone; absent: on all. Ignored from clients"""
     @property
     def progress(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
     def __init__(
@@ -1280,8 +1283,11 @@ class ReportRequest(google.protobuf.message.Message):
         *,
         progress: collections.abc.Iterable[Global___Progress] | None = ...,
         caller: builtins.str = ...,
+        owner: builtins.str | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["caller", b"caller", "progress", b"progress"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_owner", b"_owner", "owner", b"owner"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_owner", b"_owner", "caller", b"caller", "owner", b"owner", "progress", b"progress"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_owner", b"_owner"]) -> typing.Literal["owner"] | None: ...
 
 Global___ReportRequest: typing_extensions.TypeAlias = ReportRequest
 

@@ -27,7 +27,7 @@ class Job:
     """A request, which asks the core."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
-        self.request_id = ""
+        self.request_id = self.owner = ""
         self._fleet = fleet
         self._number = number
 

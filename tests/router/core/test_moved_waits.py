@@ -21,7 +21,7 @@ from tests.stage.fleet import Fleet, prompt
 class Job:
     """A request that no worker has room for."""
 
-    request_id = ""
+    request_id = owner = ""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -20,6 +20,7 @@ from router.desk import reports, request_codec
 from router.desk import stream_items as route_stream
 from router.desk.answer_codec import framed as field
 from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
+from router.desk.tenant import Reporter
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
 from router.service import router_service
@@ -588,7 +589,7 @@ class TestSteps:
             steps = [router_pb2.Progress(reservation_id=f"b-{i}", state=1) for i in range(count)]
             report = router_pb2.ReportRequest(progress=steps).SerializeToString()
             ticker = asyncio.create_task(tick())
-            content = await stage.reports.report(report, "a caller")
+            content = await stage.reports.report(report, Reporter(host="a caller"))
             ticker.cancel()
         (when_asked,) = turns_when_asked
         assert turns - when_asked >= count // reports.SLICE_STEPS
