@@ -1,5 +1,7 @@
 """How a process calls a router: TLS, its own certificate, its token."""
 
+import logging
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,15 @@ from router.config.settings.keys_settings import DialSettings
 from router.keys.followed import FOLLOW_S, reason_of
 from router.keys.issuers import read_token
 
+log = logging.getLogger("kvroute.keys")
+
 
 def dial_options(settings: DialSettings, clock: Callable[[], float]) -> dict[str, Any]:
     """Arguments of KvRouteClient; raises ConfigError. clock: of seconds that only go forward."""
     options: dict[str, Any] = {}
     try:
         if settings.tls or settings.ca_file or settings.certificate_file:
-            options["credentials"] = _credentials(settings)
+            options["credentials"] = CredentialFiles(settings, clock)
         if settings.token_file is not None:
             options["token"] = TokenFile(settings.token_file, clock)
     except (OSError, ValueError) as error:
@@ -48,13 +52,45 @@ class TokenFile:
         return self._token
 
 
-def _credentials(settings: DialSettings) -> grpc.ChannelCredentials:
-    """Raises OSError or ValueError."""
-    if (settings.certificate_file is None) != (settings.key_file is None):
-        raise ValueError("a certificate needs its key, and a key its certificate")
-    return grpc.ssl_channel_credentials(
-        _content(settings.ca_file), _content(settings.key_file), _content(settings.certificate_file)
-    )
+class CredentialFiles:
+    """The credentials in files, which may change."""
+
+    def __init__(self, settings: DialSettings, clock: Callable[[], float]) -> None:
+        """Raises OSError or ValueError."""
+        if (settings.certificate_file is None) != (settings.key_file is None):
+            raise ValueError("a certificate needs its key, and a key its certificate")
+        self._files = settings.ca_file, settings.key_file, settings.certificate_file
+        self._clock = clock
+        self._content = self._read()
+        self._credentials = grpc.ssl_channel_credentials(*self._content)
+        self._read_s = clock()
+
+    def __call__(self) -> grpc.ChannelCredentials:
+        """The present ones; while the files can't be used, those before."""
+        if self._clock() - self._read_s >= FOLLOW_S:
+            self._read_s = self._clock()
+            try:
+                self._renew(self._read())
+            except (OSError, ValueError) as error:
+                log.warning("credentials to routers not read again: %s", reason_of(error))
+        return self._credentials
+
+    def _renew(self, content: tuple[bytes | None, ...]) -> None:
+        if content != self._content:
+            self._content = content
+            self._credentials = grpc.ssl_channel_credentials(*content)
+            log.info("credentials to routers read again")
+
+    def _read(self) -> tuple[bytes | None, ...]:
+        """Raises OSError or ValueError: a certificate and a key that don't fit together are a
+        rotation that is not whole yet."""
+        _, key, certificate = self._files
+        if key is not None and certificate is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key)
+            except ssl.SSLError as error:
+                raise ValueError(f"{certificate} and {key} don't fit: {error.reason}") from error
+        return tuple(map(_content, self._files))
 
 
 def _content(file: str | None) -> bytes | None:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-import grpc
 from typing_extensions import override
 
 from kvroute.client.calls.fleet_calls import FleetCalls
@@ -18,7 +17,7 @@ from kvroute.client.calls.queue_calls import QueueCalls
 from kvroute.client.calls.readiness import wait_ready
 from kvroute.client.calls.reporting import Reporter
 from kvroute.client.connections.channel import targets_of
-from kvroute.client.connections.lines import SILENT_S
+from kvroute.client.connections.lines import SILENT_S, Credentials
 from kvroute.client.connections.retry import RetryPolicy
 from kvroute.client.connections.transport import Transport, TransportOptions, duration
 from kvroute.client.fallback.fallback import Fallback, FallbackPolicy
@@ -42,7 +41,8 @@ class KvRouteClient(RequestCalls, FleetCalls, QueueCalls, PromptCalls):
     Arguments, times in seconds:
 
     targets: host:port or several, unix:path; a name stands for all replicas it resolves to.
-    credentials: TLS (grpc.ssl_channel_credentials); absent: plain text.
+    credentials: TLS (grpc.ssl_channel_credentials), or a function that returns the present ones:
+    once it returns another object, later calls go over new connections. Absent: plain text.
     token: the bearer token of every call and stream, or a function that returns the present token.
     report_timeout_s: longest that a request waits for its own reports (see RoutedRequest).
     pending_reports_max: last reports under way; those past the bound are left to the lease.
@@ -66,7 +66,7 @@ class KvRouteClient(RequestCalls, FleetCalls, QueueCalls, PromptCalls):
         self,
         targets: str | Sequence[str],
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Credentials = None,
         token: str | Callable[[], str] | None = None,
         timeout_s: float = 5.0,
         report_timeout_s: float = 1.0,

@@ -50,6 +50,11 @@ OWNERS_MAX = 256
 """Names of routers remembered; a router has a new name after each restart."""
 OWNER_NAME_MAX = 256
 """Characters of a name that is remembered; names of routers are much shorter."""
+LEAVING_MAX = 32
+"""Lines with credentials of before; past it the oldest is closed with its open calls."""
+LEAVE_S = 60.0
+"""Longest that open calls go on over credentials of before."""
+LEAVE_LOOK_S = 0.1
 RESOLVE_S = 30.0
 """Seconds between lookups of names."""
 RESOLVE_S_MIN = 1.0
@@ -60,6 +65,8 @@ REST_S = 1.0
 log = logging.getLogger("kvroute.client")
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
+Credentials: TypeAlias = grpc.ChannelCredentials | Callable[[], grpc.ChannelCredentials] | None
+"""None: plain text. A function returns the present ones: another object once they changed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +140,7 @@ class Lines:
         self,
         targets: Sequence[Target],
         *,
-        credentials: grpc.ChannelCredentials | None,
+        credentials: Credentials,
         options: Sequence[tuple[str, str | int]],
         make_lanes: Callable[
             [grpc.aio.Channel, RouterAsyncStub], tuple[Lane | None, ReportLane | None]
@@ -148,7 +155,8 @@ class Lines:
         """counts: `lookups` of names, failed lookups (`lookups_failed`), `lines` opened. silent_s,
         on_silent: see Watch. metadata: of health checks."""
         self._targets = targets
-        self._credentials = credentials
+        self._renewable = credentials if callable(credentials) else None
+        self._credentials = credentials() if callable(credentials) else credentials
         self._options = options
         self._make_lanes = make_lanes
         self._counts = counts
@@ -159,6 +167,8 @@ class Lines:
         self._metadata = metadata
         self._lines: list[Line] = []
         self._retired: list[Line] = []
+        self._leaving: dict[asyncio.Task[None], Line] = {}
+        """Lines with credentials of before, while calls are open on them."""
         self._owners: OrderedDict[str, Line] = OrderedDict()
         """Router's name -> line, the least recently used first."""
         self._turn = 0
@@ -174,6 +184,8 @@ class Lines:
 
     def take(self) -> Line | None:
         """The line for a call; None: the call has to wait()."""
+        if self._renewable is not None and (new := self._renewable()) is not self._credentials:
+            self._renew(new)
         lines = self._lines
         if self._named and lines and self._clock() - self._looked_up_s >= RESOLVE_S:
             _ = self._look_up()
@@ -195,7 +207,7 @@ class Lines:
 
     def all(self) -> list[Line]:
         """Lines in use, and those that are kept for what is open on them."""
-        return [*self._lines, *self._retired]
+        return [*self._lines, *self._retired, *self._leaving.values()]
 
     def owner(self, reservation_id: str) -> Line | None:
         """The line to the router that made a reservation."""
@@ -235,7 +247,36 @@ class Lines:
         if self._lookup is not None:
             self._lookup.cancel()
             await asyncio.wait({self._lookup})
+        leaving = list(self._leaving)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
         for line in (*self._lines, *self._retired):
+            await line.close()
+
+    def _renew(self, credentials: grpc.ChannelCredentials) -> None:
+        """Takes other credentials: all later calls go over new connections; open ones go on."""
+        self._credentials = credentials
+        before, self._lines = self._lines, [self._open(line.address) for line in self._lines]
+        new = dict(zip(before, self._lines, strict=True))
+        for name, owner in self._owners.items():
+            self._owners[name] = new.get(owner, owner)
+        for line in before:
+            task = asyncio.create_task(self._leave(line))
+            self._leaving[task] = line
+            task.add_done_callback(lambda task: self._leaving.pop(task, None))
+        while len(self._leaving) > LEAVING_MAX:
+            oldest = next(iter(self._leaving))
+            del self._leaving[oldest]
+            oldest.cancel()  # which closes its line
+
+    async def _leave(self, line: Line) -> None:
+        """Closes a line once its open calls are over, or after LEAVE_S."""
+        ends_s = self._clock() + LEAVE_S
+        try:
+            while line.calls and self._clock() < ends_s:  # noqa: ASYNC110  # no event to await
+                await asyncio.sleep(LEAVE_LOOK_S)
+        finally:
             await line.close()
 
     def _least_busy(self, lines: list[Line]) -> Line:

@@ -23,7 +23,7 @@ import grpc.aio
 from kvroute.client.connections.channel import Target
 from kvroute.client.connections.lane import Lane
 from kvroute.client.connections.lane_items import LaneItems
-from kvroute.client.connections.lines import Line, Lines, Metadata
+from kvroute.client.connections.lines import Credentials, Line, Lines, Metadata
 from kvroute.client.connections.report_lane import ReportLane
 from kvroute.client.connections.retry import RetryPolicy
 from kvroute.client.connections.silence import from_router
@@ -52,7 +52,7 @@ LineAttempt = Callable[[Line, float], Awaitable[_Response]]
 class TransportOptions:
     """The keywords of KvRouteClient that concern connections and attempts."""
 
-    credentials: grpc.ChannelCredentials | None = None
+    credentials: Credentials = None
     token: str | Callable[[], str] | None = None
     timeout_s: float = 5.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
