@@ -8,6 +8,7 @@ Law: a caller that brings a token is that token's identity or nobody, whatever e
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,6 +24,8 @@ from router.keys.key_ring import KeyFile, KeyRing, digest
 from router.keys.usage import Usage
 
 FILE_BYTES_MAX = 16 << 20
+IDENTITIES_SHOWN = 64
+"""Of which metrics name the refusals."""
 _CERTIFIED_MAX = 4096
 """Callers without a key file whose certificates' names are kept."""
 
@@ -72,6 +75,18 @@ class Door:
     def takes_tokens(self) -> bool:
         """Whether there is a key file, so that a caller needs no certificate."""
         return self._file is not None
+
+    def refused(self) -> dict[tuple[str, str], int]:
+        """Calls and items past limits: (identity, limit) -> how many since the identity was read.
+        Of IDENTITIES_SHOWN identities, those with the most; the others' are of `other`."""
+        hit = [use for use in self._usages.values() if use.refused]
+        hit.sort(key=lambda use: -use.refused.total())
+        counts: Counter[tuple[str, str]] = Counter()
+        for place, use in enumerate(hit):
+            name = use.identity.name if place < IDENTITIES_SHOWN else "other"
+            for limit, count in use.refused.items():
+                counts[name, limit] += count
+        return counts
 
     def reload(self) -> bool:
         """See Readable. A key that is not in the file any more lets no new call in."""

@@ -3,6 +3,7 @@
 Law: what goes past a limit is refused before anything is done for it, and takes nothing of it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
@@ -55,6 +56,8 @@ class Usage:
         self.identity = identity
         self._clock = clock
         self.streams = 0
+        self.refused: Counter[str] = Counter()
+        """Calls and items past a limit, by limit."""
         self._open: dict[str, Held] = {}
         self._pruned_s = -inf
         limits, now_s = identity.limits, clock()
@@ -103,6 +106,7 @@ class Usage:
             self._open = {key: held for key, held in self._open.items() if held.ended is None}
 
     def _over(self, limit: str, wait_s: float) -> Refusal:
+        self.refused[limit] += 1
         return Refusal(
             Reason.KEY_LIMIT,
             f"this key is at its limit `{limit}`",

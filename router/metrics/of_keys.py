@@ -1,4 +1,4 @@
-"""Metrics of the files of certificates and keys."""
+"""Metrics of the files of certificates and keys, and of identities at their limits."""
 
 from collections.abc import Iterator
 
@@ -30,3 +30,12 @@ class KeyCollector(Collector):
             for result, count in sorted(self._door.issuers.fetches.items()):
                 reads.add_metric(["issuers", result], count)
         yield reads
+        limits = CounterMetricFamily(
+            "kvroute_key_limit_refusals",
+            "Calls and items past a limit of their identity.",
+            labels=["identity", "limit"],
+        )
+        if self._door is not None:
+            for labels, count in sorted(self._door.refused().items()):
+                limits.add_metric(labels, count)
+        yield limits

@@ -140,6 +140,7 @@ def gateway_families() -> list[Metric]:
     GatewayCounters(registry)
     registry.register(ClientCollector(dict))
     registry.register(HttpCollector(Connections("gateway")))
+    registry.register(KeyCollector(Followed(), None))
     return list(registry.collect())
 
 

@@ -19,6 +19,7 @@ from router.front.routers import Router
 from router.keys.certificates import Certificates
 from router.keys.door import Door
 from router.keys.followed import Followed
+from router.metrics.of_keys import KeyCollector
 
 
 class Gateway:
@@ -45,6 +46,7 @@ class Gateway:
             tls = certificates.contexts(_verify(certificates, door))
         if door is not None:
             door.follow(self._followed)
+        registry.register(KeyCollector(self._followed, door))
         self._settings = settings
         self.client = router
         self._upstreams = Upstreams(settings)

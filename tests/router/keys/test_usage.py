@@ -2,12 +2,15 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from router.keys.door import IDENTITIES_SHOWN
 from router.keys.identity import Allowance, Identity
 from router.keys.usage import MIB, PRUNE_S, Usage
 from router.request.refusal import Reason, Refusal
+from tests.stage.keys import a_door, identity
 
 
 @dataclass
@@ -103,3 +106,20 @@ def test_without_limits_nothing_is_kept() -> None:
     caller.reserved(Reservation("1"))
     assert not caller._open
     assert not caller.identity.is_bounded
+
+
+def test_metrics_name_the_identities_at_their_limits_up_to_a_bound(tmp_path: Path) -> None:
+    names = [f"i{number}" for number in range(IDENTITIES_SHOWN + 2)]
+    limits = {"streams": 1}
+    door = a_door(tmp_path, *(identity(name, limits=limits) for name in names))
+    for number, name in enumerate(names):
+        usage = door.enter(f"{name}-token", tuple, is_unix=False)
+        with usage.stream():
+            for _ in range(number + 1):
+                with pytest.raises(Refusal), usage.stream():
+                    raise AssertionError("a second stream")
+    refused = door.refused()
+    assert len(refused) == IDENTITIES_SHOWN + 1
+    assert refused["other", "streams"] == 1 + 2, "of those with the fewest"
+    assert refused[names[-1], "streams"] == len(names)
+    assert sum(refused.values()) == sum(range(1, len(names) + 1))

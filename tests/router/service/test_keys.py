@@ -231,6 +231,7 @@ async def test_limits_refuse_calls_and_items_with_retry_info(tmp_path: Path) -> 
         found = details(refused.value)
         assert (found.code, found.reason) == (Code.RESOURCE_EXHAUSTED, "KEY_LIMIT")
         assert found.retry_s is not None
+        assert door.refused() == {("a", "reservations"): 3}
         await stage.router.Route(asked(), metadata=bearer("b-token"))  # has no limits
         done = router_pb2.Progress(
             reservation_id=picked.reservation_id, state=router_pb2.PROGRESS_STATE_FINISHED
