@@ -27,6 +27,13 @@ class GatewaySettings(Settings, frozen=True):
             " gateway checks them itself"
         ),
     ] = False
+    engine_key_file: Annotated[
+        str | None,
+        Meta(
+            description="file with the API key that workers get as a bearer token, in the place of"
+            " what clients send; read again when it changes"
+        ),
+    ] = None
     reuse_port: Annotated[
         bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
     ] = False

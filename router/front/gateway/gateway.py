@@ -18,6 +18,7 @@ from router.front.gateway.upstreams import Upstreams
 from router.front.routers import Router
 from router.keys.certificates import Certificates
 from router.keys.door import Door
+from router.keys.engine_key import EngineKey
 from router.keys.followed import Followed
 from router.metrics.of_keys import KeyCollector
 
@@ -46,6 +47,9 @@ class Gateway:
             tls = certificates.contexts(_verify(certificates, door))
         if door is not None:
             door.follow(self._followed)
+        engine_key = EngineKey.of(settings)
+        if engine_key is not None:
+            self._followed.add("engine_key", engine_key)
         registry.register(KeyCollector(self._followed, door))
         self._settings = settings
         self.client = router
@@ -70,6 +74,7 @@ class Gateway:
             bounds=bounds or HttpSettings(),
             tls=tls,
             door=door,
+            engine_key=engine_key,
         )
         self._stack = AsyncExitStack()
 

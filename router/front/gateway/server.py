@@ -10,6 +10,7 @@ Law: every request is counted once, by its path and its outcome, and leaves no b
 import asyncio
 import logging
 import uuid
+from collections.abc import Mapping
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
@@ -22,7 +23,7 @@ from router.config.settings.serving_settings import HttpSettings
 from router.front.exchange import Blame, Exchange
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.counters import FULL, GatewayCounters
-from router.front.gateway.entrance import entered, without_keys
+from router.front.gateway.entrance import entered, with_engine_key, without_keys
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import WorkerAnswered
@@ -31,6 +32,7 @@ from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
 from router.http.port import HttpPort, split_address
 from router.keys.certificates import Contexts
 from router.keys.door import Door
+from router.keys.engine_key import EngineKey
 from router.keys.exposure import check_exposure
 from router.keys.usage import Usage
 from router.metrics.of_http import HttpCollector
@@ -77,10 +79,13 @@ class GatewayServer:
         bounds: HttpSettings,
         tls: Contexts | None = None,
         door: Door | None = None,
+        engine_key: EngineKey | None = None,
     ) -> None:
-        """tls: serves HTTPS. door: keys of clients, on every address; None: they need none. Raises
-        ConfigError for an address that is none, or that the settings don't allow."""
+        """tls: serves HTTPS. door: keys of clients, on every address; None: they need none.
+        engine_key: takes the place of clients' keys at workers. Raises ConfigError for an address
+        that is none, or that the settings don't allow."""
         self._door = door
+        self._engine_key = engine_key
         self._settings = settings
         self._forwarder = forwarder
         self._roster = roster
@@ -219,13 +224,20 @@ class GatewayServer:
         self._hold_bytes(call, len(body))
         return body
 
+    def _headers(self, call: _Call) -> Mapping[str, str]:
+        """A request's headers, with the key that workers shall see."""
+        headers = call.request.headers
+        if self._engine_key is not None:
+            return with_engine_key(headers, self._engine_key.value)
+        strips = call.usage is not None and not self._settings.pass_keys
+        return without_keys(headers) if strips else headers
+
     async def _served(self, call: _Call) -> web.StreamResponse:
         request, usage = call.request, call.usage
-        strips = usage is not None and not self._settings.pass_keys
         exchange = Exchange(
             request.path,
             await self._read(call),
-            without_keys(request.headers) if strips else request.headers,
+            self._headers(call),
             query=request.rel_url.raw_query_string,
             request_id=call.request_id,
             low_first=self._settings.priority == "lower",

@@ -145,3 +145,38 @@ def test_a_wrong_way_to_dial_is_refused_with_its_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=sentence):
             dial_options(settings, lambda: 0.0)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_workers_get_the_gateways_own_key_in_the_place_of_a_clients(
+    tmp_path: Path, keyed: bool
+) -> None:
+    file = tmp_path / "engine.key"
+    file.write_text("first\n")
+    worker = Worker(answering(DONE))
+    door = a_door(tmp_path, identity("a")) if keyed else None
+    async with a_gateway(worker, door=door, engine_key_file=str(file)) as stage:
+        assert await chat(stage, bearer("a-token")) == 200
+        assert await chat(stage, {"x-api-key": "a-token"}) == 200
+        file.write_text("second\n")
+        stage.gateway._followed.look()
+        assert await chat(stage, bearer("a-token")) == 200
+        file.write_text("")
+        stage.gateway._followed.look()
+        assert await chat(stage, bearer("a-token")) == 200
+        assert stage.sample("kvroute_key_reads_total", source="engine_key", result="failed") == 1
+        assert stage.sample("kvroute_key_reads_total", source="engine_key", result="ok") == 1
+    shown = [request.headers.getall("Authorization") for request in worker.requests]
+    assert shown == [["Bearer first"], ["Bearer first"], ["Bearer second"], ["Bearer second"]]
+    assert not any("X-Api-Key" in request.headers for request in worker.requests)
+
+
+async def test_a_key_for_engines_that_can_not_be_used_stops_the_start(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"No such file.*gateway\.engine_key_file"):
+        async with a_gateway(engine_key_file=missing):
+            pass
+    (tmp_path / "key").write_text("k")
+    with pytest.raises(ConfigError, match=r"either .*pass_keys"):
+        async with a_gateway(engine_key_file=str(tmp_path / "key"), pass_keys=True):
+            pass
