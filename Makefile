@@ -70,7 +70,7 @@ sanitize: $(STAMP) ## the native parts' tests, and SECONDS=60 of the fuzzer, und
 	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m pytest -q tests/indexer tests/fuzz tests/events/engines/test_skipping.py tests/router/wire/test_received.py tests/router/core/test_fast_path.py $(ARGS)
 	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
 
-fuzz: $(STAMP) ## native and MessagePack readers beside their libraries, on random bytes: SECONDS=60 SEED=0
+fuzz: $(STAMP) ## native, MessagePack and HTTP/2 readers on random bytes: SECONDS=60 SEED=0
 	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
 
 real-engines: $(STAMP) ## real vLLM and SGLang on CPU: predicted against reused tokens, hand-overs (20 minutes, 5 GB)

@@ -4,7 +4,7 @@ import base64
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from events.plane import facts
 from kvroute.v1 import fleet_pb2, router_pb2
-from tests.fuzz import packed
+from tests.fuzz import packed, picker
 from tests.fuzz.inputs import Messages, Packed, mutated
 from tests.fuzz.wire import WireReaders
 
@@ -32,6 +32,8 @@ _PROTOBUF = {
     "report": router_pb2.ReportRequest.DESCRIPTOR,
     "command": fleet_pb2.RegisterWorkerRequest.DESCRIPTOR,
 }
+
+_PICKER = {"http2": picker.make_http2, "ext_proc": picker.make_ext_proc}
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,23 @@ class _Pool:
 class Fuzzer:
     """All readers; the same seed gives the same inputs."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, only: Collection[str] = ()) -> None:
+        """only: names of readers; empty: all."""
         self.rng = random.Random(seed)
+        self._picker_rng = random.Random(f"picker {seed}")
+        """So that other readers' inputs stay those of the seed."""
         self.failures: list[Failure] = []
         self.runs: Counter[str] = Counter()
         wire = WireReaders()
         self.readers: dict[str, Callable[[bytes], Any]] = {
             name: getattr(wire, name) for name in _PROTOBUF
         }
-        for reader in (packed.skip, packed.engine, packed.plane):
+        for reader in (packed.skip, packed.engine, packed.plane, picker.http2, picker.ext_proc):
             self.readers[reader.__name__] = reader
+        if unknown := set(only) - set(self.readers):
+            raise ValueError(f"no reader is named {', '.join(sorted(unknown))}")
+        if only:
+            self.readers = {name: self.readers[name] for name in only}
         self._messages = Messages(self.rng)
         self._packed = Packed(self.rng)
         self._pools = {name: _Pool() for name in self.readers}
@@ -100,11 +109,13 @@ class Fuzzer:
 
     def make(self, name: str) -> bytes:
         """A new input, or a mutation of an earlier one."""
-        rng, pool = self.rng, self._pools[name].inputs
+        rng, pool = self._rng_of(name), self._pools[name].inputs
         if pool and rng.random() < 0.5:
             return mutated(rng.choice(pool), pool, rng)
         if name in _PROTOBUF:
             return self._messages.make(_PROTOBUF[name])
+        if name in _PICKER:
+            return _PICKER[name](rng)
         if name == "skip":
             return msgspec.msgpack.encode(self._packed.any())
         if pool and rng.random() < 0.8:
@@ -132,12 +143,15 @@ class Fuzzer:
         pool = self._pools[name]
         if outcome not in pool.outcomes:
             pool.outcomes[outcome] = content
-        elif self.rng.random() > 0.02:
+        elif self._rng_of(name).random() > 0.02:
             return
         if len(pool.inputs) < POOL_MAX:
             pool.inputs.append(content)
         else:
-            pool.inputs[self.rng.randrange(POOL_MAX)] = content
+            pool.inputs[self._rng_of(name).randrange(POOL_MAX)] = content
+
+    def _rng_of(self, name: str) -> random.Random:
+        return self._picker_rng if name in _PICKER else self.rng
 
     def shortened(self, failure: Failure) -> Failure:
         """The failure with bytes left out that it doesn't need."""

@@ -283,7 +283,9 @@ class Connection:
         try:
             fields = self._decoder.decode(block)
         except (HPACKError, UnicodeDecodeError) as error:
-            raise ConnectionFault(Code.COMPRESSION_ERROR, f"headers: {error}") from None
+            # The library's text may hold an address of this process's memory.
+            about = f"headers can't be decoded ({type(error).__name__})"
+            raise ConnectionFault(Code.COMPRESSION_ERROR, about) from None
         if (stream := self.streams.get(number)) is not None:  # trailers
             if stream.ended or not flags & END_STREAM:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "headers inside a stream")

@@ -306,6 +306,18 @@ def test_a_broken_peer_gets_the_rfcs_error(
     assert U32.unpack_from(payload, 4)[0] == code
 
 
+def test_the_fault_of_broken_headers_is_the_same_for_all_connections() -> None:
+    """The HPACK library's own text for this block has an address of the process's memory."""
+    block = b"\x00\x07:method\x04O" + b"\xff" * 12
+    said = set()
+    for _ in range(3):
+        peer = a_peer()
+        with pytest.raises(ConnectionFault) as raised:
+            peer.send(frame(http2.HEADERS, http2.END_HEADERS, 1, block))
+        said.add(str(raised.value))
+    assert said == {"headers can't be decoded (HPACKDecodingError)"}
+
+
 def test_what_is_no_http2_is_refused() -> None:
     connection = Connection(Echo(), streams_max=1)
     with pytest.raises(ConnectionFault):
