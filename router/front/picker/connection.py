@@ -44,6 +44,8 @@ class Http2Protocol(asyncio.Protocol):
         self._transport: Any = None
         self._clock = asyncio.get_running_loop().time
         self._receiving = False
+        self._flushing = False
+        """Whether a write is due in the loop's next turn."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -65,10 +67,11 @@ class Http2Protocol(asyncio.Protocol):
         self._write()
 
     def flush(self) -> None:
-        """Writes what is to be written, unless bytes are being read: then it is written after
-        them, all at once."""
-        if not self._receiving:
-            self._write()
+        """Writes what is to be written, all at once: after the bytes that are being read, else in
+        the loop's next turn, so that an endpoint and the body behind it are one write."""
+        if not self._receiving and not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._write)
 
     @override
     def pause_writing(self) -> None:
@@ -85,6 +88,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def close(self) -> None:
         """Closes the connection after what was written."""
+        self._write()
         if self._transport is not None:
             self._transport.close()
 
@@ -94,6 +98,7 @@ class Http2Protocol(asyncio.Protocol):
         return str(self._transport.get_extra_info("peername")) if self._transport else "?"
 
     def _write(self) -> None:
+        self._flushing = False
         out = self.http2.out
         if out and self._transport is not None:
             self._transport.write(b"".join(out))
