@@ -8,7 +8,8 @@ rounds of the two take turns, and the medians stand.
 
 `epp_request_cpu_ms`: a request of 8 KB, from its headers to the end of an answer of one chunk, with
 its pick by a router in another process. `epp_pick_added_p50_ms`: from the last byte of such a
-request to the endpoint, one request at a time.
+request to the endpoint, one request at a time. `..._in_router`: with the router in the picker's
+process, as `kvroute serve --epp-listen` has it.
 """
 
 import asyncio
@@ -17,9 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from router.prompts.prompts import ModelPrompts, Source
+from tests.bench.epp_side import a_router
 from tests.bench.timing import beside, row
-from tests.stage.served import served
 
 STREAMS = 20
 CHUNKS = 200
@@ -34,35 +34,38 @@ def rows() -> list[dict[str, Any]]:
 
 
 async def _rows() -> list[dict[str, Any]]:
-    async with served(models_prompts={"m": ModelPrompts(source=Source.OFF)}) as router:
-        router.fleet.add("w0", address="http://127.0.0.1:9", total_slots=10_000)
-        router.fleet.add("w1", address="http://127.0.0.1:10", total_slots=10_000)
+    async with a_router() as router:
         target = f"127.0.0.1:{router.server.port}"
         ours = await _started("ours", target)
+        local = await _started("local", target)
         peer = await _started("grpc", target)
         try:
-            return await _measured(ours, peer)
+            return await _measured(ours, local, peer)
         finally:
-            for side in (ours, peer):
+            for side in (ours, local, peer):
                 side.kill()
                 await side.wait()
 
 
 async def _measured(
-    ours: asyncio.subprocess.Process, peer: asyncio.subprocess.Process
+    ours: asyncio.subprocess.Process,
+    local: asyncio.subprocess.Process,
+    peer: asyncio.subprocess.Process,
 ) -> list[dict[str, Any]]:
     rows = []
-    for name, what, unit, both in (
-        ("epp_chunk_cpu_us", f"chunks {STREAMS} {CHUNKS}", "us", True),
-        ("epp_single_chunk_cpu_us", f"chunks 1 {SINGLES}", "us", True),
-        ("epp_request_cpu_ms", f"requests {REQUESTS}", "ms", False),
-        ("epp_pick_added_p50_ms", f"picks {REQUESTS}", "ms", False),
+    for name, what, unit, side, twin in (
+        ("epp_chunk_cpu_us", f"chunks {STREAMS} {CHUNKS}", "us", ours, peer),
+        ("epp_single_chunk_cpu_us", f"chunks 1 {SINGLES}", "us", ours, peer),
+        ("epp_request_cpu_ms", f"requests {REQUESTS}", "ms", ours, None),
+        ("epp_pick_added_p50_ms", f"picks {REQUESTS}", "ms", ours, None),
+        ("epp_request_cpu_ms_in_router", f"requests {REQUESTS}", "ms", local, None),
+        ("epp_pick_added_p50_ms_in_router", f"picks {REQUESTS}", "ms", local, None),
     ):
         mine, other = [], []
         for _ in range(REPEATS):
-            mine.append(await _say(ours, what))
-            if both:
-                other.append(await _say(peer, what))
+            mine.append(await _say(side, what))
+            if twin is not None:
+                other.append(await _say(twin, what))
         found = row(name, round(median(mine), 2), unit, "less")
         rows.append(beside(found, median(other) if other else None))
     return rows

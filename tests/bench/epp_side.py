@@ -3,7 +3,8 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +23,10 @@ from router.front.picker.calls import EXT_PROC, PROCESS
 from router.front.picker.frames import frame
 from router.front.picker.request_stream import Question, RequestStream
 from router.front.picker.server import PickerServer
+from router.front.routers import Router
+from router.prompts.prompts import ModelPrompts, Source
 from tests.stage.picker import request_body, request_headers, response_body, response_headers
+from tests.stage.served import Served, served
 
 EVENT = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" token"}}]}' + (
     b" " * 138 + b"\n\n"
@@ -63,18 +67,20 @@ async def process(_: Any, context: Any) -> None:
         out.clear()
 
 
-async def serve(kind: str, target: str) -> int:
-    """The port of a picker, or of its twin."""
-    if kind == "ours":
+async def serve(kind: str, target: str, stack: AsyncExitStack) -> int:
+    """The port of a picker, or of its twin. kind: `ours`, `local` with the router in this process,
+    or `grpc`."""
+    if kind in ("ours", "local"):
         settings = PickerSettings(listen="127.0.0.1:0")
 
         def broke(error: BaseException) -> None:
             raise SystemExit(repr(error))
 
         registry = CollectorRegistry()
-        picker = PickerServer(
-            settings, KvRouteClient(target), registry, clock=time.time, broke=broke
-        )
+        router: Router = KvRouteClient(target)
+        if kind == "local":
+            router = (await stack.enter_async_context(a_router())).local()
+        picker = PickerServer(settings, router, registry, clock=time.time, broke=broke)
         await picker.start()
         while not picker.ready:  # noqa: ASYNC110  # nothing to await
             await asyncio.sleep(0.01)
@@ -89,6 +95,15 @@ async def serve(kind: str, target: str) -> int:
     await server.start()
     KEPT.append(server)
     return port
+
+
+@asynccontextmanager
+async def a_router() -> AsyncIterator[Served]:
+    """A router of two workers that makes no tokens."""
+    async with served(models_prompts={"m": ModelPrompts(source=Source.OFF)}) as router:
+        router.fleet.add("w0", address="http://127.0.0.1:9", total_slots=10_000)
+        router.fleet.add("w1", address="http://127.0.0.1:10", total_slots=10_000)
+        yield router
 
 
 KEPT: list[Any] = []
@@ -219,7 +234,12 @@ def say(text: str) -> None:
 
 
 async def main(kind: str, target: str) -> None:
-    port = await serve(kind, target)
+    async with AsyncExitStack() as stack:
+        await work(await serve(kind, target, stack))
+
+
+async def work(port: int) -> None:
+    """Lines of work in, numbers out."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
