@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy chart check bench results queue-study proto lock licences sbom audit format clean
+.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy docs chart check bench results queue-study proto lock licences sbom audit format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -102,6 +102,23 @@ queue-study: $(STAMP) ## simulator/QUEUE.md: orders of the router's queue under 
 
 proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files
 	@PATH="$(abspath $(PROTOC)/bin):$(abspath $(BIN)):$$PATH" python proto/generate.py
+
+SITE := $(VENV)/site
+$(SITE)/.installed: docs/site/requirements.txt
+	@$(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --requirement docs/site/requirements.txt
+	@touch $@
+
+# The diagrams are drawn in the browser; without npm their source is shown.
+build/docs/mermaid.min.js:
+	@mkdir -p build/docs/mermaid
+	@if command -v npm > /dev/null; then cd build/docs/mermaid && npm pack --silent mermaid@11.16.0 > pack.log && tar -xzf mermaid-*.tgz && cp package/dist/mermaid.min.js ..; else echo "no npm: diagrams stay text" >&2; touch $@; fi
+
+docs: $(SITE)/.installed build/docs/mermaid.min.js ## build/docs/site: docs/ and the READMEs as a site, no link broken
+	@$(PYTHON) docs/site/stage.py build/docs/pages
+	@mkdir -p build/docs/pages/assets && cp build/docs/mermaid.min.js build/docs/pages/assets/
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	@echo "build/docs/site/index.html"
 
 # Tools that make and read the lists of dependencies, apart from the developer's environment.
 LISTS := $(VENV)/lists
