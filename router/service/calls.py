@@ -23,6 +23,7 @@ from grpc_status import rpc_status
 from router.config.settings.serving_settings import GrpcSettings
 from router.desk import statuses
 from router.desk.counters import Metrics
+from router.desk.methods import REPORT
 from router.keys.door import Door
 from router.request.refusal import Reason, Refusal
 from router.service.entrance import Entrance, short
@@ -37,6 +38,9 @@ QUIET_S = 0.05
 """Without a call, before a server that stops sends GOAWAY."""
 QUIET_S_MAX = 0.5
 """Of waiting for such a pause."""
+
+REPORTS_SHARE = 8
+"""Of grpc.in_flight_mib_max, the part that Report's messages have beside it."""
 
 UNREAD = "UNREAD"
 """The reason in metrics of a stream whose client doesn't read."""
@@ -85,6 +89,8 @@ class Guard:
         self._entrance = entrance
         self.limits = limits
         self.in_flight = in_flight
+        self.reports_in_flight = InFlight(in_flight.bytes_max // REPORTS_SHARE)
+        """Of Report's messages, so that reservations end while requests hold all the rest."""
         self.metrics = metrics
         self._clock = clock
         self._logged_s: dict[str, float] = {}
@@ -186,7 +192,8 @@ class Guard:
         return grpc.unary_unary_rpc_method_handler(_freed(self._answer(method, handler)))
 
     def _answer(self, method: str, handler: Handler) -> Callable[..., Awaitable[bytes]]:
-        limit, hold = self.limits.of(method), self.in_flight.hold
+        limit = self.limits.of(method)
+        hold = (self.reports_in_flight if method == REPORT else self.in_flight).hold
         parse, write = _reader(handler), _writer(handler)
         behaviour: Any = handler.unary_unary
 

@@ -63,8 +63,12 @@ class GrpcServer:
         self._draining = False
         self.port = 0
         guard = self._guard = router.guard
-        in_flight, feed = guard.in_flight, fleet.feed
-        guard.metrics.follow(lambda: in_flight.bytes, in_flight.bytes_max, lambda: feed.watches)
+        feed = fleet.feed
+        guard.metrics.follow(
+            lambda: guard.in_flight.bytes,
+            guard.in_flight.bytes_max,
+            lambda: feed.watches,
+        )
         guard.add(self._server, SERVICES[0], byte_handlers(router))
         guard.add(self._server, SERVICES[1], fleet_handlers(fleet))
         guard.add(self._server, SERVICES[2], prompts_handlers(PromptsService(router.texts)))
