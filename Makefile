@@ -56,8 +56,8 @@ bar: $(STAMP) ## the default against the policies that one could have instead (h
 hostile: $(STAMP) ## how a good client fares under each attack of hostile ones (4 minutes): ARGS="--only noise"
 	@$(BIN)/python -m tests.hostile $(ARGS)
 
-chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=... RATE=80
-	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --rate $(or $(RATE),80) $(if $(SEED),--seed $(SEED)) $(ARGS)
+chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=... RATE=80 TLS=1
+	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --rate $(or $(RATE),80) $(if $(SEED),--seed $(SEED)) $(if $(TLS),--tls) $(ARGS)
 
 SANITIZED := build/sanitized
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer

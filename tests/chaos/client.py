@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 from kvroute.client import KvRouteClient, KvRouteError
+from tests.chaos.locked import CLIENTS, Lock
 from tests.chaos.records import Attempt, Served
 from tests.stage.channel import lines, say
 
@@ -90,8 +91,11 @@ class Client:
         self._sessions = [
             Session(self._rng, f"{asked.number}/{i}", prefixes) for i in range(SESSIONS)
         ]
+        lock = Lock.of(asked.locks, CLIENTS)
         self._router = KvRouteClient(
             asked.routers,
+            credentials=lock.credentials,
+            token=lock.token,
             timeout_s=asked.route_s,
             hash_prompts=asked.number % 2 == 1,
             rng=self._rng,
@@ -281,6 +285,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--engines", nargs="+", type=int, required=True, help="ports of all")
     parser.add_argument("--rate", type=float, default=75.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--locks", type=Path, help="folder of TLS and tokens")
     parser.add_argument("--out", type=Path, required=True, help="file for the records")
     parser.add_argument(
         "--first-byte-s", type=float, default=2.0, help="until an answer that has not begun is left"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -31,6 +32,7 @@ from kvroute.v1 import (
     RouteResponse,
 )
 from kvroute.v1.fleet_pb2_grpc import FleetStub
+from tests.chaos.locked import HOSTILE, Lock
 from tests.stage.channel import lines, say
 
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -44,12 +46,14 @@ _STRANGE = ("", "\0", "../../etc/passwd", "a" * 5000, "w.>", "*", "[red]x[/]", "
 class Hostile:
     """One hostile client of several routers."""
 
-    def __init__(self, routers: list[str], rng: random.Random) -> None:
+    def __init__(self, routers: list[str], rng: random.Random, lock: Lock) -> None:
         self.counts: Counter[str] = Counter()
         """What was sent and how it was answered."""
         self._rng = rng
-        self._channels = [grpc.aio.insecure_channel(one, options=OPTIONS) for one in routers]
-        self._clients = [KvRouteClient(one) for one in routers]
+        self._channels = [lock.channel(one, OPTIONS) for one in routers]
+        self._clients = [
+            KvRouteClient(one, credentials=lock.credentials, token=lock.token) for one in routers
+        ]
         self._tricks: list[Callable[[grpc.aio.Channel], Awaitable[object]]] = [
             self.long_prompt,
             self.raw_bytes,
@@ -256,7 +260,7 @@ async def flood(nats_port: int, seconds: float) -> int:
 async def run(asked: argparse.Namespace) -> int:
     rng = random.Random(f"{asked.seed}/hostile")
     stop = asyncio.Event()
-    hostile = Hostile(asked.routers, rng)
+    hostile = Hostile(asked.routers, rng, Lock.of(asked.locks, HOSTILE))
     working = asyncio.create_task(hostile.run(asked.every_s, stop))
     say(sends=True)
     async for command in lines():
@@ -280,6 +284,7 @@ async def obey(command: dict[str, Any], hostile: Hostile, nats_port: int) -> dic
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.hostile", description=__doc__)
     parser.add_argument("--routers", nargs="+", required=True, help="host:port of each")
+    parser.add_argument("--locks", type=Path, help="folder of TLS and tokens")
     parser.add_argument("--nats-port", type=int, required=True)
     parser.add_argument("--every-s", type=float, default=0.5, help="between two tricks")
     parser.add_argument("--seed", type=int, default=0)

@@ -23,6 +23,7 @@ import yaml
 
 from router.children.nats_server import server_binary
 from router.children.process import launched
+from tests.chaos.locked import write_locks
 from tests.chaos.records import Ended, Held, Memory, RouterSeen, WorkerSeen
 from tests.chaos.schedule import Sizes
 from tests.stage.proxy import Proxy, proxy_to
@@ -65,6 +66,8 @@ class Options:
     engine_blocks: int = 2048
     engine_slots: int = 256
     engine_speed: float = 1.0
+    tls: bool = False
+    """Routers have TLS and take callers with tokens alone."""
     hostile_every_s: float | None = 0.5
     """Between two of its messages; None: there is no hostile client."""
 
@@ -249,8 +252,9 @@ async def a_stage(options: Options, folder: Path) -> AsyncIterator[Stage]:
         await until(lambda: accepts(nats_port), "nats-server to listen")
         for i in range(options.sizes.workers):
             await _add_engine(stage, i, ports, stack)
+        locks = write_locks(folder) if options.tls else {}
         for i in range(options.sizes.routers):
-            _add_router(stage, i, ports)
+            _add_router(stage, i, ports, locks)
         for i in range(min(options.relays, options.sizes.workers)):
             _add_relay(stage, i)
         await asyncio.gather(*(engine.start(answers=True) for engine in stage.engines))
@@ -289,6 +293,7 @@ async def start_clients(stage: Stage) -> None:
             *("--first-byte-s", str(options.first_byte_s), "--route-s", str(options.route_s)),
             *("--out", str(stage.folder / f"client-{client}.jsonl")),
             *(("--attempts",) if options.attempts else ()),
+            *_locked(stage),
         ]
         log = stage.folder / f"client-{client}.log"
         stage.clients.append(Child(f"client-{client}", "client", command, log))
@@ -298,12 +303,18 @@ async def start_clients(stage: Stage) -> None:
         await child.start(answers=True)
 
 
+def _locked(stage: Stage) -> tuple[str, ...]:
+    """The words of a process that calls routers."""
+    return ("--locks", str(stage.folder)) if stage.options.tls else ()
+
+
 def _a_hostile_client(stage: Stage, every_s: float) -> Child:
     routers = [f"127.0.0.1:{port}" for port in stage.router_ports]
     command = [
         *(sys.executable, "-m", "tests.chaos.hostile", "--routers", *routers),
         *("--nats-port", str(stage.nats_port), "--seed", str(stage.options.seed)),
         *("--every-s", str(every_s)),
+        *_locked(stage),
     ]
     return Child("hostile", "hostile", command, stage.folder / "hostile.log")
 
@@ -338,7 +349,7 @@ async def _add_engine(stage: Stage, i: int, ports: list[int], stack: AsyncExitSt
         ]
 
 
-def _add_router(stage: Stage, i: int, ports: list[int]) -> None:
+def _add_router(stage: Stage, i: int, ports: list[int], locks: dict[str, Any]) -> None:
     options, name = stage.options, f"router-{i}"
     port = ports.pop()
     stage.router_ports.append(port)
@@ -354,6 +365,7 @@ def _add_router(stage: Stage, i: int, ports: list[int]) -> None:
             "file_mib": 1,
         },
         "drain_timeout_s": 5.0,
+        **locks,
     }
     file = stage.folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(config))

@@ -4,7 +4,10 @@
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests.chaos.laws import judge
 from tests.chaos.report import table
@@ -26,11 +29,13 @@ OPTIONS = Options(
 TIMES = Times(warm_up=2.0, faults=14.0, every=0.8, longest=3.0, mended=1.0, waits=False)
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["plain text", "TLS and tokens"])
 async def test_faults_end_no_process_leave_nothing_open_and_an_index_that_is_exact(
-    tmp_path: Path,
+    tmp_path: Path, tls: bool
 ) -> None:
-    observed = await run(OPTIONS, TIMES, tmp_path, lambda text: sys.stdout.write(text + "\n"))
+    options = replace(OPTIONS, tls=tls)
+    observed = await run(options, TIMES, tmp_path, lambda text: sys.stdout.write(text + "\n"))
     verdicts = [one for one in judge(observed) if not one.timed]
-    sys.stdout.write(table(observed, verdicts, f"SEED={SEED}, {OPTIONS}, {TIMES}"))
+    sys.stdout.write(table(observed, verdicts, f"SEED={SEED}, {options}, {TIMES}"))
     assert [one.law for one in verdicts if not one.holds] == []
     assert all(one.looked for one in verdicts)
