@@ -174,6 +174,11 @@ class Exchange:
         """Whether a router can make tokens of the body."""
         return self.kind in _BODY_FIELDS
 
+    @property
+    def may_have_tokens(self) -> bool:
+        """Whether a worker may get the prompt's tokens beside the body."""
+        return self.kind is Kind.CHAT and not self.facts.names_tokens
+
     def pairs_on(self, engine: str) -> bool:
         """Whether a prefill worker and a decode worker of this engine can share the request.
 
@@ -207,11 +212,13 @@ class Exchange:
         *,
         engine_priority: int | None = None,
         fields: Mapping[str, Any] | None = None,
+        tokens: Mapping[str, Any] | None = None,
     ) -> Upstream:
-        """The request to a worker. headers: of the pick. fields: of a pair, for the body's top
-        level."""
+        """The request to a worker. headers: of the pick. fields, tokens: for the body's top level,
+        of a pair, or of forwarded_tokens.py for a body that may_have_tokens."""
         facts, more = self.facts, dict(fields or {})
         absent = not more
+        more |= tokens or {}
         if self.takes_usage_out and "stream_options" not in more:
             options = {"include_usage": True}
             if facts.names_stream_options:

@@ -103,6 +103,8 @@ class _Body(msgspec.Struct):
     cache_salt: Text | None = None
     previous_response_id: Text | None = None
     background: bool | None = None
+    kv_transfer_params: Raw | UnsetType = UNSET
+    input_ids: Raw | UnsetType = UNSET
     metadata: Raw = Raw(b"null")
     prompt: Raw = Raw(b"null")
 
@@ -134,6 +136,8 @@ class Facts:
     previous_response_id: str
     is_background: bool
     """A response that its engine goes on with after the answer."""
+    names_tokens: bool
+    """The body has fields of its own in which engines take tokens."""
 
 
 def shape_of(kind: Kind) -> Shape:
@@ -171,6 +175,7 @@ def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) ->
         has_one_prompt=not _is_list_of_prompts(fields.prompt),
         previous_response_id=fields.previous_response_id or "",
         is_background=bool(fields.background),
+        names_tokens=fields.kv_transfer_params is not UNSET or fields.input_ids is not UNSET,
     )
 
 

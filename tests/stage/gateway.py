@@ -105,17 +105,19 @@ async def a_gateway(
     door: Door | None = None,
     router_door: Door | None = None,
     dial: Mapping[str, Any] | None = None,
+    prompts: ModelPrompts | None = None,
     in_process: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A gateway before a fleet of these workers, w0, w1 ...; the tests add others.
 
-    door, router_door: keys of the gateway's clients, and of the router's. dial: see Gateway."""
+    door, router_door: keys of the gateway's clients, and of the router's. dial: see Gateway.
+    prompts: of model m; None: the router makes no tokens."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(worker.run())
         # Workers here answer each request as the test says, so that no router may ask for tokens.
-        without_tokens = {"m": ModelPrompts(source=Source.OFF)}
+        without_tokens = {"m": prompts or ModelPrompts(source=Source.OFF)}
         router = await stack.enter_async_context(
             served(models_prompts=without_tokens, door=router_door)
         )

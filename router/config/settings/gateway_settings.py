@@ -72,6 +72,13 @@ class GatewaySettings(Settings, frozen=True):
         Literal["auto", "never"],
         Meta(description="auto: requests get a prefill worker where the fleet has some"),
     ] = "auto"
+    forward: Annotated[
+        Literal["body", "tokens"],
+        Meta(
+            description="tokens: chats go on with their prompt's tokens, so that engines do not"
+            " tokenise again; only tokens that are verified, and only to engines that take them"
+        ),
+    ] = "body"
     priority: Annotated[
         Literal["higher", "lower"],
         Meta(description="whether a higher or a lower `priority` in a body is sooner"),

@@ -74,16 +74,22 @@ class WorkerAttempt:
     async def _run(self) -> web.StreamResponse:
         prefill = self._pick.prefill_worker
         if prefill is None:
-            return await self._send({})
+            return await self._send({}, self._forwarder.token_fields(self._pick))
         self._forwarder.paired(prefill.engine)
         if prefill.engine == "vllm":
             return await self._in_two_steps(prefill)
         return await self._at_once(prefill)
 
-    async def _send(self, fields: dict[str, Any]) -> web.StreamResponse:
+    async def _send(
+        self, fields: dict[str, Any], tokens: dict[str, Any] | None = None
+    ) -> web.StreamResponse:
         pick = self._pick
         upstream = self._exchange.upstream(
-            pick.address, pick.headers, engine_priority=pick.engine_priority, fields=fields
+            pick.address,
+            pick.headers,
+            engine_priority=pick.engine_priority,
+            fields=fields,
+            tokens=tokens,
         )
         sent = self._forwarder.post(upstream)
         async with sent as answer:

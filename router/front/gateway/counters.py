@@ -61,6 +61,12 @@ class GatewayCounters:
             ["engine"],
             registry=registry,
         )
+        self.with_tokens = Counter(
+            "kvroute_gateway_forwarded_tokens",
+            "Chats that went on with their prompt's tokens (gateway.forward), by engine.",
+            ["engine"],
+            registry=registry,
+        )
         self.pick = Histogram(
             "kvroute_gateway_pick_seconds",
             "From a request's head to its first pick: the bytes of its body, its tokens, and the"

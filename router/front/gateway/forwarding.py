@@ -8,10 +8,11 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from kvroute.client import KvRouteError, RoutedRequest
+from kvroute.client import KvRouteError, Pick, RoutedRequest
 from kvroute.v1 import Phase
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import Exchange, Upstream, goes_by_load
+from router.front.forwarded_tokens import token_fields
 from router.front.gateway.attempt import WorkerAttempt
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.roster import Roster
@@ -73,6 +74,8 @@ class Forwarder:
             tokens_max=self._roster.estimate_max(model),
             output_tokens=self._lengths.mean(model),
         )
+        if settings.forward == "tokens" and exchange.may_have_tokens and not by_load:
+            options["return_tokens"] = True
         if settings.pairs == "auto" and self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
         if worker_id := self._holder(exchange):
@@ -127,6 +130,17 @@ class Forwarder:
     def first_token(self, routed: RoutedRequest, *, answering: bool) -> None:
         """Reports PREFILL_DONE; the stream doesn't wait for the router."""
         self._spawn(routed.prefill_done(answering=answering))
+
+    def token_fields(self, pick: Pick) -> dict[str, Any]:
+        """Fields with the prompt's tokens, for a worker whose engine takes them; mostly empty."""
+        prompt = pick.prompt
+        if prompt is None or not prompt.verified or not prompt.token_bytes:
+            return {}
+        engine = self._roster.engine(pick.worker_id)
+        fields = token_fields(engine, prompt.token_ids.tolist())
+        if fields:
+            self._counters.with_tokens.labels(engine).inc()
+        return fields
 
     def post(self, upstream: Upstream) -> Sent:
         return self._upstreams.post(upstream)

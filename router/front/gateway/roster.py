@@ -32,6 +32,8 @@ class Roster:
         self._workers: list[WorkerStatus] = []
         self._pair_engines: dict[str, frozenset[str]] = {}
         """Model -> engines of its prefill workers; "": of all."""
+        self._engines: dict[str, str] = {}
+        """Worker id -> its engine."""
         self._counts: Counter[str] = Counter()
         """Workers of a model; "": of all."""
         self._created: dict[str, int] = {}
@@ -66,6 +68,7 @@ class Roster:
             for name in ("", *_names(each)) if each.role == "prefill" else ():
                 known = self._pair_engines.get(name, frozenset())
                 self._pair_engines[name] = known | {each.engine}
+        self._engines = {each.worker_id: each.engine for each in self._workers}
         self._counts = Counter(name for each in self._workers for name in ("", *_names(each)))
         now = int(self._clock())
         names = {name for each in self._workers for name in _names(each)}
@@ -89,6 +92,10 @@ class Roster:
     def pair_engines(self, model: str) -> frozenset[str]:
         """Engines of the model's prefill workers; without a name: of any model's."""
         return self._pair_engines.get(model, frozenset())
+
+    def engine(self, worker_id: str) -> str:
+        """A worker's engine; empty: the last list does not have it."""
+        return self._engines.get(worker_id, "")
 
     def count(self, model: str) -> int:
         """Workers of the model; without a name: of all."""
