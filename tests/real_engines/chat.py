@@ -75,6 +75,8 @@ class Counts:
     reported: int = 0
     """Cached tokens."""
     prompt_tokens: int = 0
+    forwarded: int = 0
+    """Chats that went to their engine with tokens."""
     direct: int = 0
     """Answers compared with the engine's own."""
     odd: int = 0
@@ -98,6 +100,7 @@ class Counts:
             "shapes": len(self.shapes),
             "common_verified": f"{self.common_verified} of {self.common}",
             "cached_share": round(self.reported / max(1, self.prompt_tokens), 3),
+            "forwarded_with_tokens": self.forwarded,
             "equal_to_direct": self.direct,
         }
 
@@ -109,6 +112,8 @@ class Counts:
             faults.append(f"only {self.exact} of {with_tokens} predictions are exact")
         if self.common_verified < VERIFIED_MIN * self.common:
             faults.append(f"{self.common_verified} of {self.common} common chats verified")
+        if not self.forwarded:
+            faults.append("no chat went on with its tokens")
         return faults
 
 
@@ -122,12 +127,13 @@ class Compared:
     counts: Counts = field(default_factory=Counts)
 
     async def one(self, name: str, body: Body, *, stream: bool, direct: bool) -> None:
-        """A chat, counted and compared."""
+        """A chat, counted and compared: two by one gateway, then two by the other."""
         counts = self.counts
+        gateway = counts.chats // 2 % 2
         counts.chats += 1
         told = (await self.chats.stage.client.explain(**question(body))).prompt
         try:
-            answer = await self.chats.ask(body, stream=stream)
+            answer = await self.chats.ask(body, stream=stream, gateway=gateway)
         except openai.APIStatusError as error:
             if error.status_code >= 500:
                 self.chats.faults.append(f"{name}: {error.status_code} {error.message[:200]}")
@@ -228,6 +234,7 @@ async def all_shapes(chats: Chats, count: int, seed: int) -> Counts:
             log.info("%s", json.dumps(compared.counts.shown()))
     if differ := await chats.metric("kvroute_prompt_differences_total"):
         chats.faults.append(f"{differ:.0f} chats have other tokens at the engine")
+    compared.counts.forwarded = int(await chats.with_tokens())
     chats.faults += compared.counts.wrong()
     return compared.counts
 

@@ -22,7 +22,8 @@ from tests.real_engines.processes import Child
 from tests.real_engines.stage import Ground, Stage, StageBroken, a_stage
 from tests.stage.prompts.bodies import Body
 
-GATEWAYS = 2
+FORWARD = ("body", "tokens")
+"""What each gateway sends on of a chat."""
 LEASE_S = 10.0
 """Of a reservation, so that those of a gateway that was killed end soon."""
 SETTLE_S = 4.0
@@ -84,6 +85,16 @@ class Chats:
                 return
             await asyncio.sleep(0.01)
         log.info("the facts of a chat on %s did not come", worker)
+
+    async def with_tokens(self) -> float:
+        """Chats that the gateways sent on with tokens."""
+        name, sums = "kvroute_gateway_forwarded_tokens_total", []
+        for port in self.ports:
+            url = f"http://127.0.0.1:{port}/metrics"
+            async with self.stage.session.get(url) as answer:
+                text = await answer.text()
+            sums += [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)]
+        return sum(sums)
 
     async def metric(self, name: str) -> float:
         """The sum of a family of the router's metrics."""
@@ -172,13 +183,14 @@ async def a_fleet(
         stage = await stack.enter_async_context(
             a_stage(room, logs, fleet_of, ["--config", str(config)])
         )
-        first = free_ports(GATEWAYS)
-        ports = [first + number for number in range(GATEWAYS)]
+        first = free_ports(len(FORWARD))
+        ports = [first + number for number in range(len(FORWARD))]
         gateways = []
         for number, port in enumerate(ports):
             command = [
                 *(sys.executable, "-m", "router.cli.main", "gateway", "--router", stage.target),
                 *("--listen", f"127.0.0.1:{port}", "--gateway-answer-headers", "true"),
+                *("--gateway-forward", FORWARD[number]),
             ]
             gateway = Child(f"gateway-{number}", command, logs)
             stack.push_async_callback(gateway.stop)
