@@ -32,6 +32,7 @@ from kvroute.v1 import PromptSource
 from router.prompts.settings import EngineKind
 from tests.real_engines.chat_faults import all_faults
 from tests.real_engines.chat_fleet import Answer, Chats, a_fleet, question
+from tests.real_engines.chat_messages import all_messages
 from tests.real_engines.chat_model import make_room
 from tests.real_engines.stage import StageBroken
 from tests.stage.prompts.bodies import CHATS, Body, random_chat
@@ -167,7 +168,7 @@ class Compared:
                     f"{name}: {answer.text!r}, the engine alone {alone.text!r}"
                 )
         if answer.worker != self.odd:
-            await self.chats.settle(body, answer.worker, engine.block_size)
+            await self.chats.settle(question(body), answer.worker, engine.block_size)
 
     def _count_odd(self, name: str, answer: Answer, count: int) -> None:
         counts = self.counts
@@ -269,6 +270,8 @@ async def run(kind: EngineKind, count: int, seed: int) -> dict[str, object]:
         async with a_fleet(kind, room, BUILD / "logs", dict.fromkeys(names, ())) as chats:
             shown["chats"] = (await all_shapes(chats, count, seed)).shown()
             log.info("%s: %s", kind, json.dumps(shown["chats"]))
+            shown["messages"] = await all_messages(chats, seed)
+            log.info("%s: %s", kind, json.dumps(shown["messages"]))
             shown["faults"] = await all_faults(chats)
             broken += chats.faults
         odd = {names[0]: (), names[1]: ("--chat-template", str(TEMPLATES / f"{OTHER}.jinja"))}

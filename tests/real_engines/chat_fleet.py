@@ -66,12 +66,13 @@ class Chats:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             return await asked(client, body, stream=stream)
 
-    async def settle(self, body: Body, worker: str, size: int) -> None:
-        """Waits until the router knows of every block of a prompt, and no fact comes."""
+    async def settle(self, prompt: dict[str, Any], worker: str, size: int) -> None:
+        """Waits until the router knows of every block of a prompt, and no fact comes. prompt:
+        options of the client."""
         deadline_s = time.monotonic() + SETTLE_S
         facts, since_s = -1, time.monotonic()
         while time.monotonic() < deadline_s:
-            explanation = await self.stage.client.explain(**question(body))
+            explanation = await self.stage.client.explain(**prompt)
             filled = explanation.prompt.count // size * size
             rows = [row for row in explanation.candidates if row.worker_id == worker]
             stats = await self.stage.client.index_stats()

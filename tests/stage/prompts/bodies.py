@@ -279,6 +279,31 @@ def random_chat(rng: random.Random) -> Body:
     return body
 
 
+def random_messages(rng: random.Random) -> Body:
+    """Anthropic's messages as an agent might send them: system texts, tools, calls, results."""
+    messages: list[Body] = []
+    for turn in range(rng.randint(1, 4)):
+        messages.append({"role": "user", "content": _content(rng)})
+        if rng.random() < 0.6:
+            use = {"type": "tool_use", "id": f"t{turn}", "name": "look", "input": {"a": _text(rng)}}
+            found = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": _content(rng)}
+            blocks = [{"type": "text", "text": _text(rng)} for _ in range(rng.randint(0, 2))]
+            messages += [
+                {"role": "assistant", "content": [*blocks, use]},
+                {"role": "user", "content": [found, *blocks]},
+            ]
+        if rng.random() < 0.7:
+            messages.append({"role": "assistant", "content": _content(rng)})
+    messages.append({"role": "user", "content": _content(rng)})
+    body: Body = {"model": "tiny", "max_tokens": 1, "messages": messages}
+    if rng.random() < 0.6:
+        body["system"] = _content(rng)
+    if rng.random() < 0.6:
+        schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+        body["tools"] = [{"name": "look", "description": _text(rng), "input_schema": schema}]
+    return body
+
+
 def _turn(rng: random.Random) -> list[Body]:
     answer: Body = {"role": "assistant", "content": _content(rng)}
     if rng.random() < 0.3:
