@@ -31,6 +31,7 @@ import openai
 from kvroute.v1 import PromptSource
 from router.prompts.settings import EngineKind
 from tests.real_engines.chat_faults import all_faults
+from tests.real_engines.chat_first_token import first_tokens
 from tests.real_engines.chat_fleet import Answer, Chats, a_fleet, question
 from tests.real_engines.chat_messages import all_messages
 from tests.real_engines.chat_model import make_room
@@ -272,6 +273,8 @@ async def run(kind: EngineKind, count: int, seed: int) -> dict[str, object]:
             log.info("%s: %s", kind, json.dumps(shown["chats"]))
             shown["messages"] = await all_messages(chats, seed)
             log.info("%s: %s", kind, json.dumps(shown["messages"]))
+            shown["first_token_ms"] = await first_tokens(chats)
+            log.info("%s: %s", kind, json.dumps(shown["first_token_ms"]))
             shown["faults"] = await all_faults(chats)
             broken += chats.faults
         odd = {names[0]: (), names[1]: ("--chat-template", str(TEMPLATES / f"{OTHER}.jinja"))}
