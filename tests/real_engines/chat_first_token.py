@@ -7,7 +7,7 @@ from tests.real_engines.chat_fleet import FORWARD, Chats
 from tests.real_engines.engines import MODEL
 from tests.stage.prompts.bodies import Body
 
-WORDS = 4_000
+WORDS = 1_600
 REPEATS = 9
 
 
