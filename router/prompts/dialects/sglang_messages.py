@@ -64,7 +64,7 @@ def _tool(tool: Any) -> Fields:
             "name": tool.get("name"),
             "description": text_or_none(tool, "description") or "",
             "parameters": schema,
-            "strict": tool.get("strict"),
+            "strict": tool.get("strict", False),  # SGLang writes it, wherever it is left out
         },
     }
 

@@ -95,7 +95,7 @@ def test_an_assistants_calls_stand_beside_its_text() -> None:
 def test_tools_have_a_description_and_their_own_schema() -> None:
     schema = {"properties": {}}
     tool = {"name": "now", "input_schema": schema}
-    made = {"name": "now", "description": "", "parameters": schema, "strict": None}
+    made = {"name": "now", "description": "", "parameters": schema, "strict": False}
     tools = [{"type": "function", "defer_loading": None, "function": made}]
     for choice, expected in (
         (None, "auto"),
