@@ -104,7 +104,8 @@ class Calls:
         call = stream.call
         if isinstance(call, PickedRequest):
             call.stream.half_closed()
-            call.left()
+            if call.stream.is_over:
+                call.left()
 
     def reset(self, stream: Stream) -> None:
         """See Service."""

@@ -17,6 +17,7 @@ Laws:
 - `ask` and `ended` are called at most once each.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
@@ -33,6 +34,8 @@ from router.front.refusals import Answer, FrontRefusal
 _NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
 _BUFFERED = (pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_BUFFERED_PARTIAL)
 _DUPLEX = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
+
+log = logging.getLogger("kvroute.picker")
 
 
 class Blind(Enum):
@@ -120,6 +123,9 @@ class RequestStream:
         self.held_bytes = 0
         """Of the request's body."""
         self._has_trailers = False
+        self._body_ended = False
+        self._closes = False
+        """Whether the stream ends with the pick."""
         self._exchange: Exchange | None = None
         self._answer_began = False
         self._status = 0
@@ -164,7 +170,11 @@ class RequestStream:
                 raise ValueError("a message holds no step of a request that is known here")
 
     def half_closed(self) -> None:
-        """Nothing more comes from Envoy: the client left, or the gateway shows no answer."""
+        """Nothing more comes from Envoy: the client left, or the gateway shows no answer. A gateway
+        that says no modes closes its side before the pick, and waits for it."""
+        if self._at is _At.PENDING and not self._says_modes:
+            self._closes = True
+            return
         if self._at is _At.PICKED and self._unseen():
             self._leave(observed=False)
         else:
@@ -220,6 +230,8 @@ class RequestStream:
         if self._has_trailers:
             send(messages.REQUEST_TRAILERS_PASS)
         self._let_go()
+        if self._closes:
+            self.half_closed()
 
     def _let_go(self) -> None:
         self._parts.clear()
@@ -244,6 +256,12 @@ class RequestStream:
     def _request_body(self, part: Part) -> None:
         if self._at is _At.START:
             raise ValueError("a request's body came before its headers")
+        if self._body_ended and self._request_mode == _DUPLEX:
+            # Envoy since 1.35 may send the last part twice (envoyproxy/envoy#46237): passed on, it
+            # would double the end of the body.
+            log.warning("a part of a body came after its end, and is left out")
+            return
+        self._body_ended = part.is_last
         if self._at in (_At.PICKED, _At.OVER):
             self._pass_on(part)
             return

@@ -115,6 +115,20 @@ def test_full_duplex_holds_all_back_until_the_body_is_whole() -> None:
     ]
 
 
+def test_a_part_after_the_bodys_end_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """As Envoy sends the last part of some long bodies twice: before the pick, and after it."""
+    stream, seen = a_stream()
+    tell(stream, request_headers(CHAT), request_body(BODY), request_body(BODY))
+    (question,) = seen.questions
+    assert question.exchange is not None
+    assert question.exchange.body == BODY
+    stream.picked("10.0.0.1:8000", {})
+    assert kinds(seen.take()) == ["request_headers", "request_body"]
+    tell(stream, request_body(BODY))
+    assert seen.take() == []
+    assert len(caplog.records) == 2
+
+
 def test_trailers_end_the_body_too() -> None:
     stream, seen = a_stream()
     trailers = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
