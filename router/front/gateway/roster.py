@@ -39,6 +39,9 @@ class Roster:
         self._created: dict[str, int] = {}
         self._shortest: dict[str, int] = {}
         """Tokens that the shortest worker of a model takes; "": of any."""
+        self._tried = False
+        """Whether a list was tried, so that a router that does not answer from the start is said
+        once."""
         self.listed = False
         """Whether the last call for a list was answered."""
 
@@ -53,11 +56,13 @@ class Roster:
         try:
             workers = await self._client.list_workers()
         except KvRouteError as error:
-            if self.listed:
-                log.warning("the workers can't be listed: %s", error)
-            self.listed = False
+            if self.listed or not self._tried:
+                log.warning("the workers can't be listed, and are tried again: %s", error)
+            self.listed, self._tried = False, True
             return
-        self.listed = True
+        if not self.listed:
+            log.info("%d workers are listed", len(workers))
+        self.listed = self._tried = True
         self.use(workers)
 
     def use(self, workers: Iterable[WorkerStatus]) -> None:

@@ -6,8 +6,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvroute.client import KvRouteClient
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from kvroute.v1 import ListWorkersRequest
+from router.front.gateway.roster import Roster
 from router.reservations.reservations import Ending
 from tests.stage.gateway import Worker, answering
 from tests.stage.picker import (
@@ -19,7 +21,7 @@ from tests.stage.picker import (
     response_body,
     response_headers,
 )
-from tests.stage.waiting import until
+from tests.stage.waiting import free_port, until
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
@@ -252,6 +254,19 @@ async def test_a_picker_without_workers_is_alive_and_not_ready() -> None:
             stage.served.fleet.add("w0", address=one.address)
             assert (await watch.read()).status == SERVING
             watch.cancel()
+
+
+async def test_a_router_that_does_not_answer_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "kvroute.gateway")
+    async with KvRouteClient(f"127.0.0.1:{free_port()}", timeout_s=0.2) as client:
+        roster = Roster(client, lambda: 0.0)
+        await roster.refresh()
+        await roster.refresh()
+        assert not roster.ready
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    assert "can't be listed" in caplog.text
 
 
 async def test_a_stop_waits_for_the_answers_under_way() -> None:
