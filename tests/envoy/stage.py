@@ -1,6 +1,7 @@
 """A real Envoy before a picker, a router and workers, all on loopback."""
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping
@@ -31,7 +32,10 @@ class Envoy:
     process: asyncio.subprocess.Process
 
     def post(
-        self, body: bytes | dict[str, Any], path: str = "/v1/chat/completions", **about: Any
+        self,
+        body: bytes | io.BytesIO | dict[str, Any],
+        path: str = "/v1/chat/completions",
+        **about: Any,
     ) -> Any:
         content = {"json": body} if isinstance(body, dict) else {"data": body}
         return self.http.post(f"{self.base}{path}", **content, **about)
