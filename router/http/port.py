@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Coroutine
 
 from aiohttp import web
+from aiohttp.http import SERVER_SOFTWARE
 
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import HttpSettings
@@ -44,6 +45,7 @@ class HttpPort:
         client leaves is cancelled. head_bytes_max: of the request line, and of each header. Raises
         ConfigError for an address that is none."""
         self._host, self._port = split_address(listen)
+        app.on_response_prepare.append(_named)
         self._bounds = bounds
         self._tls = tls
         self._reuse_port = reuse_port
@@ -146,6 +148,12 @@ class HttpPort:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _named(_request: web.Request, response: web.StreamResponse) -> None:
+    """Answers don't tell the versions of Python and aiohttp."""
+    if response.headers.get("Server") == SERVER_SOFTWARE:
+        response.headers["Server"] = "kvroute"
 
 
 async def _listening(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:

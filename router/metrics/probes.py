@@ -49,6 +49,5 @@ class ProbeServer:
 
 
 def _answer(serving: bool) -> web.Response:
-    headers = {"Server": "kvroute"}  # without the versions of Python and aiohttp
     text = "serving\n" if serving else "not serving\n"
-    return web.Response(text=text, status=200 if serving else 503, headers=headers)
+    return web.Response(text=text, status=200 if serving else 503)

@@ -184,6 +184,16 @@ async def test_the_end_of_a_port_ends_its_connections() -> None:
         assert await ended(served) == b""
 
 
+async def test_answers_do_not_tell_what_the_server_is_made_of() -> None:
+    async with a_port() as port:
+        peer = await connected(port)
+        peer[1].write(HEAD)
+        async with asyncio.timeout(GUARD_S):
+            answer = await peer[0].readuntil(b"here")
+        assert b"\r\nServer: kvroute\r\n" in answer
+        assert b"aiohttp" not in answer
+
+
 async def test_an_address_that_is_taken_is_named() -> None:
     async with a_port() as port:
         taken = HttpPort(
