@@ -164,7 +164,9 @@ async def test_a_thousand_requests_with_trailers(tmp_path: Path) -> None:
                 group.create_task(client(range(begin, ROUNDS, 8)))
         await envoy.stage.idle()
         assert {json.loads(body)["user"] for body in one.bodies} == {str(n) for n in range(ROUNDS)}
-        assert envoy.stage.endings == {Ending.FINISHED: ROUNDS}
+        # On a busy machine the client picks some by itself; nothing is reserved for those.
+        assert set(envoy.stage.endings) == {Ending.FINISHED}
+        assert envoy.stage.sample("kvroute_epp_requests_total", outcome="finished") == ROUNDS
 
 
 async def test_trailers_of_http_1_are_dropped_and_the_body_is_whole(tmp_path: Path) -> None:
