@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             observed = runner.run(run(options, times, folder, print_note, faults))
-    (folder / "troubles.json").write_bytes(msgspec.json.encode(observed.troubles))
+        (folder / "troubles.json").write_bytes(msgspec.json.encode(observed.troubles))
     if asked.scenario is None:
         verdicts = judge(observed)
     else:
