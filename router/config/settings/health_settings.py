@@ -126,8 +126,8 @@ class CapacitySettings(Settings, frozen=True):
     estimate_slots: Annotated[
         bool,
         Meta(
-            description="estimate how many requests a worker runs at once, where neither its"
-            " engine nor the configuration names slots, from requests that ran while"
+            description="estimate how many requests a worker runs at once, where its"
+            " engine and the configuration name no slots, from requests that ran while"
             " others waited"
         ),
     ] = True

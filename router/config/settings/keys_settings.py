@@ -87,7 +87,7 @@ class ProbesSettings(Settings, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="host:port of /livez and /readyz, which say no more than serving or not;"
+            description="host:port of /livez and /readyz, which say only serving or not;"
             " empty: none"
         ),
     ] = ""
