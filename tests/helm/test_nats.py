@@ -1,10 +1,10 @@
 """NATS as a part of the release: what is rendered runs in a real nats-server."""
 
-import asyncio
 import base64
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import helm_python as helm
@@ -19,7 +19,7 @@ from indexer.identity import WorkerKey
 from router.children.nats_server import server_binary
 from router.children.process import end, start
 from tests.helm.rendered import Object, Rendered, program_config, values_of
-from tests.stage.waiting import free_port, until
+from tests.stage.waiting import free_port, repeated, until
 
 
 @pytest.fixture(scope="module")
@@ -175,10 +175,12 @@ async def test_a_real_server_takes_routers_and_relays_with_their_rights(running:
             received.append(message.data)  # type: ignore[attr-defined]
 
         await router.subscribe(subjects.all_of("default", "facts"), note)
-        await relay.publish(subjects.facts("default", WorkerKey("pod-1", 0)), b"fact")
-        await until(lambda: received == [b"fact"], "the relay's message")
-        await relay.publish(subjects.control("default"), b"remove")
-        await until(lambda: relay.counts["error"], "a refusal of a fleet command by a relay")
+        fact = subjects.facts("default", WorkerKey("pod-1", 0))
+        await repeated(lambda: relay.publish(fact, b"fact"), lambda: received, "its message")
+        assert set(received) == {b"fact"}
+        control = subjects.control("default")
+        refused = partial(relay.counts.__getitem__, "error")
+        await repeated(lambda: relay.publish(control, b"remove"), refused, "a refusal")
     finally:
         for broker in (router, relay):
             await broker.close()
@@ -215,13 +217,8 @@ async def test_what_one_server_of_the_cluster_takes_another_delivers(
 
             await router.subscribe(subjects.all_of("default", "facts"), note)
 
-            async def said() -> None:
-                while not received:
-                    await relay.publish(subjects.facts("default", WorkerKey("pod-1", 0)), b"fact")
-                    await asyncio.sleep(0.05)
-
-            async with asyncio.timeout(60.0):
-                await said()
+            fact = subjects.facts("default", WorkerKey("pod-1", 0))
+            await repeated(lambda: relay.publish(fact, b"fact"), lambda: received, "its message")
         finally:
             for broker in (router, relay):
                 await broker.close()

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 DEADLINE_S = 60.0
 
@@ -38,3 +38,17 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+async def repeated(
+    act: Callable[[], Awaitable[object]], condition: Callable[[], object], told: str
+) -> None:
+    """Acts again and again until the condition holds: for messages that a connection may lose,
+    which a busy machine has made again meanwhile."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await act()
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"waited {DEADLINE_S:g} s in vain for: {told}") from None
