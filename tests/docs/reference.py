@@ -85,7 +85,7 @@ def _cell(text: str, code: str = "") -> str:
 def _plain(text: str) -> str:
     """Prose whose `<`, `*` and `[` are characters, outside its own code."""
     parts = text.split("`")
-    parts[::2] = [re.sub(r"([<*\[\]])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([*\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)
 
 
