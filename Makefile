@@ -112,7 +112,7 @@ $(SITE)/.installed: docs/site/requirements.txt
 # The diagrams are drawn in the browser; without npm their source is shown.
 build/docs/mermaid.min.js:
 	@mkdir -p build/docs/mermaid
-	@if command -v npm > /dev/null; then cd build/docs/mermaid && npm pack --silent mermaid@11.16.0 > pack.log && tar -xzf mermaid-*.tgz && cp package/dist/mermaid.min.js ..; else echo "no npm: diagrams stay text" >&2; touch $@; fi
+	@if command -v npm > /dev/null; then cd build/docs/mermaid && npm pack --silent mermaid@11.16.0 > pack.log && tar -xzf mermaid-*.tgz && cp package/dist/mermaid.min.js ..; else echo "no npm: diagrams stay text" >&2; cp docs/site/no-mermaid.js $@; fi
 
 docs: $(SITE)/.installed build/docs/mermaid.min.js ## build/docs/site: docs/ and the READMEs as a site, no link broken
 	@$(PYTHON) docs/site/stage.py build/docs/pages

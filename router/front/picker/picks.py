@@ -154,6 +154,8 @@ class PickedRequest:
             return
         self._gone = True
         self._let_go()
+        self.stream.let_go()
+        self.send, self.close = _to_nobody, _to_nobody  # these refer to the stream, and it to this
         self._picker.counters.requests.labels(self._outcome).inc()
         self._picker.left()
 
@@ -368,6 +370,10 @@ class PickedRequest:
             cached_tokens=outcome.usage.cached_tokens,
             wait=False,
         )
+
+
+def _to_nobody(*_: object) -> None:
+    """Takes the place of a stream that is over."""
 
 
 def _more_options(headers: Mapping[str, str], objectives: Mapping[str, int]) -> dict[str, Any]:

@@ -87,6 +87,25 @@ class Driver(Protocol):
         under way, and nothing will be seen of it."""
 
 
+class _Nobody:
+    """The Driver of a request whose stream is over."""
+
+    def send(self, message: bytes) -> None: ...
+    def close(self) -> None: ...
+    def ask(self, question: Question) -> None: ...
+    def served(self, endpoint: str) -> None: ...
+    def first_token(self) -> None: ...
+    def progress(self, output_tokens: int) -> None: ...
+    def ended(self, outcome: Outcome | None, *, observed: bool) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
+def _hold_nothing(_size: int) -> bool:
+    return False
+
+
 class _At(Enum):
     START = auto()
     BODY = auto()
@@ -131,6 +150,12 @@ class RequestStream:
         self._status = 0
         self._blame: Blame | None = None
         self._seen_first = False
+
+    def let_go(self) -> None:
+        """Refers to its driver no longer, which refers to it: a cycle would wait for a full look of
+        the collector, and those are hours apart (router/cli/run.py)."""
+        self._driver = _NOBODY
+        self._may_hold = _hold_nothing
 
     def message(self, raw: bytes) -> None:
         """A message of Envoy's; raises ValueError for one that can't be read, or comes out of
