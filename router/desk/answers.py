@@ -29,6 +29,10 @@ class Outlook(NamedTuple):
     """Of its wait from now on; None: no request of its pool went yet."""
 
 
+def _nothing() -> None:
+    """Nobody waits."""
+
+
 class Later:
     """A request whose answer comes later."""
 
@@ -37,10 +41,20 @@ class Later:
     def __init__(self) -> None:
         self.outcome: Answered | Refusal | None = None
         """None: there is none so far."""
-        self.on_done: Callable[[], None] = lambda: None
-        """Called once, when there is an outcome."""
+        self.on_done: Callable[[], None] = _nothing
+        """Called once, when there is an outcome, by `settle`."""
         self.tells = False
         """Whether its caller wants to hear where it stands."""
+
+    def settle(self) -> None:
+        """Calls on_done, and refers to it no longer: it refers to this, and a cycle would wait for
+        a full look of the collector, which are hours apart (router/cli/run.py)."""
+        on_done, self.on_done = self.on_done, _nothing
+        on_done()
+
+    def forget_caller(self) -> None:
+        """Nobody wants the outcome any more."""
+        self.on_done = _nothing
 
     def take(self) -> Answered:
         """The answer; raises the Refusal. Only after `on_done`."""
@@ -90,14 +104,14 @@ class Waiting(Later):
     def decide(self, waited_s: float, may_strain: bool) -> Reservation:
         """See Job."""
         self.outcome = answered = self._answer(self, waited_s, may_strain)
-        self.on_done()
+        self.settle()
         return answered[1]
 
     def refuse(self, refusal: Refusal) -> None:
         """See Job."""
         self._refuse(self, refusal)
         self.outcome = refusal
-        self.on_done()
+        self.settle()
 
 
 Steps: TypeAlias = Generator[None, None, Answered | Later]

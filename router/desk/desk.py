@@ -150,6 +150,7 @@ class Desk:
 
     def leave(self, later: Later) -> None:
         """A caller is gone before its answer: the wait ends, or what was reserved meanwhile."""
+        later.forget_caller()
         if isinstance(later.outcome, tuple):
             if not later.outcome[2]:
                 self.unsent(later.outcome[1])

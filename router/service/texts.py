@@ -52,7 +52,7 @@ class TextWaiting(Later):
 
     def finish(self, outcome: Answered | Refusal) -> None:
         self.outcome = outcome
-        self.on_done()
+        self.settle()
 
 
 class Texts:
@@ -183,7 +183,7 @@ class Texts:
         waiting.inner = answered
         answered.on_done = partial(self._done, waiting, text, made, answered)
         if answered.outcome is not None:
-            answered.on_done()
+            answered.settle()
 
     def _done(
         self, waiting: TextWaiting, text: TextPrompt, made: PromptTokens, inner: Waiting

@@ -8,7 +8,6 @@ import asyncio
 import os
 from pathlib import Path
 
-import pytest
 from aiohttp import web
 
 from tests.envoy.replicas import Fleet, a_fleet
@@ -30,7 +29,6 @@ async def _play(request: web.Request, body: bytes) -> web.StreamResponse:
     return web.json_response({"usage": {"prompt_tokens": 9, "completion_tokens": 4}})
 
 
-@pytest.mark.xfail(reason="grows by 2 KB a request, see README.md", strict=False)
 async def test_memory_is_flat(tmp_path: Path) -> None:
     many = [Forgetful(_play), Forgetful(_play)]
     async with a_fleet(tmp_path, *many, replicas=1) as fleet:

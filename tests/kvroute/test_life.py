@@ -14,12 +14,14 @@ from kvroute.client import (
     KvRouteClient,
     NoWorker,
     RetryPolicy,
+    RoutedRequest,
     RouterUnreachable,
     UnusableAnswer,
 )
 from kvroute.client.requests.life import failure_reason
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
+from tests.stage.garbage import freed_at_once
 
 PREFILL_DONE = ProgressState.PROGRESS_STATE_PREFILL_DONE
 RUNNING = ProgressState.PROGRESS_STATE_RUNNING
@@ -439,3 +441,11 @@ async def test_a_pairs_failure_is_reported_of_the_worker_that_the_caller_names(
         with pytest.raises(ConnectionResetError):
             await fail()
     assert (await server.next_report()).failed_worker_id == "d0"
+
+
+async def test_a_request_that_is_over_is_freed_with_its_body(server: Server) -> None:
+    async with make_client(server) as client, freed_at_once(RoutedRequest):
+        for _ in range(3):
+            async with client.request(token_ids=[1, 2], model="m") as request:
+                await request.prefill_done()
+        del request

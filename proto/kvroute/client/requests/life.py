@@ -287,6 +287,9 @@ class RoutedRequest:
     async def _report_last(self, progress: Progress) -> None:
         if self._keeper is not None:
             await asyncio.wait({self._keeper})  # no renewal may come after the end
+            # Its CancelledError refers to its frame, and that to this request with its body: a
+            # cycle, which a process with few looks of the collector would keep for hours.
+            self._keeper = None
         await self._report(progress, self._reports.timeout_s, attempts=None)
 
     async def _keep(self, period_s: float) -> None:

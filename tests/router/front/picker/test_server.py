@@ -6,11 +6,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvroute.client import KvRouteClient
+from kvroute.client import KvRouteClient, RoutedRequest
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from kvroute.v1 import ListWorkersRequest
+from router.desk.answers import Later
 from router.front.gateway.roster import Roster
+from router.front.picker.picks import PickedRequest
 from router.reservations.reservations import Ending
+from tests.stage.garbage import freed_at_once
 from tests.stage.gateway import Worker, answering
 from tests.stage.picker import (
     Stage,
@@ -283,3 +286,16 @@ async def test_a_stop_waits_for_the_answers_under_way() -> None:
         await stopping
         await stage.idle()
         assert stage.endings == {Ending.FINISHED: 1}
+
+
+async def test_a_request_that_is_over_is_freed() -> None:
+    async with a_picker(worker()) as stage, freed_at_once(PickedRequest, RoutedRequest, Later):
+        for _ in range(3):
+            call, _ = await asked(stage)
+            await call.write(response_headers(200, "application/json"))
+            await call.read()
+            await call.write(response_body(b"{}", last=True))
+            await call.read()
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
+        await stage.idle()

@@ -1,0 +1,25 @@
+"""Objects that their count of references frees, without a look of the collector."""
+
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.stage.waiting import until
+
+
+@asynccontextmanager
+async def freed_at_once(*kinds: type) -> AsyncIterator[None]:
+    """All objects of these kinds that begin inside are gone in the end: kvroute's processes look
+    for cycles among old objects only every few hours (router/cli/run.py)."""
+
+    def alive() -> int:
+        return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        yield
+        await until(lambda: alive() <= before, f"the end of {[kind.__name__ for kind in kinds]}")
+    finally:
+        gc.enable()
