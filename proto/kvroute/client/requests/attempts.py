@@ -111,6 +111,11 @@ class Attempts:
         self._current = attempt = Attempt(self, self._number)
         return attempt
 
+    def forget_current(self) -> None:
+        """The present attempt is over. It refers to this: a cycle, with the request's body in it,
+        would wait for the collector."""
+        self._current = None
+
     def request(self) -> RoutedRequest:
         """The present attempt's request, not yet routed."""
         number, tried = self._number, tuple(self._tried)
@@ -186,9 +191,9 @@ class Attempt:
         except KvRouteError as error:
             unrouted = error
         except BaseException:
-            self.left = True
+            self._leave()
             raise
-        self.left = True
+        self._leave()
         raise self._attempts.unrouted(unrouted)  # outside of `except`, which would add a context
 
     async def __aexit__(
@@ -200,7 +205,7 @@ class Attempt:
         """Ends the reservation. True: the exception ends here, since another attempt follows."""
         request = self._request
         assert request is not None
-        self.left = True
+        self._leave()
         if error is None:
             await request.finished()
             return False
@@ -209,6 +214,10 @@ class Attempt:
             failure_reason(error), refused=connection_refused(error), wait=not again
         )
         return again
+
+    def _leave(self) -> None:
+        self.left = True
+        self._attempts.forget_current()
 
     async def abandon(self) -> None:
         """Ends a reservation that was entered by hand and never left."""

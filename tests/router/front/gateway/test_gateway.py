@@ -8,11 +8,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kvroute.client import KvRouteClient
+from kvroute.client import Attempts, KvRouteClient, RoutedRequest
 from router.config.keys import ConfigError
 from router.config.settings.gateway_settings import GatewaySettings
+from router.front.exchange import Exchange
 from router.keys.exposure import is_loopback
 from router.reservations.reservations import Ending
+from tests.stage.garbage import freed_at_once
 from tests.stage.gateway import Worker, a_gateway, answering, streaming
 
 CHAT = "/v1/chat/completions"
@@ -66,6 +68,14 @@ async def test_a_stream_comes_as_sent_less_the_usage_that_was_not_requested() ->
         async with stage.post(CHAT, body) as answer:
             assert await answer.read() == b"".join([b": ping\n\n", *EVENTS, LAST, DONE])
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 2})
+
+
+async def test_a_request_that_is_over_is_freed_with_its_body() -> None:
+    worker = Worker(streaming(*EVENTS, LAST, DONE))
+    async with a_gateway(worker) as stage, freed_at_once(RoutedRequest, Exchange, Attempts):
+        for _ in range(3):
+            async with stage.post(CHAT, {**BODY, "stream": True}) as answer:
+                await answer.read()
 
 
 async def test_a_client_that_leaves_takes_the_workers_connection_with_it() -> None:
