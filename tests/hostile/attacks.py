@@ -16,11 +16,21 @@ from typing import TypeAlias
 import msgspec
 
 from tests.stage.channel import lines, say
+from tests.stage.http2_frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    HEAD,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST,
+    SETTINGS,
+    frame,
+    literal,
+)
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
 INITIAL_WINDOW = 4
-END_HEADERS = 4
 HTTP = ("gateway", "metrics", "probes")
 SLOW_CONNECTIONS = 100
 """On each port."""
@@ -38,29 +48,6 @@ Attack: TypeAlias = Callable[[Ports, random.Random], Iterable[Awaitable[None]]]
 
 opened: Counter[str] = Counter()
 """Connections by port."""
-
-
-def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    """Of HTTP/2."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """A header that no table remembers; both are shorter than 127 bytes."""
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-HEAD = b"".join(
-    literal(name, value)
-    for name, value in (
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", b"/kvroute.v1.Router/RouteStream"),
-        (b":authority", b"router"),
-        (b"content-type", b"application/grpc"),
-        (b"te", b"trailers"),
-    )
-)
 
 
 async def again_and_again(

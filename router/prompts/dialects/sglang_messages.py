@@ -1,17 +1,15 @@
 """Anthropic's messages as the chat that SGLang makes of them. Pure.
 
 Written from what SGLang 0.5.23 does (sglang/srt/entrypoints/anthropic/serving.py, read 2026-11-23),
-and compared with the counts of tokens in its answers; it has no endpoint that renders messages.
+and compared with the chats that its converter makes; it has no endpoint that renders messages.
 """
 
-import json
 from typing import Any
 
+from router.prompts.dialects.anthropic import Fields, blocks, tool_call
 from router.prompts.dialects.dialect import ModelFacts
 from router.prompts.dialects.messages import checked_messages, refused, text_or_none
 from router.prompts.prompt_error import unsupported
-
-Fields = dict[str, Any]
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -69,19 +67,10 @@ def _tool(tool: Any) -> Fields:
     }
 
 
-def _blocks(content: Any) -> list[Fields]:
-    if not isinstance(content, list) or not all(
-        isinstance(block, dict) and isinstance(block.get("type"), str) for block in content
-    ):
-        raise refused("content that is neither text nor blocks")
-    return content
-
-
 def _system(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content if content and content.strip() else ""
-    blocks = [block for block in _blocks(content) if block["type"] == "text"]
-    texts = [text_or_none(block, "text") for block in blocks]
+    texts = [text_or_none(block, "text") for block in blocks(content) if block["type"] == "text"]
     return "\n".join(text for text in texts if text)
 
 
@@ -95,13 +84,13 @@ def _converted(message: Fields) -> list[Fields]:
     result: list[Fields] = []
     parts: list[str] = []
     calls: list[Fields] = []
-    for block in _blocks(content):
+    for block in blocks(content):
         match block["type"]:
             case "text":
                 text = text_or_none(block, "text")
                 parts += [] if text is None else [text]
             case "tool_use":
-                calls.append(_call(block))
+                calls.append(tool_call(block))
             case "tool_result" if role == "user":
                 result += _of_parts(role, parts)
                 parts = []
@@ -128,20 +117,6 @@ def _of_parts(role: str, parts: list[str]) -> list[Fields]:
         case _:
             content = [{"type": "text", "text": text} for text in parts]
             return [{"role": role, "content": content}]
-
-
-def _call(block: Fields) -> Fields:
-    given = block.get("input")
-    if given is not None and not isinstance(given, dict):
-        raise refused("a tool_use whose input is no object")
-    return {
-        "id": text_or_none(block, "id") or "call",
-        "type": "function",
-        "function": {
-            "name": text_or_none(block, "name") or "",
-            "arguments": json.dumps(given or {}),
-        },
-    }
 
 
 def _results(block: Fields) -> list[Fields]:

@@ -4,14 +4,12 @@ Written from what vLLM 0.32 does (vllm/entrypoints/anthropic/serving.py and prot
 2026-11-22), and compared with its /v1/messages/render.
 """
 
-import json
 from typing import Any
 
+from router.prompts.dialects.anthropic import Fields, blocks, tool_call
 from router.prompts.dialects.dialect import ModelFacts
 from router.prompts.dialects.messages import checked_messages, refused, text_or_none
 from router.prompts.prompt_error import unsupported
-
-Fields = dict[str, Any]
 
 _BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a block of Claude Code's that differs in every request; vLLM drops the block."""
@@ -71,20 +69,12 @@ def _tool(tool: Any) -> Fields:
     return {"type": "function", "function": function}
 
 
-def _blocks(content: Any) -> list[Fields]:
-    if not isinstance(content, list) or not all(
-        isinstance(block, dict) and isinstance(block.get("type"), str) for block in content
-    ):
-        raise refused("content that is neither text nor blocks")
-    return content
-
-
 def _system_text(content: Any) -> str:
     """The top system field, without headers that differ in every request."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
-    for block in _blocks(content):
+    for block in blocks(content):
         text = text_or_none(block, "text")
         if block["type"] == "text" and text and not text.startswith(_BILLING_HEADER):
             texts.append(text)
@@ -95,7 +85,7 @@ def _inline(message: Fields) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return "" if content.startswith(_BILLING_HEADER) else content
-    if any(block["type"] in ("tool_addition", "tool_removal") for block in _blocks(content)):
+    if any(block["type"] in ("tool_addition", "tool_removal") for block in blocks(content)):
         raise unsupported("messages that change the tools")
     return _system_text(content)
 
@@ -113,7 +103,7 @@ def _converted(message: Fields) -> list[Fields]:
     parts: list[Fields] = []
     thoughts: list[str] = []
     calls: list[Fields] = []
-    for block in _blocks(content):
+    for block in blocks(content):
         text = text_or_none(block, "text")
         match block["type"]:
             case "text":
@@ -124,7 +114,7 @@ def _converted(message: Fields) -> list[Fields]:
             case "redacted_thinking" | "tool_reference":
                 pass
             case "tool_use":
-                calls.append(_call(block))
+                calls.append(tool_call(block))
             case "tool_result" if role == "user":
                 result.append(_result(block))
             case kind:
@@ -138,20 +128,6 @@ def _converted(message: Fields) -> list[Fields]:
     if role == "assistant" or "content" in last:
         result.append(last)
     return result
-
-
-def _call(block: Fields) -> Fields:
-    given = block.get("input")
-    if given is not None and not isinstance(given, dict):
-        raise refused("a tool_use whose input is no object")
-    return {
-        "id": text_or_none(block, "id") or "call",
-        "type": "function",
-        "function": {
-            "name": text_or_none(block, "name") or "",
-            "arguments": json.dumps(given or {}),
-        },
-    }
 
 
 def _result(block: Fields) -> Fields:

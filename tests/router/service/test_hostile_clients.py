@@ -13,37 +13,25 @@ import pytest
 
 from kvroute.v1 import RouteBatch, RouteItem, RouterStub
 from router.config.settings.serving_settings import GrpcSettings
+from tests.stage.http2_frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    HEAD,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST,
+    SETTINGS,
+    frame,
+    literal,
+)
 from tests.stage.served import Served, asked, served
 from tests.stage.waiting import until
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
 STREAMS_SETTING, HEADERS_SETTING = 3, 6
-END_HEADERS = 4
 GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""
-
-
-def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """A header that no table remembers; both are shorter than 127 bytes."""
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-HEAD = b"".join(
-    literal(name, value)
-    for name, value in (
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", b"/kvroute.v1.Router/RouteStream"),
-        (b":authority", b"router"),
-        (b"content-type", b"application/grpc"),
-        (b"te", b"trailers"),
-    )
-)
 
 
 class Raw:

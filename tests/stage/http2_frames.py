@@ -1,0 +1,29 @@
+"""HTTP/2 by hand, for clients that break it: frames, headers, the head of a RouteStream call."""
+
+import struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+END_HEADERS = 4
+
+
+def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header that no table remembers; both are shorter than 127 bytes."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+HEAD = b"".join(
+    literal(name, value)
+    for name, value in (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/kvroute.v1.Router/RouteStream"),
+        (b":authority", b"router"),
+        (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"),
+    )
+)
