@@ -85,13 +85,20 @@ async def serving(**about: Any) -> AsyncIterator[Served]:
         yield stage
 
 
-async def is_served(stage: Served) -> None:
-    """A good client gets its worker, over a connection of its own."""
+@asynccontextmanager
+async def good_client(stage: Served) -> AsyncIterator[None]:
+    """A client with a connection of its own, which gets its worker and stays connected."""
     async with grpc.aio.insecure_channel(
         f"127.0.0.1:{stage.server.port}", options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
         answer = await RouterStub(channel).Route(asked(), timeout=GUARD_S, wait_for_ready=True)
         assert answer.worker_id == "a"
+        yield
+
+
+async def is_served(stage: Served) -> None:
+    async with good_client(stage):
+        pass
 
 
 async def test_a_connection_that_never_says_hello_is_closed() -> None:
@@ -169,10 +176,9 @@ async def test_more_connections_than_the_bound_are_closed() -> None:
         taken = [await stack.enter_async_context(raw(stage)) for _ in range(2)]
         for connection in taken:
             await connection.reader.readexactly(9)
-        await is_served(stage)
-        for _ in range(2):  # more than the bound, whether or not the client's is still counted
+        async with good_client(stage):  # the third connection
             connection = await stack.enter_async_context(raw(stage))
-        assert await connection.closed() == b""
+            assert await connection.closed() == b""
         taken[0].writer.transport.abort()
         await is_served(stage)
 
