@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from events.plane.tasks import Tasks
 from router.config.settings.configurations import ServeConfig
 from router.front.routers import Router
+from router.keys.engine_key import EngineKey
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
 from router.metrics.probes import ProbeServer
@@ -33,7 +34,8 @@ class Listeners:
         serving: Callable[[], bool],
         broke: Callable[[BaseException], None],
     ) -> None:
-        """serving: whether new calls are welcome. Raises ConfigError for what is no address."""
+        """serving: whether new calls are welcome. Raises ConfigError for what is no
+        address, and for an engine key that can't be read."""
         self._config = config
         self._locks = locks
         self._registry = registry
@@ -45,6 +47,8 @@ class Listeners:
         if config.probes.listen:
             self._probes = ProbeServer(config.probes.listen, serving, config.http)
         self._faces: OwnFaces | None = None
+        if config.gateway.listen:  # check-config makes no gateway, and should find this, too
+            EngineKey.of(config.gateway)
 
     @property
     def probes_port(self) -> int:

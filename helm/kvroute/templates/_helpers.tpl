@@ -320,6 +320,11 @@ cluster = {
 {{- $_ := set $control "trusted_keys_file" "/etc/kvroute-control/trusted" }}
 {{- $_ := set $config "control" $control }}
 {{- end }}
+{{- if .Values.keys.engineSecret.name }}
+{{- $gateway := default dict $config.gateway }}
+{{- $_ := set $gateway "engine_key_file" (printf "/etc/kvroute-engine-key/%s" .Values.keys.engineSecret.key) }}
+{{- $_ := set $config "gateway" $gateway }}
+{{- end }}
 {{- with include "kvroute.eppListen" . }}
 {{- $_ := set $config "epp" (merge (dict "listen" .) (default dict $config.epp)) }}
 {{- end }}
@@ -405,6 +410,9 @@ or relay, which differ only at NATS of this release. */}}
 {{- if .Values.keys.controlSecret }}
 - {name: control, mountPath: /etc/kvroute-control, readOnly: true}
 {{- end }}
+{{- if .Values.keys.engineSecret.name }}
+- {name: engine-key, mountPath: /etc/kvroute-engine-key, readOnly: true}
+{{- end }}
 {{- end }}
 
 {{/* Of the keys only the hashes: no router sees a token. */}}
@@ -423,6 +431,16 @@ or relay, which differ only at NATS of this release. */}}
     items:
       - {key: control.nk, path: control.nk}
       - {key: trusted, path: trusted}
+{{- end }}
+{{- with .Values.keys.engineSecret }}
+{{- if .name }}
+- name: engine-key
+  secret:
+    secretName: {{ .name }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .key }}, path: {{ .key }}}
+{{- end }}
 {{- end }}
 {{- if .Values.keys.enabled }}
 - name: keys

@@ -45,6 +45,17 @@ def test_check_config_says_so() -> None:
     assert "or grpc.any_address to serve all that reach it" in str(result.exception)
 
 
+def test_check_config_reads_the_key_for_engines(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    gateway = ["--gateway-listen", "127.0.0.1:0", "--gateway-engine-key-file", str(file)]
+    result = CliRunner().invoke(cli, ["check-config", *gateway])
+    assert isinstance(result.exception, ConfigError)
+    assert "No such file or directory - at `$.gateway.engine_key_file`" in str(result.exception)
+    file.write_text("k")
+    result = CliRunner().invoke(cli, ["check-config", *gateway])
+    assert result.exit_code == 0, result.output
+
+
 async def test_the_switch_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     grpc = GrpcSettings(listen="0.0.0.0:0", any_address=True)
     app = RouterApp(serve_config(NOWHERE, grpc=grpc))
