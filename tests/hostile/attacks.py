@@ -1,7 +1,8 @@
 """Clients that hold, flood or break connections: python -m tests.hostile.attacks NAME SEED PORTS
 
-PORTS is JSON: the ports of `grpc`, `gateway`, `metrics` and `probes` on loopback. Each attack goes
-on until its process's input ends; a connection that the server closes is opened again.
+PORTS is JSON: the ports of `grpc`, `gateway`, `epp` (Envoy's endpoint picker), `metrics` and
+`probes` on loopback. Each attack goes on until its process's input ends; a connection that the
+server closes is opened again.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from router.front.picker.calls import PROCESS
 from tests.stage.channel import lines, say
 from tests.stage.http2_frames import (
     CONTINUATION,
@@ -26,12 +28,16 @@ from tests.stage.http2_frames import (
     PREFACE,
     RST,
     SETTINGS,
+    call_head,
     frame,
     literal,
 )
 
 INITIAL_WINDOW = 4
 HTTP = ("gateway", "metrics", "probes")
+"""Ports of HTTP/1.1."""
+HTTP2 = {"grpc": HEAD, "epp": call_head(PROCESS.encode())}
+"""Ports of HTTP/2, and the head of a call that goes on until its client ends it."""
 SLOW_CONNECTIONS = 100
 """On each port."""
 STREAMS = 10_000
@@ -99,7 +105,7 @@ def slow_heads(ports: Ports, rng: random.Random) -> Iterable[Awaitable[None]]:
 
     for _ in range(SLOW_CONNECTIONS):
         yield from (again_and_again(ports, name, play) for name in HTTP)
-        yield again_and_again(ports, "grpc", preface)
+        yield from (again_and_again(ports, name, preface) for name in HTTP2)
 
 
 def pings(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
@@ -110,25 +116,29 @@ def pings(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
         while True:
             await _send(peer, frame(PING, payload=bytes(8)) * 50)
 
-    return [again_and_again(ports, "grpc", play) for _ in range(4)]
+    return [again_and_again(ports, name, play) for name in HTTP2 for _ in range(4)]
 
 
 def resets(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
     """Streams that are opened and reset at once."""
 
-    async def play(peer: Peer) -> None:
-        await _send(peer, PREFACE + frame(SETTINGS))
-        for first in range(1, 1 << 20, 40):
-            streams = range(first, first + 40, 2)
-            await _send(
-                peer,
-                b"".join(
-                    frame(HEADERS, END_HEADERS, stream, HEAD) + frame(RST, 0, stream, bytes(4))
-                    for stream in streams
-                ),
-            )
+    def reset(head: bytes) -> Callable[[Peer], Awaitable[None]]:
+        async def play(peer: Peer) -> None:
+            await _send(peer, PREFACE + frame(SETTINGS))
+            for first in range(1, 1 << 20, 40):
+                streams = range(first, first + 40, 2)
+                await _send(
+                    peer,
+                    b"".join(
+                        frame(HEADERS, END_HEADERS, stream, head) + frame(RST, 0, stream, bytes(4))
+                        for stream in streams
+                    ),
+                )
 
-    return [again_and_again(ports, "grpc", play) for _ in range(2)]
+        return play
+
+    for name, head in HTTP2.items():
+        yield from (again_and_again(ports, name, reset(head)) for _ in range(2))
 
 
 def giant_headers(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
@@ -148,23 +158,27 @@ def giant_headers(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]
     for name in HTTP:
         yield again_and_again(ports, name, long)
         yield again_and_again(ports, name, many)
-    yield again_and_again(ports, "grpc", continued)
+    yield from (again_and_again(ports, name, continued) for name in HTTP2)
 
 
 def streams(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
-    """10,000 RouteStream calls that stay open and say nothing."""
+    """10,000 calls on each port of HTTP/2 that stay open and say nothing."""
 
-    async def play(peer: Peer) -> None:
-        await _send(peer, PREFACE + frame(SETTINGS))
-        for first in range(1, 2 * STREAMS_A_CONNECTION, 200):
-            numbers = range(first, first + 200, 2)
-            await _send(peer, b"".join(frame(HEADERS, END_HEADERS, n, HEAD) for n in numbers))
-        while True:
-            await asyncio.sleep(1.0)
-            await _send(peer, frame(SETTINGS, 1))
+    def silent(head: bytes) -> Callable[[Peer], Awaitable[None]]:
+        async def play(peer: Peer) -> None:
+            await _send(peer, PREFACE + frame(SETTINGS))
+            for first in range(1, 2 * STREAMS_A_CONNECTION, 200):
+                numbers = range(first, first + 200, 2)
+                await _send(peer, b"".join(frame(HEADERS, END_HEADERS, n, head) for n in numbers))
+            while True:
+                await asyncio.sleep(1.0)
+                await _send(peer, frame(SETTINGS, 1))
+
+        return play
 
     count = STREAMS // STREAMS_A_CONNECTION
-    return [again_and_again(ports, "grpc", play) for _ in range(count)]
+    for name, head in HTTP2.items():
+        yield from (again_and_again(ports, name, silent(head)) for _ in range(count))
 
 
 def unread(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
@@ -178,19 +192,23 @@ def unread(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
 
         return play
 
-    async def windowless(peer: Peer) -> None:
-        settings = frame(SETTINGS, payload=struct.pack(">HI", INITIAL_WINDOW, 0))
-        await _send(peer, PREFACE + settings)
-        for stream in range(1, 200, 2):
-            batch = b"\x00" + struct.pack(">I", 0)
-            await _send(
-                peer, frame(HEADERS, END_HEADERS, stream, HEAD) + frame(DATA, 0, stream, batch)
-            )
-        await asyncio.Event().wait()
+    def windowless(head: bytes) -> Callable[[Peer], Awaitable[None]]:
+        async def play(peer: Peer) -> None:
+            settings = frame(SETTINGS, payload=struct.pack(">HI", INITIAL_WINDOW, 0))
+            await _send(peer, PREFACE + settings)
+            for stream in range(1, 200, 2):
+                empty = b"\x00" + struct.pack(">I", 0)
+                await _send(
+                    peer, frame(HEADERS, END_HEADERS, stream, head) + frame(DATA, 0, stream, empty)
+                )
+            await asyncio.Event().wait()
+
+        return play
 
     for name, path in (("gateway", b"/v1/models"), ("metrics", b"/metrics"), ("probes", b"/livez")):
         yield from (again_and_again(ports, name, piped(path), reads=False) for _ in range(4))
-    yield from (again_and_again(ports, "grpc", windowless, reads=False) for _ in range(4))
+    for name, head in HTTP2.items():
+        yield from (again_and_again(ports, name, windowless(head), reads=False) for _ in range(4))
 
 
 def noise(ports: Ports, rng: random.Random) -> Iterable[Awaitable[None]]:

@@ -6,14 +6,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
+import grpc.aio
+import msgspec
 
 from kvroute.client import KvRouteClient
+from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from router.front.picker.calls import PROCESS
 from tests.hostile.attacks import Ports
+from tests.stage.picker import picked, request_body, request_headers, response_headers
 
 CALL_S = 60.0
 """What takes longer has failed."""
 EVERY_S = 0.05
 """Between two calls of one kind."""
+CHAT = msgspec.json.encode(
+    {"model": "stand-in", "max_tokens": 2, "messages": [{"role": "user", "content": "Hello"}]}
+)
+JSON = {"Content-Type": "application/json"}
 PATHS = {"gateway": "/v1/models", "metrics": "/metrics", "probes": "/readyz"}
 
 
@@ -33,16 +42,31 @@ class Calls:
 class GoodClient:
     """Over connections of its own, which stay open."""
 
-    def __init__(self, ports: Ports, router: KvRouteClient, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        router: KvRouteClient,
+        picker: grpc.aio.Channel,
+        http: aiohttp.ClientSession,
+    ) -> None:
         self._ports = ports
         self._router = router
+        self._process = picker.stream_stream(
+            PROCESS,
+            request_serializer=pb.ProcessingRequest.SerializeToString,
+            response_deserializer=pb.ProcessingResponse.FromString,
+        )
         self._http = http
         self._first = 0
 
     async def calls(self, stop: asyncio.Event) -> Calls:
         """Calls each face until `stop`, and once at least."""
         calls = Calls()
-        kinds: dict[str, Callable[[], Awaitable[None]]] = {"route": self._route, "chat": self._chat}
+        kinds: dict[str, Callable[[], Awaitable[None]]] = {
+            "route": self._route,
+            "chat": self._chat,
+            "pick": self._pick,
+        }
         for name in PATHS:
             kinds[name] = self._getter(name)
         await asyncio.gather(*(_repeat(calls, name, kinds[name], stop) for name in kinds))
@@ -56,14 +80,23 @@ class GoodClient:
                 raise AssertionError("a pick without a worker")
 
     async def _chat(self) -> None:
-        body = {
-            "model": "stand-in",
-            "max_tokens": 2,
-            "messages": [{"role": "user", "content": "Hello"}],
-        }
         url = f"http://127.0.0.1:{self._ports['gateway']}/v1/chat/completions"
-        async with self._http.post(url, json=body) as answer:
+        async with self._http.post(url, data=CHAT, headers=JSON) as answer:
             await _whole(answer)
+
+    async def _pick(self) -> None:
+        """A request as Envoy sends it, up to the head of its answer."""
+        call = self._process()
+        await call.write(request_headers("/v1/chat/completions"))
+        await call.write(request_body(CHAT))
+        endpoint = picked(await call.read())
+        if not endpoint:
+            raise AssertionError("a pick without an endpoint")
+        await call.read()
+        await call.write(response_headers(last=True, served=endpoint))
+        await call.done_writing()
+        while await call.read() is not grpc.aio.EOF:
+            pass
 
     def _getter(self, name: str) -> Callable[[], Awaitable[None]]:
         async def get() -> None:

@@ -15,6 +15,7 @@ from kvroute.client import KvRouteClient
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import ProbesSettings
+from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.serving_settings import (
     GrpcSettings,
     HttpSettings,
@@ -46,6 +47,7 @@ async def run() -> int:
             ServeConfig(
                 grpc=GrpcSettings(listen=ANY),
                 gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
+                epp=PickerSettings(listen=ANY),
                 metrics=MetricsSettings(listen=ANY),
                 probes=ProbesSettings(listen=ANY),
                 http=HttpSettings(head_timeout_s=HEAD_S),
@@ -61,6 +63,7 @@ async def run() -> int:
             say(
                 grpc=at.grpc_port,
                 gateway=at.gateway_port,
+                epp=at.picker_port,
                 metrics=at.metrics_port,
                 probes=at.probes_port,
             )

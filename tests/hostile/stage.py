@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import grpc.aio
 import msgspec
 
 from kvroute.client import KvRouteClient
@@ -55,9 +56,10 @@ async def a_server() -> AsyncIterator[tuple[Ports, GoodClient]]:
     async with (
         process("tests.hostile.server") as (ports, _),
         KvRouteClient(f"127.0.0.1:{ports['grpc']}") as router,
+        grpc.aio.insecure_channel(f"127.0.0.1:{ports['epp']}") as picker,
         aiohttp.ClientSession() as http,
     ):
-        yield ports, GoodClient(ports, router, http)
+        yield ports, GoodClient(ports, router, picker, http)
 
 
 async def calls_for(good: GoodClient, seconds: float) -> Calls:

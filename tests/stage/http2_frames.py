@@ -16,14 +16,19 @@ def literal(name: bytes, value: bytes) -> bytes:
     return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-HEAD = b"".join(
-    literal(name, value)
-    for name, value in (
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", b"/kvroute.v1.Router/RouteStream"),
-        (b":authority", b"router"),
-        (b"content-type", b"application/grpc"),
-        (b"te", b"trailers"),
+def call_head(path: bytes) -> bytes:
+    """Headers of a gRPC call."""
+    return b"".join(
+        literal(name, value)
+        for name, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", path),
+            (b":authority", b"router"),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+        )
     )
-)
+
+
+HEAD = call_head(b"/kvroute.v1.Router/RouteStream")
