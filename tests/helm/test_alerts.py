@@ -19,7 +19,8 @@ import yaml
 from router.health.warnings import WarningCode
 from tests.helm.alert_stories import MINUTES, STORIES, Story
 from tests.helm.config_schema import SCHEMA_FILE
-from tests.helm.exported import (
+from tests.helm.rendered import CHART, Object, Rendered, values_of
+from tests.stage.exported import (
     Series,
     gateway_families,
     picker_families,
@@ -27,7 +28,6 @@ from tests.helm.exported import (
     router_families,
     series,
 )
-from tests.helm.rendered import CHART, Object, Rendered, values_of
 
 PLAYBOOK = CHART.parent / "ALERTS.md"
 OPERATE_PAGE = CHART.parents[1] / "docs" / "operate.md"

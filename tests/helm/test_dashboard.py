@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.helm.exported import (
+from tests.helm.rendered import CHART, Object, Rendered
+from tests.stage.exported import (
     gateway_families,
     names,
     picker_families,
     relay_families,
     router_families,
 )
-from tests.helm.rendered import CHART, Object, Rendered
 
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes")
 """Of what the Prometheus client adds of its own, those worth a panel."""

@@ -2,8 +2,8 @@
 
 import re
 
-from tests.helm.exported import gateway_families, names, relay_families, router_families
 from tests.helm.rendered import CHART
+from tests.stage.exported import gateway_families, names, relay_families, router_families
 
 OF_A_WHOLE_PROCESS = {
     "kvroute_control_messages_total",

@@ -31,8 +31,10 @@ from router.config.settings.serving_settings import (
 class ModelSettings(Settings, frozen=True):
     """A model that clients may ask for before any worker serves it."""
 
-    name: str
-    aliases: tuple[str, ...] = ()
+    name: Annotated[str, Meta(description="the model's name, as its engines call it")]
+    aliases: Annotated[
+        tuple[str, ...], Meta(description="other names under which clients may ask for it")
+    ] = ()
     block_size: Annotated[
         BlockSize | None,
         Meta(description="canonical block size that embedded relays publish in"),

@@ -1,19 +1,14 @@
-"""docs/reference-commands.md: every command of `kvroute` with its options, from the code.
-
-python -m tests.docs.reference
-"""
+"""Every command of `kvroute` with its options."""
 
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
 from router.cli.main import cli
+from tests.docs.reference.markdown import cell, code, plain, table
 
-ROOT = Path(__file__).parents[2]
-PAGE = Path("docs/reference-commands.md")
 HEAD = """# Commands
 
 Every command of `kvroute` with its options. `python -m tests.docs.reference` makes this page from
@@ -57,9 +52,8 @@ def section(name: str, command: click.Command) -> str:
         and "--help" not in record[0]
     ]
     if records:
-        lines += ["| option | meaning |", "| --- | --- |"]
-        lines += [f"| `{_cell(option, '`')}` | {_cell(text)} |" for option, text in records]
-        lines.append("")
+        cells = [(code(option), cell(text)) for option, text in records]
+        lines += [*table(("option", "meaning"), cells), ""]
     return "\n".join(lines)
 
 
@@ -72,22 +66,5 @@ def _help(command: click.Command) -> str:
             kept = paragraph.removeprefix("\b").strip("\n")
             paragraphs.append(f"```text\n{kept}\n```")
         else:
-            paragraphs.append(_plain(" ".join(paragraph.split())))
+            paragraphs.append(plain(" ".join(paragraph.split())))
     return "\n\n".join(paragraphs)
-
-
-def _cell(text: str, code: str = "") -> str:
-    """A cell of a table: one line, no bare pipe, and no mark-up by accident outside code."""
-    line = " ".join(text.split()).replace("|", "\\|")
-    return line if code else _plain(line)
-
-
-def _plain(text: str) -> str:
-    """Prose whose `<`, `*` and `[` are characters, outside its own code."""
-    parts = text.split("`")
-    parts[::2] = [re.sub(r"([*\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
-    return "`".join(parts)
-
-
-if __name__ == "__main__":
-    (ROOT / PAGE).write_text(page(), encoding="utf-8")

@@ -1,0 +1,46 @@
+"""Every metric that kvroute's programs export."""
+
+from prometheus_client.core import Metric
+
+from tests.docs.reference.markdown import cell, code, table
+from tests.stage.exported import (
+    gateway_families,
+    picker_families,
+    relay_families,
+    router_families,
+)
+
+HEAD = """# Metrics
+
+Every metric with its type, labels and help text, as `/metrics` has them. `python -m
+tests.docs.reference` makes this page from the code. [Operate](operate.md#metrics) groups them by
+subject and says what each value of a label means; [alerts](../helm/ALERTS.md) has what to do.
+Every process also exports `process_*` and `python_*`.
+"""
+PROGRAMS = {
+    "kvroute serve": router_families,
+    "kvroute relay, and a router with relays": relay_families,
+    "kvroute gateway, and a router with a gateway (on the gateway's port)": gateway_families,
+    "kvroute epp, and a router with an endpoint picker": picker_families,
+}
+ABOUT_SAMPLES = {"le", "quantile"}
+"""Labels of one histogram's samples."""
+
+
+def page() -> str:
+    lines = [HEAD]
+    known: set[str] = set()
+    for program, families in PROGRAMS.items():
+        rows = sorted((row(family) for family in families()), key=lambda cells: cells[0])
+        fresh = [cells for cells in rows if cells[0] not in known and "`kvroute_" in cells[0]]
+        known |= {cells[0] for cells in fresh}
+        lines += [f"## {program}", "", *table(("name", "type", "labels", "help"), fresh), ""]
+    return "\n".join(lines)
+
+
+def row(family: Metric) -> tuple[str, str, str, str]:
+    name = family.name + ("_total" if family.type == "counter" else "")
+    labels: dict[str, None] = {}
+    for sample in family.samples:
+        labels |= dict.fromkeys(label for label in sample.labels if label not in ABOUT_SAMPLES)
+    return code(name), family.type, ", ".join(map(code, labels)), cell(family.documentation)

@@ -1,0 +1,78 @@
+"""The HTTP ports of kvroute's programs."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from router.front.openai_body import PATHS, Kind
+from tests.docs.reference.markdown import code, table
+
+HEAD = """# HTTP
+
+Every path of the programs' HTTP ports. `python -m tests.docs.reference` makes this page; a test
+compares it with the servers. Ports are off unless their `listen` is set, but for the metrics'.
+With `keys.file`, the gateway asks for a key ([security](security.md)). Bounds of connections and
+heads are the keys `http.*` ([configuration](reference-configuration.md)).
+"""
+
+
+class Path(NamedTuple):
+    """A method and a path of a port."""
+
+    method: str
+    path: str
+    meaning: str
+
+
+_KINDS = {
+    Kind.CHAT: "a chat, routed by its tokens",
+    Kind.COMPLETION: "a completion, routed by its tokens",
+    Kind.MESSAGES: "Anthropic's messages, routed by their tokens",
+    Kind.RESPONSES: "OpenAI's responses, by load, or to the worker of `previous_response_id`",
+    Kind.LOAD: "routed by load",
+}
+PORTS: Mapping[str, tuple[str, list[Path]]] = {
+    "metrics.listen": (
+        "Of `kvroute serve` and `kvroute relay`; `kvroute epp` has one, too.",
+        [Path("GET", "/metrics", "metrics, as text for Prometheus ([list](reference-metrics.md))")],
+    ),
+    "probes.listen": (
+        "Of `kvroute serve`: plain HTTP for the kubelet.",
+        [
+            Path("GET", "/livez", "200 while the process answers"),
+            Path("GET", "/readyz", "200 while the router is ready, else 503"),
+        ],
+    ),
+    "gateway.listen": (
+        "Of `kvroute serve` and `kvroute gateway`: [the gateway](gateway.md).",
+        [
+            Path("GET", "/health", "200 while the process answers"),
+            Path(
+                "GET",
+                "/ready",
+                "200 while a worker can be picked and the gateway isn't stopping, else 503",
+            ),
+            Path("GET", "/metrics", "the gateway's metrics"),
+            Path(
+                "GET", "/v1/models", "the models that workers serve, with their LoRAs and aliases"
+            ),
+            Path("GET", "/v1/models/{name}", "one of them"),
+            *(Path("POST", path, _KINDS[kind]) for path, kind in PATHS.items()),
+            Path(
+                "any",
+                "any other",
+                "404 `UNKNOWN_PATH`; 405 `METHOD_NOT_ALLOWED` for another method of a path",
+            ),
+        ],
+    ),
+}
+
+
+def page() -> str:
+    lines = [HEAD]
+    for key, (about, paths) in PORTS.items():
+        cells = [
+            (one.method, code(one.path) if one.path[0] == "/" else one.path, one.meaning)
+            for one in paths
+        ]
+        lines += [f"## {key}", "", about, "", *table(("method", "path", "answer"), cells), ""]
+    return "\n".join(lines)

@@ -1,0 +1,56 @@
+"""Every reason for which a request is refused, with its statuses."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
+import yaml
+
+from router.desk.statuses import STATUS as GRPC
+from router.front.refusals import STATUS as HTTP
+from router.request.refusal import Reason
+from tests.docs.reference.markdown import cell, code, table
+
+HEAD = """# Statuses
+
+Every reason for a refusal, with its gRPC status, its HTTP status at the gateway and at Envoy's
+endpoint picker, and what to do. `python -m tests.docs.reference` makes this page from the tables
+in the code.
+
+gRPC refusals carry the reason in `google.rpc.ErrorInfo` (domain `kvroute`), HTTP answers in
+`X-Kvroute-Reason`. *Again*: whether the Python client and the gateway try the request again by
+themselves. `UNAVAILABLE` is tried again, `RESOURCE_EXHAUSTED` only with `RetryInfo`, other
+statuses never. Every 503 and every refusal with `RetryInfo` has `Retry-After` in HTTP.
+"""
+NO_RETRY_INFO = {Reason.MESSAGE_TOO_LARGE}
+"""Of RESOURCE_EXHAUSTED: another try would be refused as well."""
+_MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text(encoding="utf-8"))
+ROUTERS: Mapping[Reason, str] = {Reason(name): text for name, text in _MEANINGS["router"].items()}
+"""What each reason of a router means, and what a caller can do."""
+FRONT: Mapping[str, str] = _MEANINGS["front"]
+"""The same of the gateway's and the endpoint picker's own reasons."""
+
+
+def page() -> str:
+    rows = [
+        (code(reason), GRPC[reason].name, str(HTTP[reason]), _again(reason), cell(meaning))
+        for reason, meaning in sorted(ROUTERS.items())
+    ]
+    own = [
+        (code(reason), str(HTTP[reason]), cell(meaning))
+        for reason, meaning in sorted(FRONT.items())
+    ]
+    lines = [HEAD, "## Of a router", ""]
+    lines += [*table(("reason", "gRPC", "HTTP", "again", "meaning"), rows), ""]
+    lines += ["## Of the gateway and the endpoint picker", ""]
+    lines += [*table(("reason", "HTTP", "meaning"), own), ""]
+    return "\n".join(lines)
+
+
+def _again(reason: Reason) -> str:
+    match GRPC[reason]:
+        case grpc.StatusCode.UNAVAILABLE:
+            return "yes"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason not in NO_RETRY_INFO:
+            return "after `RetryInfo`"
+    return "no"

@@ -1,0 +1,99 @@
+"""The references in docs/ are what the code makes of itself."""
+
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from events.plane.clock import unix_now
+from kvroute import v1
+from kvroute.client import KvRouteClient
+from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.serving_settings import HttpSettings
+from router.front.gateway.gateway import Gateway
+from router.front.refusals import STATUS as HTTP_STATUS
+from router.http.port import HttpPort
+from router.metrics.http import MetricsServer
+from router.metrics.probes import ProbeServer
+from router.request.refusal import Reason
+from tests.docs.reference import PAGES, statuses
+from tests.docs.reference.commands import commands
+from tests.docs.reference.configuration import PROGRAMS, rows_of
+from tests.docs.reference.contract import FILES, blocks_of
+from tests.docs.reference.ports import PORTS
+from tests.stage.pages import text_of
+
+
+@pytest.mark.parametrize("path", PAGES, ids=str)
+def test_a_page_is_fresh(path: Path) -> None:
+    """After a change of an option, a key, a metric, a status or the contract:
+    python -m tests.docs.reference."""
+    assert text_of(path).split() == PAGES[path]().split()
+
+
+def test_each_command_has_a_section_and_each_option_a_row() -> None:
+    made = text_of(Path("docs/reference-commands.md"))
+    for name, command in commands():
+        section = made.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        options = [option for p in command.params for option in p.opts if option.startswith("--")]
+        assert [option for option in options if option not in section] == [], name
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_key_says_what_it_means(program: str) -> None:
+    silent = [row.name for row in rows_of(PROGRAMS[program]) if not row.meaning]
+    assert silent == []
+
+
+def test_each_reason_has_a_meaning() -> None:
+    assert set(statuses.ROUTERS) == set(Reason)
+    assert set(statuses.FRONT) == set(HTTP_STATUS) - set(Reason)
+
+
+def test_the_contract_is_read_whole() -> None:
+    """By the descriptors of the generated code: no field, value or method is left out."""
+    blocks = {block.name: block for name in FILES for block in blocks_of(name)}
+    for module in (v1.router_pb2, v1.fleet_pb2, v1.prompts_pb2):
+        file = module.DESCRIPTOR
+        for name, message in file.message_types_by_name.items():
+            read = {one.name: one.number for one in blocks.pop(name).members}
+            assert read == {one.name: str(one.number) for one in message.fields}, name
+        for name, values in file.enum_types_by_name.items():
+            read = {one.name: one.number for one in blocks.pop(name).members}
+            assert read == {one.name: str(one.number) for one in values.values}, name
+        for name, service in file.services_by_name.items():
+            assert [one.name for one in blocks.pop(name).members] == list(service.methods_by_name)
+    assert blocks == {}
+
+
+async def test_the_paths_are_those_that_the_servers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    apps: dict[str, web.Application] = {}
+    begin = HttpPort.__init__
+
+    def noted(port: HttpPort, app: web.Application, *words: object, **about: object) -> None:
+        apps[f"{about['name']}.listen"] = app
+        begin(port, app, *words, **about)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(HttpPort, "__init__", noted)
+    at, registry, bounds = "127.0.0.1:0", CollectorRegistry(), HttpSettings()
+    MetricsServer(registry, at, bounds)
+    ProbeServer(at, lambda: True, bounds)
+    Gateway(
+        GatewaySettings(listen=at),
+        KvRouteClient("127.0.0.1:1"),
+        registry,
+        clock=unix_now,
+        broke=lambda error: None,
+    )
+    for key, (_, paths) in PORTS.items():
+        routes = [route for route in apps[key].router.routes() if route.method != "HEAD"]
+        served = {
+            (route.method, route.resource.canonical)
+            for route in routes
+            if route.resource is not None
+        }
+        written = {
+            ("*", "/{path}") if one.method == "any" else (one.method, one.path) for one in paths
+        }
+        assert served == written, key
