@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy docs chart check bench results queue-study proto lock licences sbom audit format clean
+.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy docs chart check bench sizing results queue-study proto lock licences sbom audit format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -93,6 +93,9 @@ check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, b
 
 bench: $(STAMP) ## benchmarks of the hot paths
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+sizing: $(STAMP) ## cores, memory and NATS messages of a router, by fleet and load (docs/sizing.md; 2 minutes)
+	@$(BIN)/python -m tests.bench.sizing
 
 results: $(STAMP) ## simulator/RESULTS.md: TRACES=folder with the whole traces (most of an hour; it resumes)
 	@$(BIN)/python -m tests.results $(if $(TRACES),--traces $(TRACES)) $(ARGS)

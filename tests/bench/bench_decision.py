@@ -85,6 +85,7 @@ class Stage:
         self._asked = 0
         self._in_flight: deque[str] = deque()
         self._in_flight_max = 4 * workers
+        self._beats: list[tuple[WorkerKey, bytes, bytes]] = []
         chains = [prefix_hashes(block_hashes(one, BLOCK_SIZE)) for one in self._prompts]
         for i in range(workers):
             key, epoch = WorkerKey(f"worker-{i}", 0), Epoch(1, i)
@@ -101,10 +102,16 @@ class Stage:
             view.on_stream(key, encode(facts), self._now_s)
             slot = view.sources[key].slot
             beat = Beat(1, epoch, 1, view.index.count(slot), view.index.digest(slot), True, 1.0)
-            view.on_stream(key, encode(beat), self._now_s)
-            view.on_heartbeat(key, encode(_heartbeat(epoch, i)), self._now_s)
-            self._core.on_heartbeat(key, self._now_s)
+            self._beats.append((key, encode(beat), encode(_heartbeat(epoch, i))))
+        self.beat_all()
         self.measure(self.lane)
+
+    def beat_all(self) -> None:
+        """Every worker's beat and heartbeat."""
+        for key, beat, heartbeat in self._beats:
+            self._core.fleet.view.on_stream(key, beat, self._now_s)
+            self._core.fleet.view.on_heartbeat(key, heartbeat, self._now_s)
+            self._core.on_heartbeat(key, self._now_s)
 
     def lane(self, request_id: str, tokens: bytes) -> Callable[[], Reservation]:
         """Bytes to bytes, in the lane."""

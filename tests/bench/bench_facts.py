@@ -13,7 +13,7 @@ from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.index import BlockIndex
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
-from tests.bench.timing import rate
+from tests.bench.timing import rate, seconds_of
 
 MESSAGES = 400
 WORKER = WorkerKey("w", 0)
@@ -30,7 +30,19 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
+def native_seconds_a_message(count: int) -> float:
+    """Of a message with so many blocks: decoded, ordered and applied."""
+    run, messages = _run(NativeIndex, count)
+    return seconds_of(run) / messages
+
+
 def _row(name: str, make: Callable[[], BlockIndex], count: int) -> dict[str, Any]:
+    run, messages = _run(make, count)
+    return rate(_row_name(name, count), run, messages * count, "blocks/s")
+
+
+def _run(make: Callable[[], BlockIndex], count: int) -> tuple[Callable[[], None], int]:
+    """What applies messages of `count` blocks each to a new view, and how many they are."""
     rng = np.random.default_rng(1)
     chains = [
         [PrefixHash(one) for one in rng.integers(0, 1 << 64, count, np.uint64).tolist()]
@@ -50,7 +62,7 @@ def _row(name: str, make: Callable[[], BlockIndex], count: int) -> dict[str, Any
         for message in messages:
             view.on_stream(WORKER, message, 1.0)
 
-    return rate(_row_name(name, count), run, len(messages) * count, "blocks/s")
+    return run, len(messages)
 
 
 def _row_name(name: str, count: int) -> str:
