@@ -1,0 +1,1 @@
+"""What an operator sees in a browser. Reads the state, and changes nothing."""

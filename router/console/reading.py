@@ -1,0 +1,32 @@
+"""One reading of a router's state for its history. Reads only. Pure.
+
+All numbers are those that metrics show, too: the same sums, from the same owners.
+"""
+
+from router.console.history import Totals, Waiting
+from router.core.tally import PickTally
+from router.health.ttft_check import TtftCheck
+from router.queue.views import Sums
+
+
+def totals_of(tally: PickTally, check: TtftCheck) -> Totals:
+    """Sums since the start, from counts of picks and of first tokens that were measured."""
+    prompt_tokens, reachable_tokens, *taken_tokens = tally.tokens.tolist()
+    return Totals(
+        picks=int(tally.picks[0]),
+        prompt_tokens=prompt_tokens,
+        reachable_tokens=reachable_tokens,
+        taken_tokens=sum(taken_tokens),
+        predicted=tally.ttfts,
+        predicted_s=tally.ttft_s,
+        measured=sum(check.counts),
+        measured_s=check.measured_s,
+    )
+
+
+def waiting_of(sums: Sums) -> Waiting:
+    """Requests that wait now, by band and by tenant."""
+    return Waiting(
+        bands={band: depth.count for band, depth in sums.bands.items()},
+        tenants=dict(sums.tenants),
+    )
