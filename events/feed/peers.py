@@ -398,6 +398,11 @@ class _Peer:
     whole: bool = False
     """No message was lost: the kept steps are finer than the steps in a full message."""
 
+    def reserved(self) -> Totals:
+        """Its totals, of all workers together."""
+        of_workers = [worker.now for worker in self.workers.values()]
+        return Totals(*map(sum, zip(*of_workers, strict=True))) if of_workers else _NOTHING
+
     def end_others(self, received: list[_WorkerTotals], now_s: float) -> list[WorkerKey]:
         """Ends the totals of workers that are not in a full message; returns those changed."""
         here = {WorkerKey(each.worker_id, each.dp_rank) for each in received}
@@ -553,6 +558,10 @@ class Peers:
     def ages_s(self, now_s: float) -> dict[str, float]:
         """Replica -> seconds since its last message."""
         return {name: now_s - peer.heard_at_s for name, peer in self._peers.items()}
+
+    def reserved(self) -> dict[str, Totals]:
+        """Replica -> what it has reserved, of all workers together."""
+        return {name: peer.reserved() for name, peer in self._peers.items()}
 
     def _lose(self, demand: Iterable[Demand], now_s: float) -> None:
         self._lost += [(now_s, each) for each in demand]

@@ -1,4 +1,4 @@
-"""The shadow policy and the decision log of a router, as they are configured at the moment."""
+"""The watchers of a router's decisions: its shadow policy, its decision log, and the console."""
 
 import random
 from collections.abc import Callable
@@ -25,6 +25,8 @@ class Watchers:
         self.shadow: Shadow | None = None
         self.log = DecisionLog(replica, labels)
         self._watch = Watch((), rng, on_failure)
+        self._configured: list[Sampled] = []
+        self._looking: Sampled | None = None
         self.watch: Watch | None = None
         """None: there are no watchers, and no decision pays for them."""
         self.timed = False
@@ -47,11 +49,21 @@ class Watchers:
             shadow = Shadow(policy, routing.guard)
             if self.shadow is None or self.shadow.settings != shadow.settings:
                 self.shadow = shadow  # counts of other settings do not carry over
-        watchers = []
+        self._configured = []
         if self.shadow is not None:
-            watchers.append(Sampled(self.shadow.watch, routing.shadow_share))
+            self._configured.append(Sampled(self.shadow.watch, routing.shadow_share))
         if self.log.is_on:
-            watchers.append(Sampled(self.log.watch, settings.share, self.log.watch_refused))
+            self._configured.append(Sampled(self.log.watch, settings.share, self.log.watch_refused))
+        self._use_all()
+        self.timed = self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
+
+    def look(self, looking: Sampled | None) -> None:
+        """A viewer's watcher beside the configured ones, in the place of the one before; None:
+        there is no viewer."""
+        self._looking = looking
+        self._use_all()
+
+    def _use_all(self) -> None:
+        watchers = [*self._configured, *([] if self._looking is None else [self._looking])]
         self._watch.use(watchers)
         self.watch = self._watch if watchers else None
-        self.timed = self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)

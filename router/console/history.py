@@ -40,6 +40,8 @@ class Totals(msgspec.Struct, frozen=True):
     """Those of them whose first token was reported,"""
     measured_s: float = 0.0
     """and the times from their picks."""
+    refused: int = 0
+    """Requests that got no worker."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -49,18 +51,20 @@ class Waiting(msgspec.Struct, frozen=True):
     tenants: Mapping[str, int] = {}
 
 
-class Point(msgspec.Struct, frozen=True):
+class Point(msgspec.Struct, frozen=True, kw_only=True):
     """The time from the reading before to this one."""
 
     at_s: float
     """End of that time, on the caller's clock."""
     picks_per_s: float
+    refused_per_s: float = 0.0
     hit_taken: float | None
     """Usable overlap taken / prompt tokens; None: no prompt tokens."""
     hit_reachable: float | None
     ttft_predicted_s: float | None
     """Mean; None: no pick's time was predicted."""
     ttft_measured_s: float | None
+    """Mean of the same picks; of other policies' picks, the running mean of first tokens."""
     bands: dict[str, int]
     """Waiting requests at the end of that time."""
     tenants: dict[str, int]
@@ -88,27 +92,33 @@ class History:
         """Whether POINT_S went by since the last reading."""
         return now_s - self._read_s >= POINT_S
 
-    def add(self, now_s: float, totals: Totals, waiting: Waiting) -> Point | None:
+    def add(
+        self, now_s: float, totals: Totals, waiting: Waiting, first_token_s: float | None = None
+    ) -> Point | None:
         """Adds a point, and forgets the oldest beyond POINTS_MAX; None, and no change, before
         the next point is due.
 
         A late reading makes one longer point: its rates are means over all that time.
+        first_token_s: a running mean of measured first tokens, for points without measured
+        predictions; None: no first token was reported lately.
         """
         if not self.is_due(now_s):
             return None
         before, elapsed_s = self._totals, now_s - self._read_s
         tokens = totals.prompt_tokens - before.prompt_tokens
+        measured_s = _ratio(
+            totals.measured_s - before.measured_s, totals.measured - before.measured
+        )
         point = Point(
             at_s=now_s,
             picks_per_s=(totals.picks - before.picks) / elapsed_s,
+            refused_per_s=(totals.refused - before.refused) / elapsed_s,
             hit_taken=_ratio(totals.taken_tokens - before.taken_tokens, tokens),
             hit_reachable=_ratio(totals.reachable_tokens - before.reachable_tokens, tokens),
             ttft_predicted_s=_ratio(
                 totals.predicted_s - before.predicted_s, totals.predicted - before.predicted
             ),
-            ttft_measured_s=_ratio(
-                totals.measured_s - before.measured_s, totals.measured - before.measured
-            ),
+            ttft_measured_s=first_token_s if measured_s is None else measured_s,
             bands=_named(waiting.bands),
             tenants=_named(waiting.tenants),
         )

@@ -9,7 +9,7 @@ from router.health.ttft_check import TtftCheck
 from router.queue.views import Sums
 
 
-def totals_of(tally: PickTally, check: TtftCheck) -> Totals:
+def totals_of(tally: PickTally, check: TtftCheck, refused: int = 0) -> Totals:
     """Sums since the start, from counts of picks and of first tokens that were measured."""
     prompt_tokens, reachable_tokens, *taken_tokens = tally.tokens.tolist()
     return Totals(
@@ -21,6 +21,7 @@ def totals_of(tally: PickTally, check: TtftCheck) -> Totals:
         predicted_s=tally.ttft_s,
         measured=sum(check.counts),
         measured_s=check.measured_s,
+        refused=refused,
     )
 
 

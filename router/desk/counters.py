@@ -168,6 +168,17 @@ class Metrics:
         direction = "over" if predicted > reported else "under"
         self.cached_tokens_off.labels(direction).inc(abs(predicted - reported))
 
+    def refusals(self) -> dict[str, int]:
+        """Reason -> requests that were refused for it, of reasons with any."""
+        return {
+            sample.labels["reason"]: int(sample.value)
+            for family in self.requests.collect()
+            for sample in family.samples
+            if sample.value
+            and sample.labels["outcome"] == "refused"
+            and sample.name.endswith("_total")
+        }
+
     def stage_clock(self) -> StageClock:
         """A clock for one decision."""
         return StageClock(self.tally.stages)

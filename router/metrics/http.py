@@ -1,6 +1,7 @@
-"""The HTTP port: only /metrics, for Prometheus."""
+"""The HTTP port of the metrics: /metrics for Prometheus, and what else is served there."""
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
@@ -21,11 +22,15 @@ class MetricsServer:
         listen: str,
         bounds: HttpSettings,
         tls: Contexts | None = None,
+        *,
+        also: Callable[[web.Application], None] | None = None,
     ) -> None:
-        """Raises ConfigError for an address that is none."""
+        """also: adds routes beside /metrics. Raises ConfigError for an address that is none."""
         self._registry = registry
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
+        if also is not None:
+            also(app)
         self._http = HttpPort(app, listen, name="metrics", bounds=bounds, tls=tls)
 
     @property

@@ -12,6 +12,7 @@ from router.keys.engine_key import EngineKey
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
 from router.metrics.probes import ProbeServer
+from router.processes.console_face import ConsoleFace
 from router.processes.locks import Locks
 from router.processes.own_faces import OwnFaces
 from router.service.fleet_service import FleetService
@@ -33,14 +34,16 @@ class Listeners:
         clock: Callable[[], float],
         serving: Callable[[], bool],
         broke: Callable[[BaseException], None],
+        console: ConsoleFace | None = None,
     ) -> None:
-        """serving: whether new calls are welcome. Raises ConfigError for what is no
-        address, and for an engine key that can't be read."""
+        """serving: whether new calls are welcome. console: on the port of the metrics.
+        Raises ConfigError for what is no address, and for an engine key that can't be read."""
         self._config = config
         self._locks = locks
         self._registry = registry
         self._clock = clock
         self._broke = broke
+        self._console = console
         self._grpc: GrpcServer | None = None
         self._http: MetricsServer | None = None
         self._probes: ProbeServer | None = None
@@ -81,11 +84,20 @@ class Listeners:
         await self._grpc.start()
         log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
         if config.metrics.listen:
+            console = self._console
             self._http = MetricsServer(
-                self._registry, config.metrics.listen, config.http, locks.metrics_tls
+                self._registry,
+                config.metrics.listen,
+                config.http,
+                locks.metrics_tls,
+                also=None if console is None else console.pages.add_to,
             )
             await self._http.start()
             log.info("metrics on %s (port %d)", config.metrics.listen, self._http.port)
+            if console is not None:
+                self._registry.register(console.collector)
+                tasks.spawn(console.console.run(), "console")
+                log.info("console at /console/ on the same port")
         if self._probes is not None:
             await self._probes.start()
             log.info("probes on %s (port %d)", config.probes.listen, self._probes.port)
@@ -121,7 +133,9 @@ class Listeners:
             await self._grpc.drain(self._config.drain_timeout_s)
 
     async def stop(self) -> None:
-        """Ends metrics and probes."""
+        """Ends metrics, the console and probes."""
+        if self._console is not None:
+            self._console.console.stop()
         if self._http is not None:
             await self._http.stop()
         if self._probes is not None:

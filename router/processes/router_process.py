@@ -55,6 +55,7 @@ from router.metrics.of_replicas import FleetStateCollector, PeerCollector
 from router.metrics.of_workers import WorkerCollector
 from router.policies.configured import DecisionSettings, shadow_policy
 from router.processes.checks import check_engine, checked_broker, checked_file
+from router.processes.console_face import ConsoleFace
 from router.processes.discovered import DiscoveredWorkers
 from router.processes.listeners import Listeners
 from router.processes.locks import Locks
@@ -198,6 +199,7 @@ class RouterApp:
             clock=clock,
             serving=lambda: self.serving,
             broke=self._broke,
+            console=self._made_console(),
         )
         self._timer = RouterClock(
             config,
@@ -237,6 +239,19 @@ class RouterApp:
             )
         except NoApi as error:
             raise ConfigError(str(error)) from None
+
+    def _made_console(self) -> ConsoleFace | None:
+        """The console in the browser; None: it is off."""
+        return ConsoleFace.of(
+            self.config,
+            self.locks,
+            self.core,
+            self.admission,
+            self.watchers,
+            self.metrics,
+            connected=lambda: self.links.broker is not None and self.links.broker.connected,
+            clock=self.clock,
+        )
 
     def _discovered(self) -> bool:
         return self.discovery is None or self.discovery.settled(self._pods.knows)

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from events.plane.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
+from router.config.settings.console_settings import ConsoleSettings
 from router.config.settings.discovery_settings import DiscoverySettings
 from router.config.settings.fleet_settings import FleetSettings, IndexSettings
 from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
@@ -63,6 +64,7 @@ class ServeConfig(Settings, frozen=True):
     probes: ProbesSettings = ProbesSettings()
     http: HttpSettings = HttpSettings()
     metrics: MetricsSettings = MetricsSettings()
+    console: ConsoleSettings = ConsoleSettings()
     gateway: GatewaySettings = GatewaySettings()
     epp: PickerSettings = PickerSettings()
     nats: NatsSettings = NatsSettings()

@@ -1,0 +1,128 @@
+"""A console over real HTTP on loopback, of a fleet that the test plays."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from router.audit.observers import Watchers
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.console_settings import ConsoleSettings
+from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.serving_settings import HttpSettings
+from router.console.collector import ConsoleCollector
+from router.console.console import Console
+from router.console.pages import ConsolePages
+from router.console.rounds import Subject
+from router.console.sessions import Sessions
+from router.core.admission import Admission
+from router.core.core import RouterCore
+from router.core.tally import PickTally
+from router.fleet.topology import PlaceLabels
+from router.keys.certificates import Contexts
+from router.keys.door import Door
+from router.metrics.http import MetricsServer
+from tests.stage.fleet import Fleet
+
+LABELS = PlaceLabels("host", "rack", "cluster")
+
+
+def raised(error: Exception) -> None:
+    raise error
+
+
+def watchers_of(core: RouterCore, seed: int = 1) -> Watchers:
+    watchers = Watchers(core.replica, LABELS, random.Random(seed), raised)
+    watchers.use(ServeConfig())
+    return watchers
+
+
+@dataclass
+class Played:
+    """A console and the fleet behind it. A test steps the console itself."""
+
+    fleet: Fleet
+    console: Console
+    tally: PickTally
+    watchers: Watchers
+    refused: dict[str, int]
+
+
+def play(fleet: Fleet | None = None, **settings: Any) -> Played:
+    fleet = fleet or Fleet()
+    tally, watchers, refused = PickTally(), watchers_of(fleet.core), dict[str, int]()
+    subject = Subject(
+        core=fleet.core,
+        admission=Admission(fleet.core, QueueSettings(), random.Random(1)),
+        watchers=watchers,
+        picks=lambda: int(tally.picks[0]),
+        refused=lambda: refused,
+        connected=lambda: True,
+        about={"replica": "here-0123abcd"},
+    )
+    console = Console(subject, tally, ConsoleSettings(**settings), fleet.clock)
+    return Played(fleet, console, tally, watchers, refused)
+
+
+@dataclass
+class Served(Played):
+    """And its pages."""
+
+    url: str
+    pages: ConsolePages
+    registry: CollectorRegistry
+
+
+@asynccontextmanager
+async def served(
+    fleet: Fleet | None = None,
+    *,
+    door: Door | None = None,
+    tls: Contexts | None = None,
+    **settings: Any,
+) -> AsyncIterator[Served]:
+    played = play(fleet, **settings)
+    pages = ConsolePages(
+        played.console,
+        ConsoleSettings(**settings),
+        door=door,
+        secure=tls is not None,
+        sessions=Sessions(ConsoleSettings(**settings).session_s, random.Random(3).randbytes),
+        clock=played.fleet.clock,
+    )
+    registry = CollectorRegistry()
+    registry.register(ConsoleCollector(played.console, pages))
+    server = MetricsServer(registry, "127.0.0.1:0", HttpSettings(), tls, also=pages.add_to)
+    await server.start()
+    scheme = "http" if tls is None else "https"
+    try:
+        yield Served(
+            **vars(played),
+            url=f"{scheme}://127.0.0.1:{server.port}",
+            pages=pages,
+            registry=registry,
+        )
+    finally:
+        played.console.stop()
+        await server.stop()
+
+
+async def event(response: aiohttp.ClientResponse) -> tuple[str, dict[str, Any]]:
+    """The next server-sent event: its name and its content."""
+    name, data = "", ""
+    async with asyncio.timeout(60):
+        while line := (await response.content.readline()).decode():
+            key, _, value = line.rstrip("\n").partition(": ")
+            if key == "event":
+                name = value
+            elif key == "data":
+                data = value
+            elif not line.strip() and data:
+                return name, json.loads(data)
+    raise ConnectionError("the stream has ended")
