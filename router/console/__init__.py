@@ -1,1 +1,1 @@
-"""What an operator sees in a browser. Reads the state, and changes nothing."""
+"""The console: what an operator sees of a router in a browser. Changes nothing."""

@@ -25,7 +25,7 @@ class ConsoleCollector(Collector):
         yield gauge("kvroute_console_viewers", "Pages that watch the console now.", len(viewers))
         yield counter(
             "kvroute_console_viewers_ended",
-            "Pages that watch no more: left, dropped for being slow, signed out, or stopped.",
+            "Ends of pages that watched: left, dropped for being slow, signed out, stopped.",
             "reason",
             viewers.ended,
             ENDS,

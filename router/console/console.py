@@ -12,14 +12,14 @@ from contextlib import suppress
 
 from router.audit.sampling import Sampled
 from router.config.settings.console_settings import ConsoleSettings
-from router.console.decisions import Decisions
-from router.console.history import History, Totals
-from router.console.news import News
-from router.console.prefixes import Prefixes
-from router.console.reading import totals_of, waiting_of
-from router.console.rounds import Rounds, Subject
-from router.console.tiles import standing_of
 from router.console.viewers import Viewer, Viewers
+from router.console.views.decisions import Decisions
+from router.console.views.history import History, Totals
+from router.console.views.news import News
+from router.console.views.prefixes import Prefixes
+from router.console.views.reading import totals_of, waiting_of
+from router.console.views.rounds import Rounds, Subject
+from router.console.views.tiles import standing_of
 from router.core.tally import PickTally
 from router.decision.decision import Decision
 from router.policies.policy import Policy

@@ -84,7 +84,7 @@ class ConsolePages:
         self.sign_ins: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         self.turned_away = 0
         """Requests with a Host or an Origin of another site."""
-        self._console = console
+        self.console = console
         self._hosts = frozenset(host.lower() for host in settings.hosts)
         self._door = door
         self._secure = secure
@@ -138,7 +138,7 @@ class ConsolePages:
         except Refusal as refusal:
             return self._refused(refusal)
         name = None if identity is None else identity.name
-        return _json(200, {"identity": name, "replica": self._console.about["replica"]})
+        return _json(200, {"identity": name, "replica": self.console.about["replica"]})
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         if self._door is None:
@@ -187,7 +187,7 @@ class ConsolePages:
             if handler is not None:
                 handler.cancel()
 
-        viewer = self._console.join(cut)
+        viewer = self.console.join(cut)
         if viewer is None:
             response = _json(503, {"message": "too many pages watch (console.viewers_max)"})
             response.headers["Retry-After"] = "10"
@@ -197,7 +197,7 @@ class ConsolePages:
         except ConnectionError:  # the browser is gone
             return web.Response()
         finally:
-            self._console.viewers.leave(viewer)
+            self.console.viewers.leave(viewer)
 
     async def _send(self, request: web.Request, viewer: Viewer) -> web.StreamResponse:
         """Sends messages until the viewer's end, or the key's."""
@@ -208,7 +208,7 @@ class ConsolePages:
         sent = 0
         while (message := await viewer.next()) is not None:
             if sent and sent % LOOK_S == 0 and not await self._may_stay(request):
-                self._console.viewers.leave(viewer, "signed_out")
+                self.console.viewers.leave(viewer, "signed_out")
                 break
             await response.write(message)
             sent += 1

@@ -9,8 +9,8 @@ from router.config.settings.configurations import ServeConfig
 from router.console.collector import ConsoleCollector
 from router.console.console import Console
 from router.console.pages import ConsolePages
-from router.console.rounds import Subject
 from router.console.sessions import Sessions
+from router.console.views.rounds import Subject
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk.counters import Metrics, kvroute_version

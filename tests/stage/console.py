@@ -19,8 +19,8 @@ from router.config.settings.serving_settings import HttpSettings
 from router.console.collector import ConsoleCollector
 from router.console.console import Console
 from router.console.pages import ConsolePages
-from router.console.rounds import Subject
 from router.console.sessions import Sessions
+from router.console.views.rounds import Subject
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.tally import PickTally
@@ -70,6 +70,20 @@ def play(fleet: Fleet | None = None, **settings: Any) -> Played:
     return Played(fleet, console, tally, watchers, refused)
 
 
+def pages_of(
+    played: Played, *, door: Door | None = None, secure: bool = False, **settings: Any
+) -> ConsolePages:
+    about = ConsoleSettings(**settings)
+    return ConsolePages(
+        played.console,
+        about,
+        door=door,
+        secure=secure,
+        sessions=Sessions(about.session_s, random.Random(3).randbytes),
+        clock=played.fleet.clock,
+    )
+
+
 @dataclass
 class Served(Played):
     """And its pages."""
@@ -88,14 +102,7 @@ async def served(
     **settings: Any,
 ) -> AsyncIterator[Served]:
     played = play(fleet, **settings)
-    pages = ConsolePages(
-        played.console,
-        ConsoleSettings(**settings),
-        door=door,
-        secure=tls is not None,
-        sessions=Sessions(ConsoleSettings(**settings).session_s, random.Random(3).randbytes),
-        clock=played.fleet.clock,
-    )
+    pages = pages_of(played, door=door, secure=tls is not None, **settings)
     registry = CollectorRegistry()
     registry.register(ConsoleCollector(played.console, pages))
     server = MetricsServer(registry, "127.0.0.1:0", HttpSettings(), tls, also=pages.add_to)

@@ -18,6 +18,7 @@ from router.config.settings.discovery_settings import KubernetesSettings
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.config.settings.serving_settings import DecisionLogSettings
+from router.console.collector import ConsoleCollector
 from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.discovery.kubernetes import KubernetesDiscovery
@@ -41,6 +42,7 @@ from router.processes.discovered import DiscoveredWorkers
 from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
+from tests.stage.console import pages_of, play
 from tests.stage.fleet import START_S, Fleet
 
 
@@ -73,6 +75,8 @@ def router_families() -> list[Metric]:
     registry.register(BrokerCollector(_nobodys_broker()))
     registry.register(PeerCollector(fleet.core, _link(fleet), fleet.clock))
     registry.register(DiscoveryCollector(_discovery(fleet)))
+    pages = pages_of(play(fleet))
+    registry.register(ConsoleCollector(pages.console, pages))
     return list(registry.collect())
 
 

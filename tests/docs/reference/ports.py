@@ -33,7 +33,18 @@ _KINDS = {
 PORTS: Mapping[str, tuple[str, list[Path]]] = {
     "metrics.listen": (
         "Of `kvroute serve` and `kvroute relay`; `kvroute epp` has one, too.",
-        [Path("GET", "/metrics", "metrics, as text for Prometheus ([list](reference-metrics.md))")],
+        [
+            Path(
+                "GET", "/metrics", "metrics, as text for Prometheus ([list](reference-metrics.md))"
+            ),
+            Path("GET", "/console", "of a router with `console.enabled`: on to `/console/`"),
+            Path("GET", "/console/", "[the console](console.md): the page, without numbers"),
+            Path("GET", "/console/{name}", "its modules and styles"),
+            Path("GET", "/console/session", "200 for a browser that is signed in, else 401"),
+            Path("POST", "/console/session", "signs in: a key becomes a cookie"),
+            Path("DELETE", "/console/session", "signs out"),
+            Path("GET", "/console/events", "the router's state each second, as server-sent events"),
+        ],
     ),
     "probes.listen": (
         "Of `kvroute serve`: plain HTTP for the kubelet.",

@@ -22,6 +22,7 @@ from tests.docs.reference.commands import commands
 from tests.docs.reference.configuration import PROGRAMS, rows_of
 from tests.docs.reference.contract import FILES, blocks_of
 from tests.docs.reference.ports import PORTS
+from tests.stage.console import pages_of, play
 from tests.stage.pages import text_of
 
 
@@ -77,7 +78,7 @@ async def test_the_paths_are_those_that_the_servers_have(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(HttpPort, "__init__", noted)
     at, registry, bounds = "127.0.0.1:0", CollectorRegistry(), HttpSettings()
-    MetricsServer(registry, at, bounds)
+    MetricsServer(registry, at, bounds, also=pages_of(play()).add_to)
     ProbeServer(at, lambda: True, bounds)
     Gateway(
         GatewaySettings(listen=at),

@@ -9,11 +9,10 @@ import aiohttp
 import pytest
 
 from router.config.settings.console_settings import ConsoleSettings
-from router.config.settings.keys_settings import TlsSettings
 from router.console.pages import BODY_MAX, LOOK_S
 from router.console.viewers import WAITING_MAX
 from router.keys.certificates import Certificates
-from tests.stage.certificates import Authority
+from tests.stage.certificates import Authority, written
 from tests.stage.console import event, served
 from tests.stage.fleet import Fleet
 from tests.stage.keys import a_door, identity, write_keys
@@ -203,28 +202,33 @@ async def test_a_session_ends_with_its_time(tmp_path: Path) -> None:
 
 async def test_over_tls_the_cookie_is_secure_and_a_certificate_may_sign_in(tmp_path: Path) -> None:
     authority = Authority()
-    files = written(tmp_path, authority, server=authority.issue("server", hosts=("127.0.0.1",)), client=authority.issue("client"))
+    certificates = Certificates.of(written(tmp_path, authority.issue(), authority))
     assert certificates is not None
+    own = tmp_path / "own"
+    own.mkdir()
+    client = written(own, authority.issue("client", hosts=()))
     door = a_door(
         tmp_path,
         identity("watcher", rights=("observe",)),
         identity("certified", rights=("observe",), tokens=[], certificates=["cn:client"]),
     )
-    trusting = ssl.create_default_context(cafile=authority.certificate)
+    trusting = ssl.create_default_context(cadata=authority.pem.decode())
     trusting.check_hostname = False
     async with served(door=door, tls=certificates.contexts(ssl.CERT_OPTIONAL)) as stage:
         connector = aiohttp.TCPConnector(ssl=trusting)
-        async with aiohttp.ClientSession(connector=connector, cookie_jar=jar()) as session:
-            async with session.post(
+        async with (
+            aiohttp.ClientSession(connector=connector, cookie_jar=jar()) as session,
+            session.post(
                 f"{stage.url}/console/session",
                 json={"token": "watcher-token"},
                 headers={OWN: stage.url},
-            ) as response:
-                assert response.status == 200
-                assert "Secure" in response.headers["Set-Cookie"]
-        certified = ssl.create_default_context(cafile=authority.certificate)
+            ) as response,
+        ):
+            assert response.status == 200
+            assert "Secure" in response.headers["Set-Cookie"]
+        certified = ssl.create_default_context(cadata=authority.pem.decode())
         certified.check_hostname = False
-        certified.load_cert_chain(client.certificate, client.key)
+        certified.load_cert_chain(client.certificate_file or "", client.key_file)
         connector = aiohttp.TCPConnector(ssl=certified)
         async with (
             aiohttp.ClientSession(connector=connector) as session,

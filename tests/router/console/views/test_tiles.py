@@ -1,7 +1,7 @@
 """Tiles: the numbers of ListWorkers, and no others."""
 
 from events.feed.stream import StreamState
-from router.console.tiles import LATE_S, WARNINGS_MAX, standing_of, tile_of
+from router.console.views.tiles import LATE_S, WARNINGS_MAX, standing_of, tile_of
 from router.desk.worker_codec import write_worker
 from tests.stage.fleet import Fleet, prompt
 

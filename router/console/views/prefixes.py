@@ -169,10 +169,10 @@ def _holders(chain: HashArray, place: _Place) -> list[Holder]:
         return []
     slots = np.array([source.slot for source in sources], np.intp)
     held = view.index.overlap(chain, len(chain), slots)[0].tolist()
-    found = [
+    holders = [
         Holder(source.key.worker_id, source.key.dp_rank, blocks / len(chain))
         for source, blocks in zip(sources, held, strict=True)
         if blocks
     ]
-    found.sort(key=lambda holder: (-holder.share, holder.worker_id, holder.dp_rank))
-    return found
+    holders.sort(key=lambda holder: (-holder.share, holder.worker_id, holder.dp_rank))
+    return holders

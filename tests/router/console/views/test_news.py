@@ -1,7 +1,7 @@
 """Changes of standing, within a bound."""
 
 from indexer.identity import WorkerKey
-from router.console.news import GONE, NEW, NEWS_MAX, News
+from router.console.views.news import GONE, NEW, NEWS_MAX, News
 
 A, B = WorkerKey("a", 0), WorkerKey("b", 1)
 

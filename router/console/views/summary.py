@@ -3,7 +3,7 @@
 import msgspec
 
 from router.audit.shadow_policy import Shadow
-from router.console.decisions import Decisions
+from router.console.views.decisions import Decisions
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.queue.views import Sums, sums

@@ -16,12 +16,12 @@ import msgspec
 
 from indexer.identity import WorkerKey
 from router.audit.observers import Watchers
-from router.console.decisions import Decisions
-from router.console.history import History
-from router.console.news import News
-from router.console.prefixes import Prefixes, Tree
-from router.console.summary import Summary, summary_of
-from router.console.tiles import tile_of
+from router.console.views.decisions import Decisions
+from router.console.views.history import History
+from router.console.views.news import News
+from router.console.views.prefixes import Prefixes, Tree
+from router.console.views.summary import Summary, summary_of
+from router.console.views.tiles import tile_of
 from router.core.admission import Admission
 from router.core.core import RouterCore
 

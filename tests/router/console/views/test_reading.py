@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from router.console.history import History, Waiting
-from router.console.reading import totals_of, waiting_of
+from router.console.views.history import History, Waiting
+from router.console.views.reading import totals_of, waiting_of
 from router.core.tally import TIERS, PickTally
 from router.health.ttft_check import TtftCheck
 from router.queue.views import Depth, Sums

@@ -4,7 +4,7 @@ import msgspec
 
 from kvroute.v1 import router_pb2
 from router.config.settings.routing_settings import GuardSettings
-from router.console.decisions import KEPT_MAX, ROWS_MAX, Decisions, ShownDecision
+from router.console.views.decisions import KEPT_MAX, ROWS_MAX, Decisions, ShownDecision
 from router.core.progress import Pick
 from router.decision.decision import Decision
 from router.desk.answer_codec import write_receipt

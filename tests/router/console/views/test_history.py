@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from router.console.history import (
+from router.console.views.history import (
     NAMES_MAX,
     POINT_S,
     POINTS_MAX,

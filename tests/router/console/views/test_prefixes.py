@@ -3,7 +3,7 @@
 import random
 
 from indexer.hashing import pack_tokens
-from router.console.prefixes import NODES_MAX, PROMPTS_MAX, Holder, Node, Prefixes
+from router.console.views.prefixes import NODES_MAX, PROMPTS_MAX, Holder, Node, Prefixes
 from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet
 

@@ -3,7 +3,7 @@
 All numbers are those that metrics show, too: the same sums, from the same owners.
 """
 
-from router.console.history import Totals, Waiting
+from router.console.views.history import Totals, Waiting
 from router.core.tally import PickTally
 from router.health.ttft_check import TtftCheck
 from router.queue.views import Sums
