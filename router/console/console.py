@@ -99,11 +99,7 @@ class Console:
         now_s = self._clock()
         sources = self._subject.core.fleet.view.sources.values()
         self.news.look(
-            {
-                source.key: (standing_of(source, self._subject.core), source.stream.reason)
-                for source in sources
-            },
-            now_s,
+            {source.key: standing_of(source, self._subject.core) for source in sources}, now_s
         )
         if self.history.is_due(now_s):
             self._add_point(now_s)

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from events.plane.tasks import Tasks
 from router.config.settings.configurations import ServeConfig
+from router.console.console import Console
 from router.front.routers import Router
 from router.keys.engine_key import EngineKey
 from router.metrics.http import MetricsServer
@@ -64,6 +65,11 @@ class Listeners:
     @property
     def metrics_port(self) -> int:
         return self._http.port if self._http is not None else 0
+
+    @property
+    def console(self) -> Console | None:
+        """None: it is off."""
+        return None if self._console is None else self._console.console
 
     @property
     def gateway_port(self) -> int:

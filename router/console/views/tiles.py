@@ -123,16 +123,16 @@ def tile_of(source: Source, core: RouterCore, now_s: float) -> Tile:
     )
 
 
-def standing_of(source: Source, core: RouterCore) -> str:
-    """Whether a worker serves, in a word: `drained`, `ejected`, or its stream's state."""
+def standing_of(source: Source, core: RouterCore) -> tuple[str, str]:
+    """Whether a worker serves, in a word, and why: `drained`, `ejected`, or its stream's state."""
     if source.key.worker_id in core.fleet.drained:
-        return "drained"
+        return "drained", ""
     standing = core.fleet.outliers.standing(source.key)
     if standing is not None and standing.cause is not None:
-        return "ejected"
+        return "ejected", standing.cause
     if source.stream.state is StreamState.LIVE and source.heartbeat is None:
-        return "no heartbeat"
-    return source.stream.state.value
+        return "no heartbeat", ""
+    return source.stream.state.value, source.stream.reason
 
 
 def _ejected(source: Source, core: RouterCore) -> Ejected | None:

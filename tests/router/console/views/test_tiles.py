@@ -56,8 +56,8 @@ def test_a_standing_is_drained_before_it_is_anything_else() -> None:
     key = fleet.add("a")
     fleet.add("b")
     source = fleet.view.sources[key]
-    assert standing_of(source, fleet.core) == StreamState.LIVE
+    assert standing_of(source, fleet.core)[0] == StreamState.LIVE
     fleet.turn(5.0, silent=[key])
-    assert standing_of(source, fleet.core) == StreamState.SILENT
+    assert standing_of(source, fleet.core)[0] == StreamState.SILENT
     fleet.core.drain("a")
-    assert standing_of(source, fleet.core) == "drained"
+    assert standing_of(source, fleet.core) == ("drained", "")

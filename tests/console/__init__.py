@@ -1,0 +1,1 @@
+"""The console in a real Chromium, beside a real router: `make console`."""
