@@ -56,11 +56,13 @@ def difference(
     taken: int,
     scores: Scores,
     guard: GuardSettings | None = None,
+    ttft_s: Column | None = None,
 ) -> Difference:
     """Holds a policy's scores against a pick.
 
     excluded: why a row could not be picked; empty where it could. taken: the row that was. guard:
-    what would look at the policy's picks; None: nothing would.
+    what would look at the policy's picks; None: nothing would. ttft_s: times to the first token, a
+    row, if they were predicted before.
     """
     can = np.array([not reason for reason in excluded], np.bool_) & np.isfinite(scores.costs)
     chances = would_pick(scores, can)
@@ -79,7 +81,7 @@ def difference(
     return Difference(
         agreement,
         overlap_tokens=gain(rows.overlap_tokens),
-        ttft_s=-gain(first_token(rows).total_s),
+        ttft_s=-gain(first_token(rows).total_s if ttft_s is None else ttft_s),
         active_slots=gain(rows.active_slots),
     )
 

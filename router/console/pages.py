@@ -13,6 +13,7 @@ Laws:
 
 import asyncio
 import logging
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
@@ -40,6 +41,9 @@ BODY_MAX = 16_384
 """Bytes of a sign-in: an issuer's tokens have a few thousand."""
 LOOK_S = 10
 """Messages, a second each, after which a viewer's key is looked up again."""
+SOCKET_BYTES = 256 * 1024
+"""Of messages in the system's buffer of a connection, which would grow to megabytes for a page that
+reads nothing."""
 RETRY_MS = 2000
 """After which a browser connects again."""
 RESULTS = ("ok", "refused", "malformed")
@@ -201,6 +205,10 @@ class ConsolePages:
 
     async def _send(self, request: web.Request, viewer: Viewer) -> web.StreamResponse:
         """Sends messages until the viewer's end, or the key's."""
+        if request.transport is not None:
+            request.transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES
+            )
         headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers | HEADERS | {"Cache-Control": "no-store"})
         await response.prepare(request)

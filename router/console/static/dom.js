@@ -1,5 +1,13 @@
 // Elements of a page. Names of workers, models and tenants become text nodes, never markup.
 
+// Controls, and marks that turn the direction of writing, would make one name look like another.
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+
+/** A text with a sign in the place of each unseen character. */
+export function seen(text) {
+  return text.replace(UNSEEN, "\ufffd");
+}
+
 /** An element. attributes: null leaves one out; `on` has listeners. children: nodes and texts. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -10,7 +18,9 @@ export function el(tag, attributes = {}, ...children) {
       set(made, name, value);
     }
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  for (const child of children) {
+    if (child !== null && child !== undefined) made.append(child instanceof Node ? child : seen(String(child)));
+  }
   return made;
 }
 
@@ -19,14 +29,15 @@ export function set(element, name, value) {
   if (value === null || value === undefined || value === false) {
     if (element.hasAttribute(name)) element.removeAttribute(name);
   } else {
-    const text = value === true ? "" : String(value);
+    const text = value === true ? "" : seen(String(value));
     if (element.getAttribute(name) !== text) element.setAttribute(name, text);
   }
 }
 
 /** Sets the text of an element, unless it has it. */
 export function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = seen(text);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 /** The element of an id. */

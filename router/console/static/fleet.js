@@ -56,7 +56,7 @@ export class Fleet {
       const load = tiles.map(loadOf).filter((share) => share !== null);
       const mean = load.length ? ` · ${percent(load.reduce((a, b) => a + b, 0) / load.length)} of slots in use` : "";
       write(group.querySelector("h3"), model);
-      write(group.querySelector("p"), `${ROLES[role] ?? role} · ${count(sum, "worker")}${mean}`);
+      write(group.querySelector("p"), `${ROLES[role] ?? "role unknown"} · ${count(sum, "worker")}${mean}`);
     } else {
       write(group.querySelector("h3"), "Look here first");
       write(group.querySelector("p"), sum > tiles.length ? `${tiles.length} of ${sum} workers that don't serve as they should` : `${count(sum, "worker")} that ${sum === 1 ? "doesn't" : "don't"} serve as ${sum === 1 ? "it" : "they"} should`);
@@ -159,7 +159,7 @@ function fill(element, share) {
 
 function facts(tile, now_s) {
   const rows = [
-    ["model", tile.model || "unknown"], ["role", ROLES[tile.role] ?? tile.role], ["engine", tile.engine || "unknown"],
+    ["model", tile.model || "unknown"], ["role", ROLES[tile.role] ?? "unknown"], ["engine", tile.engine || "unknown"],
     ["address", tile.address || "unknown"],
     ["requests", `${digits(tile.active_requests)}${tile.slots ? ` of ${tile.slots} slots${tile.slots_estimated ? " (estimated)" : ""}` : ""}`],
     ["in the engine", `${tile.running ?? 0} running, ${tile.waiting ?? 0} waiting`],
@@ -169,7 +169,7 @@ function facts(tile, now_s) {
     ["blocks cached", `${digits(tile.blocks_held ?? 0)} by its events, ${digits(tile.blocks_predicted ?? 0)} predicted`],
     ["trust in its cache", percent(tile.trust)],
     ["share of blocks for picks", percent(tile.block_share)],
-    ["stream", `${tile.stream_state}${tile.stream_complete ? ", complete" : ", may lack blocks"}${tile.stream_reason ? `: ${tile.stream_reason}` : ""}`],
+    ["stream", `${tile.stream_state}${tile.stream_complete ? ", complete" : ", may lack blocks"}${tile.stream_reason && tile.stream_state !== "live" ? `: ${tile.stream_reason}` : ""}`],
   ];
   if (tile.approximate) rows.push(["cache", "known by this router's own picks only"]);
   if (tile.unschedulable_reason) rows.push(["gets no requests", tile.unschedulable_reason]);

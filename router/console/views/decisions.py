@@ -2,24 +2,26 @@
 Pure.
 
 Laws:
-- a decision is read before anything of it is reserved, and nothing of it is kept but numbers and
-  names: no prompt, no token, no session and no tenant;
+- what only the moment of a decision knows is read before anything of it is reserved; its rows,
+  which nobody changes, are written out when they are shown;
+- nothing of it is kept but numbers and names: no prompt, no token, no session and no tenant;
 - at most KEPT_MAX decisions are kept, of at most ROWS_MAX candidates each.
 """
 
 from collections import deque
 from collections.abc import Callable
 from math import isfinite
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from router.audit.shadow_policy import Difference, difference, would_pick
-from router.config.settings.routing_settings import GuardSettings
+from router.audit.shadow_policy import difference, would_pick
 from router.decision.decision import Decision
+from router.fleet.table import Column
 from router.policies.first_token import first_token
 from router.policies.own import PolicyFailed
-from router.policies.policy import Policy
+from router.policies.policy import Policy, Scores
 from router.request.refusal import Refused
 
 KEPT_MAX = 64
@@ -108,26 +110,46 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     message: str = ""
 
 
+class _Taken(NamedTuple):
+    """A decision that is not written out yet."""
+
+    decision: Decision
+    number: int
+    ttft_s: Column
+    """Predicted time to the first token, a row."""
+    otherwise: Otherwise | None
+
+
 class Decisions:
     """The last sampled decisions."""
 
     def __init__(self, ttft: Callable[[], Policy | None]) -> None:
         """ttft: the policy that each decision is held against; None: there is none."""
-        self.kept: deque[ShownDecision] = deque(maxlen=KEPT_MAX)
         self.count = 0
         """Since the start."""
         self._ttft = ttft
+        self._kept: deque[ShownDecision] = deque(maxlen=KEPT_MAX)
+        self._taken: deque[_Taken | ShownDecision] = deque(maxlen=KEPT_MAX)
+        """Not written out yet."""
+
+    @property
+    def kept(self) -> deque[ShownDecision]:
+        """Oldest first."""
+        while self._taken:
+            taken = self._taken.popleft()
+            self._kept.append(taken if isinstance(taken, ShownDecision) else shown(taken))
+        return self._kept
 
     def watch(self, decision: Decision) -> None:
         """A decision that is about to be carried out."""
         self.count += 1
-        self.kept.append(shown(decision, self.count, self._ttft()))
+        self._taken.append(taken(decision, self.count, self._ttft()))
 
     def watch_refused(self, refused: Refused) -> None:
         """A request that got no worker."""
         self.count += 1
         refusal = refused.refusal
-        self.kept.append(
+        self._taken.append(
             ShownDecision(
                 number=self.count,
                 at_s=refused.at_s,
@@ -145,13 +167,22 @@ class Decisions:
         return [each for each in self.kept if each.number > number]
 
 
-def shown(decision: Decision, number: int, ttft: Policy | None) -> ShownDecision:
+def taken(decision: Decision, number: int, ttft: Policy | None) -> _Taken:
+    """A decision with what is not known any more once it is carried out."""
+    other = None if ttft is None else _scored(decision, ttft)
+    if other is None or other.ttft_s is None or ttft is None:
+        return _Taken(decision, number, first_token(decision.rows).total_s, None)
+    return _Taken(decision, number, other.ttft_s, otherwise(decision, other, ttft.name))
+
+
+def shown(of: _Taken) -> ShownDecision:
     """A decision with the rows that are shown of it."""
+    decision = of.decision
     request, policy = decision.request, decision.policy
     rows = _rows(decision)
     places = {row: place for place, row in enumerate(rows)}
     return ShownDecision(
-        number=number,
+        number=of.number,
         at_s=decision.decided_at_s,
         request_id=request.request_id[:NAME_MAX],
         model=request.model[:NAME_MAX],
@@ -163,24 +194,29 @@ def shown(decision: Decision, number: int, ttft: Policy | None) -> ShownDecision
         candidates=len(decision.rows) + len(decision.not_live),
         excluded=dict(decision.exclusions()),
         tied=decision.tied,
-        rows=_candidates(decision, rows),
+        rows=_candidates(of, rows),
         guard=_guard_move(decision, places),
         last_resort=decision.last_resort,
         strained=decision.strained,
         pair=decision.how.value if decision.how is not None else "",
-        otherwise=None if ttft is None else otherwise(decision, ttft, decision.guard),
+        otherwise=of.otherwise,
     )
 
 
-def otherwise(decision: Decision, policy: Policy, guard: GuardSettings | None) -> Otherwise | None:
-    """What a policy would have done; None: it failed on this decision."""
+def _scored(decision: Decision, policy: Policy) -> Scores | None:
+    """None: the policy failed on this decision."""
     try:
-        scores = policy.score(decision.rows)
+        return policy.score(decision.rows)
     except PolicyFailed:
         return None
-    looks = guard if guard is not None and guard.looks_at(policy.name) else None
-    gain: Difference = difference(
-        decision.rows, decision.excluded, decision.order[0], scores, looks
+
+
+def otherwise(decision: Decision, scores: Scores, name: str) -> Otherwise | None:
+    """What a policy would have done; None: it could have picked no worker."""
+    guard = decision.guard
+    looks = guard if guard is not None and guard.looks_at(name) else None
+    gain = difference(
+        decision.rows, decision.excluded, decision.order[0], scores, looks, scores.ttft_s
     )
     can = np.array([not reason for reason in decision.excluded], np.bool_)
     chances = would_pick(scores, can & np.isfinite(scores.costs))
@@ -202,9 +238,9 @@ def _rows(decision: Decision) -> list[int]:
     return list(dict.fromkeys([*first, *by_cost]))[:ROWS_MAX]
 
 
-def _candidates(decision: Decision, rows: list[int]) -> list[CandidateRow]:
+def _candidates(of: _Taken, rows: list[int]) -> list[CandidateRow]:
+    decision, seconds = of.decision, of.ttft_s
     columns, scores = decision.rows, decision.scores
-    seconds = first_token(columns).total_s
     shown_rows = []
     for row in rows:
         kept, source = columns.row(row), decision.sources[row]
