@@ -228,9 +228,9 @@ class RouterCore:
         self.life.lease_s = routing.lease_s
         self.fleet.reconfigure(routing)
         if self.lane is not None:
-            tally = self.lane.tally
+            tally, traces = self.lane.tally, self.lane.traces
             self.lane = Lane(self, self._rng)
-            self.lane.tally = tally
+            self.lane.tally, self.lane.traces = tally, traces
 
     def copy_prefixes(self, settings: HotPrefixSettings) -> list[CopyEffect]:
         """Starts, changes or ends the copying of hot prefixes; returns which copies end with it."""

@@ -61,6 +61,8 @@ class Lane:
 
     tally: PickTally
     """Counts the picks that are answered here."""
+    traces: bool
+    """Whether the general path has requests of sampled traces: it has the times of their stages."""
 
     def __init__(self, core: RouterCore, rng: random.Random) -> None:
         """core: with a NativeIndex. rng: the core's own."""

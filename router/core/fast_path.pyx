@@ -115,6 +115,8 @@ cdef class Lane(_Decision):
     cdef object _routing
     """The message that the fields below, and those of the policy, were read from."""
     cdef bint _by_session, _timed
+    cdef public bint traces
+    """Whether the general path has requests of sampled traces: it has the times of their stages."""
     cdef size_t _alternatives
     cdef uint64_t _prompt_tokens_max
     cdef double _lease_s
@@ -203,7 +205,7 @@ cdef class Lane(_Decision):
         """A reservation with its answer; None: the general way must pick."""
         cdef str request_id = _text(plain.request_id)
         self._counts.begin()
-        if not self._prepare(request_id) or self._by_session and plain.session_id.size:
+        if not self._prepare(request_id) or self._by_session and plain.session_id.size or self.traces and plain.traced:
             return None
         cdef str model = _text(plain.model)
         if is_behind is not None and is_behind(model):

@@ -10,6 +10,7 @@ from router.queue.waiter import Waiter
 from router.request.refusal import Refusal
 from router.request.request import Request
 from router.reservations.reservations import Reservation
+from router.tracing.route_trace import RouteTrace
 
 Answered: TypeAlias = tuple[bytes, Reservation, bool]
 """A RouteResponse, its reservation, and whether it was an earlier request's."""
@@ -68,7 +69,9 @@ class Later:
 class Waiting(Later):
     """A request that waits for a worker: a Job (router/core/admission.py) of a desk."""
 
-    __slots__ = ("_answer", "_refuse", "caller", "due", "read", "request", "request_id", "waiter")
+    __slots__ = (
+        "_answer", "_refuse", "caller", "due", "read", "request", "request_id", "trace", "waiter",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -81,9 +84,11 @@ class Waiting(Later):
         *,
         caller: Caller = UNVERIFIED,
         tells: bool = False,
+        trace: RouteTrace | None = None,
     ) -> None:
         """due: observers of what comes of the request. read: of a long request, what would take
-        long to read and hash again. tells: whether its caller wants to hear where it stands."""
+        long to read and hash again. tells: whether its caller wants to hear where it stands.
+        trace: its spans; None: it is not sampled."""
         super().__init__()
         self.request = request
         self.request_id = request_id
@@ -91,6 +96,7 @@ class Waiting(Later):
         self.caller = caller
         self.read = read
         self.tells = tells
+        self.trace = trace
         self._answer = answer
         self._refuse = refuse
         self.waiter: Waiter | None = None

@@ -36,18 +36,18 @@ class StageClock:
     def __init__(self, stages: dict[str, Durations]) -> None:
         self._stages = stages
         self._started = self._last = perf_counter()
-        self._took_s: dict[str, float] = {}
+        self.took_s: dict[str, float] = {}
         """By stage, in sum: a decision that looks at a last resort has stages twice."""
 
     def __call__(self, stage: str) -> None:
         now = perf_counter()
-        self._took_s[stage] = self._took_s.get(stage, 0.0) + now - self._last
+        self.took_s[stage] = self.took_s.get(stage, 0.0) + now - self._last
         self._last = now
 
     def total(self) -> None:
         """A worker was picked: all stages count, and the time since the measurement began."""
-        self._took_s["total"] = perf_counter() - self._started
-        for stage, seconds in self._took_s.items():
+        self.took_s["total"] = perf_counter() - self._started
+        for stage, seconds in self.took_s.items():
             self._stages[stage].add(seconds)
 
 

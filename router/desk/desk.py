@@ -36,6 +36,8 @@ from router.desk.tenant import UNVERIFIED, Caller
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request
 from router.reservations.reservations import Ending, Reservation
+from router.tracing.route_trace import RenderSpan, RouteTrace, no_span, rendered
+from router.tracing.spans import Tracing
 
 Read: TypeAlias = tuple[request_codec.Received, Request]
 WAITING_BYTES = 1024
@@ -61,12 +63,13 @@ class Desk:
         soon: Callable[[Callable[[], None]], object],
         observed: Observed | None = None,
         on_change: Callable[[], None] = lambda: None,
+        tracing: Tracing | None = None,
     ) -> None:
         """fault: counts and logs what the router did wrong at a method, and what comes of that;
         returns what the caller gets, where there is nothing else. admission: requests that wait.
         soon: calls a function once others had a turn. observed: a share of the decisions is, by
         watchers; None: there are none. on_change: called when what is reserved here may have
-        changed.
+        changed. tracing: spans of requests whose callers' spans are sampled; None: no spans.
         """
         self._core = core
         self._metrics = metrics
@@ -78,8 +81,10 @@ class Desk:
         self._soon = soon
         self._is_due = False
         """Whether a turn is to come that `soon` was given."""
+        self.tracing = tracing
         if core.lane is not None:
             core.lane.tally = metrics.tally
+            core.lane.traces = tracing is not None
 
     def items(
         self,
@@ -155,6 +160,8 @@ class Desk:
             if not later.outcome[2]:
                 self.unsent(later.outcome[1])
         elif later.outcome is None and isinstance(later, Waiting) and later.waiter is not None:
+            if later.trace is not None:
+                later.trace.refused(self._clock(), Reason.CANCELLED)
             self.admission.leave(later.waiter, self._clock())
 
     def outlook(self, waiting: Later) -> Outlook | None:
@@ -224,6 +231,14 @@ class Desk:
     def failed(self, error: Exception, request: bytes) -> Refusal:
         """Counts a fault of the router's own before a request came here; its caller's refusal."""
         return self.refused(self._fault(ROUTE, error), request)
+
+    def render_span(self, request: router_pb2.RouteRequest) -> RenderSpan:
+        """Begins the span of making a request's tokens."""
+        tracing, began_s = self.tracing, self._clock()
+        trace = tracing.below(request.traceparent) if tracing and request.traceparent else None
+        if trace is None:
+            return no_span
+        return lambda about, error="": rendered(trace, began_s, self._clock(), about, error)
 
     def _long(self, request: bytes, left_s: float, caller: Caller) -> Steps:
         """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
@@ -347,9 +362,10 @@ class Desk:
         """A request that the fast path didn't answer."""
         received, parsed = read
         answers: list[Answered] = []
+        trace = self._traced(received.message, now_s)
 
         def decide(may_strain: bool) -> Reservation:
-            answers.append(self._any(read, now_s, due, may_strain, caller))
+            answers.append(self._any(read, now_s, due, may_strain, caller, trace))
             return answers[0][1]
 
         kept = read if len(request) > LONG_BYTES else None
@@ -362,16 +378,22 @@ class Desk:
             self._refused_waiting,
             caller=caller,
             tells=received.message.queue_progress,
+            trace=trace,
         )
-        waiting.waiter = self.admission.route(
-            parsed,
-            request_codec.read_wait(received.message, now_s, left_s),
-            now_s,
-            # Of a long one its tokens are kept, too.
-            (1 if kept is None else 2) * len(request) + WAITING_BYTES,
-            waiting,
-            decide,
-        )
+        try:
+            waiting.waiter = self.admission.route(
+                parsed,
+                request_codec.read_wait(received.message, now_s, left_s),
+                now_s,
+                # Of a long one its tokens are kept, too.
+                (1 if kept is None else 2) * len(request) + WAITING_BYTES,
+                waiting,
+                decide,
+            )
+        except Refusal as refusal:
+            if trace is not None:
+                trace.refused(now_s, refusal.reason)
+            raise
         if waiting.waiter is None:
             self._on_change()
             return answers[0]
@@ -394,7 +416,8 @@ class Desk:
                         received,
                         request_codec.read_request(received, self._core, waiting.caller),
                     )
-                plain = self._any(read, now_s, waiting.due, may_strain, waiting.caller)
+                about = waiting.caller, waiting.trace
+                plain = self._any(read, now_s, waiting.due, may_strain, *about)
         except Refusal:
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
@@ -408,10 +431,25 @@ class Desk:
         return content, reservation, repeated
 
     def _refused_waiting(self, waiting: Waiting, refusal: Refusal) -> None:
+        if waiting.trace is not None:
+            waiting.trace.refused(self._clock(), refusal.reason)
         self._refused(refusal, waiting.request, self._clock(), waiting.due)
 
+    def _traced(self, request: router_pb2.RouteRequest, now_s: float) -> RouteTrace | None:
+        """The spans of a request; None: it is not sampled."""
+        if self.tracing is None or not request.traceparent:
+            return None
+        trace = self.tracing.below(request.traceparent)
+        return None if trace is None else RouteTrace(trace, now_s)
+
     def _any(
-        self, read: Read, now_s: float, due: Due | None, may_strain: bool, caller: Caller
+        self,
+        read: Read,
+        now_s: float,
+        due: Due | None,
+        may_strain: bool,
+        caller: Caller,
+        trace: RouteTrace | None = None,
     ) -> Answered:
         """A request answered the general way."""
         received, parsed = read
@@ -420,11 +458,15 @@ class Desk:
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()
+            if trace is not None:
+                trace.repeated(now_s)
             return reservation.answer, reservation, True
         caller.owns(reservation)
         answer = router_pb2.RouteResponse()
         try:
             answer_codec.write_pick(answer, outcome, self._core, request.priority)
+            if trace is not None:
+                trace.picked(answer)
             if request.omit_receipt:
                 answer.ClearField("receipt")
                 answer.ClearField("prefill_receipt")
@@ -436,6 +478,8 @@ class Desk:
             self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
         self._metrics.picked(outcome)
         mark.total()
+        if trace is not None:
+            trace.decided(now_s, mark.took_s)
         if caller.usage is not None:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False

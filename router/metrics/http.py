@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from prometheus_client import CollectorRegistry
 
 from router.config.settings.serving_settings import HttpSettings
 from router.http.bounded import Connections
@@ -48,7 +48,8 @@ class MetricsServer:
     async def stop(self) -> None:
         await self._http.stop()
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
         scrape = Scrape(self._registry)  # on the event loop: it reads the core
-        body = await asyncio.to_thread(scrape.text)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        accept = request.headers.get("Accept", "")
+        body, content_type = await asyncio.to_thread(scrape.text, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})

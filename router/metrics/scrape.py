@@ -1,12 +1,8 @@
 """One scrape of a registry."""
 
-from prometheus_client import (
-    CollectorRegistry,
-    generate_latest,
-)
-from prometheus_client.core import (
-    Metric,
-)
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 
 
 class Scrape:
@@ -18,5 +14,8 @@ class Scrape:
     def collect(self) -> list[Metric]:
         return self._families
 
-    def text(self) -> bytes:
-        return generate_latest(self)
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """The content and its type. accept: header of the scrape; OpenMetrics, which has exemplars,
+        for who asks for it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self), content_type

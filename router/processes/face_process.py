@@ -15,6 +15,7 @@ from router.config.rendering import render
 from router.config.settings.configurations import GatewayConfig, PickerConfig
 from router.desk.counters import kvroute_version
 from router.keys.dialing import dial_options
+from router.processes.process_tracing import ProcessTracing
 
 log = logging.getLogger("kvroute")
 
@@ -22,12 +23,16 @@ log = logging.getLogger("kvroute")
 class FaceApp(ABC):
     """One process with a face of its own, which calls routers over gRPC."""
 
+    service: str
+    """Name of the process in traces."""
+
     def __init__(self, config: GatewayConfig | PickerConfig) -> None:
         """Raises ConfigError for a router's address that is none."""
         self._config = config
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
         self.registry = registry = CollectorRegistry()
+        self.tracing = ProcessTracing(config.tracing, self.service, registry)
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         ProcessCollector(registry=registry)
@@ -55,10 +60,12 @@ class FaceApp(ABC):
         log.info("configuration:\n%s", render(self._config).rstrip())
         try:
             log.info("%s, routers at %s", await self.start(), self._config.router)
+            self.tracing.start()
             await self._stop.wait()
             log.info("stopping")
         finally:
             await self.stop()
+            await self.tracing.stop()
         if self._failed is None:
             return 0
         log.critical("stopped with exit code 1: %s", named(self._failed))

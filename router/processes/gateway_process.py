@@ -13,6 +13,8 @@ from router.processes.face_process import FaceApp
 class GatewayApp(FaceApp):
     """One gateway process."""
 
+    service = "kvroute-gateway"
+
     def __init__(self, config: GatewayConfig) -> None:
         """Raises ConfigError for what only this process can find wrong."""
         super().__init__(config)
@@ -26,6 +28,7 @@ class GatewayApp(FaceApp):
             bounds=config.http,
             certificates=certificates,
             door=Door.of(config.keys, certificates, clock=unix_now),
+            tracing=self.tracing.spans,
         )
 
     @override

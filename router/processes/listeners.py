@@ -19,6 +19,7 @@ from router.processes.own_faces import OwnFaces
 from router.service.fleet_service import FleetService
 from router.service.router_service import RouterService
 from router.service.server import GrpcServer
+from router.tracing.spans import Tracing
 
 log = logging.getLogger("kvroute")
 
@@ -36,9 +37,11 @@ class Listeners:
         serving: Callable[[], bool],
         broke: Callable[[BaseException], None],
         console: ConsoleFace | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        """serving: whether new calls are welcome. console: on the port of the metrics.
-        Raises ConfigError for what is no address, and for an engine key that can't be read."""
+        """serving: whether new calls are welcome. console: on the port of the metrics. tracing:
+        spans of requests at the gateway and the picker. Raises ConfigError for what is no address,
+        and for an engine key that can't be read."""
         self._config = config
         self._locks = locks
         self._registry = registry
@@ -51,6 +54,7 @@ class Listeners:
         if config.probes.listen:
             self._probes = ProbeServer(config.probes.listen, serving, config.http)
         self._faces: OwnFaces | None = None
+        self._tracing = tracing
         if config.gateway.listen:  # check-config makes no gateway, and should find this, too
             EngineKey.of(config.gateway)
 
@@ -120,6 +124,7 @@ class Listeners:
             broke=self._broke,
             certificates=locks.certificates,
             door=locks.door,
+            tracing=self._tracing,
         )
         await self._faces.start()
 

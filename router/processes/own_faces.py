@@ -12,6 +12,7 @@ from router.front.picker.server import PickerServer
 from router.front.routers import Router
 from router.keys.certificates import Certificates
 from router.keys.door import Door
+from router.tracing.spans import Tracing
 
 log = logging.getLogger("kvroute")
 
@@ -29,6 +30,7 @@ class OwnFaces:
         broke: Callable[[BaseException], None],
         certificates: Certificates | None,
         door: Door | None,
+        tracing: Tracing | None = None,
     ) -> None:
         """registry: of the router's metrics; the gateway serves its own on its own port. Raises
         ConfigError."""
@@ -43,11 +45,18 @@ class OwnFaces:
                 bounds=config.http,
                 certificates=certificates,
                 door=door,
+                tracing=tracing,
             )
         self._picker: PickerServer | None = None
         if config.epp.listen:
             self._picker = PickerServer(
-                config.epp, router, registry, clock=clock, broke=broke, certificates=certificates
+                config.epp,
+                router,
+                registry,
+                clock=clock,
+                broke=broke,
+                certificates=certificates,
+                tracing=tracing,
             )
 
     @property

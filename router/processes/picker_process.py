@@ -14,6 +14,8 @@ from router.processes.face_process import FaceApp
 class PickerApp(FaceApp):
     """One picker process."""
 
+    service = "kvroute-epp"
+
     def __init__(self, config: PickerConfig) -> None:
         """Raises ConfigError for what only this process can find wrong."""
         super().__init__(config)
@@ -25,6 +27,7 @@ class PickerApp(FaceApp):
             clock=unix_now,
             broke=self._broke,
             certificates=certificates,
+            tracing=self.tracing.spans,
         )
         self._http: MetricsServer | None = None
         if config.metrics.listen:

@@ -61,6 +61,7 @@ from router.processes.listeners import Listeners
 from router.processes.locks import Locks
 from router.processes.model_prompts import model_prompts
 from router.processes.nats_links import NatsLinks
+from router.processes.process_tracing import ProcessTracing
 from router.processes.router_clock import RouterClock
 from router.prompts.prompts import Prompts
 from router.replicas.fleet_commands import ControlDesk
@@ -144,6 +145,7 @@ class RouterApp:
         shadow_policy(routing, self.core.policies)  # raises ConfigError
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
+        self.tracing = ProcessTracing(config.tracing, "kvroute-router", self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
         self.registry.register(WatchCollector(self.watchers))
         self._guard = Guard.of(config.grpc, routing.prompt_tokens_max, self.metrics, locks.door)
@@ -172,6 +174,7 @@ class RouterApp:
             soon=lambda call: asyncio.get_running_loop().call_soon(call),
             observed=self.watchers,
             on_change=self.links.on_change,
+            tracing=self.tracing.spans,
         )
         self.reports = Reports(
             self.core,
@@ -200,6 +203,7 @@ class RouterApp:
             serving=lambda: self.serving,
             broke=self._broke,
             console=self._made_console(),
+            tracing=self.tracing.spans,
         )
         self._timer = RouterClock(
             config,
@@ -286,6 +290,7 @@ class RouterApp:
         await self._listen()
         self._tasks.spawn(self._connect(broker), "connection to NATS")
         self._tasks.spawn(self._run_clock(), "router clock")
+        self.tracing.start()
 
     def _warn_of_configuration(self) -> None:
         grpc = self.config.grpc
@@ -381,6 +386,7 @@ class RouterApp:
         self._stopping.set()
         self.desk.close()
         await self.listeners.drain()
+        await self.tracing.stop()
         await self._tasks.close()  # before what they start: relays, and copies of prefixes
         if self.discovery is not None:
             await self.discovery.stop()

@@ -10,9 +10,7 @@ import grpc
 import grpc.aio
 from typing_extensions import override
 
-from kvroute.v1 import (
-    router_pb2_grpc,
-)
+from kvroute.v1 import router_pb2, router_pb2_grpc
 from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.reports import Reports
@@ -25,6 +23,7 @@ from router.service.inbound import SMALL_BYTES
 from router.service.late_results import LateResults
 from router.service.texts import Texts
 from router.service.unsent import when_unsent
+from router.tracing.traceparent import HEADER, SpanContext
 
 
 class RouterService(router_pb2_grpc.RouterServicer):
@@ -56,6 +55,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self, request: bytes, context: Context
     ) -> bytes:
         caller = caller_of(CURRENT.get())
+        if self._desk.tracing is not None:
+            request += traceparent_field(context)
         answer, reservation, repeated = await self.texts.answered(
             request, time_left(context), caller
         )
@@ -106,6 +107,17 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self, request: bytes, context: Context
     ) -> bytes:
         return await self.texts.explain(request, caller_of(CURRENT.get()))
+
+
+def traceparent_field(context: Context) -> bytes:
+    """The RouteRequest field of a call's traceparent, if its metadata has one that is sampled: it
+    names the call itself, where the message's own names what the caller was doing."""
+    for name, value in context.invocation_metadata() or ():
+        if name == HEADER and isinstance(value, str):
+            read = SpanContext.read(value)
+            if read is not None and read.sampled:
+                return router_pb2.RouteRequest(traceparent=value).SerializeToString()
+    return b""
 
 
 def byte_handlers(router: RouterService) -> dict[str, Handler]:

@@ -160,14 +160,18 @@ class Texts:
     ) -> None:
         """From the prompt to the desk; ends by `finish`, or goes on when the queue does."""
         began_s = asyncio.get_running_loop().time()
+        span = self._desk.render_span(text.message)
         try:
             made = await self._tokens(text, left_s)
         except Refusal as refusal:
+            span({}, refusal.reason)
             waiting.finish(self._desk.refused(refusal, request))
             return
         except Exception as error:  # a fault of ours, which ends one request and no other
+            span({}, Reason.INTERNAL)
             waiting.finish(self._desk.failed(error, request))
             return
+        span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
         left_s -= asyncio.get_running_loop().time() - began_s
         try:
             tokens = text_codec.with_tokens(text, made)

@@ -19,6 +19,7 @@ from router.front.gateway.gateway import Gateway
 from router.keys.door import Door
 from router.prompts.prompts import ModelPrompts, Source
 from router.reservations.reservations import Ending
+from router.tracing.spans import Tracing
 from tests.stage.served import Served, served
 
 Play = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -107,19 +108,20 @@ async def a_gateway(
     dial: Mapping[str, Any] | None = None,
     prompts: ModelPrompts | None = None,
     in_process: bool = False,
+    tracing: Tracing | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A gateway before a fleet of these workers, w0, w1 ...; the tests add others.
 
     door, router_door: keys of the gateway's clients, and of the router's. dial: see Gateway.
-    prompts: of model m; None: the router makes no tokens."""
+    prompts: of model m; None: the router makes no tokens. tracing: of both."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(worker.run())
         # Workers here answer each request as the test says, so that no router may ask for tokens.
         without_tokens = {"m": prompts or ModelPrompts(source=Source.OFF)}
         router = await stack.enter_async_context(
-            served(models_prompts=without_tokens, door=router_door)
+            served(models_prompts=without_tokens, door=router_door, tracing=tracing)
         )
         broken: list[BaseException] = []
         gateway = Gateway(
@@ -132,6 +134,7 @@ async def a_gateway(
             broke=broken.append,
             bounds=HttpSettings(linger_s=0.05),
             door=door,
+            tracing=tracing,
         )
         for number, worker in enumerate(workers):
             router.fleet.add(f"w{number}", address=worker.address)

@@ -18,6 +18,7 @@ from router.front.picker.server import PickerServer
 from router.keys.certificates import Certificates
 from router.prompts.prompts import ModelPrompts, Source
 from router.reservations.reservations import Ending
+from router.tracing.spans import Tracing
 from tests.stage.gateway import Worker
 from tests.stage.served import Served, served
 from tests.stage.waiting import until
@@ -67,6 +68,7 @@ async def a_picker(
     *workers: Worker,
     certificates: Certificates | None = None,
     in_process: bool = False,
+    tracing: Tracing | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A picker before a fleet of these workers, w0, w1 ...; the tests add others."""
@@ -75,7 +77,9 @@ async def a_picker(
             await stack.enter_async_context(worker.run())
         # Workers here answer each request as the test says, so that no router may ask for tokens.
         without_tokens = {"m": ModelPrompts(source=Source.OFF)}
-        router = await stack.enter_async_context(served(models_prompts=without_tokens))
+        router = await stack.enter_async_context(
+            served(models_prompts=without_tokens, tracing=tracing)
+        )
         for number, worker in enumerate(workers):
             router.fleet.add(f"w{number}", address=worker.address)
         broken: list[BaseException] = []
@@ -88,6 +92,7 @@ async def a_picker(
             clock=unix_now,
             broke=broken.append,
             certificates=certificates,
+            tracing=tracing,
         )
         await picker.start()
         stack.push_async_callback(picker.stop)

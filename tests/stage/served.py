@@ -40,6 +40,7 @@ from router.service.server import GrpcServer
 from router.service.texts import Texts
 from router.service.worker_feed import WorkerFeed
 from router.service.workers_to_ask import tokens_trouble
+from router.tracing.spans import Tracing
 from tests.stage.fleet import Fleet
 
 NO_QUEUE = QueueSettings(max_waiting=0)
@@ -106,6 +107,7 @@ async def served(
     peers: Any = None,
     on_resync: Callable[[str], None] = lambda _worker_id: None,
     door: Door | None = None,
+    tracing: Tracing | None = None,
     **about: Any,
 ) -> AsyncIterator[Served]:
     """Serves a fleet, and takes the server down without grace. The channel is plain text.
@@ -130,7 +132,9 @@ async def served(
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
     guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics, door)
     soon = asyncio.get_running_loop().call_soon
-    desk = desk_of(fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon)
+    desk = desk_of(
+        fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon, tracing=tracing
+    )
     reports = Reports(
         fleet.core,
         metrics,
@@ -190,6 +194,7 @@ def desk_of(
     watch: Watch | None = None,
     queue: QueueSettings = NO_QUEUE,
     soon: Callable[[Callable[[], None]], object] = lambda call: call(),
+    tracing: Tracing | None = None,
 ) -> Desk:
     """The desk of a fleet, with its admission queue. soon: by default, at once."""
     admission = Admission(fleet.core, queue, random.Random(7))
@@ -201,6 +206,7 @@ def desk_of(
         admission=admission,
         soon=soon,
         observed=ObservedBy(watch),
+        tracing=tracing,
     )
 
 

@@ -27,6 +27,7 @@ from router.config.settings.serving_settings import (
     LogSettings,
     MetricsSettings,
 )
+from router.config.settings.tracing_settings import TracingSettings
 
 
 class ModelSettings(Settings, frozen=True):
@@ -74,6 +75,7 @@ class ServeConfig(Settings, frozen=True):
     queue: QueueSettings = QueueSettings()
     index: IndexSettings = IndexSettings()
     decision_log: DecisionLogSettings = DecisionLogSettings()
+    tracing: TracingSettings = TracingSettings()
     ready_timeout_s: Annotated[
         Seconds,
         Meta(
@@ -126,6 +128,7 @@ class GatewayConfig(Settings, frozen=True):
     tls: TlsSettings = TlsSettings()
     keys: KeysSettings = KeysSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
 
 
 class PickerConfig(Settings, frozen=True):
@@ -143,3 +146,4 @@ class PickerConfig(Settings, frozen=True):
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9090")
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()

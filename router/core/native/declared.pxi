@@ -38,7 +38,7 @@ cdef extern from "native/plain_request.h" nogil:
         uint64_t prompt_tokens
         int64_t output_tokens
         int32_t priority
-        int omit_receipt
+        int omit_receipt, traced
     ctypedef struct Item:
         uint64_t index, timeout_ms
         Span request

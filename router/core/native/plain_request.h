@@ -22,11 +22,20 @@ typedef struct {
     int64_t output_tokens; /* -1: the request does not say */
     int32_t priority;
     int omit_receipt;
+    int traced; /* the caller's trace is sampled */
 } PlainRequest;
 
 /* 0 for a text that may be taken as it is. */
 static inline int odd_text(const Field *field) {
     return field->type != BYTES || field->bytes.size > TEXT_MAX || !is_ascii(field->bytes);
+}
+
+/* Whether a W3C traceparent has its flag `sampled`: version-trace-parent-flags, where the flags are
+ * two digits from character 53 on. */
+static inline int is_sampled(Span traceparent) {
+    if (traceparent.size < 55) return 0;
+    uint8_t digit = traceparent.at[54];
+    return digit <= '9' ? digit & 1 : !(digit & 1); /* b, d and f are odd */
 }
 
 /* 0, or -1 for hashes in more than one piece, or none. */
@@ -110,6 +119,10 @@ static int read_plain(Span message, PlainRequest *plain) {
                 break;
             case ROUTE_REQUEST_QUEUE_PROGRESS: /* of a request that waits, which is not answered here */
                 if (field.type != VARINT) return 0;
+                break;
+            case ROUTE_REQUEST_TRACEPARENT:
+                if (odd_text(&field)) return 0;
+                plain->traced = is_sampled(field.bytes);
                 break;
             case ROUTE_REQUEST_OMIT_RECEIPT:
                 if (field.type != VARINT || field.value > 1) return 0;

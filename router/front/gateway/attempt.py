@@ -7,6 +7,8 @@ Laws:
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -19,6 +21,7 @@ from kvroute.v1 import FailureReason
 from router.front.exchange import Blame, Exchange, Upstream, Verdict, returned
 from router.front.gateway.upstreams import Sent, WorkerAnswered
 from router.front.usage import read_usage
+from router.tracing.front_trace import FrontTrace
 
 if TYPE_CHECKING:
     from router.front.gateway.forwarding import Forwarder
@@ -53,8 +56,10 @@ class WorkerAttempt:
         exchange: Exchange,
         routed: RoutedRequest,
         began_s: float,
+        trace: FrontTrace | None = None,
     ) -> None:
         self._began_s = began_s
+        self._trace = trace
         self._forwarder = forwarder
         self._request = request
         self._exchange = exchange
@@ -84,16 +89,26 @@ class WorkerAttempt:
         self, fields: dict[str, Any], tokens: dict[str, Any] | None = None
     ) -> web.StreamResponse:
         pick = self._pick
-        upstream = self._exchange.upstream(
-            pick.address,
-            pick.headers,
-            engine_priority=pick.engine_priority,
-            fields=fields,
-            tokens=tokens,
-        )
-        sent = self._forwarder.post(upstream)
-        async with sent as answer:
-            return await self._pass_on(sent, answer)
+        with self._forwarding() as of_trace:
+            upstream = self._exchange.upstream(
+                pick.address,
+                {**pick.headers, **of_trace},
+                engine_priority=pick.engine_priority,
+                fields=fields,
+                tokens=tokens,
+            )
+            sent = self._forwarder.post(upstream)
+            async with sent as answer:
+                return await self._pass_on(sent, answer)
+
+    @contextmanager
+    def _forwarding(self) -> Iterator[dict[str, str]]:
+        """While the worker has the request: headers for it, by which its spans join the trace."""
+        if self._trace is None:
+            yield {}
+            return
+        with self._trace.forwarding(self._pick.worker_id, self._pick.address) as headers:
+            yield headers
 
     # Pairs
 
@@ -229,7 +244,9 @@ class WorkerAttempt:
         return response
 
     async def _begin(self, response: web.StreamResponse) -> None:
-        self._forwarder.first_byte(self._began_s)
+        self._forwarder.first_byte(self._began_s, self._trace)
+        if self._trace is not None:
+            self._trace.first_byte()
         try:
             await response.prepare(self._request)
         except ConnectionError as error:

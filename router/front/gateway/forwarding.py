@@ -22,6 +22,7 @@ from router.front.output_lengths import OutputLengths
 from router.front.refusals import FrontRefusal
 from router.front.response_workers import ResponseWorkers
 from router.front.routers import Router
+from router.tracing.front_trace import FrontTrace
 
 
 class Forwarder:
@@ -47,15 +48,22 @@ class Forwarder:
         self._responses = ResponseWorkers()
 
     async def serve(
-        self, request: web.Request, exchange: Exchange, began_s: float
+        self,
+        request: web.Request,
+        exchange: Exchange,
+        began_s: float,
+        trace: FrontTrace | None = None,
     ) -> web.StreamResponse:
         """The answer, which the client has by then. Raises KvRouteError or FrontRefusal for a
-        request without a worker, one of WORKER_ERRORS when none answered, and ClientLeft."""
+        request without a worker, one of WORKER_ERRORS when none answered, and ClientLeft. trace:
+        its spans; None: it is not sampled."""
         by_load = not exchange.has_body
         while True:
             try:
-                return await self._tries(request, exchange, began_s, by_load)
+                return await self._tries(request, exchange, began_s, by_load, trace)
             except KvRouteError as error:
+                if trace is not None:
+                    trace.picked(error=error.reason or error.code.name)
                 self._check_possible(exchange, error)
                 unimplemented = error.code is grpc.StatusCode.UNIMPLEMENTED
                 if by_load or not goes_by_load(error.reason, unimplemented=unimplemented):
@@ -64,7 +72,12 @@ class Forwarder:
                 by_load = True
 
     async def _tries(
-        self, request: web.Request, exchange: Exchange, began_s: float, by_load: bool
+        self,
+        request: web.Request,
+        exchange: Exchange,
+        began_s: float,
+        by_load: bool,
+        trace: FrontTrace | None,
     ) -> web.StreamResponse:
         settings = self._settings
         model = exchange.facts.model
@@ -80,13 +93,17 @@ class Forwarder:
             options["phase"] = Phase.PHASE_PREFILL_DECODE
         if worker_id := self._holder(exchange):
             options["allowed_worker_ids"] = (worker_id,)
+        if trace is not None:
+            options["traceparent"] = trace.pick_header()
         async for attempt in self._client.attempts(
             attempts_max=settings.attempts_max, timeout_s=settings.route_timeout_s, **options
         ):
             async with attempt as routed:
                 if attempt.number == 1:
-                    self._picked(began_s)
-                return await WorkerAttempt(self, request, exchange, routed, began_s).run()
+                    self._picked(began_s, trace)
+                if trace is not None:
+                    trace.picked(routed.pick.worker_id)
+                return await WorkerAttempt(self, request, exchange, routed, began_s, trace).run()
         raise RuntimeError("attempts ended without an answer and without an error")
 
     def _pairs(self, exchange: Exchange) -> bool:
@@ -156,13 +173,13 @@ class Forwarder:
     def paired(self, engine: str) -> None:
         self._counters.pairs.labels(engine).inc()
 
-    def _picked(self, began_s: float) -> None:
+    def _picked(self, began_s: float, trace: FrontTrace | None) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._counters.pick.observe(now_s - began_s)
+        self._counters.pick.observe(now_s - began_s, trace.exemplar if trace else None)
 
-    def first_byte(self, began_s: float) -> None:
+    def first_byte(self, began_s: float, trace: FrontTrace | None) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._counters.first_byte.observe(now_s - began_s)
+        self._counters.first_byte.observe(now_s - began_s, trace.exemplar if trace else None)
 
 
 def _gone(response_id: str, why: str) -> FrontRefusal:

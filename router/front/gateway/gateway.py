@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -21,6 +22,8 @@ from router.keys.door import Door
 from router.keys.engine_key import EngineKey
 from router.keys.followed import Followed
 from router.metrics.of_keys import KeyCollector
+from router.tracing.front_trace import FrontTrace
+from router.tracing.spans import Tracing
 
 
 class Gateway:
@@ -37,10 +40,12 @@ class Gateway:
         bounds: HttpSettings | None = None,
         certificates: Certificates | None = None,
         door: Door | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
         the gateway's own tasks. bounds: on connections; None: the defaults. certificates: for
-        HTTPS. door: keys of clients. Raises ConfigError for an address that is none."""
+        HTTPS. door: keys of clients. tracing: spans of
+        requests; None: no spans. Raises ConfigError for an address that is none."""
         tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:
             self._followed.add("certificates", certificates)
@@ -75,6 +80,7 @@ class Gateway:
             tls=tls,
             door=door,
             engine_key=engine_key,
+            begin_trace=None if tracing is None else partial(FrontTrace.begin, tracing, clock),
         )
         self._stack = AsyncExitStack()
 

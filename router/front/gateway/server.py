@@ -10,10 +10,10 @@ Law: every request is counted once, by its path and its outcome, and leaves no b
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from prometheus_client import CollectorRegistry
 
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.life import failure_reason
@@ -38,9 +38,14 @@ from router.keys.usage import Usage
 from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrape
 from router.request.refusal import Refusal
+from router.tracing.front_trace import FrontTrace
+from router.tracing.spans import Value
+from router.tracing.traceparent import HEADER
 
 REQUEST_ID_MAX = 256
 """Characters of a client's X-Request-Id; a longer one, or one that isn't printable, is replaced."""
+SERVED = ("finished", "worker_refused")
+"""Outcomes that are no failure of the fleet."""
 BODY_S = 120.0
 """For the bytes of a request's body, during which it holds one of gateway.open_max places."""
 _MIB = 1 << 20
@@ -57,6 +62,9 @@ class _Call:
         self.outcome = "cancelled"
         self.usage: Usage | None = None
         """Of the client's identity; None: clients need no keys."""
+        self.trace: FrontTrace | None = None
+        self.about: dict[str, Value] = {}
+        """Of its span."""
         self.id = uuid.uuid4().hex
         self.ended: bool | None = None
         self.held = 0
@@ -80,10 +88,13 @@ class GatewayServer:
         tls: Contexts | None = None,
         door: Door | None = None,
         engine_key: EngineKey | None = None,
+        begin_trace: Callable[[str], FrontTrace | None] | None = None,
     ) -> None:
         """tls: serves HTTPS. door: keys of clients, on every address; None: they need none.
-        engine_key: takes the place of clients' keys at workers. Raises ConfigError for an address
-        that is none, or that the settings don't allow."""
+        engine_key: takes the place of clients' keys at workers. begin_trace: the spans of a
+        request, by its traceparent or ""; None: no request has spans. Raises ConfigError for an
+        address that is none, or that the settings don't allow."""
+        self._begin_trace = begin_trace
         self._door = door
         self._engine_key = engine_key
         self._settings = settings
@@ -143,6 +154,8 @@ class GatewayServer:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         call = _Call(request, asyncio.get_running_loop().time())
+        if self._begin_trace is not None:
+            call.trace = self._begin_trace(request.headers.get(HEADER, ""))
         self._open += 1
         self._idle.clear()
         self._counters.open.set(self._open)
@@ -159,6 +172,10 @@ class GatewayServer:
             self._counters.open.set(self._open)
             self._hold_bytes(call, 0)
             self._counters.requests.labels(request.path, call.outcome).inc()
+            if call.trace is not None:
+                error = "" if call.outcome in SERVED else call.outcome
+                about = {"http.route": request.path, "kvroute.outcome": call.outcome, **call.about}
+                call.trace.end(f"POST {request.path}", about, error)
             if not self._open:
                 self._idle.set()
 
@@ -245,7 +262,7 @@ class GatewayServer:
         )
         self._admit(call, exchange)
         try:
-            response = await self._forwarder.serve(request, exchange, call.began_s)
+            response = await self._forwarder.serve(request, exchange, call.began_s, call.trace)
         except FrontRefusal:
             raise
         except ClientLeft:
@@ -268,6 +285,8 @@ class GatewayServer:
                 request.transport.close()  # the client may not take what it has for whole
             return self._answer(call, "GATEWAY_FAULT", "the gateway failed")
         call.outcome = _outcome(exchange)
+        if call.trace is not None:
+            call.about = _about(exchange, response.status)
         return response
 
     def _unrouted(self, call: _Call, error: KvRouteError) -> web.Response:
@@ -326,8 +345,9 @@ class GatewayServer:
         )
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body = await asyncio.to_thread(Scrape(self._registry).text)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        accept = request.headers.get("Accept", "")
+        body, content_type = await asyncio.to_thread(Scrape(self._registry).text, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     @property
     def _registry(self) -> CollectorRegistry:
@@ -375,6 +395,23 @@ def _outcome(exchange: Exchange) -> str:
     if outcome.blame is Blame.CLIENT:
         return "worker_refused"
     return "finished" if outcome.blame is None else "cut"
+
+
+def _about(exchange: Exchange, status: int) -> dict[str, Value]:
+    """Of a request that was served: attributes of its span, by OpenTelemetry's names where it has
+    some."""
+    about: dict[str, Value] = {
+        "http.response.status_code": status,
+        "gen_ai.request.model": exchange.facts.model,
+    }
+    if (outcome := exchange.outcome) is None:
+        return about
+    about["gen_ai.usage.output_tokens"] = outcome.output_tokens
+    if outcome.usage.prompt_tokens is not None:
+        about["gen_ai.usage.input_tokens"] = outcome.usage.prompt_tokens
+    if outcome.usage.cached_tokens is not None:
+        about["kvroute.cached_tokens"] = outcome.usage.cached_tokens
+    return about
 
 
 def _front(refusal: Refusal) -> FrontRefusal:

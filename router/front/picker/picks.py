@@ -26,6 +26,9 @@ from router.front.picker.endpoints import Endpoints
 from router.front.picker.request_stream import Question, RequestStream
 from router.front.refusals import Shape, answer_of
 from router.front.routers import Router
+from router.tracing.front_trace import FrontTrace
+from router.tracing.spans import Value
+from router.tracing.traceparent import HEADER
 
 _MIB = 1 << 20
 _OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
@@ -62,8 +65,11 @@ class Picker:
         counters: PickerCounters,
         settings: PickerSettings,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        begin_trace: Callable[[str], FrontTrace | None] | None = None,
     ) -> None:
-        """spawn: runs what a request waits for."""
+        """spawn: runs what a request waits for. begin_trace: the spans of a request, by its
+        traceparent or ""; None: no request has spans."""
+        self.begin_trace = begin_trace
         self.client = client
         self.roster = roster
         self.endpoints = endpoints
@@ -138,6 +144,7 @@ class PickedRequest:
         self._endpoint = ""
         self._question: Question | None = None
         self._outcome = "cancelled"
+        self._trace: FrontTrace | None = None
         self._held = 0
         self._gone = False
         settings = picker.settings
@@ -157,6 +164,12 @@ class PickedRequest:
         self.stream.let_go()
         self.send, self.close = _to_nobody, _to_nobody  # these refer to the stream, and it to this
         self._picker.counters.requests.labels(self._outcome).inc()
+        if (trace := self._trace) is not None:
+            about: dict[str, Value] = {
+                "kvroute.outcome": self._outcome,
+                "kvroute.endpoint": self._endpoint,
+            }
+            trace.end("kvroute.epp", about, "" if self._outcome == "finished" else self._outcome)
         self._picker.left()
 
     def _may_hold(self, size: int) -> bool:
@@ -173,6 +186,8 @@ class PickedRequest:
     def ask(self, question: Question) -> None:
         """See Driver."""
         self._question = question
+        if (begin := self._picker.begin_trace) is not None:
+            self._trace = begin(question.headers.get(HEADER, ""))
         if question.exchange is None:
             reason = question.blind.value if question.blind is not None else "unknown_path"
             self._blind(reason)
@@ -213,7 +228,10 @@ class PickedRequest:
                 await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
                 self._blind("no_endpoint")
                 return
-            picker.counters.pick.observe(picker.clock() - began_s)
+            trace = self._trace
+            picker.counters.pick.observe(
+                picker.clock() - began_s, trace.exemplar if trace is not None else None
+            )
             self._answer(endpoints, headers)
         except Exception:
             log.exception("a request was not routed, and goes by load")
@@ -227,6 +245,8 @@ class PickedRequest:
             try:
                 return await self._route(question, exchange, by_load)
             except KvRouteError as error:
+                if self._trace is not None:
+                    self._trace.picked(error=error.reason or error.code.name)
                 unimplemented = error.code is grpc.StatusCode.UNIMPLEMENTED
                 if by_load or not goes_by_load(error.reason, unimplemented=unimplemented):
                     self._refused(error)
@@ -259,8 +279,14 @@ class PickedRequest:
             options["allowed_worker_ids"] = picker.endpoints.among(question.subset)
         if settings.pairs == "llm-d" and picker.roster.pair_engines(model):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
+        trace = self._trace
+        if trace is not None:
+            options["traceparent"] = trace.pick_header()
         routed = picker.client.request(timeout_s=settings.route_timeout_s, **options)
-        return await routed.__aenter__()
+        entered = await routed.__aenter__()
+        if trace is not None:
+            trace.picked(entered.pick.worker_id)
+        return entered
 
     async def _endpoints_of(self, pick: Pick) -> tuple[str, Mapping[str, str]]:
         """The endpoints to name, and headers for the worker."""

@@ -10,6 +10,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -26,6 +27,8 @@ from router.front.routers import Router
 from router.http.port import split_address
 from router.keys.certificates import Certificates, Contexts
 from router.keys.followed import Followed
+from router.tracing.front_trace import FrontTrace
+from router.tracing.spans import Tracing
 
 log = logging.getLogger("kvroute.picker")
 
@@ -42,10 +45,11 @@ class PickerServer:
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
         certificates: Certificates | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
-        the picker's own tasks. certificates: for connections with TLS. Raises ConfigError for an
-        address that is none."""
+        the picker's own tasks. certificates: for connections with TLS. tracing: spans of requests;
+        None: no spans. Raises ConfigError for an address that is none."""
         self._followed = Followed()
         if certificates is not None:
             self._followed.add("certificates", certificates)
@@ -66,6 +70,7 @@ class PickerServer:
             came=lambda kind: self.counters.connections.labels(kind).inc(),
         )
         self._picker: Picker | None = None
+        self._begin_trace = None if tracing is None else partial(FrontTrace.begin, tracing, clock)
         self._stack = AsyncExitStack()
 
     @property
@@ -88,6 +93,7 @@ class PickerServer:
             self.counters,
             self._settings,
             lambda work: self._tasks.spawn_task(work, "pick"),
+            self._begin_trace,
         )
         try:
             await self._listener.start(self._host, self._port)

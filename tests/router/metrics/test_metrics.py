@@ -73,7 +73,7 @@ class Observed:
         return pick
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        text = Scrape(self.registry).text().decode()
+        text = Scrape(self.registry).text()[0].decode()
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(text)
@@ -106,7 +106,7 @@ def test_every_name_of_the_contract_is_there() -> None:
 def test_every_name_tells_what_it_means() -> None:
     observed = Observed()
     observed.fleet.add("w0")
-    text = Scrape(observed.registry).text().decode()
+    text = Scrape(observed.registry).text()[0].decode()
     for family in text_string_to_metric_families(text):
         if family.name.startswith("kvroute_"):
             assert family.documentation.endswith("."), family.name

@@ -20,6 +20,7 @@ from router.service import texts as texts_module
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.tiny_tokenizer import make_folder
 from tests.stage.served import Served, asked, refusal, served
+from tests.stage.traces import PARENT, Kept
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -331,3 +332,33 @@ async def test_prompts_over_the_bound_are_estimated(
         refused = await refusal(stage.router.Route(request))
         assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "RENDER_QUEUE_FULL")
         assert refused.retry_s
+
+
+async def test_the_making_of_tokens_is_a_span_beside_that_of_the_route(
+    settings: RendererSettings,
+) -> None:
+    kept = Kept()
+    async with with_worker(models_prompts=local(settings), tracing=kept.tracing) as stage:
+        body = asked(chat_completion_body=chat(), traceparent=PARENT.header())
+        answer = await stage.router.Route(body)
+        await stage.router.Route(asked(chat_completion_body=chat()))  # has no trace
+    render, route = kept.one("kvroute.render"), kept.one("kvroute.route")
+    assert render.parent_id == route.parent_id == PARENT.span_id
+    assert render.attributes == {
+        "kvroute.prompt_tokens": answer.prompt.count,
+        "kvroute.tokens_from": "local",
+    }
+
+
+async def test_a_refusal_of_a_body_ends_its_span(settings: RendererSettings) -> None:
+    kept = Kept()
+    async with with_worker(models_prompts=local(settings), tracing=kept.tracing) as stage:
+        wrong = asked(
+            chat_completion_body=b'{"messages": 3}',
+            traceparent=PARENT.header(),
+            require_tokens=True,
+        )
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stage.router.Route(wrong)
+    assert kept.names() == ["kvroute.render"]
+    assert kept.one("kvroute.render").error == "MALFORMED_BODY"

@@ -62,6 +62,8 @@ class RequestAbout(TypedDict, total=False):
     """True: the pick has no receipt, which takes less time to make and to read."""
     queue_progress: bool | None
     """Set by `on_queued` of route() and request()."""
+    traceparent: str | None
+    """W3C traceparent of the caller's span: the router's spans are its children."""
 
 
 class RequestKeywords(RequestAbout, total=False):
