@@ -141,8 +141,8 @@ BUILT_WITH = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["
 lock: $(LISTS)/.installed ## .ci/requirements: every dependency of the image and of CI, with hashes
 	@$(PYTHON) -c '$(BUILT_WITH)' > $(LISTS)/build.in
 	@$(subst pyproject.toml,$(LISTS)/build.in,$(COMPILE)) --output-file $(call WRITE,build,a build)
-	@$(COMPILE) --extra nats-server --extra oidc --output-file $(call WRITE,image,the image)
-	@$(COMPILE) --extra nats-server --extra oidc --extra prompts --extra dev --output-file $(call WRITE,dev,a developer and of CI)
+	@$(COMPILE) --extra nats-server --extra oidc --extra otel --output-file $(call WRITE,image,the image)
+	@$(COMPILE) --extra nats-server --extra oidc --extra otel --extra prompts --extra dev --output-file $(call WRITE,dev,a developer and of CI)
 
 licences: $(STAMP) ## the licences of all dependencies are on a list of known ones
 	@$(BIN)/python -m pytest -q tests/distribution/test_requirements.py -k licence

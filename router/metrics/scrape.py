@@ -15,7 +15,7 @@ class Scrape:
         return self._families
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """The content and its type. accept: header of the scrape; OpenMetrics, which has exemplars,
-        for who asks for it."""
+        """The content and its type. accept: the header of the scrape; OpenMetrics, the format with
+        exemplars, where the header names it."""
         encode, content_type = choose_encoder(accept)
         return encode(self), content_type

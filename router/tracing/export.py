@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from router.config.keys import ConfigError
 from router.config.settings.tracing_settings import TracingSettings
+from router.tracing.otel_spans import converter
 from router.tracing.spans import Span
 
 EVERY_S = 1.0
@@ -132,12 +133,11 @@ def _otlp(settings: TracingSettings, process: str, version: str) -> Send:
     try:
         import grpc
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace.export import SpanExportResult
+
+        readable = converter(process, version)
     except ImportError as error:
         raise ConfigError(f"{error}: {EXTRA} - at `$.tracing.endpoint`") from error
-    from router.tracing.otel_spans import readable
-
     parts = urlsplit(settings.endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
         raise ConfigError(
@@ -158,10 +158,9 @@ def _otlp(settings: TracingSettings, process: str, version: str) -> Send:
         credentials=credentials,
         timeout=EXPORT_TIMEOUT_S,
     )
-    resource = Resource.create({"service.name": process, "service.version": version})
 
     def send(batch: Sequence[Span]) -> bool:
-        result = exporter.export([readable(span, resource) for span in batch])
+        result = exporter.export([readable(span) for span in batch])
         return result is SpanExportResult.SUCCESS
 
     return send

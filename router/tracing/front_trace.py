@@ -20,7 +20,7 @@ class FrontTrace:
         """clock: Unix time."""
         self._trace = trace
         self._clock = clock
-        self._began_s = self._asked_s = self._picked_s = clock()
+        self._began_s = self._sent_s = self._picked_s = clock()
         self._pick: SpanContext | None = None
         self._seen = False
 
@@ -38,9 +38,9 @@ class FrontTrace:
         return {"trace_id": f"{self._trace.context.trace_id:032x}"}
 
     def pick_header(self) -> str:
-        """A router is asked from now on: the traceparent of that request."""
+        """The router gets the request now: its traceparent there."""
         self._pick = self._trace.child()
-        self._asked_s = self._clock()
+        self._sent_s = self._clock()
         return self._pick.header()
 
     def picked(self, worker_id: str = "", error: str = "") -> None:
@@ -50,7 +50,7 @@ class FrontTrace:
         self._picked_s = self._clock()
         about: dict[str, Value] = {"kvroute.worker.id": worker_id} if worker_id else {}
         self._trace.step(
-            "kvroute.pick", self._asked_s, self._picked_s, about,
+            "kvroute.pick", self._sent_s, self._picked_s, about,
             context=self._pick, kind=Kind.CLIENT, error=error,
         )  # fmt: skip
         self._pick = None

@@ -103,7 +103,7 @@ class Trace:
         self._parent_id = parent_id
 
     def child(self) -> SpanContext:
-        """A span below this one, for whom its work is given to."""
+        """A span below this one, whose work another process does."""
         return self._tracing.child_of(self.context)
 
     def step(

@@ -30,9 +30,9 @@ class SpanContext:
     @classmethod
     def read(cls, header: str) -> "SpanContext | None":
         """None: the header has another form, and its request counts as one without a trace."""
-        if len(header) > CHARACTERS_MAX or (found := _FORM.fullmatch(header)) is None:
+        if len(header) > CHARACTERS_MAX or (parts := _FORM.fullmatch(header)) is None:
             return None
-        version, trace_id, span_id, flags, rest = found.groups()
+        version, trace_id, span_id, flags, rest = parts.groups()
         if version == "ff" or (version == "00" and rest is not None):
             return None
         context = cls(int(trace_id, 16), int(span_id, 16), bool(int(flags, 16) & _SAMPLED))

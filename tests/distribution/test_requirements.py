@@ -48,8 +48,8 @@ def test_each_dependency_has_a_version_and_hashes(name: str) -> None:
 
 
 def test_each_dependency_of_the_project_is_listed() -> None:
-    assert direct("nats-server", "oidc") <= pinned("image").keys()
-    assert direct("nats-server", "oidc", "prompts", "dev") <= pinned("dev").keys()
+    assert direct("nats-server", "oidc", "otel") <= pinned("image").keys()
+    assert direct("nats-server", "oidc", "otel", "prompts", "dev") <= pinned("dev").keys()
 
 
 def test_what_builds_the_wheel_is_listed() -> None:

@@ -42,6 +42,7 @@ from router.processes.discovered import DiscoveredWorkers
 from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
+from router.tracing.export import SpanCollector, SpanExport
 from tests.stage.console import pages_of, play
 from tests.stage.fleet import START_S, Fleet
 
@@ -75,6 +76,7 @@ def router_families() -> list[Metric]:
     registry.register(BrokerCollector(_nobodys_broker()))
     registry.register(PeerCollector(fleet.core, _link(fleet), fleet.clock))
     registry.register(DiscoveryCollector(_discovery(fleet)))
+    registry.register(SpanCollector(SpanExport(lambda batch: True, 1)))
     pages = pages_of(play(fleet))
     registry.register(ConsoleCollector(pages.console, pages))
     return list(registry.collect())

@@ -31,6 +31,7 @@ COMPOUND = (
     ("queue", "length_max"),
     ("queue", "bands"),
     ("queue", "tenants", "named"),
+    ("console", "hosts"),
 )
 SCALARS = [key for key in SERVE_KEYS if key.path not in COMPOUND]
 
@@ -90,6 +91,7 @@ def other_value(key: Key) -> object:
         "log.level": "debug",
         "routing.shadow_share": 0.5,
         "decision_log.share": 0.5,
+        "tracing.share": 0.5,
         "routing.preset": "chat",
         "queue.aging": 2.0,
         "queue.early_refusal": "slo",
