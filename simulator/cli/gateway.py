@@ -70,7 +70,7 @@ def gateway_config(
     workers = [engine.relay_settings() for engine in engines]
     return ServeConfig(
         grpc=GrpcSettings(listen=grpc_listen, unix_socket=str(socket)),
-        metrics=MetricsSettings(listen=""),
+        metrics=MetricsSettings(listen="127.0.0.1:0"),
         gateway=GatewaySettings(listen=listen, answer_headers=True, drain_timeout_s=DRAIN_S),
         drain_timeout_s=DRAIN_S,
         workers=msgspec.convert(workers, tuple[EngineSettings, ...]),
@@ -101,6 +101,8 @@ def _show(console: Console, engines: Sequence[StandIn], app: RouterApp) -> None:
     console.print(engines_table(engines), crop=False)
     console.print(f"\nOpenAI's API  {base}, model {model}, any key", highlight=False)
     console.print(f"router        {target}", highlight=False)
+    page = f"http://127.0.0.1:{app.listeners.metrics_port}/console/"
+    console.print(f"console       {page}", highlight=False)
     body = (
         f'{{"model": "{model}", "messages": [{{"role": "system", "content": "{_SYSTEM}"}},'
         ' {"role": "user", "content": "Hello"}]}'
