@@ -110,7 +110,7 @@ class Rounds:
         }
         if now_s - self._tree_at_s >= TREE_S:
             self._tree_at_s = now_s
-            self._tree = self._prefixes.tree(self._subject.core)
+            self._tree = yield from self._prefixes.tree(self._subject.core)
             fields["prefixes"] = self._encode(self._tree)
         self._point_s = self._history.points[-1].at_s if self._history.points else 0.0
         self._decision, self._change = self._decisions.count, self._news.count

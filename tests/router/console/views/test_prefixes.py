@@ -3,7 +3,7 @@
 import random
 
 from indexer.hashing import pack_tokens
-from router.console.views.prefixes import NODES_MAX, PROMPTS_MAX, Holder, Node, Prefixes
+from router.console.views.prefixes import NODES_MAX, PROMPTS_MAX, Holder, Node, Prefixes, Tree
 from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet
 
@@ -22,6 +22,17 @@ def sample(fleet: Fleet, prefixes: Prefixes, prompt: Prompt) -> None:
     fleet.core.route(fleet.request(prompt), fleet.now_s, watch=prefixes.watch)
 
 
+def grown(fleet: Fleet, prefixes: Prefixes) -> Tree:
+    """All steps of a tree."""
+    steps = prefixes.tree(fleet.core)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            tree: Tree = end.value
+            return tree
+
+
 def test_prompts_that_share_a_beginning_make_a_node_and_part_below_it() -> None:
     fleet, prefixes = Fleet(), Prefixes()
     holder = fleet.add("holder")
@@ -32,7 +43,7 @@ def test_prompts_that_share_a_beginning_make_a_node_and_part_below_it() -> None:
         sample(fleet, prefixes, of(SYSTEM, document, some(seed)))
     sample(fleet, prefixes, of(SYSTEM, some(7)))
     sample(fleet, prefixes, of(some(8)))
-    tree = prefixes.tree(fleet.core)
+    tree = grown(fleet, prefixes)
     assert tree.prompts == 5
     (root,) = tree.roots
     assert (root.tokens, root.prompts) == (160, 4)
@@ -51,9 +62,9 @@ def test_holders_of_a_beginning_have_its_share() -> None:
     for _ in range(2):
         decision = fleet.core.decide(fleet.request(whole), fleet.now_s)
         prefixes.watch(decision)
-    assert prefixes.tree(fleet.core).roots[0].holders == []
+    assert grown(fleet, prefixes).roots[0].holders == []
     fleet.cache(key, whole, 80)
-    assert prefixes.tree(fleet.core).roots[0].holders == [Holder("half", 0, 0.5)]
+    assert grown(fleet, prefixes).roots[0].holders == [Holder("half", 0, 0.5)]
 
 
 def test_equal_prompts_are_one_node_of_their_whole_length() -> None:
@@ -61,7 +72,7 @@ def test_equal_prompts_are_one_node_of_their_whole_length() -> None:
     fleet.add("a")
     for _ in range(4):
         sample(fleet, prefixes, of(SYSTEM))
-    (root,) = prefixes.tree(fleet.core).roots
+    (root,) = grown(fleet, prefixes).roots
     assert (root.tokens, root.prompts, root.children) == (160, 4, [])
 
 
@@ -72,7 +83,7 @@ def test_a_tree_is_bounded_in_prompts_and_nodes() -> None:
         sample(fleet, prefixes, of(some(seed, 32)))
         sample(fleet, prefixes, of(some(seed, 32), some(seed + 1, 16)))
     assert len(prefixes) == PROMPTS_MAX
-    tree = prefixes.tree(fleet.core)
+    tree = grown(fleet, prefixes)
 
     def count(nodes: list[Node]) -> int:
         return sum(1 + count(node.children) for node in nodes)
@@ -82,5 +93,5 @@ def test_a_tree_is_bounded_in_prompts_and_nodes() -> None:
 
 def test_without_samples_there_is_no_tree() -> None:
     fleet = Fleet()
-    tree = Prefixes().tree(fleet.core)
+    tree = grown(fleet, Prefixes())
     assert (tree.prompts, tree.roots) == (0, [])
