@@ -25,6 +25,7 @@ from tests.stage.loopback import router_app, serve_config
 SYSTEM = 512
 """Tokens of each system prompt."""
 OUTPUT_S = 2.0
+"""Mean time of an answer after its first token."""
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Crowd:
     app: RouterApp
     client: KvRouteClient
     rng: random.Random
+    output_s: float = OUTPUT_S
     fleet: Fleet = field(init=False)
     silent: set[WorkerKey] = field(default_factory=set)
     open: list[tuple[float, str, int]] = field(default_factory=list)
@@ -115,7 +117,9 @@ class Crowd:
                 cached_tokens=cached,
             )
         )
-        self.open.append((loop.time() + rng.expovariate(1 / OUTPUT_S), pick.reservation_id, cached))
+        self.open.append(
+            (loop.time() + rng.expovariate(1 / self.output_s), pick.reservation_id, cached)
+        )
 
     def hold(self, key: WorkerKey, tokens: list[int]) -> None:
         """The worker's events say that it holds a prompt."""
@@ -138,12 +142,16 @@ class Crowd:
 
 @asynccontextmanager
 async def a_crowd(
-    workers: Iterable[tuple[str, dict[str, Any]]], *, rate: float = 20.0, **parts: Any
+    workers: Iterable[tuple[str, dict[str, Any]]],
+    *,
+    rate: float = 20.0,
+    output_s: float = OUTPUT_S,
+    **parts: Any,
 ) -> AsyncIterator[Crowd]:
     """A running router whose workers beat, and requests to them. parts: of its configuration."""
     parts = {"metrics": MetricsSettings(listen="127.0.0.1:0"), "ready_timeout_s": 1.0} | parts
     async with router_app(serve_config(None, **parts)) as (app, client):
-        crowd = Crowd(app, client, random.Random(11))
+        crowd = Crowd(app, client, random.Random(11), output_s)
         for worker_id, about in workers:
             crowd.add(worker_id, **({"total_slots": 64, "total_blocks": 4000} | about))
         tasks = [asyncio.create_task(crowd.live()), asyncio.create_task(crowd.send(rate))]

@@ -15,6 +15,7 @@ from tests.console.crowd import a_crowd
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 RATE = 16.0
+OUTPUT_S = 6.0
 WIDTH, HEIGHT = 1280, 1180
 
 
@@ -29,7 +30,7 @@ def workers() -> list[tuple[str, dict[str, Any]]]:
 
 async def main(minutes: float) -> None:
     PICTURES.mkdir(exist_ok=True)
-    async with a_crowd(workers(), rate=RATE) as crowd, a_browser() as browser:
+    async with a_crowd(workers(), rate=RATE, output_s=OUTPUT_S) as crowd, a_browser() as browser:
         keys = {key.worker_id: key for key in crowd.fleet.relays}
         await asyncio.sleep(60 * minutes)
         crowd.app.core.drain("llama-17")
