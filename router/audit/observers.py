@@ -26,7 +26,7 @@ class Watchers:
         self.log = DecisionLog(replica, labels)
         self._watch = Watch((), rng, on_failure)
         self._configured: list[Sampled] = []
-        self._looking: Sampled | None = None
+        self._looking: dict[str, Sampled] = {}
         self.watch: Watch | None = None
         """None: there are no watchers, and no decision pays for them."""
         self.timed = False
@@ -57,13 +57,15 @@ class Watchers:
         self._use_all()
         self.timed = self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
 
-    def look(self, looking: Sampled | None) -> None:
-        """A viewer's watcher beside the configured ones, in the place of the one before; None:
-        there is no viewer."""
-        self._looking = looking
+    def look(self, looking: Sampled | None, viewer: str = "console") -> None:
+        """A viewer's watcher beside the configured ones, in the place of the one before; None: it
+        looks no longer."""
+        self._looking.pop(viewer, None)
+        if looking is not None:
+            self._looking[viewer] = looking
         self._use_all()
 
     def _use_all(self) -> None:
-        watchers = [*self._configured, *([] if self._looking is None else [self._looking])]
+        watchers = [*self._configured, *self._looking.values()]
         self._watch.use(watchers)
         self.watch = self._watch if watchers else None

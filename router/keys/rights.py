@@ -38,6 +38,7 @@ RIGHTS: dict[str, Right | None] = {
     _PROMPTS + "ListTokenizers": Right.OBSERVE,
     _FLEET + "ListWorkers": Right.OBSERVE,
     _FLEET + "WatchWorkers": Right.OBSERVE,
+    _FLEET + "WatchDecisions": Right.OBSERVE,
     _FLEET + "ListQueue": Right.OBSERVE,
     _FLEET + "GetIndexStats": Right.OBSERVE,
     _FLEET + "RegisterWorker": Right.ADMINISTER,

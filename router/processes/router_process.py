@@ -344,6 +344,7 @@ class RouterApp:
             runs_relay=self.relays.__contains__,
             keep=state.keep if state is not None else None,
             watches_max=grpc.watches_max,
+            watchers=self.watchers,
         )
         router = RouterService(
             self.desk,

@@ -16,6 +16,7 @@ from kvroute.v1 import (
     fleet_pb2,
     fleet_pb2_grpc,
 )
+from router.audit.observers import Watchers
 from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
 from router.core.admission import Admission
 from router.core.core import RouterCore
@@ -26,6 +27,7 @@ from router.keys.identity import ANYBODY, Identity
 from router.replicas.fleet_commands import ControlDesk, audited
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Collected, Context, Handler, abort
+from router.service.decision_feed import DecisionFeed
 from router.service.router_service import host_of, jittered
 from router.service.turns import turned
 from router.service.worker_feed import WATCHES_MAX, WorkerFeed
@@ -48,14 +50,16 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         runs_relay: Callable[[str], bool] = lambda _worker_id: False,
         keep: Callable[[], Awaitable[object]] | None = None,
         watches_max: int = WATCHES_MAX,
+        watchers: Watchers,
     ) -> None:
         """admission: the requests that wait. send_control: tells every replica. register: starts a
         relay; runs_relay: whether one runs here for a worker. keep: waits until what is in force is
-        on the disk; None: it is not kept.
+        on the disk; None: it is not kept. watchers: of decisions.
         """
         self._core = core
         self._admission = admission
         self.feed = WorkerFeed(core, clock, stopping, watches_max)
+        self.decisions = DecisionFeed(core, watchers, stopping, watches_max)
         self._clock = clock
         self._stopping = stopping
         self._stream_age_s = stream_age_s
@@ -77,6 +81,20 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> AsyncIterator[bytes]:
         age_s = jittered(self._stream_age_s)
         async with aclosing(self.feed.watch(request.model, age_s, _identity())) as messages:
+            async for message in messages:
+                yield message
+
+    @override
+    async def WatchDecisions(  # type: ignore[override]  # answers are bytes
+        self, request: fleet_pb2.WatchDecisionsRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        if _identity().sight is not None:
+            raise Refusal(
+                Reason.PERMISSION_DENIED,
+                "decisions show all workers, and this key sees some workers or models only",
+            )
+        age_s = jittered(self._stream_age_s)
+        async with aclosing(self.decisions.watch(request, age_s)) as messages:
             async for message in messages:
                 yield message
 
@@ -220,5 +238,8 @@ def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
         ),
         "WatchWorkers": grpc.unary_stream_rpc_method_handler(
             fleet.WatchWorkers, fleet_pb2.WatchWorkersRequest.FromString
+        ),
+        "WatchDecisions": grpc.unary_stream_rpc_method_handler(
+            fleet.WatchDecisions, fleet_pb2.WatchDecisionsRequest.FromString
         ),
     }

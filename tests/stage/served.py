@@ -19,13 +19,15 @@ from events.plane.facts import Control
 from events.plane.settings import EngineSettings
 from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
-from router.audit.sampling import ObservedBy, Watch
+from router.audit.observers import Watchers
+from router.audit.sampling import Observed, ObservedBy, Watch
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.core.admission import Admission
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
+from router.fleet.topology import PlaceLabels
 from router.health.warnings import WarningCode
 from router.keys.certificates import Certificates
 from router.keys.door import Door
@@ -62,6 +64,7 @@ class Served:
     guard: Guard
     watched: WorkerFeed
     texts: Texts
+    watchers: Watchers
     sent: list[Control] = field(default_factory=list)
     """Commands that went to the other replicas."""
     registered: list[EngineSettings] = field(default_factory=list)
@@ -132,8 +135,16 @@ async def served(
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
     guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics, door)
     soon = asyncio.get_running_loop().call_soon
+    watchers = Watchers("a", PlaceLabels("host", "rack", "cluster"), random.Random(7), print)
+    observed = watchers if watch is None else ObservedBy(watch)
     desk = desk_of(
-        fleet, metrics, guard.fault, watch=watch, queue=queue, soon=soon, tracing=tracing
+        fleet,
+        metrics,
+        guard.fault,
+        observed=observed,
+        queue=queue,
+        soon=soon,
+        tracing=tracing,
     )
     reports = Reports(
         fleet.core,
@@ -158,6 +169,7 @@ async def served(
         send_control=send_control,
         register=register,
         watches_max=settings.watches_max,
+        watchers=watchers,
     )
     server = GrpcServer(settings, service, workers, certificates=certificates)
     await server.start()
@@ -178,6 +190,7 @@ async def served(
                 guard,
                 workers.feed,
                 texts,
+                watchers,
             )
             yield stage
     finally:
@@ -194,6 +207,7 @@ def desk_of(
     watch: Watch | None = None,
     queue: QueueSettings = NO_QUEUE,
     soon: Callable[[Callable[[], None]], object] = lambda call: call(),
+    observed: Observed | None = None,
     tracing: Tracing | None = None,
 ) -> Desk:
     """The desk of a fleet, with its admission queue. soon: by default, at once."""
@@ -205,7 +219,7 @@ def desk_of(
         fault=fault,
         admission=admission,
         soon=soon,
-        observed=ObservedBy(watch),
+        observed=observed or ObservedBy(watch),
         tracing=tracing,
     )
 

@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from kvroute.v1 import router_pb2 as kvroute_dot_v1_dot_router__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvroute/v1/fleet.proto\x12\nkvroute.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\x0b\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x15\n\rmodel_aliases\x18\x07 \x03(\t\x12\x12\n\nlora_names\x18\x08 \x03(\t\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x19\n\x11\x65ngine_block_size\x18\x0b \x01(\r\x12\x0c\n\x04role\x18\x0c \x01(\t\x12\x34\n\x06labels\x18\r \x03(\x0b\x32$.kvroute.v1.WorkerStatus.LabelsEntry\x12\x13\n\x0bschedulable\x18\x0e \x01(\x08\x12\x1c\n\x14unschedulable_reason\x18\x0f \x01(\t\x12\x0f\n\x07\x64rained\x18\x10 \x01(\x08\x12\x14\n\x0cstream_state\x18\x11 \x01(\t\x12\x17\n\x0fstream_complete\x18\x12 \x01(\x08\x12\x15\n\rstream_reason\x18\x13 \x01(\t\x12\x35\n\x11stream_changed_at\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rblocks_device\x18\x15 \x01(\x04\x12\x13\n\x0b\x62locks_host\x18\x16 \x01(\x04\x12\x13\n\x0b\x62locks_disk\x18\x17 \x01(\x04\x12\x0f\n\x07running\x18\x18 \x01(\r\x12\x0f\n\x07waiting\x18\x19 \x01(\r\x12\x10\n\x08reserved\x18\x1a \x01(\r\x12\x15\n\ractive_blocks\x18\x1b \x01(\x01\x12\x19\n\x0ctotal_blocks\x18\x1c \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0btotal_slots\x18\x1d \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x15prefill_tokens_active\x18\x1e \x01(\x04\x12\x17\n\nbeat_age_s\x18\x1f \x01(\x01H\x02\x88\x01\x01\x12\x19\n\x0csample_age_s\x18  \x01(\x01H\x03\x88\x01\x01\x12\x11\n\thit_ratio\x18! \x01(\x01\x12\x10\n\x08warnings\x18\" \x03(\t\x12\x18\n\x10\x62locks_predicted\x18# \x01(\x04\x12\x18\n\x10\x62locks_forgotten\x18$ \x01(\x04\x12\x13\n\x0b\x61pproximate\x18% \x01(\x08\x12\x19\n\x11reserved_by_peers\x18& \x01(\r\x12\x14\n\x0cprefill_rate\x18\' \x01(\x01\x12\x19\n\x11prefills_measured\x18( \x01(\x04\x12\x14\n\x0ckv_connector\x18) \x01(\t\x12\x16\n\x0e\x62ootstrap_host\x18* \x01(\t\x12\x16\n\x0e\x62ootstrap_port\x18+ \x01(\r\x12&\n\x08\x65jection\x18, \x01(\x0b\x32\x14.kvroute.v1.Ejection\x12\x38\n\x08outcomes\x18- \x03(\x0b\x32&.kvroute.v1.WorkerStatus.OutcomesEntry\x12\x13\n\x0bpreemptions\x18/ \x01(\x04\x12\x19\n\x0ctoken_budget\x18\x30 \x01(\rH\x04\x88\x01\x01\x12\x1c\n\x0fslots_estimated\x18\x31 \x01(\rH\x05\x88\x01\x01\x12\x18\n\x0b\x62lock_share\x18\x32 \x01(\x01H\x06\x88\x01\x01\x12\x13\n\x0blast_resort\x18. \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0f\n\r_total_blocksB\x0e\n\x0c_total_slotsB\r\n\x0b_beat_age_sB\x0f\n\r_sample_age_sB\x0f\n\r_token_budgetB\x12\n\x10_slots_estimatedB\x0e\n\x0c_block_share\"v\n\x08\x45jection\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07probing\x18\x03 \x01(\x08\x12\r\n\x05times\x18\x04 \x01(\r\x12\x0f\n\x07replica\x18\x05 \x01(\t\"#\n\x12ListWorkersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"@\n\x13ListWorkersResponse\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.kvroute.v1.WorkerStatus\"$\n\x13WatchWorkersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"i\n\x14WatchWorkersResponse\x12)\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x18.kvroute.v1.WorkerStatus\x12&\n\x07removed\x18\x02 \x03(\x0b\x32\x15.kvroute.v1.WorkerRef\"/\n\tWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\"\xe8\x04\n\x15RegisterWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65vents\x18\x04 \x01(\t\x12\x0e\n\x06replay\x18\x05 \x01(\t\x12\x0f\n\x07metrics\x18\x06 \x01(\t\x12=\n\x06labels\x18\x07 \x03(\x0b\x32-.kvroute.v1.RegisterWorkerRequest.LabelsEntry\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\x0c\n\x04warm\x18\t \x01(\x08\x12\x13\n\x0b\x65vents_bind\x18\n \x01(\x08\x12\r\n\x05topic\x18\x0b \x01(\t\x12\x0c\n\x04load\x18\x0c \x01(\t\x12\x12\n\x05ranks\x18\r \x01(\rH\x00\x88\x01\x01\x12\r\n\x05model\x18\x0e \x01(\t\x12\x15\n\rmodel_aliases\x18\x0f \x03(\t\x12\x17\n\nblock_size\x18\x10 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0ckv_connector\x18\x11 \x01(\t\x12\x14\n\x0ckv_engine_id\x18\x12 \x01(\t\x12\x16\n\x0e\x62ootstrap_host\x18\x13 \x01(\t\x12\x1b\n\x0e\x62ootstrap_port\x18\x14 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x13priority_scheduling\x18\x15 \x01(\x08\x12\x12\n\x05slots\x18\x16 \x01(\rH\x03\x88\x01\x01\x12\x13\n\x0bloads_loras\x18\x17 \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_ranksB\r\n\x0b_block_sizeB\x11\n\x0f_bootstrap_portB\x08\n\x06_slots\"\'\n\x16RegisterWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"8\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07undrain\x18\x02 \x01(\x08\"$\n\x13\x44rainWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"=\n\x13RemoveWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0btombstone_s\x18\x02 \x01(\x01\"%\n\x14RemoveWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"(\n\x13ResyncWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"%\n\x14ResyncWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"0\n\x10ListQueueRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xc8\x01\n\rQueuedRequest\x12\r\n\x05place\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0c\n\x04\x62\x61nd\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x10\n\x08waited_s\x18\x08 \x01(\x01\x12\x14\n\x0c\x65xpires_in_s\x18\t \x01(\x01\x12\x0f\n\x07held_by\x18\n \x01(\t\x12\x0e\n\x06\x62\x65hind\x18\x0b \x01(\t\";\n\nQueuedBand\x12\x0c\n\x04\x62\x61nd\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08oldest_s\x18\x03 \x01(\x01\"-\n\x0cQueuedTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xcf\x01\n\x11ListQueueResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.kvroute.v1.QueuedRequest\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12%\n\x05\x62\x61nds\x18\x03 \x03(\x0b\x32\x16.kvroute.v1.QueuedBand\x12)\n\x07tenants\x18\x04 \x03(\x0b\x32\x18.kvroute.v1.QueuedTenant\x12*\n\npeer_bands\x18\x05 \x03(\x0b\x32\x16.kvroute.v1.QueuedBand\"\x16\n\x14GetIndexStatsRequest\"r\n\x15GetIndexStatsResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x12\n\nplacements\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07workers\x18\x04 \x01(\r\x12\x15\n\rfacts_applied\x18\x05 \x01(\x04\x32\x9b\x05\n\x05\x46leet\x12N\n\x0bListWorkers\x12\x1e.kvroute.v1.ListWorkersRequest\x1a\x1f.kvroute.v1.ListWorkersResponse\x12S\n\x0cWatchWorkers\x12\x1f.kvroute.v1.WatchWorkersRequest\x1a .kvroute.v1.WatchWorkersResponse0\x01\x12W\n\x0eRegisterWorker\x12!.kvroute.v1.RegisterWorkerRequest\x1a\".kvroute.v1.RegisterWorkerResponse\x12N\n\x0b\x44rainWorker\x12\x1e.kvroute.v1.DrainWorkerRequest\x1a\x1f.kvroute.v1.DrainWorkerResponse\x12Q\n\x0cRemoveWorker\x12\x1f.kvroute.v1.RemoveWorkerRequest\x1a .kvroute.v1.RemoveWorkerResponse\x12Q\n\x0cResyncWorker\x12\x1f.kvroute.v1.ResyncWorkerRequest\x1a .kvroute.v1.ResyncWorkerResponse\x12H\n\tListQueue\x12\x1c.kvroute.v1.ListQueueRequest\x1a\x1d.kvroute.v1.ListQueueResponse\x12T\n\rGetIndexStats\x12 .kvroute.v1.GetIndexStatsRequest\x1a!.kvroute.v1.GetIndexStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvroute/v1/fleet.proto\x12\nkvroute.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17kvroute/v1/router.proto\"\xb9\x0b\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x15\n\rmodel_aliases\x18\x07 \x03(\t\x12\x12\n\nlora_names\x18\x08 \x03(\t\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\x19\n\x11\x65ngine_block_size\x18\x0b \x01(\r\x12\x0c\n\x04role\x18\x0c \x01(\t\x12\x34\n\x06labels\x18\r \x03(\x0b\x32$.kvroute.v1.WorkerStatus.LabelsEntry\x12\x13\n\x0bschedulable\x18\x0e \x01(\x08\x12\x1c\n\x14unschedulable_reason\x18\x0f \x01(\t\x12\x0f\n\x07\x64rained\x18\x10 \x01(\x08\x12\x14\n\x0cstream_state\x18\x11 \x01(\t\x12\x17\n\x0fstream_complete\x18\x12 \x01(\x08\x12\x15\n\rstream_reason\x18\x13 \x01(\t\x12\x35\n\x11stream_changed_at\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rblocks_device\x18\x15 \x01(\x04\x12\x13\n\x0b\x62locks_host\x18\x16 \x01(\x04\x12\x13\n\x0b\x62locks_disk\x18\x17 \x01(\x04\x12\x0f\n\x07running\x18\x18 \x01(\r\x12\x0f\n\x07waiting\x18\x19 \x01(\r\x12\x10\n\x08reserved\x18\x1a \x01(\r\x12\x15\n\ractive_blocks\x18\x1b \x01(\x01\x12\x19\n\x0ctotal_blocks\x18\x1c \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0btotal_slots\x18\x1d \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x15prefill_tokens_active\x18\x1e \x01(\x04\x12\x17\n\nbeat_age_s\x18\x1f \x01(\x01H\x02\x88\x01\x01\x12\x19\n\x0csample_age_s\x18  \x01(\x01H\x03\x88\x01\x01\x12\x11\n\thit_ratio\x18! \x01(\x01\x12\x10\n\x08warnings\x18\" \x03(\t\x12\x18\n\x10\x62locks_predicted\x18# \x01(\x04\x12\x18\n\x10\x62locks_forgotten\x18$ \x01(\x04\x12\x13\n\x0b\x61pproximate\x18% \x01(\x08\x12\x19\n\x11reserved_by_peers\x18& \x01(\r\x12\x14\n\x0cprefill_rate\x18\' \x01(\x01\x12\x19\n\x11prefills_measured\x18( \x01(\x04\x12\x14\n\x0ckv_connector\x18) \x01(\t\x12\x16\n\x0e\x62ootstrap_host\x18* \x01(\t\x12\x16\n\x0e\x62ootstrap_port\x18+ \x01(\r\x12&\n\x08\x65jection\x18, \x01(\x0b\x32\x14.kvroute.v1.Ejection\x12\x38\n\x08outcomes\x18- \x03(\x0b\x32&.kvroute.v1.WorkerStatus.OutcomesEntry\x12\x13\n\x0bpreemptions\x18/ \x01(\x04\x12\x19\n\x0ctoken_budget\x18\x30 \x01(\rH\x04\x88\x01\x01\x12\x1c\n\x0fslots_estimated\x18\x31 \x01(\rH\x05\x88\x01\x01\x12\x18\n\x0b\x62lock_share\x18\x32 \x01(\x01H\x06\x88\x01\x01\x12\x13\n\x0blast_resort\x18. \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0f\n\r_total_blocksB\x0e\n\x0c_total_slotsB\r\n\x0b_beat_age_sB\x0f\n\r_sample_age_sB\x0f\n\r_token_budgetB\x12\n\x10_slots_estimatedB\x0e\n\x0c_block_share\"v\n\x08\x45jection\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07probing\x18\x03 \x01(\x08\x12\r\n\x05times\x18\x04 \x01(\r\x12\x0f\n\x07replica\x18\x05 \x01(\t\"#\n\x12ListWorkersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"@\n\x13ListWorkersResponse\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.kvroute.v1.WorkerStatus\"$\n\x13WatchWorkersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"i\n\x14WatchWorkersResponse\x12)\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x18.kvroute.v1.WorkerStatus\x12&\n\x07removed\x18\x02 \x03(\x0b\x32\x15.kvroute.v1.WorkerRef\"/\n\tWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\"\xe8\x04\n\x15RegisterWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x65vents\x18\x04 \x01(\t\x12\x0e\n\x06replay\x18\x05 \x01(\t\x12\x0f\n\x07metrics\x18\x06 \x01(\t\x12=\n\x06labels\x18\x07 \x03(\x0b\x32-.kvroute.v1.RegisterWorkerRequest.LabelsEntry\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\x0c\n\x04warm\x18\t \x01(\x08\x12\x13\n\x0b\x65vents_bind\x18\n \x01(\x08\x12\r\n\x05topic\x18\x0b \x01(\t\x12\x0c\n\x04load\x18\x0c \x01(\t\x12\x12\n\x05ranks\x18\r \x01(\rH\x00\x88\x01\x01\x12\r\n\x05model\x18\x0e \x01(\t\x12\x15\n\rmodel_aliases\x18\x0f \x03(\t\x12\x17\n\nblock_size\x18\x10 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0ckv_connector\x18\x11 \x01(\t\x12\x14\n\x0ckv_engine_id\x18\x12 \x01(\t\x12\x16\n\x0e\x62ootstrap_host\x18\x13 \x01(\t\x12\x1b\n\x0e\x62ootstrap_port\x18\x14 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x13priority_scheduling\x18\x15 \x01(\x08\x12\x12\n\x05slots\x18\x16 \x01(\rH\x03\x88\x01\x01\x12\x13\n\x0bloads_loras\x18\x17 \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_ranksB\r\n\x0b_block_sizeB\x11\n\x0f_bootstrap_portB\x08\n\x06_slots\"\'\n\x16RegisterWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"8\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07undrain\x18\x02 \x01(\x08\"$\n\x13\x44rainWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"=\n\x13RemoveWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0btombstone_s\x18\x02 \x01(\x01\"%\n\x14RemoveWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"(\n\x13ResyncWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"%\n\x14ResyncWorkerResponse\x12\r\n\x05ranks\x18\x01 \x01(\r\"0\n\x10ListQueueRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\xc8\x01\n\rQueuedRequest\x12\r\n\x05place\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0c\n\x04\x62\x61nd\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x10\n\x08waited_s\x18\x08 \x01(\x01\x12\x14\n\x0c\x65xpires_in_s\x18\t \x01(\x01\x12\x0f\n\x07held_by\x18\n \x01(\t\x12\x0e\n\x06\x62\x65hind\x18\x0b \x01(\t\";\n\nQueuedBand\x12\x0c\n\x04\x62\x61nd\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08oldest_s\x18\x03 \x01(\x01\"-\n\x0cQueuedTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xcf\x01\n\x11ListQueueResponse\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.kvroute.v1.QueuedRequest\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12%\n\x05\x62\x61nds\x18\x03 \x03(\x0b\x32\x16.kvroute.v1.QueuedBand\x12)\n\x07tenants\x18\x04 \x03(\x0b\x32\x18.kvroute.v1.QueuedTenant\x12*\n\npeer_bands\x18\x05 \x03(\x0b\x32\x16.kvroute.v1.QueuedBand\"\x16\n\x14GetIndexStatsRequest\"r\n\x15GetIndexStatsResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x12\n\nplacements\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07workers\x18\x04 \x01(\r\x12\x15\n\rfacts_applied\x18\x05 \x01(\x04\"\x80\x01\n\x15WatchDecisionsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0f\n\x07reasons\x18\x04 \x03(\t\x12\x15\n\rslower_than_s\x18\x05 \x01(\x01\x12\r\n\x05share\x18\x06 \x01(\x01\"\xed\x01\n\x0fWatchedDecision\x12\x14\n\x0c\x64\x65\x63ided_at_s\x18\x01 \x01(\x01\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12$\n\x07receipt\x18\x06 \x01(\x0b\x32\x13.kvroute.v1.Receipt\x12\x1d\n\x10predicted_ttft_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07refusal\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\tB\x13\n\x11_predicted_ttft_s\"k\n\x16WatchDecisionsResponse\x12.\n\tdecisions\x18\x01 \x03(\x0b\x32\x1b.kvroute.v1.WatchedDecision\x12\x10\n\x08left_out\x18\x02 \x01(\x04\x12\x0f\n\x07limited\x18\x03 \x01(\x08\x32\xf6\x05\n\x05\x46leet\x12N\n\x0bListWorkers\x12\x1e.kvroute.v1.ListWorkersRequest\x1a\x1f.kvroute.v1.ListWorkersResponse\x12S\n\x0cWatchWorkers\x12\x1f.kvroute.v1.WatchWorkersRequest\x1a .kvroute.v1.WatchWorkersResponse0\x01\x12W\n\x0eRegisterWorker\x12!.kvroute.v1.RegisterWorkerRequest\x1a\".kvroute.v1.RegisterWorkerResponse\x12N\n\x0b\x44rainWorker\x12\x1e.kvroute.v1.DrainWorkerRequest\x1a\x1f.kvroute.v1.DrainWorkerResponse\x12Q\n\x0cRemoveWorker\x12\x1f.kvroute.v1.RemoveWorkerRequest\x1a .kvroute.v1.RemoveWorkerResponse\x12Q\n\x0cResyncWorker\x12\x1f.kvroute.v1.ResyncWorkerRequest\x1a .kvroute.v1.ResyncWorkerResponse\x12H\n\tListQueue\x12\x1c.kvroute.v1.ListQueueRequest\x1a\x1d.kvroute.v1.ListQueueResponse\x12Y\n\x0eWatchDecisions\x12!.kvroute.v1.WatchDecisionsRequest\x1a\".kvroute.v1.WatchDecisionsResponse0\x01\x12T\n\rGetIndexStats\x12 .kvroute.v1.GetIndexStatsRequest\x1a!.kvroute.v1.GetIndexStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,56 +39,62 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_options = b'8\001'
   _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERSTATUS']._serialized_start=72
-  _globals['_WORKERSTATUS']._serialized_end=1537
-  _globals['_WORKERSTATUS_LABELSENTRY']._serialized_start=1325
-  _globals['_WORKERSTATUS_LABELSENTRY']._serialized_end=1370
-  _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_start=1372
-  _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_end=1419
-  _globals['_EJECTION']._serialized_start=1539
-  _globals['_EJECTION']._serialized_end=1657
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1659
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1694
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1696
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1760
-  _globals['_WATCHWORKERSREQUEST']._serialized_start=1762
-  _globals['_WATCHWORKERSREQUEST']._serialized_end=1798
-  _globals['_WATCHWORKERSRESPONSE']._serialized_start=1800
-  _globals['_WATCHWORKERSRESPONSE']._serialized_end=1905
-  _globals['_WORKERREF']._serialized_start=1907
-  _globals['_WORKERREF']._serialized_end=1954
-  _globals['_REGISTERWORKERREQUEST']._serialized_start=1957
-  _globals['_REGISTERWORKERREQUEST']._serialized_end=2573
-  _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_start=1325
-  _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_end=1370
-  _globals['_REGISTERWORKERRESPONSE']._serialized_start=2575
-  _globals['_REGISTERWORKERRESPONSE']._serialized_end=2614
-  _globals['_DRAINWORKERREQUEST']._serialized_start=2616
-  _globals['_DRAINWORKERREQUEST']._serialized_end=2672
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=2674
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=2710
-  _globals['_REMOVEWORKERREQUEST']._serialized_start=2712
-  _globals['_REMOVEWORKERREQUEST']._serialized_end=2773
-  _globals['_REMOVEWORKERRESPONSE']._serialized_start=2775
-  _globals['_REMOVEWORKERRESPONSE']._serialized_end=2812
-  _globals['_RESYNCWORKERREQUEST']._serialized_start=2814
-  _globals['_RESYNCWORKERREQUEST']._serialized_end=2854
-  _globals['_RESYNCWORKERRESPONSE']._serialized_start=2856
-  _globals['_RESYNCWORKERRESPONSE']._serialized_end=2893
-  _globals['_LISTQUEUEREQUEST']._serialized_start=2895
-  _globals['_LISTQUEUEREQUEST']._serialized_end=2943
-  _globals['_QUEUEDREQUEST']._serialized_start=2946
-  _globals['_QUEUEDREQUEST']._serialized_end=3146
-  _globals['_QUEUEDBAND']._serialized_start=3148
-  _globals['_QUEUEDBAND']._serialized_end=3207
-  _globals['_QUEUEDTENANT']._serialized_start=3209
-  _globals['_QUEUEDTENANT']._serialized_end=3254
-  _globals['_LISTQUEUERESPONSE']._serialized_start=3257
-  _globals['_LISTQUEUERESPONSE']._serialized_end=3464
-  _globals['_GETINDEXSTATSREQUEST']._serialized_start=3466
-  _globals['_GETINDEXSTATSREQUEST']._serialized_end=3488
-  _globals['_GETINDEXSTATSRESPONSE']._serialized_start=3490
-  _globals['_GETINDEXSTATSRESPONSE']._serialized_end=3604
-  _globals['_FLEET']._serialized_start=3607
-  _globals['_FLEET']._serialized_end=4274
+  _globals['_WORKERSTATUS']._serialized_start=97
+  _globals['_WORKERSTATUS']._serialized_end=1562
+  _globals['_WORKERSTATUS_LABELSENTRY']._serialized_start=1350
+  _globals['_WORKERSTATUS_LABELSENTRY']._serialized_end=1395
+  _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_start=1397
+  _globals['_WORKERSTATUS_OUTCOMESENTRY']._serialized_end=1444
+  _globals['_EJECTION']._serialized_start=1564
+  _globals['_EJECTION']._serialized_end=1682
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1684
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1719
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1721
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1785
+  _globals['_WATCHWORKERSREQUEST']._serialized_start=1787
+  _globals['_WATCHWORKERSREQUEST']._serialized_end=1823
+  _globals['_WATCHWORKERSRESPONSE']._serialized_start=1825
+  _globals['_WATCHWORKERSRESPONSE']._serialized_end=1930
+  _globals['_WORKERREF']._serialized_start=1932
+  _globals['_WORKERREF']._serialized_end=1979
+  _globals['_REGISTERWORKERREQUEST']._serialized_start=1982
+  _globals['_REGISTERWORKERREQUEST']._serialized_end=2598
+  _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_start=1350
+  _globals['_REGISTERWORKERREQUEST_LABELSENTRY']._serialized_end=1395
+  _globals['_REGISTERWORKERRESPONSE']._serialized_start=2600
+  _globals['_REGISTERWORKERRESPONSE']._serialized_end=2639
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2641
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2697
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=2699
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2735
+  _globals['_REMOVEWORKERREQUEST']._serialized_start=2737
+  _globals['_REMOVEWORKERREQUEST']._serialized_end=2798
+  _globals['_REMOVEWORKERRESPONSE']._serialized_start=2800
+  _globals['_REMOVEWORKERRESPONSE']._serialized_end=2837
+  _globals['_RESYNCWORKERREQUEST']._serialized_start=2839
+  _globals['_RESYNCWORKERREQUEST']._serialized_end=2879
+  _globals['_RESYNCWORKERRESPONSE']._serialized_start=2881
+  _globals['_RESYNCWORKERRESPONSE']._serialized_end=2918
+  _globals['_LISTQUEUEREQUEST']._serialized_start=2920
+  _globals['_LISTQUEUEREQUEST']._serialized_end=2968
+  _globals['_QUEUEDREQUEST']._serialized_start=2971
+  _globals['_QUEUEDREQUEST']._serialized_end=3171
+  _globals['_QUEUEDBAND']._serialized_start=3173
+  _globals['_QUEUEDBAND']._serialized_end=3232
+  _globals['_QUEUEDTENANT']._serialized_start=3234
+  _globals['_QUEUEDTENANT']._serialized_end=3279
+  _globals['_LISTQUEUERESPONSE']._serialized_start=3282
+  _globals['_LISTQUEUERESPONSE']._serialized_end=3489
+  _globals['_GETINDEXSTATSREQUEST']._serialized_start=3491
+  _globals['_GETINDEXSTATSREQUEST']._serialized_end=3513
+  _globals['_GETINDEXSTATSRESPONSE']._serialized_start=3515
+  _globals['_GETINDEXSTATSRESPONSE']._serialized_end=3629
+  _globals['_WATCHDECISIONSREQUEST']._serialized_start=3632
+  _globals['_WATCHDECISIONSREQUEST']._serialized_end=3760
+  _globals['_WATCHEDDECISION']._serialized_start=3763
+  _globals['_WATCHEDDECISION']._serialized_end=4000
+  _globals['_WATCHDECISIONSRESPONSE']._serialized_start=4002
+  _globals['_WATCHDECISIONSRESPONSE']._serialized_end=4109
+  _globals['_FLEET']._serialized_start=4112
+  _globals['_FLEET']._serialized_end=4870
 # @@protoc_insertion_point(module_scope)

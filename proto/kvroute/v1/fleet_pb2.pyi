@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import kvroute.v1.router_pb2
 import sys
 import typing
 
@@ -867,3 +868,120 @@ class GetIndexStatsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "bytes", b"bytes", "facts_applied", b"facts_applied", "placements", b"placements", "workers", b"workers"]) -> None: ...
 
 Global___GetIndexStatsResponse: typing_extensions.TypeAlias = GetIndexStatsResponse
+
+@typing.final
+class WatchDecisionsRequest(google.protobuf.message.Message):
+    """WatchDecisionsRequest describes decisions. All that is set must hold."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    REASONS_FIELD_NUMBER: builtins.int
+    SLOWER_THAN_S_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """of requests that named it; empty: of all"""
+    worker_id: builtins.str
+    """picks of this worker; empty: of all"""
+    tenant: builtins.str
+    """of requests of this tenant; empty: of all"""
+    slower_than_s: builtins.float
+    """picks whose first token is predicted to take longer; 0: all"""
+    share: builtins.float
+    """of the decisions that fit, drawn at random; 0: all"""
+    @property
+    def reasons(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """refusals with one of these reasons, and no picks; empty: picks and refusals"""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        worker_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        reasons: collections.abc.Iterable[builtins.str] | None = ...,
+        slower_than_s: builtins.float = ...,
+        share: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "reasons", b"reasons", "share", b"share", "slower_than_s", b"slower_than_s", "tenant", b"tenant", "worker_id", b"worker_id"]) -> None: ...
+
+Global___WatchDecisionsRequest: typing_extensions.TypeAlias = WatchDecisionsRequest
+
+@typing.final
+class WatchedDecision(google.protobuf.message.Message):
+    """WatchedDecision is a pick or a refusal."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DECIDED_AT_S_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
+    PREDICTED_TTFT_S_FIELD_NUMBER: builtins.int
+    REFUSAL_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    decided_at_s: builtins.float
+    """Unix time"""
+    request_id: builtins.str
+    model: builtins.str
+    """as the request named it"""
+    tenant: builtins.str
+    prompt_tokens: builtins.int
+    predicted_ttft_s: builtins.float
+    """predicted time to the first token at the picked worker"""
+    refusal: builtins.str
+    """reason of a refusal; empty: a worker was picked"""
+    message: builtins.str
+    """of a refusal"""
+    @property
+    def receipt(self) -> kvroute.v1.router_pb2.Receipt:
+        """of a pick"""
+
+    def __init__(
+        self,
+        *,
+        decided_at_s: builtins.float = ...,
+        request_id: builtins.str = ...,
+        model: builtins.str = ...,
+        tenant: builtins.str = ...,
+        prompt_tokens: builtins.int = ...,
+        receipt: kvroute.v1.router_pb2.Receipt | None = ...,
+        predicted_ttft_s: builtins.float | None = ...,
+        refusal: builtins.str = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s", "predicted_ttft_s", b"predicted_ttft_s", "receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s", "decided_at_s", b"decided_at_s", "message", b"message", "model", b"model", "predicted_ttft_s", b"predicted_ttft_s", "prompt_tokens", b"prompt_tokens", "receipt", b"receipt", "refusal", b"refusal", "request_id", b"request_id", "tenant", b"tenant"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s"]) -> typing.Literal["predicted_ttft_s"] | None: ...
+
+Global___WatchedDecision: typing_extensions.TypeAlias = WatchedDecision
+
+@typing.final
+class WatchDecisionsResponse(google.protobuf.message.Message):
+    """WatchDecisionsResponse has the decisions since the last message."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
+    LIMITED_FIELD_NUMBER: builtins.int
+    left_out: builtins.int
+    """decisions that fitted since the last message, and that the caller was too slow for"""
+    limited: builtins.bool
+    """more decisions were made in a second than are looked at"""
+    @property
+    def decisions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WatchedDecision]: ...
+    def __init__(
+        self,
+        *,
+        decisions: collections.abc.Iterable[Global___WatchedDecision] | None = ...,
+        left_out: builtins.int = ...,
+        limited: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decisions", b"decisions", "left_out", b"left_out", "limited", b"limited"]) -> None: ...
+
+Global___WatchDecisionsResponse: typing_extensions.TypeAlias = WatchDecisionsResponse

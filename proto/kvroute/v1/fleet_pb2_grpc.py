@@ -70,6 +70,11 @@ class FleetStub(object):
                 request_serializer=kvroute_dot_v1_dot_fleet__pb2.ListQueueRequest.SerializeToString,
                 response_deserializer=kvroute_dot_v1_dot_fleet__pb2.ListQueueResponse.FromString,
                 _registered_method=True)
+        self.WatchDecisions = channel.unary_stream(
+                '/kvroute.v1.Fleet/WatchDecisions',
+                request_serializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.SerializeToString,
+                response_deserializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.FromString,
+                _registered_method=True)
         self.GetIndexStats = channel.unary_unary(
                 '/kvroute.v1.Fleet/GetIndexStats',
                 request_serializer=kvroute_dot_v1_dot_fleet__pb2.GetIndexStatsRequest.SerializeToString,
@@ -133,6 +138,14 @@ class FleetServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchDecisions(self, request, context):
+        """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
+        describes. The router ends the call now and then, with OK: call again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetIndexStats(self, request, context):
         """GetIndexStats returns the size of the overlap index.
         """
@@ -177,6 +190,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListQueue,
                     request_deserializer=kvroute_dot_v1_dot_fleet__pb2.ListQueueRequest.FromString,
                     response_serializer=kvroute_dot_v1_dot_fleet__pb2.ListQueueResponse.SerializeToString,
+            ),
+            'WatchDecisions': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchDecisions,
+                    request_deserializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.FromString,
+                    response_serializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.SerializeToString,
             ),
             'GetIndexStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetIndexStats,
@@ -374,6 +392,33 @@ class Fleet(object):
             '/kvroute.v1.Fleet/ListQueue',
             kvroute_dot_v1_dot_fleet__pb2.ListQueueRequest.SerializeToString,
             kvroute_dot_v1_dot_fleet__pb2.ListQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvroute.v1.Fleet/WatchDecisions',
+            kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.SerializeToString,
+            kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

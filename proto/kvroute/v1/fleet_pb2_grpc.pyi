@@ -137,6 +137,22 @@ _FleetListQueueType = typing_extensions.TypeVar(
     ],
 )
 
+_FleetWatchDecisionsType = typing_extensions.TypeVar(
+    '_FleetWatchDecisionsType',
+    grpc.UnaryStreamMultiCallable[
+        kvroute.v1.fleet_pb2.WatchDecisionsRequest,
+        kvroute.v1.fleet_pb2.WatchDecisionsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        kvroute.v1.fleet_pb2.WatchDecisionsRequest,
+        kvroute.v1.fleet_pb2.WatchDecisionsResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        kvroute.v1.fleet_pb2.WatchDecisionsRequest,
+        kvroute.v1.fleet_pb2.WatchDecisionsResponse,
+    ],
+)
+
 _FleetGetIndexStatsType = typing_extensions.TypeVar(
     '_FleetGetIndexStatsType',
     grpc.UnaryUnaryMultiCallable[
@@ -153,7 +169,7 @@ _FleetGetIndexStatsType = typing_extensions.TypeVar(
     ],
 )
 
-class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _FleetRegisterWorkerType, _FleetDrainWorkerType, _FleetRemoveWorkerType, _FleetResyncWorkerType, _FleetListQueueType, _FleetGetIndexStatsType]):
+class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _FleetRegisterWorkerType, _FleetDrainWorkerType, _FleetRemoveWorkerType, _FleetResyncWorkerType, _FleetListQueueType, _FleetWatchDecisionsType, _FleetGetIndexStatsType]):
     """Fleet shows the workers behind a router, and changes what the router does with them."""
 
     @typing.overload
@@ -185,6 +201,10 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
         grpc.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.ListQueueRequest,
             kvroute.v1.fleet_pb2.ListQueueResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            kvroute.v1.fleet_pb2.WatchDecisionsRequest,
+            kvroute.v1.fleet_pb2.WatchDecisionsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.GetIndexStatsRequest,
@@ -222,6 +242,10 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
             kvroute.v1.fleet_pb2.ListQueueRequest,
             kvroute.v1.fleet_pb2.ListQueueResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            kvroute.v1.fleet_pb2.WatchDecisionsRequest,
+            kvroute.v1.fleet_pb2.WatchDecisionsResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.GetIndexStatsRequest,
             kvroute.v1.fleet_pb2.GetIndexStatsResponse,
@@ -255,6 +279,11 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     by band and by tenant. Each router has a queue of its own.
     """
 
+    WatchDecisions: _FleetWatchDecisionsType
+    """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
+    describes. The router ends the call now and then, with OK: call again.
+    """
+
     GetIndexStats: _FleetGetIndexStatsType
     """GetIndexStats returns the size of the overlap index."""
 
@@ -286,6 +315,10 @@ FleetAsyncStub: typing_extensions.TypeAlias = FleetStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvroute.v1.fleet_pb2.ListQueueRequest,
         kvroute.v1.fleet_pb2.ListQueueResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        kvroute.v1.fleet_pb2.WatchDecisionsRequest,
+        kvroute.v1.fleet_pb2.WatchDecisionsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         kvroute.v1.fleet_pb2.GetIndexStatsRequest,
@@ -356,6 +389,16 @@ class FleetServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvroute.v1.fleet_pb2.ListQueueResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.ListQueueResponse]]:
         """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
         by band and by tenant. Each router has a queue of its own.
+        """
+
+    @abc.abstractmethod
+    def WatchDecisions(
+        self,
+        request: kvroute.v1.fleet_pb2.WatchDecisionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[kvroute.v1.fleet_pb2.WatchDecisionsResponse], collections.abc.AsyncIterator[kvroute.v1.fleet_pb2.WatchDecisionsResponse]]:
+        """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
+        describes. The router ends the call now and then, with OK: call again.
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""`kvroute workers`, `queue` and `explain`: calls that change nothing."""
+"""`kvroute workers`, `queue`, `tail` and `explain`: calls that change nothing."""
 
 from typing import IO, Any
 
@@ -7,6 +7,7 @@ import click
 from router.cli.calls.dialing import target_flag
 from router.cli.flags import http_base, model_flag, timeout_flag
 from router.cli.run import run
+from router.request.refusal import Reason
 
 
 @click.command()
@@ -42,6 +43,46 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     from router.cli.calls.queue import show_queue
 
     run(show_queue(target, model, limit, as_json, timeout_s))
+
+
+@click.command()
+@target_flag
+@model_flag
+@click.option("--worker", "worker_id", default="", help="Picks of this worker only.")
+@click.option("--tenant", default="", help="Requests of this tenant only.")
+@click.option(
+    "--reason",
+    "reasons",
+    multiple=True,
+    type=click.Choice([reason.value for reason in Reason], case_sensitive=False),
+    metavar="REASON",
+    help="Refusals with this reason only, such as ALL_WORKERS_FULL; may be given several times.",
+)
+@click.option(
+    "--slower-than",
+    "slower_than_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Picks whose first token is predicted to take longer only.",
+)
+@click.option(
+    "--share",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of the decisions that fit, drawn at random.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Each decision as a line of JSON.")
+def tail(target: str, model: str, as_json: bool, **wanted: Any) -> None:
+    """Follow a router's decisions, one line each, until Ctrl-C.
+
+    A router looks at the first 50 decisions of each second for all that follow it, so on a busy
+    router this is a sample. Each router has decisions of its own.
+    """
+    from router.cli.calls.tail import show_decisions
+
+    run(show_decisions(target, as_json, model=model, **wanted))
 
 
 _body_file = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)

@@ -65,7 +65,13 @@ class GrpcSettings(Settings, frozen=True):
         ),
     ] = 128
     watches_max: Annotated[
-        int, Meta(ge=1, le=100_000, description="open WatchWorkers calls; more are refused")
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="open WatchWorkers calls, and as many WatchDecisions calls;"
+            " more are refused",
+        ),
     ] = 1000
     max_message_mib: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,

@@ -5,8 +5,8 @@ Lists are retried; commands are sent once, since their answer counts the ranks t
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -27,6 +27,8 @@ from kvroute.v1 import (
     RemoveWorkerResponse,
     ResyncWorkerRequest,
     ResyncWorkerResponse,
+    WatchDecisionsRequest,
+    WatchDecisionsResponse,
     WatchWorkersRequest,
     WatchWorkersResponse,
     WorkerRef,
@@ -72,9 +74,56 @@ class FleetCalls:
         those that left meanwhile as removed. Raises KvRouteError when no router can be reached, by
         the same retry policy as other calls.
         """
-        transport = self._transport
         known: set[tuple[str, int]] = set()
-        message = WatchWorkersRequest(model=model or "")
+        watched = self._watch(
+            "WatchWorkers",
+            lambda line: line.fleet.WatchWorkers,
+            WatchWorkersRequest(model=model or ""),
+            lambda response: _add_removed(response, known),
+        )
+        async for response in watched:
+            _follow(response, known)
+            yield response
+
+    async def watch_decisions(
+        self,
+        *,
+        model: str = "",
+        worker_id: str = "",
+        tenant: str = "",
+        reasons: Iterable[str] = (),
+        slower_than_s: float = 0.0,
+        share: float = 0.0,
+    ) -> AsyncIterator[WatchDecisionsResponse]:
+        """Decisions as a router makes them, until the iteration ends; see WatchDecisionsRequest.
+
+        Survives the end of a connection, and misses the decisions of meanwhile. Raises KvRouteError
+        as watch_workers does.
+        """
+        message = WatchDecisionsRequest(
+            model=model,
+            worker_id=worker_id,
+            tenant=tenant,
+            reasons=reasons,
+            slower_than_s=slower_than_s,
+            share=share,
+        )
+        watched = self._watch(
+            "WatchDecisions", lambda line: line.fleet.WatchDecisions, message, lambda _: None
+        )
+        async for response in watched:
+            yield response
+
+    async def _watch(
+        self,
+        name: str,
+        method: Callable[[Any], Any],
+        message: object,
+        on_first: Callable[[Any], None],
+    ) -> AsyncIterator[Any]:
+        """Messages of a stream that is opened again after each end. on_first: gets the first
+        message of each stream."""
+        transport = self._transport
         attempt = 0
         error: KvRouteError
         while True:
@@ -82,16 +131,15 @@ class FleetCalls:
             first = True
             try:
                 line = transport.free_line() or await transport.line(transport.options.timeout_s)
-                call = line.fleet.WatchWorkers(message, metadata=transport.metadata())
+                call = method(line)(message, metadata=transport.metadata())
                 line.calls += 1
                 try:
                     async for response in call:
                         if response is None:  # gRPC's result for bytes that are no message
-                            raise unreadable("WatchWorkers")
+                            raise unreadable(name)
                         if first:
                             attempt, first = 0, False
-                            _add_removed(response, known)
-                        _follow(response, known)
+                            on_first(response)
                         yield response
                     error = unreachable("the router ended the watch")
                 finally:
