@@ -1,4 +1,4 @@
-"""Messages of WatchDecisions: decisions as they are made, for those who watch.
+"""Messages of WatchDecisions: decisions as they are made, for its callers.
 
 Laws:
 - without watchers no decision pays anything; with some, LOOKED_A_SECOND decisions a second take the
@@ -94,7 +94,7 @@ class DecisionFeed:
             if not self._open:
                 self._rest()
 
-    # Who looks, and when
+    # Looks at decisions
 
     def _next_second(self) -> None:
         """Looks at the next LOOKED_A_SECOND decisions."""

@@ -19,12 +19,13 @@ WORKER_WIDTH = 24
 
 async def show_decisions(target: str, as_json: bool, **wanted: object) -> int:
     """Prints decisions until the command is stopped; returns its exit code."""
-    screen = console(0)
-    if not as_json:
-        screen.print(Text(HEAD, style="bold"))
+    screen, head = console(0), not as_json
     try:
         async with dial(target) as client:
             async for response in client.watch_decisions(**wanted):
+                if head:  # the router answers, and looks
+                    screen.print(Text(HEAD, style="bold"))
+                    head = False
                 for line in lines(response, as_json):
                     if isinstance(line, Text):
                         screen.print(line)

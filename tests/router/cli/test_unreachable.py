@@ -24,6 +24,7 @@ CALLS: dict[str, list[str]] = {
     "explain": ["--tokens", "1,2,3"],
     "workers": [],
     "queue": [],
+    "tail": [],
     "drain": ["w"],
     "undrain": ["w"],
     "remove": ["w"],
