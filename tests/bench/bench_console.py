@@ -80,7 +80,8 @@ async def _measured(
             await asyncio.sleep(3.0)
             return await _decide(stage, seconds)
         finally:
-            side.kill()
+            with suppress(ProcessLookupError):  # without viewers it has nothing to do, and ends
+                side.kill()
             await side.wait()
             for task in (console, changing):
                 task.cancel()

@@ -87,7 +87,6 @@ class Crowd:
                 owed -= 1
                 with suppress(KvRouteError):  # refusals are part of the picture
                     await self.one()
-            await self.finish(now)
             await asyncio.sleep(0.02)
 
     async def one(self) -> None:
@@ -126,18 +125,23 @@ class Crowd:
         self.fleet.now_s = self.app.clock()
         self.fleet.cache(key, Prompt.from_tokens(pack_tokens(tokens)))
 
-    async def finish(self, now: float) -> None:
-        over = [one for one in self.open if one[0] <= now]
-        self.open = [one for one in self.open if one[0] > now]
-        for _, reservation_id, _ in over:
-            with suppress(KvRouteError):
-                await self.client.report(
-                    Progress(
-                        reservation_id=reservation_id,
-                        state=ProgressState.PROGRESS_STATE_FINISHED,
-                        output_tokens=50,
+    async def finish(self) -> None:
+        """Ends requests whose answers are over, until it is cancelled: apart from `send`, which
+        waits for room."""
+        while True:
+            now = asyncio.get_running_loop().time()
+            over = [one for one in self.open if one[0] <= now]
+            self.open = [one for one in self.open if one[0] > now]
+            for _, reservation_id, _ in over:
+                with suppress(KvRouteError):
+                    await self.client.report(
+                        Progress(
+                            reservation_id=reservation_id,
+                            state=ProgressState.PROGRESS_STATE_FINISHED,
+                            output_tokens=50,
+                        )
                     )
-                )
+            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -154,7 +158,8 @@ async def a_crowd(
         crowd = Crowd(app, client, random.Random(11), output_s)
         for worker_id, about in workers:
             crowd.add(worker_id, **({"total_slots": 64, "total_blocks": 4000} | about))
-        tasks = [asyncio.create_task(crowd.live()), asyncio.create_task(crowd.send(rate))]
+        works = (crowd.live(), crowd.send(rate), crowd.finish())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             yield crowd
         finally:
