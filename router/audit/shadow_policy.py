@@ -64,12 +64,9 @@ def difference(
     what would look at the policy's picks; None: nothing would. ttft_s: times to the first token, a
     row, if they were predicted before.
     """
-    can = np.array([not reason for reason in excluded], np.bool_) & np.isfinite(scores.costs)
-    chances = would_pick(scores, can)
+    chances = guarded_chances(rows, excluded, scores, guard)
     if chances is None:
         return Difference(Agreement.FAILED)
-    if guard is not None:
-        chances = _moved(chances, scores.costs, can, Waits.of(rows, can, guard).passed_over)
     taken_chance = float(chances[taken])
     agreement = Agreement.OTHER
     if taken_chance > 0:
@@ -84,6 +81,23 @@ def difference(
         ttft_s=-gain(first_token(rows).total_s if ttft_s is None else ttft_s),
         active_slots=gain(rows.active_slots),
     )
+
+
+def guarded_chances(
+    rows: Candidates,
+    excluded: Sequence[str],
+    scores: Scores,
+    guard: GuardSettings | None = None,
+) -> Column | None:
+    """The chance of each row to be picked by a policy and its guard; None if no row could be.
+
+    excluded, guard: see `difference`.
+    """
+    can = np.array([not reason for reason in excluded], np.bool_) & np.isfinite(scores.costs)
+    chances = would_pick(scores, can)
+    if chances is None or guard is None:
+        return chances
+    return _moved(chances, scores.costs, can, Waits.of(rows, can, guard).passed_over)
 
 
 def would_pick(scores: Scores, can: Flags) -> Column | None:

@@ -113,7 +113,7 @@ function story(one) {
     const sooner = other.sooner_s ?? 0;
     said.push(other.agreement === "same" ? "The policy ttft would have picked the same worker."
       : other.agreement === "tied" ? "The policy ttft would have drawn among several workers, this one included."
-      : `The policy ttft would have picked ${name}: the first token ${seconds(Math.abs(sooner))} ${sooner >= 0 ? "sooner" : "later"} by its prediction.`);
+      : `The policy ttft would have picked ${name}: the first token ${seconds(Math.abs(sooner))} ${sooner >= 0 ? "sooner" : "later"} by its prediction${sooner < 0 ? ", for room in the cache or a shorter queue" : ""}.`);
   }
   return el("p", { class: "story" }, said.join(" "));
 }

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from router.audit.shadow_policy import difference, would_pick
+from router.audit.shadow_policy import difference, guarded_chances
 from router.decision.decision import Decision
 from router.fleet.table import Column
 from router.policies.first_token import first_token
@@ -215,13 +215,12 @@ def otherwise(decision: Decision, scores: Scores, name: str) -> Otherwise | None
     """What a policy would have done; None: it could have picked no worker."""
     guard = decision.guard
     looks = guard if guard is not None and guard.looks_at(name) else None
+    chances = guarded_chances(decision.rows, decision.excluded, scores, looks)
+    if chances is None:
+        return None
     gain = difference(
         decision.rows, decision.excluded, decision.order[0], scores, looks, scores.ttft_s
     )
-    can = np.array([not reason for reason in decision.excluded], np.bool_)
-    chances = would_pick(scores, can & np.isfinite(scores.costs))
-    if chances is None:
-        return None
     choice = decision.sources[int(chances.argmax())].key
     return Otherwise(
         gain.agreement.value, choice.worker_id, choice.dp_rank, gain.ttft_s, gain.overlap_tokens

@@ -53,6 +53,29 @@ def test_a_shown_decision_has_the_receipts_numbers() -> None:
     assert all(row.ttft_s is not None and row.ttft_s > 0 for row in shown.rows)
 
 
+def test_the_other_policys_choice_is_that_of_its_gain() -> None:
+    """The worker that is named is the one whose time is told, behind the policy's own guard."""
+    fleet = Fleet(guard=GuardSettings(request_tokens=512.0, margin=0.05))
+    keys = [fleet.add(f"w{i}", total_blocks=40_000, total_slots=256) for i in range(3)]
+    fleet.cache(keys[0], prompt(5000), 4096)
+    decisions = Decisions(lambda: fleet.core.policies.get("ttft"))
+    for busy in range(40):
+        fleet.say(keys[0], running=busy, used_blocks=900.0)
+        watched(fleet, decisions, 4200)
+        shown = decisions.kept[-1]
+        other = shown.otherwise
+        assert other is not None
+        if other.agreement == "other":
+            (row,) = [row for row in shown.rows if row.worker_id == other.worker_id]
+            assert row.ttft_s is not None
+            assert shown.rows[0].ttft_s is not None
+            assert abs(shown.rows[0].ttft_s - row.ttft_s - other.sooner_s) < 1e-9
+    assert {each.otherwise.agreement for each in decisions.kept if each.otherwise} & {
+        "same",
+        "tied",
+    }
+
+
 def test_rows_and_decisions_are_bounded_and_the_excluded_come_last() -> None:
     fleet, decisions = fleet_of(ROWS_MAX + 20)
     fleet.core.drain("w000")
