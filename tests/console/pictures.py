@@ -54,6 +54,10 @@ async def main(minutes: float) -> None:
         moved = tab.page.locator("#decisions li", has_text="guard moved it")
         some = moved if await moved.count() else tab.page.locator("#decisions li")
         await some.first.locator("summary").click()
+        await some.first.evaluate(
+            "(one) => { one.parentElement.scrollTop += one.getBoundingClientRect().top"
+            " - one.parentElement.getBoundingClientRect().top; }"
+        )
         await tab.page.locator("#sampled").screenshot(path=str(PICTURES / "console-receipt.png"))
 
 
