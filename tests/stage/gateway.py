@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
 from router.config.settings.gateway_settings import GatewaySettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.gateway import Gateway
 from router.keys.door import Door
 from router.prompts.prompts import ModelPrompts, Source
@@ -132,7 +131,6 @@ async def a_gateway(
             CollectorRegistry(),
             clock=unix_now,
             broke=broken.append,
-            bounds=HttpSettings(linger_s=0.05),
             door=door,
             tracing=tracing,
         )

@@ -67,7 +67,7 @@ async def test_a_stream_of_events_is_passed_on_as_it_came() -> None:
         assert await call.read() is grpc.aio.EOF
         await stage.idle()
         assert stage.endings == {Ending.FINISHED: 1}
-        assert stage.sample("kvroute_epp_requests_total", outcome="finished") == 1
+        await stage.counted("kvroute_epp_requests_total", outcome="finished")
         assert stage.sample("kvroute_epp_open_requests") == 0
 
 
@@ -78,7 +78,7 @@ async def test_a_client_that_leaves_leaves_no_reservation() -> None:
         call.cancel()
         await stage.idle()
         assert stage.endings == {Ending.FAILED_CANCELLED: 1}
-        assert stage.sample("kvroute_epp_requests_total", outcome="cancelled") == 1
+        await stage.counted("kvroute_epp_requests_total", outcome="cancelled")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_an_error_of_the_worker_is_reported(status: int, outcome: str) -> 
         await call.read()
         await call.done_writing()
         await stage.idle()
-        assert stage.sample("kvroute_epp_requests_total", outcome=outcome) == 1
+        await stage.counted("kvroute_epp_requests_total", outcome=outcome)
         assert sum(stage.endings.values()) == 1
 
 
@@ -125,7 +125,7 @@ async def test_a_get_goes_by_load_and_reserves_nothing() -> None:
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert stage.sample("kvroute_epp_by_load_total", reason="unknown_path") == 1
-        assert stage.sample("kvroute_epp_requests_total", outcome="blind") == 1
+        await stage.counted("kvroute_epp_requests_total", outcome="blind")
 
 
 async def test_a_long_body_comes_back_in_parts_that_every_gateway_takes() -> None:
