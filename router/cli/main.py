@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 import click
 
 from router.cli.calls.envoy_config import envoy_config
-from router.cli.calls.questions import explain, queue, tail, workers
+from router.cli.calls.questions import explain, queue, tail, top, workers
 from router.cli.calls.verbs import drain, register, remove, resync, undrain
 from router.cli.offline.control_key import control_key
 from router.cli.offline.nats_permissions import nats_permissions
@@ -58,7 +58,7 @@ def cli() -> None:
 for command in (
     *(serve, relay, gateway, epp, envoy_config, check_config),
     *(workers, queue, register, drain, undrain, remove, resync),
-    *(explain, tail, render, policies, replay_log, nats_permissions, token, control_key),
+    *(explain, tail, top, render, policies, replay_log, nats_permissions, token, control_key),
 ):
     cli.add_command(command)
 for entry in entry_points(group="kvroute.commands"):

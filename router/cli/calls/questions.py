@@ -1,4 +1,4 @@
-"""`kvroute workers`, `queue`, `tail` and `explain`: calls that change nothing."""
+"""`kvroute workers`, `queue`, `tail`, `top` and `explain`: calls that change nothing."""
 
 from typing import IO, Any
 
@@ -83,6 +83,29 @@ def tail(target: str, model: str, as_json: bool, **wanted: Any) -> None:
     from router.cli.calls.tail import show_decisions
 
     run(show_decisions(target, as_json, model=model, **wanted))
+
+
+@click.command()
+@target_flag
+@model_flag
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.2, max=60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks at the fleet.",
+)
+@click.option("--once", is_flag=True, help="Print the screen once, as without a terminal.")
+def top(target: str, model: str, every_s: float, once: bool) -> None:
+    """Follow a router on one screen: its workers, its queue, its last decisions.
+
+    Workers that need attention come first, then the busiest. q ends it.
+    """
+    from router.cli.calls.top import show_top
+
+    run(show_top(target, model, every_s, once=once))
 
 
 _body_file = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)

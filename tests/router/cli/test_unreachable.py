@@ -25,6 +25,7 @@ CALLS: dict[str, list[str]] = {
     "workers": [],
     "queue": [],
     "tail": [],
+    "top": [],
     "drain": ["w"],
     "undrain": ["w"],
     "remove": ["w"],
