@@ -79,7 +79,11 @@ class SpanExport:
         """Sends what waits, batch by batch."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
-            taken = await asyncio.to_thread(self._sent, batch)
+            try:
+                taken = await asyncio.to_thread(self._sent, batch)
+            except asyncio.CancelledError:  # the thread goes on, and nobody hears what came of it
+                self.counts["failed"] += len(batch)
+                raise
             self.counts["exported" if taken else "failed"] += len(batch)
             if taken and self._failing:
                 log.info("the collector takes spans again")

@@ -35,8 +35,8 @@ class Terminal:
         shown = ""
         try:
             async with asyncio.timeout(DEADLINE_S):
-                while not condition(shown := await self.run("capture-pane", "-p")):
-                    pass  # tmux takes its time
+                while not condition(shown := await self.run("capture-pane", "-p")):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)  # tmux has no event to await
         except TimeoutError:
             raise AssertionError(f"the screen stayed:\n{shown}") from None
         return shown
@@ -71,8 +71,8 @@ async def test_the_screen_follows_a_router_and_q_leaves_it(tmp_path: Path) -> No
             await terminal.until(lambda text: "3 of 3 workers serve" in text)
             await terminal.run("send-keys", "q")
             async with asyncio.timeout(DEADLINE_S):
-                while await terminal.run("list-sessions"):
-                    pass
+                while await terminal.run("list-sessions"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)  # as above
         finally:
             await terminal.run("kill-server")
 

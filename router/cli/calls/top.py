@@ -24,7 +24,7 @@ async def show_top(target: str, model: str, every_s: float, *, once: bool) -> in
     state = State(target)
     async with dial(target) as client:
         try:
-            await _look(client, model, state, 0.0)
+            await _look(client, model, state)
         except KvRouteError as error:
             return complain(target, error)
         if once or not sys.stdout.isatty():
@@ -52,7 +52,7 @@ async def _follow(client: Any, model: str, every_s: float, state: State) -> None
                 except TimeoutError:
                     pass
                 try:
-                    await _look(client, model, state, every_s)
+                    await _look(client, model, state)
                     state.trouble = ""
                 except KvRouteError as error:  # the next look may succeed
                     state.trouble = f"old numbers: {error}"
@@ -61,19 +61,12 @@ async def _follow(client: Any, model: str, every_s: float, state: State) -> None
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _look(client: Any, model: str, state: State, since_s: float) -> None:
+async def _look(client: Any, model: str, state: State) -> None:
     """Reads the fleet and the queue; raises KvRouteError."""
-    before = _ended(state)
     workers, queue = await asyncio.gather(
         client.list_workers(model or None), client.list_queue(model or None, limit=1)
     )
-    state.workers, state.queue = workers, queue
-    if since_s:
-        state.ended_a_s = max(0, _ended(state) - before) / since_s
-
-
-def _ended(state: State) -> int:
-    return sum(sum(worker.outcomes.values()) for worker in state.workers)
+    state.look(workers, queue, asyncio.get_running_loop().time())
 
 
 async def _watch(client: Any, model: str, state: State) -> None:
@@ -81,7 +74,7 @@ async def _watch(client: Any, model: str, state: State) -> None:
         async for response in client.watch_decisions(model=model):
             state.decisions.extend(response.decisions)
     except KvRouteError as error:
-        state.trouble = f"no decisions: {error}"
+        state.unwatched = f"no decisions: {error}"
 
 
 @contextmanager

@@ -34,6 +34,29 @@ class State:
     """Requests that ended a second, since the last look; None: there was one look."""
     trouble: str = ""
     """Why the numbers are old; empty: they are not."""
+    unwatched: str = ""
+    """Why there are no decisions; empty: they come."""
+    _looked_s: float | None = None
+
+    def look(self, workers: Sequence[WorkerStatus], queue: ListQueueResponse, now_s: float) -> None:
+        """Takes what was read. now_s: of any clock that doesn't jump."""
+        if self._looked_s is not None and now_s > self._looked_s:
+            before = {_key(worker): _ended(worker) for worker in self.workers}
+            # A worker that came since has requests of unknown times.
+            ended = sum(
+                _ended(worker) - before.get(_key(worker), _ended(worker)) for worker in workers
+            )
+            self.ended_a_s = max(0, ended) / (now_s - self._looked_s)
+        self._looked_s = now_s
+        self.workers, self.queue = workers, queue
+
+
+def _key(worker: WorkerStatus) -> tuple[str, int]:
+    return worker.worker_id, worker.dp_rank
+
+
+def _ended(worker: WorkerStatus) -> int:
+    return sum(worker.outcomes.values())
 
 
 def screen(state: State, height: int) -> RenderableType:
@@ -61,7 +84,8 @@ def _head(state: State) -> RenderableType:
         styled(f"{state.queue.waiting} waiting", "yellow" if state.queue.waiting else ""),
         pace,
     )
-    last = styled(state.trouble, "red") if state.trouble else styled("q: quit", "dim")
+    trouble = "; ".join(filter(None, (state.trouble, state.unwatched)))
+    last = styled(trouble, "red") if trouble else styled("q: quit", "dim")
     return Group(first, last)
 
 

@@ -1,0 +1,54 @@
+"""What `kvroute top` makes of a router's state."""
+
+import io
+
+from rich.console import Console
+
+from kvroute.v1 import ListQueueResponse, WorkerStatus
+from router.cli.calls.top_screen import State, screen
+
+
+def worker(worker_id: str, ended: int = 0, **about: object) -> WorkerStatus:
+    status = WorkerStatus(worker_id=worker_id, schedulable=True, stream_state="live", **about)
+    status.outcomes["finished"] = ended
+    return status
+
+
+def text_of(state: State, height: int = 40) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(screen(state, height))
+    return console.export_text()
+
+
+def test_requests_a_second_are_of_workers_that_were_there_before() -> None:
+    state = State("r:1")
+    state.look([worker("a", 10)], ListQueueResponse(), 100.0)
+    assert state.ended_a_s is None
+    state.look([worker("a", 30), worker("b", 500)], ListQueueResponse(), 104.0)
+    assert state.ended_a_s == 5.0
+    state.look([worker("b", 501)], ListQueueResponse(), 105.0)
+    assert state.ended_a_s == 1.0
+
+
+def test_troubles_are_said_until_they_are_over() -> None:
+    state = State("r:1", trouble="old numbers: away", unwatched="no decisions: denied")
+    assert "old numbers: away; no decisions: denied" in text_of(state)
+    state.trouble = ""
+    assert "no decisions: denied" in text_of(state)
+    state.unwatched = ""
+    assert "q: quit" in text_of(state)
+
+
+def test_a_low_terminal_shows_the_workers_that_need_attention() -> None:
+    workers = [worker(f"w{i:03}") for i in range(100)]
+    workers[70].schedulable = False
+    workers[70].unschedulable_reason = "silent"
+    workers[80].running = 9
+    state = State("r:1")
+    state.look(workers, ListQueueResponse(waiting=3), 0.0)
+    lines = text_of(state, height=10).splitlines()
+    shown = [line.split()[0] for line in lines if line.startswith("w0")]
+    assert shown[:2] == ["w070", "w080"]
+    assert "and 97 more" in "\n".join(lines)
+    assert "99 of 100 workers serve" in lines[0]
+    assert "3 waiting" in lines[0]
