@@ -1,6 +1,7 @@
 """`kvroute top` on a real terminal: tmux, where it is installed, shows what the screen holds."""
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,13 @@ class Terminal:
 
     async def run(self, *words: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            str(TMUX), "-S", self._socket, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            str(TMUX),
+            "-S",
+            self._socket,
+            *words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"COLUMNS": "80", "LINES": "40"},  # of another terminal
         )
         out, _ = await process.communicate()
         return out.decode()

@@ -1,6 +1,7 @@
 """`kvroute top`: a router's fleet and decisions on a screen that follows them."""
 
 import asyncio
+import os
 import sys
 import termios
 import tty
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
 from kvroute.client import KvRouteError
@@ -29,7 +30,7 @@ async def show_top(target: str, model: str, every_s: float, *, once: bool) -> in
             return complain(target, error)
         if once or not sys.stdout.isatty():
             printed = Console(width=max(WIDTH_MIN, Console().width), highlight=False)
-            printed.print(screen(state, 10_000), crop=False)
+            printed.print(screen(state, 10_000, printed.width), crop=False)
             return 0
         await _follow(client, model, every_s, state)
     return 0
@@ -44,7 +45,9 @@ async def _follow(client: Any, model: str, every_s: float, state: State) -> None
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
             while True:
-                live.update(screen(state, console.height), refresh=True)
+                # Of the terminal now, whatever COLUMNS and LINES said when the shell began.
+                console.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))
+                live.update(screen(state, console.height, console.width), refresh=True)
                 try:
                     async with asyncio.timeout(every_s):
                         await left.wait()

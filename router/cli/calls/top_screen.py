@@ -13,6 +13,8 @@ from router.cli.calls.fleet import stream_text
 from router.cli.calls.tail import HEAD, line_of
 from router.cli.text import add_row, line, styled, table
 
+WIDE = 100
+"""Characters of a terminal that shows all columns."""
 BAR = 10
 """Characters of a worker's bar."""
 DECISIONS = 6
@@ -59,12 +61,12 @@ def _ended(worker: WorkerStatus) -> int:
     return sum(worker.outcomes.values())
 
 
-def screen(state: State, height: int) -> RenderableType:
-    """All of it, in so many lines."""
+def screen(state: State, height: int, width: int) -> RenderableType:
+    """All of it, in so many lines of so many characters."""
     shown = [] if not state.decisions else list(state.decisions)[-DECISIONS:]
     room = max(1, height - FRAME - len(shown))
     workers = sorted(state.workers, key=_place)
-    parts: list[RenderableType] = [_head(state), "", _workers(workers[:room])]
+    parts: list[RenderableType] = [_head(state), "", _workers(workers[:room], width)]
     if (more := len(workers) - room) > 0:
         parts.append(styled(f"and {more} more, which need less attention", "dim"))
     parts += ["", styled(HEAD, "bold"), *map(line_of, shown)]
@@ -89,9 +91,14 @@ def _head(state: State) -> RenderableType:
     return Group(first, last)
 
 
-def _workers(workers: Sequence[WorkerStatus]) -> Table:
-    made = table("worker", "slots", right=("run", "wait", "ours", "in use", "held", "hits"))
-    for name in ("stream", "model", "what is wrong"):
+def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
+    """On a narrow terminal without the columns that change least."""
+    wide = width >= WIDE
+    made = table("worker", "slots", right=("run", "wait", "ours", "in use"))
+    if wide:
+        for name in ("held", "hits"):
+            made.add_column(name, justify="right", no_wrap=True)
+    for name in ("stream", *(("model",) if wide else ()), "what is wrong"):
         made.add_column(name, no_wrap=True)
     for worker in workers:
         slots = worker.total_slots or worker.slots_estimated
@@ -99,6 +106,8 @@ def _workers(workers: Sequence[WorkerStatus]) -> Table:
         share = min(1.0, busy / slots) if slots else 0.0
         rank = f"/{worker.dp_rank}" if worker.dp_rank else ""
         used = f"{worker.active_blocks / worker.total_blocks:.0%}" if worker.total_blocks else "?"
+        held = f"{worker.blocks_device + worker.blocks_host + worker.blocks_disk:,}"
+        hits = f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-"
         add_row(
             made,
             styled(worker.worker_id + rank, _STYLES[_place(worker)[0]]),
@@ -107,10 +116,9 @@ def _workers(workers: Sequence[WorkerStatus]) -> Table:
             str(worker.waiting),
             str(worker.reserved),
             used,
-            f"{worker.blocks_device + worker.blocks_host + worker.blocks_disk:,}",
-            f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-",
+            *((held, hits) if wide else ()),
             stream_text(worker.stream_state, worker.stream_complete),
-            worker.model or "?",
+            *((worker.model or "?",) if wide else ()),
             styled(_wrong(worker), "red" if not worker.schedulable else "yellow"),
         )
     return made

@@ -14,9 +14,9 @@ def worker(worker_id: str, ended: int = 0, **about: object) -> WorkerStatus:
     return status
 
 
-def text_of(state: State, height: int = 40) -> str:
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(screen(state, height))
+def text_of(state: State, height: int = 40, width: int = 120) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(screen(state, height, width))
     return console.export_text()
 
 
@@ -52,3 +52,12 @@ def test_a_low_terminal_shows_the_workers_that_need_attention() -> None:
     assert "and 97 more" in "\n".join(lines)
     assert "99 of 100 workers serve" in lines[0]
     assert "3 waiting" in lines[0]
+
+
+def test_a_narrow_terminal_cuts_no_name() -> None:
+    state = State("r:1")
+    state.look([worker("gpu-node-17", model="m")], ListQueueResponse(), 0.0)
+    narrow, wide = text_of(state, width=80), text_of(state)
+    assert "gpu-node-17" in narrow
+    assert "held" in wide
+    assert "held" not in narrow
