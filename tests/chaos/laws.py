@@ -7,22 +7,32 @@
 - after the quiet every router's index holds what the engines' caches hold, to the digest, and every
   worker gets requests again;
 - the memory that a router has in use after the quiet is at most 10 % above that after the warm-up;
+- its resident memory grows by less than 1 MiB a minute from the fourth minute on;
 - with attempts, no request fails before its first byte while a worker that is well and a router
   could take it;
 - what fails after its first byte was sent to a worker that was in trouble;
 - the machine had its cores: on a run in which it had not, the laws about times say little.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import linear_regression
 
 from tests.chaos.late import LINE, late_picks
-from tests.chaos.records import Cause, Observed, Served, Trouble
+from tests.chaos.records import Cause, Observed, Resident, RouterSeen, Served, Trouble
 
 LATE_S = 0.5
 """From the first failure at a dead worker until no request is sent there."""
 GROWTH_MAX = 0.10
+SLOPE_FROM_S = 180.0
+"""Of a run, until when routers may grow as they learn."""
+SLOPE_MAX = 1 << 20
+"""Bytes a minute by which their resident memory may grow from then on."""
+SLOPE_LOOKS = 24
+"""That a slope is made of, at least: two minutes of them."""
+GROWN = 8
+"""Kinds of objects that are named where memory grew."""
 WELL_S = 5.0
 """A worker counts as well when it has had no trouble for so long: beats have told the routers."""
 ROUTER_WELL_S = 1.0
@@ -85,6 +95,7 @@ def judge(run: Observed) -> list[Verdict]:
         _index(run),
         _in_use(run),
         _memory(run),
+        _slope(run),
         _machine(run),
     ]
 
@@ -280,7 +291,7 @@ def _in_use(run: Observed) -> Verdict:
 
 def _memory(run: Observed) -> Verdict:
     details = [
-        f"{one.name}: {before} {kind} after the warm-up, {after} at the end"
+        f"{one.name}: {before} {kind} after the warm-up, {after} at the end{_grown(one, kind)}"
         for one in run.routers
         for kind, before, after in (
             ("bytes of malloc", one.warm.malloc, one.quiet.malloc),
@@ -290,6 +301,34 @@ def _memory(run: Observed) -> Verdict:
     ]
     law = f"memory in use at the end at most {GROWTH_MAX:.0%} above that after the warm-up"
     return _verdict(law, len(run.routers), details, timed=True)
+
+
+def _slope(run: Observed) -> Verdict:
+    looks: dict[str, list[Resident]] = defaultdict(list)
+    for one in run.resident:
+        if one.at_s >= SLOPE_FROM_S:
+            looks[one.name].append(one)
+    slopes = {
+        name: 60.0 * linear_regression([it.at_s for it in of], [it.bytes for it in of]).slope
+        for name, of in looks.items()
+        if len(of) >= SLOPE_LOOKS
+    }
+    details = [
+        f"{name}: {slope / 2**20:.2f} MiB a minute"
+        for name, slope in slopes.items()
+        if slope >= SLOPE_MAX
+    ]
+    law = "resident memory grows by less than 1 MiB a minute after three minutes"
+    return _verdict(law, len(slopes), details, timed=True)
+
+
+def _grown(router: RouterSeen, kind: str) -> str:
+    """The kinds of objects that became more."""
+    if kind == "bytes of malloc":
+        return ""
+    more = Counter(router.quiet.kinds)
+    more.subtract(router.warm.kinds)
+    return ": " + ", ".join(f"{count} more {name}" for name, count in more.most_common(GROWN))
 
 
 def _machine(run: Observed) -> Verdict:

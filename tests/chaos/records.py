@@ -124,6 +124,8 @@ class Memory(Record, frozen=True):
     """Bytes in use, of gRPC, the index and large Python objects; 0: the C library doesn't say."""
     objects: int
     """Blocks in use by Python's own allocator, of 512 bytes at most each."""
+    kinds: dict[str, int] = {}
+    """Objects that the collector knows, by their type: the most frequent ones."""
 
 
 class RouterSeen(Record, frozen=True):
@@ -139,6 +141,15 @@ class RouterSeen(Record, frozen=True):
     """When the warm-up was over."""
     quiet: Memory
     """After the quiet."""
+
+
+class Resident(Record, frozen=True):
+    """A router's resident memory, as the system has it."""
+
+    name: str
+    at_s: float
+    """Since the clients' start."""
+    bytes: int
 
 
 class Observed(Record, frozen=True):
@@ -157,6 +168,8 @@ class Observed(Record, frozen=True):
     """When the clients stopped."""
     attempts: bool = True
     """Whether clients tried again."""
+    resident: tuple[Resident, ...] = ()
+    """Every few seconds."""
     notes: dict[str, float] = {}
     """Numbers that no law is about."""
 

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,11 @@ class _Malloc(ctypes.Structure):
     ]
 
 
-def memory() -> dict[str, int]:
+KINDS = 200
+"""Kinds of objects that are counted, the most frequent ones."""
+
+
+def memory() -> dict[str, object]:
     """Fields of records.Memory."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     malloc = 0
@@ -59,6 +64,9 @@ def memory() -> dict[str, int]:
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),
         "malloc": malloc,
         "objects": sys.getallocatedblocks(),
+        "kinds": dict(
+            Counter(type(one).__qualname__ for one in gc.get_objects()).most_common(KINDS)
+        ),
     }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.chaos.laws import AWAY, LINE, settled
 from tests.chaos.machine import watched
-from tests.chaos.records import Cause, Ended, Observed, Served, Trouble, read
+from tests.chaos.records import Cause, Ended, Observed, Resident, Served, Trouble, read
 from tests.chaos.schedule import Fault, plan
 from tests.chaos.stage import (
     Child,
@@ -39,6 +39,8 @@ from tests.stage.proxy import Proxy
 CORRUPT_SHARE = 0.02
 """Of the pieces that a corrupting proxy passes."""
 SLOW_BYTES_PER_S = 20_000
+WEIGHED_S = 5.0
+"""Between two looks at a router's memory."""
 _UNDRAINS_MAX = 20
 DISK_BYTES = 1
 """Of any file, while the disk is full."""
@@ -87,7 +89,7 @@ async def run(
         if faults is None:
             rng = random.Random(f"{options.seed}/faults")
             faults = plan(rng, times.faults, times.every, options.sizes, times.longest)
-        async with watched(player.troubles):
+        async with watched(player.troubles), weighed(stage, began_s) as resident:
             await player.play(faults)
             await asyncio.sleep(times.mended)
             to_s = time.monotonic()
@@ -107,6 +109,7 @@ async def run(
                 from_s=from_s,
                 to_s=to_s,
                 attempts=options.attempts,
+                resident=tuple(resident),
                 notes=_notes(served, counted, to_s - began_s) | used,
             )
 
@@ -124,6 +127,27 @@ async def _after_quiet(observed: Callable[[], Awaitable[Observed]], times: Times
         if settled(found) or times.waits or time.monotonic() > until_s:
             return found
         await asyncio.sleep(0.25)
+
+
+@asynccontextmanager
+async def weighed(stage: Stage, began_s: float) -> AsyncIterator[list[Resident]]:
+    """The routers' resident memory while the block runs."""
+    found: list[Resident] = []
+
+    async def weigh() -> None:
+        while True:
+            for router in stage.routers:
+                pages = Path(f"/proc/{router.pid}/statm")
+                with suppress(FileNotFoundError):  # it has ended, which the player notes
+                    size = int(pages.read_text().split()[1]) * resource.getpagesize()
+                    found.append(Resident(router.name, time.monotonic() - began_s, size))
+            await asyncio.sleep(WEIGHED_S)
+
+    task = asyncio.create_task(weigh())
+    try:
+        yield found
+    finally:
+        task.cancel()
 
 
 def cpu_s(stage: Stage) -> dict[tuple[str, int], float]:

@@ -14,6 +14,7 @@ from tests.chaos.records import (
     Held,
     Memory,
     Observed,
+    Resident,
     RouterSeen,
     Served,
     Trouble,
@@ -67,6 +68,15 @@ def a_good_run() -> Observed:
         router_count=2,
         from_s=90.0,
         to_s=200.0,
+        resident=growing(0.9),
+    )
+
+
+def growing(mib_per_minute: float) -> tuple[Resident, ...]:
+    """A router's memory over ten minutes, which goes up and down besides."""
+    return tuple(
+        Resident("router-0", float(at_s), round((mib_per_minute * at_s / 60 + at_s % 3) * 2**20))
+        for at_s in range(0, 600, 5)
     )
 
 
@@ -175,6 +185,10 @@ PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
     "objects that grew": (
         lambda run: with_router(run, quiet=Memory(resident=1, malloc=1, objects=1101)),
         "memory in use",
+    ),
+    "memory that goes on growing": (
+        lambda run: msgspec.structs.replace(run, resident=growing(1.1)),
+        "resident memory grows",
     ),
     "a failure before the first byte": (
         lambda run: with_served(run, served(at(REFUSED, 100.15), failure="refused")),
