@@ -27,6 +27,7 @@ from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
 from router.core.fast_path import Lane
 from router.core.progress import Effects, Pick, Progress, ProgressResult, Repeated
 from router.core.reservation_life import ReservationLife
+from router.core.unobserved import Unobserved
 from router.core.watched import Unwatched, Watched
 from router.decision.decider import FULL_RETRY_S, Decider
 from router.decision.decision import Decision, Prefill
@@ -86,6 +87,7 @@ class RouterCore:
             self.fleet, routing, ids=ReservationIds(replica, random_bytes), rng=rng
         )
         self.reservations = life.reservations
+        self.unobserved = Unobserved(life)
         self.endings = life.endings
         self.ttft_check = life.ttft_check
         self.ids = life.ids
@@ -247,7 +249,12 @@ class RouterCore:
 
     def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
         """See ReservationLife.report."""
-        return self.life.report(progress, now_s, caller)
+        result = self.life.report(progress, now_s, caller)
+        if progress.unobserved and result is not ProgressResult.UNKNOWN:
+            reservation = self.reservations.get(progress.reservation_id)
+            if reservation is not None and reservation.ended is None:
+                self.unobserved.add(reservation)
+        return result
 
     def withdraw(self, reservation: Reservation, now_s: float) -> None:
         """See ReservationLife.withdraw."""
@@ -276,6 +283,7 @@ class RouterCore:
                 *self.fleet.peers.heard(key, now_s - age_s),
             )
             load.unheard = self._unheard()
+            self.unobserved.on_sample(key, int(load.missing), now_s)
             self.fleet.put_load(key, load)
             self.fleet.room += _fell(before, load)
             self.fleet.outliers.on_relay(key, load.external_requests, source.stream.seq, now_s)
@@ -333,6 +341,7 @@ class RouterCore:
         of them wait for `catch_up`.
         """
         expired = self.catch_up(now_s)
+        self.unobserved.look(now_s)
         self.fleet.models.tick(now_s)
         self._hear(self.fleet.peers.tick(now_s))
         self.fleet.sessions.announces = bool(self.fleet.peers)

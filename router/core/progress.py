@@ -45,6 +45,8 @@ class Progress(NamedTuple):
     failure: Ending = Ending.FAILED_UNKNOWN
     failed_worker_id: str = ""
     """Of a pair: which half failed; empty, or neither of them: by how far the request came."""
+    unobserved: bool = False
+    """Of a request that runs: its caller sees nothing of the answer (router/core/unobserved.py)."""
 
 
 class WaitStep(NamedTuple):

@@ -175,7 +175,7 @@ class ReservationLife:
                 self._failed(reservation, progress, caller, now_s)
                 return ProgressResult.APPLIED
             case ProgressState.PREFILL_DONE:
-                if self._prefill_done(reservation, now_s):
+                if self.prefill_done(reservation, now_s):
                     self._first_token(reservation, caller, now_s)
                     self._measure(reservation, now_s)
                     changed = True
@@ -183,7 +183,7 @@ class ReservationLife:
                 changed |= not reservation.running
                 reservation.running = True
                 # Output proves that the prompt is computed, without a report.
-                if progress.output_tokens and self._prefill_done(reservation, now_s):
+                if progress.output_tokens and self.prefill_done(reservation, now_s):
                     self._first_token(reservation, caller, now_s)
                     changed = True
         self.reservations.renew(reservation, now_s + self.lease_s)
@@ -206,7 +206,8 @@ class ReservationLife:
                 self.fleet.self_check.on_report(seen, reservation.cached_tokens, now_s)
         return changed
 
-    def _prefill_done(self, reservation: Reservation, now_s: float) -> bool:
+    def prefill_done(self, reservation: Reservation, now_s: float) -> bool:
+        """A prompt is computed. Returns whether that is news."""
         if reservation.prefill_done:
             return False
         reservation.prefill_done = True

@@ -195,6 +195,7 @@ def read_progress(message: router_pb2.Progress) -> Progress | str:
         cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
         failure=failure,
         failed_worker_id=message.failed_worker_id,
+        unobserved=message.unobserved,
     )
 
 

@@ -35,6 +35,19 @@ class RouterCollector(Collector):
         core = self._core
         yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
         yield gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
+        yield gauge(
+            "kvroute_unobserved_requests",
+            "Open reservations whose caller sees nothing of the answer.",
+            len(core.unobserved),
+        )
+        yield counter(
+            "kvroute_unobserved_steps",
+            "Steps of requests without an observer: prompts computed by the worker's events, and"
+            " requests finished by their engine's load.",
+            "step",
+            {"prefill_done": core.unobserved.prefills, "finished": core.unobserved.ends},
+            ("prefill_done", "finished"),
+        )
         yield counter(
             "kvroute_pair_picks",
             "Picks of PREFILL_DECODE requests, by where the prompt is computed.",

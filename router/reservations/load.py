@@ -13,6 +13,7 @@ Laws:
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf, isfinite
 
 from events.feed.peers import Step, Totals
@@ -42,6 +43,9 @@ class WorkerLoad:
     external_requests: float = 0.0
     external_blocks: float = 0.0
     sampled_at_s: float | None = None
+    missing: float = 0.0
+    """Requests that the last sample lacks: reserved then, by us or by peers, and neither on their
+    way since the sample before it nor in the engine."""
     last_picked: int = 0
     peers: Totals = _NOTHING
     """Reserved by other replicas."""
@@ -113,12 +117,14 @@ class WorkerLoad:
         self.waiting = waiting
         held = self._held_at(sampled_at_s)
         _, requests, blocks = self._history[held]
+        began = sum(max(0, now[1] - then[1]) for then, now in pairwise(self._history[: held + 1]))
         del self._history[:held]
         if used_blocks is None or not isfinite(used_blocks):
             used_blocks = 0.0
         self._reported = running + waiting - requests, used_blocks - blocks
         self.sampled_at_s = sampled_at_s
         self.hear(peers, peers_then)
+        self.missing = max(0.0, requests - began + peers_then[0] - running - waiting)
 
     def hear(self, peers: Totals, peers_then: tuple[int, int]) -> None:
         """Reservations of peers, now and (requests, blocks) at the time of the last sample."""

@@ -132,22 +132,26 @@ async def _after_quiet(observed: Callable[[], Awaitable[Observed]], times: Times
 @asynccontextmanager
 async def weighed(stage: Stage, began_s: float) -> AsyncIterator[list[Resident]]:
     """The routers' resident memory while the block runs."""
-    found: list[Resident] = []
+    looks: list[Resident] = []
 
     async def weigh() -> None:
         while True:
             for router in stage.routers:
-                pages = Path(f"/proc/{router.pid}/statm")
                 with suppress(FileNotFoundError):  # it has ended, which the player notes
-                    size = int(pages.read_text().split()[1]) * resource.getpagesize()
-                    found.append(Resident(router.name, time.monotonic() - began_s, size))
+                    size = resident(router.pid)
+                    looks.append(Resident(router.name, time.monotonic() - began_s, size))
             await asyncio.sleep(WEIGHED_S)
 
     task = asyncio.create_task(weigh())
     try:
-        yield found
+        yield looks
     finally:
         task.cancel()
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process's memory that are there; raises FileNotFoundError."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def cpu_s(stage: Stage) -> dict[tuple[str, int], float]:

@@ -209,6 +209,19 @@ async def test_answers_around_the_picker(tmp_path: Path) -> None:
         assert envoy.stage.endings == {Ending.FINISHED: 20}
 
 
+async def test_answers_around_the_picker_end_by_the_load_of_the_engines(tmp_path: Path) -> None:
+    async with an_envoy(tmp_path, *workers(2), shows_answers=False, unobserved_s=3600.0) as envoy:
+        fleet = envoy.stage.served.fleet
+        for _ in range(20):
+            async with envoy.post(BODY) as answer:
+                await _same(answer)
+        await until(lambda: len(fleet.core.unobserved) == 20, "the router sees none of them")
+        fleet.turn(1)  # the engines were busy until now
+        fleet.turn(1)  # and run nothing any more
+        assert envoy.stage.endings == {Ending.FINISHED: 20}
+        assert envoy.stage.open == 0
+
+
 async def test_a_dead_picker_fails_no_request_once_envoy_knows(tmp_path: Path) -> None:
     async with an_envoy(tmp_path, *workers(2)) as envoy:
         async with envoy.post(BODY) as answer:

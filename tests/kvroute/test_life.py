@@ -82,6 +82,19 @@ async def test_prefill_is_done_once(server: Server) -> None:
     assert server.router.told.empty()
 
 
+async def test_an_answer_that_is_not_seen_is_reported_with_each_renewal(server: Server) -> None:
+    async with make_client(server) as client, client.request(token_ids=[1]) as request:
+        await request.unobserved()
+        told = await server.next_report()
+        assert (told.state, told.unobserved) == (RUNNING, True)
+        await request.prefill_done()
+        assert (await server.next_report()).unobserved
+        await request.finished()
+        await request.unobserved()  # it is over: nothing is said any more
+    assert (await server.next_report()).state == FINISHED
+    assert server.router.told.empty()
+
+
 async def test_an_explicit_end_counts_and_leaving_adds_nothing(server: Server) -> None:
     async with make_client(server) as client:
         async with client.request(token_ids=[1]) as request:

@@ -1199,6 +1199,7 @@ class Progress(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    UNOBSERVED_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     state: Global___ProgressState.ValueType
     output_tokens: builtins.int
@@ -1219,6 +1220,11 @@ class Progress(google.protobuf.message.Message):
     """higher is sooner; changes nothing for a request that has its worker"""
     prompt_tokens: builtins.int
     """from the engine's usage: prompt_tokens. The router compares it with the tokens that it made"""
+    unobserved: builtins.bool
+    """With state RUNNING: the caller sees nothing of the answer and will not report its steps. The router takes the end of the prefill from
+    the worker's KV events, and the end of the request from the load that its engine reports; the lease and later reports end it as
+    always. Routers of older releases ignore it.
+    """
     def __init__(
         self,
         *,
@@ -1232,9 +1238,10 @@ class Progress(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         priority: builtins.int | None = ...,
         prompt_tokens: builtins.int | None = ...,
+        unobserved: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "request_id", b"request_id", "reservation_id", b"reservation_id", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "request_id", b"request_id", "reservation_id", b"reservation_id", "state", b"state", "unobserved", b"unobserved"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cached_tokens", b"_cached_tokens"]) -> typing.Literal["cached_tokens"] | None: ...
     @typing.overload

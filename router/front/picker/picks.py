@@ -378,6 +378,7 @@ class PickedRequest:
             _ = self._picker.spawn(self._report(routed, outcome))
         else:
             self._outcome = "unobserved"
+            _ = self._picker.spawn(routed.unobserved())
             loop = asyncio.get_running_loop()
             spawn, wait_s = self._picker.spawn, self._picker.settings.unobserved_s
             loop.call_later(wait_s, lambda: spawn(routed.finished(wait=False)))

@@ -109,6 +109,7 @@ class RoutedRequest:
         self._last: asyncio.Task[None] | None = None
         self._prefill_reported = False
         self._answering = False
+        self._unobserved = False
         # State in the next renewal: RUNNING, or PREFILL_DONE until it has arrived.
         self._step: ProgressState.ValueType = ProgressState.PROGRESS_STATE_RUNNING
 
@@ -223,6 +224,17 @@ class RoutedRequest:
         if not self._reports.silent(self.pick.reservation_id):
             await self._renew(self._reports.wait_s, attempts=1)
 
+    async def unobserved(self) -> None:
+        """Reports that nothing will be seen of the answer here: the router takes its first token
+        and its end from the worker's events and load, as far as they show them.
+
+        One attempt of at most the client's report_timeout_s, and none if the router is silent; each
+        renewal repeats it. End the request by `finished` once it is surely over.
+        """
+        self._unobserved = True
+        if not self._ended and not self._reports.silent(self.pick.reservation_id):
+            await self._renew(self._reports.wait_s, attempts=1)
+
     async def finished(
         self,
         *,
@@ -314,6 +326,7 @@ class RoutedRequest:
             output_tokens=output_tokens or 0,
             cached_tokens=cached_tokens,
             prompt_tokens=count(self.prompt_tokens),
+            unobserved=self._unobserved,
         )
 
     async def _report(self, progress: Progress, timeout_s: float, attempts: int | None) -> bool:

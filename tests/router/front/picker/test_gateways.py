@@ -123,18 +123,38 @@ async def test_envoy_ai_gateway_takes_the_header_and_never_says_what_served(
         assert stage.endings == {Ending.FINISHED: 1}
 
 
-async def test_nginx_sends_a_whole_body_and_shows_no_answer() -> None:
+async def as_nginx(stage: Stage) -> None:
     """Headers as `value`, no modes, then its side is closed, and it reads to the end."""
+    call = stage.call()
+    named = header_map({})
+    for name, value in ((":method", "POST"), (":path", CHAT)):
+        named.headers.add(key=name, value=value)
+    await call.write(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=named)))
+    await call.write(request_body(BODY))
+    await call.done_writing()
+    messages = [message async for message in call]
+    assert by_header(messages[0].request_headers.response) in addresses(stage)
+
+
+async def test_an_answer_that_is_not_shown_ends_by_the_load_of_its_engine() -> None:
+    async with a_picker(*workers(), unobserved_s=3600.0) as stage:
+        await as_nginx(stage)
+        fleet = stage.served.fleet
+        await until(lambda: len(fleet.core.unobserved) == 1, "the router sees nothing")
+        (worker,) = fleet.loads()
+        fleet.turn(1)  # the sample is older than what it lacks
+        fleet.now_s += 1.0
+        fleet.say(worker, running=1)
+        assert stage.open == 1
+        fleet.now_s += 1.0
+        fleet.say(worker, running=0)
+        assert stage.endings == {Ending.FINISHED: 1}
+        await stage.counted("kvroute_epp_requests_total", outcome="unobserved")
+
+
+async def test_nginx_sends_a_whole_body_and_shows_no_answer() -> None:
     async with a_picker(*workers(), unobserved_s=0.05) as stage:
-        call = stage.call()
-        named = header_map({})
-        for name, value in ((":method", "POST"), (":path", CHAT)):
-            named.headers.add(key=name, value=value)
-        await call.write(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=named)))
-        await call.write(request_body(BODY))
-        await call.done_writing()
-        messages = [message async for message in call]
-        assert by_header(messages[0].request_headers.response) in addresses(stage)
+        await as_nginx(stage)
         await stage.idle()
         await until(lambda: stage.endings == {Ending.FINISHED: 1}, "it is no longer counted")
         await stage.counted("kvroute_epp_requests_total", outcome="unobserved")
