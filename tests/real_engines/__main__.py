@@ -2,7 +2,8 @@
 
 usage: python -m tests.real_engines [--seed N] [--phases quiet,evictions,...]
 Ends with one JSON line on standard output, and one more of each phase that has engines of its own:
-the overload (overload.py), the chats (chat.py) and the hand-overs (handover.py), which come last.
+the overload (overload.py), the chats (chat.py), the same through Envoy (envoy.py) and the hand-overs
+(handover.py), which come last.
 Everything else goes to standard error and to build/real-engines/logs.
 """
 
@@ -28,8 +29,8 @@ from tests.real_engines.verdicts import RULES, Judge, Sample
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "real-engines"
 UNEXPLAINED_MAX = 0.01
-OVERLOAD, CHAT = "overload", "chat"
-"""The phases of overload.py and chat.py, which have engines of their own."""
+OVERLOAD, CHAT, ENVOY = "overload", "chat", "envoy"
+"""The phases of overload.py, chat.py and envoy.py, which have engines of their own."""
 
 log = logging.getLogger("real_engines")
 
@@ -113,7 +114,7 @@ def main() -> None:
     """Installs what is needed, then runs."""
     parser = argparse.ArgumentParser(prog="python -m tests.real_engines", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of prompts and their order")
-    known = (*PHASES, OVERLOAD, CHAT, *KINDS)
+    known = (*PHASES, OVERLOAD, CHAT, ENVOY, *KINDS)
     parser.add_argument("--phases", default=",".join(known), help="some of %(default)s")
     parser.add_argument("--python", default=sys.executable, help="for the engines' environments")
     given = parser.parse_args()
@@ -129,7 +130,10 @@ def main() -> None:
     if code := subprocess.run(install, check=False).returncode:
         sys.exit(code)
     code = asyncio.run(run(given.seed, phases)) if phases else 0
-    for phase in (OVERLOAD, CHAT):
+    if ENVOY in wanted:
+        envoy = [str(ROOT / "tests/envoy/install.sh"), str(BUILD.parent / "envoy"), sys.executable]
+        code |= subprocess.run(["sh", *envoy], check=False, stdout=sys.stderr).returncode
+    for phase in (OVERLOAD, CHAT, ENVOY):
         if phase in wanted:
             module = [sys.executable, "-m", f"tests.real_engines.{phase}"]
             seed = ["--seed", str(given.seed)]

@@ -57,8 +57,8 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     default="through",
     show_default=True,
     help="through: the picker sees answers, so that it knows their end and their cached tokens."
-    " around: answers cost it nothing and it can't cut them; it guesses their end"
-    " (epp.unobserved_s).",
+    " around: answers cost it nothing and it can't cut them; the router takes their end from the"
+    " engine's load (epp.unobserved_s at the latest).",
 )
 @click.option("--tls-ca-file", default="", help="PEM file that signed the pickers' certificates.")
 @click.option(
