@@ -2,8 +2,8 @@
 
 usage: python -m tests.real_engines [--seed N] [--phases quiet,evictions,...]
 Ends with one JSON line on standard output, and one more of each phase that has engines of its own:
-the overload (overload.py), the chats (chat.py), the same through Envoy (envoy.py) and the hand-overs
-(handover.py), which come last.
+the overload (overload.py), the chats (chat.py), the chats through Envoy (envoy.py), and the
+hand-overs (handover.py), which come last.
 Everything else goes to standard error and to build/real-engines/logs.
 """
 
