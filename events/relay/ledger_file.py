@@ -142,7 +142,10 @@ async def run_to_end(work: Callable[[], None]) -> None:
             cancelled = error
     if cancelled is not None:
         _ = running.exception()  # of a write that nobody waits for any more
-        raise cancelled
+        try:
+            raise cancelled
+        finally:
+            del cancelled  # a cycle: its traceback refers to this frame
     running.result()
 
 

@@ -144,7 +144,7 @@ class Admission:
         may_wait, decision = self.may_wait(wait), None
         rule = self._rule_against(request, wait, now_s) if self._has_rules else None
         if rule is not None and not may_wait:
-            raise rule
+            raise rule.copy()
         if rule is None and (not may_wait or not self._is_behind(request)):
             try:
                 self._took(request.tenant, decide(not may_wait), now_s)
@@ -156,7 +156,7 @@ class Admission:
         waiter = self._waiter(request, wait, decision, now_s, size_bytes)
         waiter.payload, pool = job, self._pool_of(request)
         if (too_long := self._too_long(pool, waiter, now_s)) is not None:
-            raise too_long
+            raise too_long.copy()
         displaced = self.queue.offer(pool, waiter, now_s)
         if displaced is not None:
             _job(displaced).refuse(self.queue.displacement(displaced, now_s))

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeAlias
 
+from typing_extensions import override
+
 from router.audit.sampling import Due
 from router.desk.request_codec import Received
 from router.desk.tenant import UNVERIFIED, Caller
@@ -62,7 +64,7 @@ class Later:
         if self.outcome is None:
             raise AssertionError("the request still waits")
         if isinstance(self.outcome, Refusal):
-            raise self.outcome
+            raise self.outcome.copy()
         return self.outcome
 
 
@@ -116,8 +118,26 @@ class Waiting(Later):
     def refuse(self, refusal: Refusal) -> None:
         """See Job."""
         self._refuse(self, refusal)
-        self.outcome = refusal
+        self.outcome = refusal.copy()
         self.settle()
+
+    @override
+    def settle(self) -> None:
+        """See Later."""
+        self._leave_place()
+        super().settle()
+
+    @override
+    def forget_caller(self) -> None:
+        """See Later."""
+        self._leave_place()
+        super().forget_caller()
+
+    def _leave_place(self) -> None:
+        """The place, of which the queue keeps a few for a while, refers to the request no more."""
+        if self.waiter is not None:
+            self.waiter.payload = None
+            self.waiter = None
 
 
 Steps: TypeAlias = Generator[None, None, Answered | Later]

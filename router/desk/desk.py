@@ -155,14 +155,15 @@ class Desk:
 
     def leave(self, later: Later) -> None:
         """A caller is gone before its answer: the wait ends, or what was reserved meanwhile."""
+        waiter = later.waiter if isinstance(later, Waiting) else None
         later.forget_caller()
         if isinstance(later.outcome, tuple):
             if not later.outcome[2]:
                 self.unsent(later.outcome[1])
-        elif later.outcome is None and isinstance(later, Waiting) and later.waiter is not None:
+        elif later.outcome is None and isinstance(later, Waiting) and waiter is not None:
             if later.trace is not None:
                 later.trace.refused(self._clock(), Reason.CANCELLED)
-            self.admission.leave(later.waiter, self._clock())
+            self.admission.leave(waiter, self._clock())
 
     def outlook(self, waiting: Later) -> Outlook | None:
         """Where a request that waits stands; None: it waits no longer."""

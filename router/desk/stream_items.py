@@ -236,6 +236,7 @@ class StreamLife:
         self._over = stopping.is_set()
         self._reading: asyncio.Task[Any] | None = None
         """The wait for a message."""
+        self._end: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._end = asyncio.create_task(self._wait())
@@ -247,7 +248,9 @@ class StreamLife:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end.cancel()
+        end, self._end = self._end, None
+        if end is not None:  # its error's frames lead here, so nothing here may lead to it
+            end.cancel()
 
     async def read(self, context: "Context") -> bytes | None:
         """The next batch; None when the client or we have had enough."""

@@ -265,7 +265,10 @@ class Prompts:
         """The length of a prompt that has no tokens because of `error`, which is raised where no
         estimate may be made."""
         if ask.require or error.reason in REFUSED:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # a cycle: its traceback refers to this frame
         self.estimates[error.reason] += 1
         self.made[MadeBy.ESTIMATE, ask.kind] += 1
         return PromptTokens(
@@ -325,9 +328,12 @@ class Prompts:
             try:
                 own = await self._own(ask.model, settings, ask.kind, ask.content, _kind(ask.engine))
             except PromptError as error:
-                failed = error
+                failed = error.with_traceback(None)  # its frames have `failed`: a cycle
         if source is Source.LOCAL and failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                del failed  # a cycle: its traceback refers to this frame
         target = _target(ask.engine)
         shape = self.proof.shape(ask.model, own[0].shape) if own is not None else ""
         state = self.proof.state(ask.model, target, shape)
@@ -382,7 +388,10 @@ class Prompts:
         """No engine gave tokens: ours, if nothing speaks against them. Raises PromptError."""
         if failed is not None:
             if failed.reason in REFUSED:
-                raise failed
+                try:
+                    raise failed
+                finally:
+                    del failed  # a cycle: its traceback refers to this frame
             raise PromptError(failed.reason, f"{failed.message}; of an engine: {why}", failed.shape)
         state = self.proof.state(ask.model, target, shape)
         if own is None or state is State.BARRED:

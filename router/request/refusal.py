@@ -57,6 +57,12 @@ class Refusal(Exception):
     retry_after_s: float | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 
+    def copy(self) -> "Refusal":
+        """The same answer, without the frames that this one was raised through. What keeps a
+        refusal keeps such a one: frames refer to the request, and a request that keeps its refusal
+        would be a cycle, which the collector comes to hours later (router/cli/run.py)."""
+        return Refusal(self.reason, self.message, self.retry_after_s, self.metadata)
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:

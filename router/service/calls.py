@@ -261,7 +261,10 @@ class Guard:
     async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
         """Ends a call whose handler raised."""
         if gone(error):
-            raise error
+            try:
+                raise error.with_traceback(None)
+            finally:
+                del error  # it refers to this frame now, and frames of its way here to the message
         if isinstance(error, Unread):
             self.metrics.messages_refused.labels(short(method), UNREAD).inc()
         refusal = error if isinstance(error, Refusal) else self.fault(method, error)

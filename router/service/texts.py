@@ -51,7 +51,7 @@ class TextWaiting(Later):
         """The request with tokens, while it waits."""
 
     def finish(self, outcome: Answered | Refusal) -> None:
-        self.outcome = outcome
+        self.outcome = outcome.copy() if isinstance(outcome, Refusal) else outcome
         self.settle()
 
 

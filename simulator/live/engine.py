@@ -200,7 +200,10 @@ class Engine:
             while True:
                 chunk = await client.chunks.get()
                 if isinstance(chunk, EngineStopped):
-                    raise chunk
+                    try:
+                        raise chunk
+                    finally:
+                        del chunk  # a cycle: its traceback refers to this frame
                 yield chunk
                 if chunk.completion is not None:
                     return

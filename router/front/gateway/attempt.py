@@ -75,6 +75,9 @@ class WorkerAttempt:
             # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
             # for the client's mistake.
             raise UnusableAnswer(f"the worker's answer is no HTTP: {error.message}") from error
+        except aiohttp.ClientError as error:
+            _forget_frames(error)
+            raise
 
     async def _run(self) -> web.StreamResponse:
         prefill = self._pick.prefill_worker
@@ -194,6 +197,7 @@ class WorkerAttempt:
             if not exchange.passed:
                 raise
             await self._cut(response, error)
+            _forget_frames(error)
             return response
         if verdict is Verdict.REFUSED:
             exchange.ended(Blame.CLIENT)
@@ -287,6 +291,15 @@ class WorkerAttempt:
         transport = self._request.transport
         if transport is not None:
             transport.close()  # after what was written
+
+
+def _forget_frames(error: BaseException) -> None:
+    """aiohttp's reader keeps its error, whose frames refer to the reader and to the request: a
+    cycle with the request's body, which the collector comes to hours later."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 async def _write(response: web.StreamResponse, chunk: bytes) -> None:

@@ -82,7 +82,10 @@ class Children:
         )
         for result in done:
             if isinstance(result, BaseException):
-                raise result
+                try:
+                    raise result
+                finally:
+                    del result  # a cycle: its traceback refers to this frame
         return next(result[0].digest for result in done if not isinstance(result, BaseException))
 
     async def render(

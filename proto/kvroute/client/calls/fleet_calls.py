@@ -147,16 +147,19 @@ class FleetCalls:
                     call.cancel()
             except grpc.aio.AioRpcError as failure:
                 error = error_from_call(failure)
-                error.__cause__ = failure
+                error.__cause__ = failure.with_traceback(None)  # its frames have the error
             except KvRouteError as failed:
-                error = failed
+                error = failed.with_traceback(None)
             except asyncio.CancelledError as cancelled:
                 error = transport.cut_off(cancelled)
             delay_s = transport.retry.delay_s(
                 error, max(1, attempt), math.inf, transport.options.rng
             )
             if delay_s is None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # a cycle: its traceback refers to this frame
             await transport.options.sleep(delay_s)
 
     async def register_worker(

@@ -47,7 +47,10 @@ class Reporter:
         calls = [send(places) for places in by_owner.values()]
         for error in await asyncio.gather(*calls, return_exceptions=True):
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # a cycle: its traceback refers to this frame
         return [outcomes[i] for i in range(len(progress))]
 
     async def send_step(

@@ -154,6 +154,10 @@ class Lane:
                 self._counts["cancels"] += 1
             self._wake_writer()
             raise
+        finally:
+            # An error's frames lead here, and the future has the error: a cycle with the request,
+            # which a process with few looks of the collector would keep for hours.
+            del answer, item
 
     def give_up(self, error: KvRouteError) -> int:
         """Fails all calls that wait for the router, which gets cancels for them. Returns how many

@@ -185,9 +185,9 @@ class Transport:
                 return await self._watched(line, attempt, left_s)
             except grpc.aio.AioRpcError as failure:
                 error = error_from_call(failure)
-                error.__cause__ = failure
+                error.__cause__ = failure.with_traceback(None)  # its frames have the error
             except KvRouteError as failed:
-                error = failed
+                error = failed.with_traceback(None)
             except asyncio.CancelledError as cancelled:
                 error = self.cut_off(cancelled, line)
             elsewhere = False
@@ -198,13 +198,19 @@ class Transport:
             left_s = deadline_s - self.clock()
             delay_s = policy.delay_s(error, count, left_s, self.options.rng)
             if delay_s is None or (is_final is not None and not elsewhere and is_final(error)):
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # a cycle: its traceback refers to this frame
             await self.options.sleep(0.0 if elsewhere else delay_s)
             if self.closed:
                 raise ClientClosed
             left_s = deadline_s - self.clock()
             if left_s <= 0:  # the sleep lasted longer than delay_s
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # a cycle: its traceback refers to this frame
 
     async def everywhere(
         self, attempt: LineAttempt[_Response], timeout_s: float | None
@@ -257,7 +263,10 @@ class Transport:
         a channel that was closed."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise cancelled
+            try:
+                raise cancelled
+            finally:
+                del cancelled  # a cycle: its traceback refers to this frame
         if self.closed:
             return ClientClosed()
         if line is not None and line.watch.silent:

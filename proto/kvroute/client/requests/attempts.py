@@ -83,7 +83,8 @@ class Attempts:
         """Attempts so far that don't count."""
         self._tried: list[str] = []
         self._failures: list[tuple[str, BaseException]] = []
-        """(worker, error) of the attempts that another attempt followed."""
+        """(worker, error) of the attempts that another attempt followed. Empty once none does: the
+        errors' frames lead here, a cycle with the request's body."""
         self._goes_on = True
         self._current: Attempt | None = None
 
@@ -131,6 +132,7 @@ class Attempts:
         self._counts["retries_without_worker"] += 1
         worker_id, failure = self._failures.pop()
         self._noted(failure)
+        self._failures.clear()
         failure.add_note(f"kvroute: no other worker than {worker_id}: {error}"[:NOTE_MAX])
         return failure
 
@@ -144,7 +146,12 @@ class Attempts:
             self._tried.extend(request.pick.worker_ids)
         else:
             self._noted(error)
+            self._failures.clear()
         return again
+
+    def finished(self) -> None:
+        """The present attempt went well."""
+        self._failures.clear()
 
     def _another(self, request: RoutedRequest, error: BaseException) -> bool:
         if request.answering or request.ended or failure_reason(error) not in _ELSEWHERE:
@@ -194,7 +201,11 @@ class Attempt:
             self._leave()
             raise
         self._leave()
-        raise self._attempts.unrouted(unrouted)  # outside of `except`, which would add a context
+        try:
+            # Outside of `except`, which would add a context.
+            raise self._attempts.unrouted(unrouted)
+        finally:
+            del unrouted  # a cycle: its traceback refers to this frame
 
     async def __aexit__(
         self,
@@ -207,6 +218,7 @@ class Attempt:
         assert request is not None
         self._leave()
         if error is None:
+            self._attempts.finished()
             await request.finished()
             return False
         again = self._attempts.failed(request, error)

@@ -2,20 +2,21 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from kvroute.client import Attempts, KvRouteClient, RoutedRequest
+from kvroute.client import Attempts, KvRouteClient, KvRouteError, RoutedRequest
 from router.config.keys import ConfigError
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import Exchange
 from router.keys.exposure import is_loopback
 from router.reservations.reservations import Ending
 from tests.stage.garbage import freed_at_once
-from tests.stage.gateway import Worker, a_gateway, answering, streaming
+from tests.stage.gateway import Play, Worker, a_gateway, answering, streaming
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -76,6 +77,39 @@ async def test_a_request_that_is_over_is_freed_with_its_body() -> None:
         for _ in range(3):
             async with stage.post(CHAT, {**BODY, "stream": True}) as answer:
                 await answer.read()
+
+
+async def broken_off(request: web.Request, _: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(EVENTS[0])
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+@pytest.mark.parametrize("play", [broken_off, answering(b"{}", status=500)])
+async def test_a_request_that_fails_is_freed_with_its_body(play: Play, in_process: bool) -> None:
+    kinds = RoutedRequest, Exchange, Attempts, KvRouteError
+    async with (
+        a_gateway(Worker(play), Worker(play), in_process=in_process) as stage,
+        freed_at_once(*kinds),
+    ):
+        for _ in range(3):
+            with suppress(aiohttp.ClientError):
+                async with stage.post(CHAT, {**BODY, "stream": True}) as answer:
+                    await answer.read()
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+async def test_a_request_that_is_refused_is_freed_with_its_body(in_process: bool) -> None:
+    kinds = RoutedRequest, Exchange, Attempts, KvRouteError
+    worker = Worker(answering(b"{}"))
+    async with a_gateway(worker, in_process=in_process) as stage, freed_at_once(*kinds):
+        for _ in range(3):
+            async with stage.post(CHAT, {**BODY, "model": "nobody"}) as answer:
+                assert answer.status == 404
 
 
 async def test_a_client_that_leaves_takes_the_workers_connection_with_it() -> None:
