@@ -100,6 +100,19 @@ if TYPE_CHECKING:
     help="Draw pictures into this folder; needs kvroute[plots].",
 )
 @click.option(
+    "--html",
+    "html_file",
+    type=File,
+    callback=as_output,
+    help="Write a page that compares the policies to this file: one file that needs no network.",
+)
+@click.option(
+    "--open",
+    "opens",
+    is_flag=True,
+    help="Show that page in a browser; without --html in a temporary file.",
+)
+@click.option(
     "--jobs", "-j", type=Count, default=1, show_default=True, help="Processes that share the runs."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing.")
@@ -117,6 +130,8 @@ def replay(
     json_file: Path | None,
     csv_file: Path | None,
     plot_folder: Path | None,
+    html_file: Path | None,
+    opens: bool,
     jobs: int,
     quiet: bool,
     **given: Any,
@@ -169,8 +184,43 @@ def replay(
         if plot_folder is not None:
             for file in write_plots(runs, plot_folder):
                 console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
+        if html_file is not None or opens:
+            _write_page(console, runs, html_file, opens=opens)
     except (ValueError, OSError, PlotsMissing) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _write_page(
+    console: "Console", runs: "list[Comparison]", file: Path | None, *, opens: bool
+) -> None:
+    """Raises OSError."""
+    import sys
+    import tempfile
+    import webbrowser
+
+    from simulator.study.page import page
+
+    if file is None:
+        with tempfile.NamedTemporaryFile(prefix="kvroute-", suffix=".html", delete=False) as made:
+            file = Path(made.name)
+    file.write_text(page(runs, _command(sys.argv[1:])), encoding="utf-8")
+    console.print(f"written: {file}", highlight=False, soft_wrap=True)
+    if opens and not webbrowser.open(file.resolve().as_uri()):
+        console.print("no browser is there to show it", highlight=False)
+
+
+def _command(words: list[str]) -> str:
+    """What repeats a run, without where its page was written."""
+    import shlex
+
+    kept, words = ["kvroute"], list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--html":
+            del words[:1]
+        elif word != "--open" and not word.startswith("--html="):
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def _print_comparison(console: "Console", comparison: "Comparison") -> None:

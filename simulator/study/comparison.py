@@ -10,6 +10,7 @@ import numpy as np
 
 from simulator.study.progress import Watcher
 from simulator.study.report import Comparison, Run, run_label
+from simulator.study.series import groups_of
 from simulator.traffic.callers import Callers
 from simulator.traffic.results import (
     NOTHING_COUNTS,
@@ -130,6 +131,7 @@ def _comparison(
     first = runs[0].first
     reusable = reusable_by_request(trace, first)
     counted = traffic.warm_up(rate).counted(first)
+    grouped_by, groups = groups_of(trace)
     return Comparison(
         trace=traffic.trace.name,
         workers=fleet.workers,
@@ -140,6 +142,8 @@ def _comparison(
         slo=slo,
         seeds=seeds,
         runs=runs,
+        grouped_by=grouped_by,
+        groups=groups,
     )
 
 

@@ -4,18 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from simulator.study.report import Comparison
-from simulator.traffic.results import Floats, Integers, Outcome, RunResult
+from simulator.study.series import hit_rates_over_time, time_edges
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WIDTH_IN, _HEIGHT_IN, _DPI = 8.0, 4.5, 120
-_SPANS = 40
-"""Parts of a run's time: enough to show changes, few enough for steady values."""
 
 
 class PlotsMissing(RuntimeError):
@@ -49,17 +45,6 @@ def write_plots(comparisons: Sequence[Comparison], folder: Path) -> list[Path]:
     return written
 
 
-def hit_rates_over_time(run: RunResult, cached_blocks: Integers, edges_s: Floats) -> Floats:
-    """Block hit rate of the requests served that arrived between two edges; NaN without any."""
-    served = run.outcome == Outcome.SERVED
-    arrival_s = run.arrival_s[served]
-    cached, _ = np.histogram(arrival_s, edges_s, weights=cached_blocks[served])
-    blocks, _ = np.histogram(arrival_s, edges_s, weights=run.prompt_blocks[served])
-    rates = np.full(len(blocks), np.nan)
-    np.divide(cached, blocks, out=rates, where=blocks > 0)
-    return rates
-
-
 def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
@@ -85,7 +70,7 @@ def _ttft_over_rate(comparisons: Sequence[Comparison]) -> "Figure":
 def _hit_rate_over_time(comparison: Comparison) -> "Figure":
     figure, axes = _figure()
     first = comparison.runs[0].first
-    edges_s = _edges(first.arrival_s)
+    edges_s = time_edges(first.arrival_s)
     middles = (edges_s[:-1] + edges_s[1:]) / 2
     best = hit_rates_over_time(first, comparison.reusable, edges_s)
     label = f"ceiling ({comparison.ceiling.blocks:.1%})"
@@ -145,11 +130,6 @@ def _legend_below(figure: "Figure", axes: "Axes") -> None:
 def _save(figure: "Figure", path: Path) -> Path:
     figure.savefig(path)
     return path
-
-
-def _edges(arrival_s: Floats) -> Floats:
-    last_s = float(np.nanmax(arrival_s, initial=0.0))
-    return np.linspace(0.0, max(last_s, 1e-9), _SPANS + 1)
 
 
 def _about(comparison: Comparison) -> str:

@@ -59,6 +59,10 @@ class Comparison:
     slo: Slo
     seeds: Sequence[int]
     runs: Sequence[Run]
+    grouped_by: str = ""
+    """What the groups are: tenant, priority; empty: there is one."""
+    groups: Sequence[str] = ()
+    """Of each request."""
 
     def to_dict(self) -> dict[str, Any]:
         """The form of `kvroute replay --json`. Hit rates and the ceiling are shares, 0 to 1."""
@@ -128,11 +132,11 @@ def tables(comparison: Comparison, width: int) -> list[Table]:
             room = width - _FIXED_WIDTH
         parts[-1].append(run)
         room -= needed
-    return [_table(comparison, runs) for runs in parts]
+    return [table_of(comparison, runs) for runs in parts]
 
 
-def _table(comparison: Comparison, runs: Sequence[Run]) -> Table:
-    """A table of these runs."""
+def table_of(comparison: Comparison, runs: Sequence[Run]) -> Table:
+    """A table of these runs, a column each, and the ceiling in the last one."""
     of_seeds = f", mean of {len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else ""
     title = (
         f"{comparison.trace} at {comparison.rate:g}x, {comparison.workers} workers"

@@ -1,0 +1,181 @@
+"""A comparison as one HTML page, which needs nothing else: no script, no font, no network.
+
+Its table is the one that `kvroute replay` prints. Curves and maps are those of the run with the
+first seed, warm-up included. The page is bounded: curves have series.QUANTILES points, heat maps
+series.CELLS_MAX columns and a row a worker, and groups are series.GROUPS_MAX.
+"""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from math import isnan
+
+import numpy as np
+from rich.text import Text
+
+from simulator.study.report import Comparison, Run, milliseconds, table_of
+from simulator.study.series import (
+    hit_rates_over_time,
+    load_by_worker,
+    quantiles,
+    time_edges,
+    waits_by_group,
+)
+from simulator.study.svg import Axis, Line, heat_map, lines_picture, ramp, style
+
+_STYLE = files("simulator.study").joinpath("page.css")
+
+
+def page(comparisons: Sequence[Comparison], command: str) -> str:
+    """The HTML of all rates. command: what repeats it."""
+    first = comparisons[0]
+    title = f"{first.trace}: {len(first.runs)} policies on {first.workers} workers"
+    parts = [part for comparison in comparisons for part in _sections(comparison)]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE.read_text()}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1><p>Simulated {escape(first.engine)} engines in virtual"
+        " time; every policy starts with cold caches and gets the same requests. Times are those of"
+        f" the engines' cost model.</p><p><code>{escape(command)}</code></p></header>"
+        f"<main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _sections(comparison: Comparison) -> Iterator[str]:
+    runs = comparison.runs
+    yield f"<section><h2>{escape(comparison.trace)} at {comparison.rate:g}x</h2>"
+    yield "<h3>Time to first token</h3><p>The share of requests whose first token came within a"
+    yield " time. Further left is better.</p>"
+    yield _first_tokens(comparison) + _key(runs)
+    yield "<h3>Hit rate over time</h3><p>Prompt blocks that came from a cache, by the requests'"
+    yield " arrival. The wide line is the ceiling: a single cache without end.</p>"
+    yield _hit_rates(comparison) + _key(runs)
+    yield from _maps(comparison)
+    yield from _groups(comparison)
+    yield "<h3>All numbers</h3><p>Over the requests after the warm-up, as the command prints"
+    yield " them.</p>"
+    yield _numbers(comparison)
+    yield "</section>"
+
+
+def _numbers(comparison: Comparison) -> str:
+    """The table that is printed."""
+    table = table_of(comparison, comparison.runs)
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    heads = [Text.from_markup(str(column.header)).plain for column in table.columns]
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    rows = []
+    for name, *cells in zip(*columns, strict=True):
+        rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{rest}</tr>')
+    return _table(head, rows, "The numbers of each policy")
+
+
+def _table(head: str, rows: Sequence[str], about: str) -> str:
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(about)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _key(runs: Sequence[Run]) -> str:
+    items = (
+        '<li><svg viewBox="0 0 28 10" aria-hidden="true">'
+        f'<path class="line {style(number)}" d="M0 5H28"/></svg>{escape(run.label)}</li>'
+        for number, run in enumerate(runs)
+    )
+    return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def _first_tokens(comparison: Comparison) -> str:
+    curves = [quantiles(run.first.ttft_s) * 1e3 for run in comparison.runs]
+    known = [curve for curve in curves if len(curve)]
+    if not known:
+        return "<p>No request got a first token.</p>"
+    low = max(0.1, min(float(curve[0]) for curve in known))
+    high = max(2 * low, *(float(curve[-1]) for curve in known))
+    lines = [
+        Line(run.label, curve, np.linspace(0.0, 1.0, len(curve)), number)
+        for number, (run, curve) in enumerate(zip(comparison.runs, curves, strict=True))
+    ]
+    return lines_picture(
+        "Time to first token",
+        "; ".join(_of_ttft(run) for run in comparison.runs),
+        Axis(low, high, "time to first token (ms)", lambda ms: f"{ms:,.10g}", is_log=True),
+        Axis(0.0, 1.0, "share of requests", lambda share: f"{share:.0%}"),
+        lines,
+    )
+
+
+def _of_ttft(run: Run) -> str:
+    of = run.numbers.ttft_ms
+    return f"{run.label}: mean {milliseconds(of.mean)}, p90 {milliseconds(of.p90)}"
+
+
+def _hit_rates(comparison: Comparison) -> str:
+    first = comparison.runs[0].first
+    edges_s = time_edges(first.arrival_s)
+    middles = (edges_s[:-1] + edges_s[1:]) / 2
+    best = hit_rates_over_time(first, comparison.reusable, edges_s)
+    lines = [Line(f"ceiling, {comparison.ceiling.blocks:.1%}", middles, best, None)]
+    for number, run in enumerate(comparison.runs):
+        rates = hit_rates_over_time(run.first, run.first.cached_blocks, edges_s)
+        label = f"{run.label}, {run.numbers.block_hit_rate:.1%}"
+        lines.append(Line(label, middles, rates, number))
+    return lines_picture(
+        "Block hit rate over time",
+        "; ".join(line.label for line in lines),
+        Axis(0.0, float(edges_s[-1]), "arrival (s)", lambda second: f"{second:,g}"),
+        Axis(0.0, 1.0, "block hit rate", lambda share: f"{share:.0%}"),
+        lines,
+    )
+
+
+def _maps(comparison: Comparison) -> Iterator[str]:
+    most = max(int(run.first.in_flight.max(initial=1)) for run in comparison.runs)
+    colours = ",".join(f"rgb{ramp(step / 8)}" for step in range(9))
+    yield "<h3>Load by worker</h3><p>Requests at each worker over time, a row for each. "
+    scale = f"background:linear-gradient(to right,{colours})"
+    yield f'0 <span class="scale" style="{scale}"></span> {most} requests.'
+    yield " Rows of one colour are an even load.</p>"
+    for run in comparison.runs:
+        in_flight = run.first.in_flight
+        means = in_flight.mean(axis=0) if in_flight.size else np.zeros(1)
+        about = (
+            f"requests at a worker: {means.min():.1f} on average at the least loaded,"
+            f" {means.max():.1f} at the most loaded, {in_flight.max(initial=0)} at most"
+        )
+        yield f"<p>{escape(run.label)}: {about}</p>"
+        cells = load_by_worker(run.first)
+        yield heat_map(f"Load by worker, {run.label}", about, cells, most, len(in_flight))
+
+
+def _groups(comparison: Comparison) -> Iterator[str]:
+    by = comparison.grouped_by or "request"
+    yield f"<h3>Who waited, by {escape(by)}</h3><p>Time to first token of each group's served"
+    yield " requests, and the mean wait in the router before a worker was picked.</p>"
+    names = ("policy", "requests", "TTFT p50", "TTFT p90", "in the router", "not served")
+    head = "".join(
+        f'<th scope="col">{escape(name)}</th>' for name in (comparison.grouped_by, *names)
+    )
+    groups = comparison.groups or ["all requests"] * comparison.runs[0].first.request_count
+    of_runs = [waits_by_group(run.first, groups) for run in comparison.runs]
+    rows = []
+    for of_group in zip(*of_runs, strict=True):
+        for run, waits in zip(comparison.runs, of_group, strict=True):
+            cells = (
+                run.label,
+                f"{waits.requests:,}",
+                _seconds(waits.p50_s),
+                _seconds(waits.p90_s),
+                _seconds(waits.in_router_s),
+                f"{waits.unserved:,}",
+            )
+            rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+            rows.append(f'<tr><th scope="row">{escape(waits.group)}</th>{rest}</tr>')
+    yield _table(head, rows, f"Waits by {by}")
+
+
+def _seconds(value: float) -> str:
+    return "-" if isnan(value) else milliseconds(1e3 * value)

@@ -1,0 +1,107 @@
+"""What pictures of a comparison show, as arrays of bounded size. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.traffic.results import Floats, Integers, Outcome, RunResult
+from simulator.traffic.trace import Trace
+
+SPANS = 40
+"""Parts of a run's time: enough to show changes, few enough for steady values."""
+QUANTILES = 200
+"""Points of a distribution's curve."""
+CELLS_MAX = 400
+"""Columns of a heat map: a longer run has the highest value of each span."""
+GROUPS_MAX = 12
+"""Groups of requests that are shown apart: the largest ones. The others are one group."""
+OTHERS = "all others"
+
+
+def time_edges(arrival_s: Floats) -> Floats:
+    """The edges of SPANS equal parts of the time in which requests arrive."""
+    last_s = float(np.nanmax(arrival_s, initial=0.0))
+    return np.linspace(0.0, max(last_s, 1e-9), SPANS + 1)
+
+
+def hit_rates_over_time(run: RunResult, cached_blocks: Integers, edges_s: Floats) -> Floats:
+    """Block hit rate of the requests served that arrived between two edges; NaN without any."""
+    served = run.outcome == Outcome.SERVED
+    arrival_s = run.arrival_s[served]
+    cached, _ = np.histogram(arrival_s, edges_s, weights=cached_blocks[served])
+    blocks, _ = np.histogram(arrival_s, edges_s, weights=run.prompt_blocks[served])
+    rates = np.full(len(blocks), np.nan)
+    np.divide(cached, blocks, out=rates, where=blocks > 0)
+    return rates
+
+
+def quantiles(values: Floats) -> Floats:
+    """QUANTILES values, from the least to the greatest; empty without any. NaN is left out."""
+    known = values[~np.isnan(values)]
+    return np.quantile(known, np.linspace(0.0, 1.0, QUANTILES)) if len(known) else known
+
+
+def load_by_worker(run: RunResult) -> Integers:
+    """Requests at each worker, shape (workers, spans): CELLS_MAX spans at most, each with the most
+    requests of its seconds."""
+    seconds = len(run.in_flight)
+    spans = min(seconds, CELLS_MAX)
+    edges = np.linspace(0, seconds, spans + 1).astype(np.int64)[:-1]
+    return np.maximum.reduceat(run.in_flight, edges, axis=0).T if spans else run.in_flight.T
+
+
+def groups_of(trace: Trace) -> tuple[str, Sequence[str]]:
+    """What tells a trace's requests apart, and the group of each: their tenants, or their
+    priorities if those differ and the tenants don't; else there is one group."""
+    tenants = [request.tenant or "(no tenant)" for request in trace.requests]
+    if len(set(tenants)) > 1:
+        return "tenant", tenants
+    priorities = [f"priority {request.priority or 0}" for request in trace.requests]
+    if len(set(priorities)) > 1:
+        return "priority", priorities
+    return "", ["all requests"] * len(trace.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long a group's requests waited for a first token, in seconds."""
+
+    group: str
+    requests: int
+    p50_s: float
+    p90_s: float
+    in_router_s: float
+    """Mean wait in the router."""
+    unserved: int
+    """Failed or shed."""
+
+
+def waits_by_group(run: RunResult, groups: Sequence[str]) -> list[Waits]:
+    """The largest groups, by name, and the rest as one. NaN: none of the group was served."""
+    names, numbers, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    if len(names) > GROUPS_MAX:
+        largest = np.sort(np.argsort(-counts, kind="stable")[: GROUPS_MAX - 1])
+        place = np.full(len(names), len(largest))
+        place[largest] = np.arange(len(largest))
+        names, numbers = np.append(names[largest], OTHERS), place[numbers]
+    served = run.outcome == Outcome.SERVED
+    wait_s = run.wait_s if len(run.wait_s) else np.full(run.request_count, np.nan)
+    rows = []
+    for number, name in enumerate(names):
+        mine = numbers == number
+        first_s, in_router_s = run.ttft_s[mine & served], wait_s[mine & served]
+        known = first_s[~np.isnan(first_s)]
+        p50_s, p90_s = np.quantile(known, (0.5, 0.9)) if len(known) else (np.nan, np.nan)
+        waited = in_router_s[~np.isnan(in_router_s)]
+        rows.append(
+            Waits(
+                str(name),
+                int(mine.sum()),
+                float(p50_s),
+                float(p90_s),
+                float(waited.mean()) if len(waited) else np.nan,
+                int((mine & ~served).sum()),
+            )
+        )
+    return rows
