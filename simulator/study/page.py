@@ -153,7 +153,7 @@ def _maps(comparison: Comparison) -> Iterator[str]:
 
 def _groups(comparison: Comparison) -> Iterator[str]:
     by = comparison.grouped_by or "request"
-    yield f"<h3>Who waited, by {escape(by)}</h3><p>Time to first token of each group's served"
+    yield f"<h3>Waits by {escape(by)}</h3><p>Time to first token of each group's served"
     yield " requests, and the mean wait in the router before a worker was picked.</p>"
     names = ("policy", "requests", "TTFT p50", "TTFT p90", "in the router", "not served")
     head = "".join(
