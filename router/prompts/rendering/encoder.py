@@ -10,6 +10,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from router.prompts.rendering.added_tokens import with_added_tokens
 from router.prompts.rendering.folder import TokenizerFolder, no_tokenizer
 
 TOKEN_BYTES = 4
@@ -117,7 +118,13 @@ _INSTALL = {"fastokens": "pip install 'kvroute[prompts]'", "tokenizers": "pip in
 
 
 def _content(folder: TokenizerFolder) -> str:
+    file = folder.path / "tokenizer.json"
     try:
-        return str(folder.tokenizer, "utf-8")
+        content = str(folder.tokenizer, "utf-8")
     except UnicodeDecodeError as error:
-        raise no_tokenizer(f"{folder.path / 'tokenizer.json'} is not UTF-8") from error
+        raise no_tokenizer(f"{file} is not UTF-8") from error
+    try:
+        return with_added_tokens(content, folder.added_tokens)
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        message = f"{file} can't take the tokens of tokenizer_config.json: {error}"
+        raise no_tokenizer(message) from error

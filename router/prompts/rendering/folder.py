@@ -29,7 +29,7 @@ class TokenizerFolder:
     specials: dict[str, str]
     """bos_token and the like, by name."""
     added_tokens: tuple[dict[str, Any], ...] = field(default=())
-    """Added tokens that only tokenizer_config.json names, by id."""
+    """Those of tokenizer_config.json, by id; most are in tokenizer.json, too."""
 
     @property
     def digest(self) -> str:
