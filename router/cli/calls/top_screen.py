@@ -68,7 +68,7 @@ def screen(state: State, height: int, width: int) -> RenderableType:
     workers = sorted(state.workers, key=_place)
     parts: list[RenderableType] = [_head(state), "", _workers(workers[:room], width)]
     if (more := len(workers) - room) > 0:
-        parts.append(styled(f"and {more} more, which need less attention", "dim"))
+        parts.append(styled(f"and {more} more, in less need of attention", "dim"))
     parts += ["", styled(HEAD, "bold"), *map(line_of, shown)]
     return Group(*parts)
 
