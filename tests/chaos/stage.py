@@ -358,7 +358,13 @@ def _add_router(stage: Stage, i: int, ports: list[int], locks: dict[str, Any]) -
         "grpc": {"listen": f"127.0.0.1:{port}"},
         "metrics": {"listen": ""},
         "log": {"level": "warning", "format": "plain"},
-        "routing": {"lease_s": options.lease_s, "memory_window_s": options.lease_s},
+        # Sessions are forgotten soon, so that what a router learns is as much as it will be before
+        # the laws about memory begin.
+        "routing": {
+            "lease_s": options.lease_s,
+            "memory_window_s": options.lease_s,
+            "session_ttl_s": 60.0,
+        },
         "decision_log": {
             "file": str(stage.folder / f"{name}.decisions"),
             "share": 0.05,

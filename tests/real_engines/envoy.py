@@ -1,8 +1,7 @@
 """Chats through a real Envoy and its endpoint picker to real engines.
 
 usage: python -m tests.real_engines.envoy [--kinds vllm,sglang] [--chats 150] [--seed N]
-Ends with one JSON line on standard output. Needs what install.sh made, and Envoy (KVROUTE_ENVOY, or
-what tests/envoy/install.sh made).
+Ends with one JSON line on standard output. Needs what install.sh and tests/envoy/install.sh made.
 
 For each kind of engine: two engines, a router, `kvroute epp`, and Envoy with what `kvroute
 envoy-config` prints. Chats of all shapes go through Envoy one at a time, half of them streamed. Of
@@ -15,7 +14,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import random
 import signal
 import sys
@@ -68,12 +66,10 @@ class Counts:
 
 def binary() -> str:
     """Envoy's; raises StageBroken."""
-    path = os.environ.get("KVROUTE_ENVOY") or str(
-        BUILD.parent / "envoy" / "envoy" / "_bin" / "envoy"
-    )
-    if not Path(path).exists():
+    path = BUILD.parent / "envoy" / "envoy" / "_bin" / "envoy"
+    if not path.exists():
         raise StageBroken(f"no Envoy at {path}: `sh tests/envoy/install.sh` installs it")
-    return path
+    return str(path)
 
 
 @asynccontextmanager
@@ -82,12 +78,10 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
     logs, target = BUILD / "logs", chats.stage.target
     epp, metrics, listen, admin = (free_ports(4) + number for number in range(4))
     kvroute = (sys.executable, "-m", "router.cli.main")
-    # Envoy's variable would be a key of kvroute's configuration.
-    clean = ("env", "-u", "KVROUTE_ENVOY")
     picker = Child(
         f"epp-{answers}",
         [
-            *(*clean, *kvroute, "epp", "--router", target, "--listen", f"127.0.0.1:{epp}"),
+            *(*kvroute, "epp", "--router", target, "--listen", f"127.0.0.1:{epp}"),
             *("--metrics-listen", f"127.0.0.1:{metrics}"),
             *("--epp-unobserved-s", str(UNOBSERVED_S)),
         ],
@@ -102,7 +96,7 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
         logs,
     )
     printed = await asyncio.create_subprocess_exec(
-        *(*clean, *kvroute, "envoy-config", "--target", target, "--epp", f"127.0.0.1:{epp}"),
+        *(*kvroute, "envoy-config", "--target", target, "--epp", f"127.0.0.1:{epp}"),
         *("--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"),
         *("--answers", answers),
         stdout=asyncio.subprocess.PIPE,
