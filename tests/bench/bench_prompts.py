@@ -48,7 +48,7 @@ PEER = ("transformers", "transformers>=5", "jinja2>=3.1.6")
 
 def rows() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as room:
-        folder = Path(os.environ.get("KVROUTE_TOKENIZER") or _folder(Path(room)))
+        folder = Path(os.environ.get("KVROUTE_TOKENIZER") or tokenizer_folder(Path(room)))
         renderer = Renderer(RendererSettings(folder=str(folder)))
         turn = _Conversation(1)
         turn.grow(renderer, 99_000)
@@ -129,7 +129,7 @@ def _words() -> list[str]:
     return ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 3))) for _ in range(4_000)]
 
 
-def _folder(room: Path) -> Path:
+def tokenizer_folder(room: Path) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -102,7 +102,8 @@ class Crowd:
         beats = [relay.heartbeat for relay in self.fleet.relays.values()]
         model = rng.choice([beat.model for beat in beats if beat.role == "both"])
         pick = await self.client.route(token_ids=tokens, tenant=tenant, model=model)
-        cached = pick.overlap_tokens.usable
+        # An engine reuses what its events said; what was only sent there may still be on its way.
+        cached = pick.overlap_tokens.usable - pick.overlap_tokens.predicted
         key = WorkerKey(pick.worker_id, pick.dp_rank or 0)
         source = self.app.view.sources.get(key)
         if source is not None and len(tokens) % 3:

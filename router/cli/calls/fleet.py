@@ -81,7 +81,7 @@ def _told_of(worker: WorkerStatus) -> str:
 
 
 WIDTH_MIN = 400
-_WORKER_NUMBERS = ("held", "in use", "run", "wait", "ours", "hits")
+_WORKER_NUMBERS = ("held", "in use", "run", "wait", "ours", "reused")
 
 
 def stream_text(state: str, is_complete: bool) -> Text:

@@ -96,7 +96,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
     wide = width >= WIDE
     made = table("worker", "slots", right=("run", "wait", "ours", "in use"))
     if wide:
-        for name in ("held", "hits"):
+        for name in ("held", "reused"):
             made.add_column(name, justify="right", no_wrap=True)
     for name in ("stream", *(("model",) if wide else ()), "what is wrong"):
         made.add_column(name, no_wrap=True)
@@ -107,7 +107,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
         rank = f"/{worker.dp_rank}" if worker.dp_rank else ""
         used = f"{worker.active_blocks / worker.total_blocks:.0%}" if worker.total_blocks else "?"
         held = f"{worker.blocks_device + worker.blocks_host + worker.blocks_disk:,}"
-        hits = f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-"
+        reused = f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-"
         add_row(
             made,
             styled(worker.worker_id + rank, _STYLES[_place(worker)[0]]),
@@ -116,7 +116,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
             str(worker.waiting),
             str(worker.reserved),
             used,
-            *((held, hits) if wide else ()),
+            *((held, reused) if wide else ()),
             stream_text(worker.stream_state, worker.stream_complete),
             *((worker.model or "?",) if wide else ()),
             styled(_wrong(worker), "red" if not worker.schedulable else "yellow"),
