@@ -4,10 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.console.browser import CHROMIUM, SHOTS, a_browser
+from tests.console.browser import AXE, CHROMIUM, SHOTS, a_browser
 from tests.console.replay_page import replayed
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+pytest.importorskip("playwright", reason="make console installs it")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
+    pytest.mark.skipif(not AXE.exists(), reason="no axe-core: make console fetches it"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of the browser's pipes, at its end
+]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -90,7 +90,8 @@ async def test_each_watcher_has_what_it_asked_for() -> None:
                 await stage.router.Route(asked(request_id="c", policy="none"))
             with pytest.raises(grpc.aio.AioRpcError):
                 await stage.router.Route(asked(request_id="d", allowed_worker_ids=["w9"]))
-            await until(lambda: refused.decisions, "the refusal came")
+            each = of_tenant, of_worker, refused
+            await until(lambda: all(watch.decisions for watch in each), "each has its own")
         assert of_tenant.ids() == ["a"]
         assert of_worker.ids() == ["b"]
         assert refused.ids() == ["c"]

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kvroute.client import Attempts, KvRouteClient, KvRouteError, RoutedRequest
+from kvroute.client import Attempts, KvRouteClient, NoWorker, RoutedRequest, UnknownModel
 from router.config.keys import ConfigError
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import Exchange
@@ -91,7 +91,7 @@ async def broken_off(request: web.Request, _: bytes) -> web.StreamResponse:
 @pytest.mark.parametrize("in_process", [False, True])
 @pytest.mark.parametrize("play", [broken_off, answering(b"{}", status=500)])
 async def test_a_request_that_fails_is_freed_with_its_body(play: Play, in_process: bool) -> None:
-    kinds = RoutedRequest, Exchange, Attempts, KvRouteError
+    kinds = RoutedRequest, Exchange, Attempts, NoWorker
     async with (
         a_gateway(Worker(play), Worker(play), in_process=in_process) as stage,
         freed_at_once(*kinds),
@@ -104,7 +104,7 @@ async def test_a_request_that_fails_is_freed_with_its_body(play: Play, in_proces
 
 @pytest.mark.parametrize("in_process", [False, True])
 async def test_a_request_that_is_refused_is_freed_with_its_body(in_process: bool) -> None:
-    kinds = RoutedRequest, Exchange, Attempts, KvRouteError
+    kinds = RoutedRequest, Exchange, Attempts, UnknownModel
     worker = Worker(answering(b"{}"))
     async with a_gateway(worker, in_process=in_process) as stage, freed_at_once(*kinds):
         for _ in range(3):
