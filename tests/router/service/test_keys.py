@@ -1,5 +1,6 @@
 """gRPC with keys: who is let in, to which methods, models and workers, and how much."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +31,9 @@ CALL_S = 60.0
 REFUSED = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}
 STREAMS_IN = {"RouteStream", "ServerReflectionInfo"}
 STREAMS_OUT = {*STREAMS_IN, "WatchWorkers"}
+TURNS = 100
+SILENT = "WatchDecisions"
+"""Has no message before there is a decision: its headers say that it was let in."""
 
 
 @asynccontextmanager
@@ -58,12 +62,19 @@ async def status_of(stage: Served, method: str, token: str | None) -> grpc.Statu
     options: dict[str, Any] = {"metadata": metadata, "timeout": CALL_S}
     if name in STREAMS_IN:
         call: Any = stage.channel.stream_stream(method)(iter(()), **options)
-    elif name in STREAMS_OUT or method.endswith("Health/Watch"):
+    elif name in {*STREAMS_OUT, SILENT} or method.endswith("Health/Watch"):
         call = stage.channel.unary_stream(method)(content, **options)
     else:
         call = stage.channel.unary_unary(method)(content, **options)
     try:
-        if name in STREAMS_OUT or method.endswith("Health/Watch"):
+        if name == SILENT:
+            await call.initial_metadata()
+            for _ in range(TURNS):  # the status of a refusal comes with its headers
+                await asyncio.sleep(0)
+            if call.done():
+                return await call.code()
+            call.cancel()
+        elif name in STREAMS_OUT or method.endswith("Health/Watch"):
             async for _ in call:
                 break
             call.cancel()
