@@ -61,6 +61,6 @@ async def test_a_client_that_leaves_ends_the_engines_work() -> None:
             await answer.content.readany()
             assert engine.load().running == 1
             answer.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await until(lambda: engine.load().running == 0, "the engine's end of the request")
         await until(lambda: not len(stage.router.core.reservations), "the report")

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_status import rpc_status
 from typing_extensions import override
 
+from kvroute.client import KvRouteClient
 from kvroute.v1 import (
     DrainWorkerRequest,
     DrainWorkerResponse,
@@ -51,8 +52,31 @@ from kvroute.v1 import (
 )
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-GUARD_S = 20.0
+GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for something that sockets bring about."""
+    async with asyncio.timeout(GUARD_S):
+        while not condition():  # noqa: ASYNC110  # what sockets bring sets no event here
+            await asyncio.sleep(0.002)
+
+
+def is_open(client: KvRouteClient) -> bool:
+    """Whether the next request would go over a stream, to each router of the client."""
+    assert client._transport.lines is not None
+    return all(
+        line.lane is not None and line.lane.takes(1) for line in client._transport.lines._lines
+    )
+
+
+async def opened(client: KvRouteClient) -> None:
+    """Routes until the client has a stream open; these routes go one by one. That the server has
+    taken the stream is not enough: the client may learn of it later."""
+    for _ in range(2):
+        await client.route(token_ids=[1, 2, 3], request_id="warm")
+    await until(lambda: is_open(client))
 
 
 def status(

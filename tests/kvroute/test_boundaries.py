@@ -17,7 +17,14 @@ from kvroute.client.connections.lines import OWNER_NAME_MAX
 from kvroute.client.connections.report_lane import ReportLane
 from kvroute.client.requests.life import RENEW_S_MAX, RENEW_S_MIN
 from kvroute.v1 import Progress, ProgressState, RouteResult
-from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
+from tests.kvroute.scripted_router import (
+    GUARD_S,
+    Clock,
+    Server,
+    opened,
+    pick_of,
+    status,
+)
 
 ONCE = RetryPolicy(attempts=1)
 TOKENS = [1, 2, 3]
@@ -136,8 +143,7 @@ async def test_an_answer_that_is_no_message_is_as_good_as_none(
 async def test_a_result_that_says_nothing_is_an_error_of_its_item_alone(server: Server) -> None:
     server.router.streams_played = asyncio.Queue()
     async with make_client(server, retry=ONCE) as client:
-        await client.route(token_ids=TOKENS)
-        await client.route(token_ids=TOKENS)
+        await opened(client)
         stream = await server.next_stream()
         calls = [asyncio.create_task(client.route(token_ids=TOKENS)) for _ in range(3)]
         items = []

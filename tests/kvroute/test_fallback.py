@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -36,7 +35,7 @@ from kvroute.v1 import (
     RouteResponse,
     WorkerStatus,
 )
-from tests.kvroute.scripted_router import GUARD_S, Clock, Server, status
+from tests.kvroute.scripted_router import GUARD_S, Clock, Server, status, until
 
 FINISHED = ProgressState.PROGRESS_STATE_FINISHED
 FAILED = ProgressState.PROGRESS_STATE_FAILED
@@ -357,12 +356,6 @@ def test_numbers_that_make_no_sense_are_refused(name: str) -> None:
 def server(server: Server) -> Server:
     server.fleet.statuses = [worker(f"w{i}") for i in range(4)]
     return server
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(GUARD_S):
-        while not condition():  # noqa: ASYNC110  # what sockets bring sets no event here
-            await asyncio.sleep(0.002)
 
 
 async def make_client(

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,7 +29,17 @@ from kvroute.client.connections import lane as lane_module
 from kvroute.client.connections.lane_items import BATCH_BYTES_MAX, SENDINGS_MAX
 from kvroute.client.errors import PermissionDenied
 from kvroute.v1 import RouteItem, RouteResult
-from tests.kvroute.scripted_router import GUARD_S, Clock, PlayedStream, Server, pick_of, status
+from tests.kvroute.scripted_router import (
+    GUARD_S,
+    Clock,
+    PlayedStream,
+    Server,
+    is_open,
+    opened,
+    pick_of,
+    status,
+    until,
+)
 
 Code = grpc.StatusCode
 TOKENS = [1, 2, 3]
@@ -42,32 +52,12 @@ def make_client(server: Server, **settings: Any) -> KvRouteClient:
     return KvRouteClient(server.address, clock=clock, sleep=clock.sleep, fallback=False, **settings)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(GUARD_S):
-        while not condition():  # noqa: ASYNC110  # what sockets bring sets no event here
-            await asyncio.sleep(0.002)
-
-
 def ask(client: KvRouteClient, name: str, **options: Any) -> asyncio.Task[Pick]:
     return asyncio.create_task(client.route(token_ids=TOKENS, request_id=name, **options))
 
 
 def names(items: list[RouteItem]) -> list[str]:
     return [item.request.request_id for item in items]
-
-
-def is_open(client: KvRouteClient) -> bool:
-    assert client._transport.lines is not None
-    return all(
-        line.lane is not None and line.lane.takes(1) for line in client._transport.lines._lines
-    )
-
-
-async def opened(client: KvRouteClient) -> None:
-    """Routes until the client has a stream open; these routes go one by one."""
-    for _ in range(2):
-        await client.route(token_ids=TOKENS, request_id="warm")
-    await until(lambda: is_open(client))
 
 
 @asynccontextmanager

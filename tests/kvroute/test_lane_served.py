@@ -7,7 +7,7 @@ import pytest
 from kvroute.client import KvRouteClient, Pick, RetryPolicy, RouterUnreachable, UnknownModel
 from router.config.settings.serving_settings import GrpcSettings
 from router.reservations.reservations import Ending
-from tests.kvroute.test_lane import opened, until
+from tests.kvroute.scripted_router import opened, until
 from tests.stage.served import Served, served
 
 ONCE = RetryPolicy(attempts=1)
@@ -16,7 +16,7 @@ TOKENS = list(range(100))
 
 def client_of(stage: Served, retry: RetryPolicy = ONCE) -> KvRouteClient:
     return KvRouteClient(
-        f"127.0.0.1:{stage.server.port}", retry=retry, timeout_s=20.0, fallback=False
+        f"127.0.0.1:{stage.server.port}", retry=retry, timeout_s=60.0, fallback=False
     )
 
 
@@ -32,7 +32,7 @@ async def test_callers_never_notice_that_connections_have_an_age() -> None:
             while client.counts.get("streams", 0) < 6:
                 picks.append(await client.route(token_ids=TOKENS))
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(call() for _ in range(8)))
         assert len({pick.reservation_id for pick in picks}) == len(picks)
         assert len(stage.fleet.core.reservations) == len(picks), "and none was made twice"
@@ -46,7 +46,7 @@ async def test_a_draining_router_answers_what_it_has_and_the_next_call_finds_nob
         calls = [asyncio.create_task(client.route(token_ids=TOKENS)) for _ in range(20)]
         await until(lambda: len(stage.fleet.core.reservations) > before)
         stage.stopping.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             picks = await asyncio.gather(*calls)
             assert len({pick.reservation_id for pick in picks}) == 20
             await stage.server.drain(10.0)

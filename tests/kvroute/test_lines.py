@@ -4,7 +4,7 @@ import asyncio
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from kvroute.client.connections.lines import (
     Lines,
 )
 from kvroute.v1 import Progress, ProgressResult, Receipt, add_RouterServicer_to_server
-from tests.kvroute.scripted_router import GUARD_S, Clock, Router, Server, pick_of, status
+from tests.kvroute.scripted_router import GUARD_S, Clock, Router, Server, pick_of, status, until
 
 Code = grpc.StatusCode
 TOKENS = [1, 2, 3]
@@ -74,12 +74,6 @@ def silent_addresses() -> Iterator[list[str]]:
         socket.create_server(("127.0.0.1", 0)) as two,
     ):
         yield [f"127.0.0.1:{listener.getsockname()[1]}" for listener in (one, two)]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(GUARD_S):
-        while not condition():  # noqa: ASYNC110  # what sockets bring sets no event here
-            await asyncio.sleep(0.002)
 
 
 async def all_connected(client: KvRouteClient, count: int) -> None:

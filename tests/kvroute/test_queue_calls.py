@@ -1,7 +1,7 @@
 """Requests that wait in one of two routers, changed by their ids from a client of both."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -10,6 +10,7 @@ from kvroute.client import KvRouteClient, Pick, RouterUnreachable
 from kvroute.client.errors import KvRouteError
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.config.settings.queue_settings import QueueSettings
+from tests.kvroute.scripted_router import until
 from tests.stage.served import Served, served
 
 APPLIED = ProgressResult.PROGRESS_RESULT_APPLIED
@@ -21,12 +22,6 @@ TOKENS = list(range(100))
 def client_of(*stages: Served, fast_lane: bool = True) -> KvRouteClient:
     targets = [f"127.0.0.1:{stage.server.port}" for stage in stages]
     return KvRouteClient(targets, timeout_s=60.0, fallback=False, fast_lane=fast_lane)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not is_so():  # noqa: ASYNC110  # counters have no event to await
-            await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -112,7 +112,7 @@ async def pair() -> AsyncIterator[Pair]:
     neighbour = msgspec.structs.replace(pair.settings, id="neighbour", address="engine")
     await pair.relay(neighbour).start()
     yield pair
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for relay in pair.relays.values():
             await relay.stop()
             assert relay._context.closed
@@ -227,7 +227,7 @@ async def test_a_message_that_the_rank_fails_on_empties_it_and_the_next_ones_cou
     await relay.start()
     await until(lambda: relay._shells[0].started, "the subscription")
     seq = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(heard) < 2:
             await pair.publisher.send_multipart([b"", seq.to_bytes(8, "big"), b""])
             seq += 1

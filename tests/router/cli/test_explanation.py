@@ -45,7 +45,7 @@ def of_chat(body: bytes = chat(), **about: Any) -> Question:
 
 async def explained(stage: Served, question: Question, **about: Any) -> int:
     target = f"127.0.0.1:{stage.server.port}"
-    return await show_explanation(target, question, timeout_s=20.0, **about)
+    return await show_explanation(target, question, timeout_s=60.0, **about)
 
 
 async def test_a_chat_s_tokens_stand_before_the_workers(

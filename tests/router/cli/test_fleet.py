@@ -32,7 +32,7 @@ async def test_warnings_stand_under_the_table_word_for_word(
         stage.fleet.add("w0", 1, warnings=("an odd thing", "[bold]connect[/] [errno 111] failed"))
         stage.fleet.add("w1", model="n")
         target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-2:] == ["w0/1: an odd thing", "w0/1: [bold]connect[/] [errno 111] failed"]
 
@@ -46,17 +46,17 @@ async def test_an_ejected_worker_is_shown_with_its_cause(
         core, now_s = stage.fleet.core, stage.fleet.now_s
         held = stage.fleet.route(prompt(100)).reservation.id
         core.report(Progress(held, ProgressState.FAILED, failure=Ending.FAILED_REFUSED), now_s)
-        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
         line = capsys.readouterr().out.splitlines()[-1]
         assert line.startswith("w0/0: ejected (refused, 1 in a row); gets requests again: not befo")
         stage.fleet.turn(2)
-        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
         assert "being probed with a few requests" in capsys.readouterr().out.splitlines()[-1]
 
 
 async def explained(stage: Served, capsys: pytest.CaptureFixture[str], **asked: Any) -> str:
     target = f"127.0.0.1:{stage.server.port}"
-    code = await show_explanation(target, Question(**asked), timeout_s=5.0)
+    code = await show_explanation(target, Question(**asked), timeout_s=60.0)
     captured = capsys.readouterr()
     return captured.out if not code else captured.err
 
@@ -95,7 +95,7 @@ async def test_roles_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         stage.fleet.add("p", role="prefill")
         stage.fleet.add("w")
         target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
         head, *rows = capsys.readouterr().out.splitlines()
         place = head.index("role")
         assert [row[place:].split()[0] for row in rows] == ["prefill", "both"]
@@ -126,7 +126,7 @@ async def test_names_are_shown_as_they_are_and_never_act_on_the_terminal(
     async with served() as stage:
         stage.fleet.add(name, model=name, address=name, warnings=(name,), engine_version=name)
         target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
         out = capsys.readouterr().out
         row, warning = out.splitlines()[1:]
         assert row.startswith(f"{told}/0 ")
@@ -146,7 +146,7 @@ async def test_warnings_and_errors_never_act_on_the_terminal(
     async with served() as stage:
         stage.fleet.add("w0", warnings=(text,))
         target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
         out = capsys.readouterr().out
         row, warning = out.splitlines()[1:]
         assert row.startswith("w0/0 ")
@@ -161,7 +161,7 @@ async def test_passwords_in_addresses_are_masked(capsys: pytest.CaptureFixture[s
         url = "http://user:secret@w0:8000"
         stage.fleet.add("w0", address=url, warnings=(f"{url}/metrics: status 500",))
         target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=5.0) == 0
+        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
         out = capsys.readouterr().out
         assert "secret" not in out
         assert out.count("http://***@w0:8000") == 2

@@ -351,7 +351,7 @@ class Wire:
 
 async def test_a_life_ends_the_wait_for_a_message_with_its_age() -> None:
     wire: Any = Wire()
-    async with asyncio.timeout(10), StreamLife(asyncio.Event(), 0.01) as life:
+    async with asyncio.timeout(60), StreamLife(asyncio.Event(), 0.01) as life:
         assert await life.read(wire) is None
         assert await life.read(wire) is None
 
@@ -360,7 +360,7 @@ async def test_a_life_that_ends_while_something_is_decided_leaves_that_alone() -
     wire: Any = Wire()
     stopping = asyncio.Event()
     batch = b"a batch"
-    async with asyncio.timeout(10), StreamLife(stopping, None) as life:
+    async with asyncio.timeout(60), StreamLife(stopping, None) as life:
         wire.messages.put_nowait(batch)
         assert await life.read(wire) is batch
         stopping.set()

@@ -22,7 +22,7 @@ async def test_a_signal_ends_the_process_without_an_error() -> None:
     config = load(GatewayConfig, None, {}, {("gateway", "listen"): "127.0.0.1:0"})
     app = GatewayApp(config)
     running = asyncio.create_task(app.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not app.gateway.port:  # noqa: ASYNC110  # it has no event of its start
             await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -508,7 +508,7 @@ class Slow:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # there is no event of it
             await asyncio.sleep(0.001)
 

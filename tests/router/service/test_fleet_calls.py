@@ -90,7 +90,7 @@ class TestFleet:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
-        async with served() as stage, asyncio.timeout(20):
+        async with served() as stage, asyncio.timeout(60):
             fleet = stage.fleet
             fleet.add("a")
             fleet.add("b")
@@ -119,7 +119,7 @@ class TestFleet:
     ) -> None:
         monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
         settings = GrpcSettings(listen="127.0.0.1:0", watches_max=5)
-        async with served(settings) as stage, asyncio.timeout(30):
+        async with served(settings) as stage, asyncio.timeout(60):
             for i in range(100):
                 stage.fleet.add(f"w{i:02}", model="m" if i < 60 else "n")
             feed, request = stage.watched, fleet_pb2.WatchWorkersRequest
@@ -159,7 +159,7 @@ class TestFleet:
             assert len(listed.workers) == 39
 
     async def test_a_watcher_that_comes_later_sees_the_round_that_is_there(self) -> None:
-        async with served() as stage, asyncio.timeout(30):
+        async with served() as stage, asyncio.timeout(60):
             stage.fleet.add("w0")
             request = fleet_pb2.WatchWorkersRequest()
             calls = [stage.workers.WatchWorkers(request) for _ in range(3)]
@@ -170,14 +170,14 @@ class TestFleet:
                 call.cancel()
 
     async def test_watching_an_empty_fleet_says_so_at_once(self) -> None:
-        async with served() as stage, asyncio.timeout(20):
+        async with served() as stage, asyncio.timeout(60):
             watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest(model="m"))
             told = await watch.read()
             assert (list(told.changed), list(told.removed)) == ([], [])
             watch.cancel()
 
     async def test_watching_ends_at_once_with_a_drain(self) -> None:
-        async with served() as stage, asyncio.timeout(20):
+        async with served() as stage, asyncio.timeout(60):
             watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())
             await watch.read()
             stage.stopping.set()
@@ -293,7 +293,7 @@ class TestFleet:
     ) -> None:
         monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
         settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_grace_s=0.05)
-        async with served(settings) as stage, asyncio.timeout(10):
+        async with served(settings) as stage, asyncio.timeout(60):
             watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())
             assert [len(message.changed) async for message in watch] == [0]
             assert await watch.code() is Code.OK

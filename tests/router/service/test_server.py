@@ -49,7 +49,7 @@ class TestHealth:
             assert (await refusal(stub.Check(request))).code is Code.NOT_FOUND
 
     async def test_a_watch_sees_the_drain_and_does_not_hold_it_up(self) -> None:
-        async with served() as stage, asyncio.timeout(20):
+        async with served() as stage, asyncio.timeout(60):
             await stage.server.set_serving(ready=True)
             before = tasks()
             stub = health_pb2_grpc.HealthStub(stage.channel)
