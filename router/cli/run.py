@@ -1,6 +1,7 @@
 """Runs what a command does on an event loop."""
 
 import asyncio
+import ctypes
 import gc
 from collections.abc import Coroutine
 from typing import Any
@@ -13,14 +14,33 @@ COLLECTED_AFTER = (1_000, 3, 25_000)
 first two bound the pause: a look goes over 4,000 objects, about 1 ms. The third keeps the looks at
 all objects, which take longer, 100 million objects apart."""
 
+MALLOC = {
+    "M_ARENA_MAX": (-8, 2),
+    "M_MMAP_THRESHOLD": (-3, 1 << 20),
+    "M_TRIM_THRESHOLD": (-1, 4 << 20),
+}
+"""Options of glibc's mallopt(3): (number in malloc.h, value). A message of over 1 MiB is given back
+to the system when it is freed, and so is the end of the heap beyond 4 MiB. By default both bounds
+grow to tens of MiB with the largest message ever freed, and gRPC's threads have arenas of their own
+that keep what they free: resident memory then grows for as long as a router has traffic."""
 
-def run(work: Coroutine[Any, Any, int]) -> None:
-    """Runs an asyncio program to its end and leaves with its code."""
+
+def settle_memory() -> None:
+    """Has Python look for cycles rarely, and malloc give free memory back to the system."""
     # Nearly all that we make is freed by its count of references. Looking for cycles among what was
     # imported, and among hundreds of thousands of reservations, stops the loop for nothing.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTED_AFTER)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        for option, value in MALLOC.values():
+            mallopt(option, value)
+
+
+def run(work: Coroutine[Any, Any, int]) -> None:
+    """Runs an asyncio program to its end and leaves with its code."""
+    settle_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(work)
     if code:

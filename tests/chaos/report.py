@@ -1,7 +1,8 @@
 """How a run is told: a table for a reader, and JSON with the same numbers. Pure."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -64,9 +65,22 @@ def table(run: Observed, verdicts: Sequence[Verdict], command: str) -> str:
                 f" {memory.malloc / 2**20:.1f} MiB of malloc and {memory.objects} Python objects"
                 " in use"
             )
+    lines += _resident_by_minute(run)
     lines += ["", *(f"{name}: {number:g}" for name, number in run.notes.items())]
     lines += ["", f"again: {command}", ""]
     return "\n".join(lines)
+
+
+def _resident_by_minute(run: Observed) -> list[str]:
+    """A line a router: the median of each minute's looks, in MiB."""
+    minutes: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for one in run.resident:
+        minutes[one.name][int(one.at_s // 60)].append(one.bytes)
+    return [
+        f"{name}, MiB resident in each minute: "
+        + ", ".join(f"{median(looks) / 2**20:.0f}" for _, looks in sorted(of.items()))
+        for name, of in sorted(minutes.items())
+    ]
 
 
 def _late_at_mute(run: Observed) -> Counter[str]:

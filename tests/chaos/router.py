@@ -128,13 +128,11 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come before there is an answer to it
     if asked.ahead_s:
         put_forward(asked.ahead_s)
-    from router.cli.run import COLLECTED_AFTER
+    from router.cli.run import settle_memory
     from router.service.grpc_polling import prepare
 
     prepare(os.environ)
-    gc.collect()  # as `kvroute serve`
-    gc.freeze()
-    gc.set_threshold(*COLLECTED_AFTER)
+    settle_memory()  # as `kvroute serve`
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(asked.config, asked.seen))
 
