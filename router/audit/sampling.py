@@ -9,7 +9,7 @@ alike.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log
 from typing import Protocol
 
@@ -101,9 +101,12 @@ class Due:
     ) -> None:
         self._watchers = watchers
         self._on_failure = on_failure
+        self.waited_s = 0.0
+        """Of the request in the router's queue, before its outcome."""
 
     def __call__(self, decision: Decision) -> None:
         """A decision, before anything of it is reserved."""
+        decision.waited_s = self.waited_s
         for sampled in self._watchers:
             try:
                 sampled.watcher(decision)
@@ -112,6 +115,8 @@ class Due:
 
     def refused(self, refused: Refused) -> None:
         """The request got no worker."""
+        if self.waited_s:
+            refused = replace(refused, waited_s=self.waited_s)
         for sampled in self._watchers:
             if sampled.on_refused is not None:
                 try:

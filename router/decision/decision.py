@@ -80,6 +80,8 @@ class Decision:
     strained: bool = False
     """Whether the candidates include workers over their learned capacity, since no other has
     room."""
+    waited_s: float = 0.0
+    """In the router's queue; set for watchers alone, by router/audit/sampling.py."""
 
     @property
     def computing(self) -> "Decision":

@@ -404,6 +404,8 @@ class Desk:
     def _answer_waiting(self, waiting: Waiting, waited_s: float, may_strain: bool) -> Answered:
         """A request that waits, decided; raises Refusal, not counted."""
         now_s, read, plain = self._clock(), waiting.read, None
+        if waiting.due is not None:
+            waiting.due.waited_s = waited_s
         try:
             usage = waiting.caller.usage
             if waiting.due is None and read is None and not may_strain and usage is None:
@@ -434,7 +436,10 @@ class Desk:
     def _refused_waiting(self, waiting: Waiting, refusal: Refusal) -> None:
         if waiting.trace is not None:
             waiting.trace.refused(self._clock(), refusal.reason)
-        self._refused(refusal, waiting.request, self._clock(), waiting.due)
+        now_s = self._clock()
+        if waiting.due is not None and waiting.waiter is not None:
+            waiting.due.waited_s = now_s - waiting.waiter.arrived_s
+        self._refused(refusal, waiting.request, now_s, waiting.due)
 
     def _traced(self, request: router_pb2.RouteRequest, now_s: float) -> RouteTrace | None:
         """The spans of a request; None: it is not sampled."""

@@ -84,3 +84,5 @@ class Refused:
     """Number of labels in the request, as with the next two."""
     allowed_workers: int = 0
     excluded_workers: int = 0
+    waited_s: float = 0.0
+    """In the router's queue; 0: it did not wait."""

@@ -136,6 +136,7 @@ class DecisionFeed:
             prompt_tokens=refused.prompt_tokens,
             refusal=refused.refusal.reason.value,
             message=refused.refusal.message,
+            waited_s=refused.waited_s,
         )
         for watcher in self._open:
             if watcher.wants_refusal(refused):
@@ -150,6 +151,7 @@ class DecisionFeed:
             tenant=request.tenant,
             prompt_tokens=decision.rows.prompt_tokens,
             predicted_ttft_s=_predicted_s(decision),
+            waited_s=decision.waited_s,
         )
         write_receipt(made.receipt, decision, self._core)
         return made
@@ -174,14 +176,15 @@ class _Watcher:
             and wanted.model in ("", decision.request.model)
             and wanted.tenant in ("", decision.request.tenant)
             and wanted.worker_id in ("", picked)
-            and (not wanted.slower_than_s or _predicted_s(decision) > wanted.slower_than_s)
+            and (not wanted.slower_than_s or _first_token_s(decision) > wanted.slower_than_s)
             and self._drawn()
         )
 
     def wants_refusal(self, refused: Refused) -> bool:
         wanted = self._request
         return (
-            not (wanted.worker_id or wanted.tenant or wanted.slower_than_s)
+            not (wanted.worker_id or wanted.tenant)
+            and (not wanted.slower_than_s or refused.waited_s > wanted.slower_than_s)
             and wanted.model in ("", refused.model)
             and (not self._reasons or refused.refusal.reason.value in self._reasons)
             and self._drawn()
@@ -212,3 +215,8 @@ def _predicted_s(decision: Decision) -> float:
     """Of the worker that computes the prompt."""
     computing = decision.computing
     return first_token(computing.rows).total_s.item(computing.order[0])
+
+
+def _first_token_s(decision: Decision) -> float:
+    """From the arrival of the request to its first token, as predicted."""
+    return decision.waited_s + _predicted_s(decision)

@@ -888,7 +888,7 @@ class WatchDecisionsRequest(google.protobuf.message.Message):
     tenant: builtins.str
     """of requests of this tenant; empty: of all"""
     slower_than_s: builtins.float
-    """picks whose first token is predicted to take longer; 0: all"""
+    """decisions whose waited_s and predicted_ttft_s are together more; 0: all"""
     share: builtins.float
     """of the decisions that fit, drawn at random; 0: all"""
     @property
@@ -924,6 +924,7 @@ class WatchedDecision(google.protobuf.message.Message):
     PREDICTED_TTFT_S_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    WAITED_S_FIELD_NUMBER: builtins.int
     decided_at_s: builtins.float
     """Unix time"""
     request_id: builtins.str
@@ -937,6 +938,8 @@ class WatchedDecision(google.protobuf.message.Message):
     """reason of a refusal; empty: a worker was picked"""
     message: builtins.str
     """of a refusal"""
+    waited_s: builtins.float
+    """seconds in this router's queue before the decision; 0: the request did not wait"""
     @property
     def receipt(self) -> kvroute.v1.router_pb2.Receipt:
         """of a pick"""
@@ -953,9 +956,10 @@ class WatchedDecision(google.protobuf.message.Message):
         predicted_ttft_s: builtins.float | None = ...,
         refusal: builtins.str = ...,
         message: builtins.str = ...,
+        waited_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s", "predicted_ttft_s", b"predicted_ttft_s", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s", "decided_at_s", b"decided_at_s", "message", b"message", "model", b"model", "predicted_ttft_s", b"predicted_ttft_s", "prompt_tokens", b"prompt_tokens", "receipt", b"receipt", "refusal", b"refusal", "request_id", b"request_id", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s", "decided_at_s", b"decided_at_s", "message", b"message", "model", b"model", "predicted_ttft_s", b"predicted_ttft_s", "prompt_tokens", b"prompt_tokens", "receipt", b"receipt", "refusal", b"refusal", "request_id", b"request_id", "tenant", b"tenant", "waited_s", b"waited_s"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s"]) -> typing.Literal["predicted_ttft_s"] | None: ...
 
 Global___WatchedDecision: typing_extensions.TypeAlias = WatchedDecision

@@ -64,7 +64,8 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Picks whose first token is predicted to take longer only.",
+    help="Picks whose wait in the queue and predicted time to the first token are together longer,"
+    " and refusals after a longer wait.",
 )
 @click.option(
     "--share",

@@ -55,7 +55,8 @@ def line_of(decision: WatchedDecision) -> Text:
     if decision.refusal:
         line.append(decision.refusal, "red")
         line.append(f"  {shown(decision.message)}  ")
-        return line.append(request, "dim")
+        line.append(request, "dim")
+        return _append_wait(line, decision)
     picked = decision.receipt.picked
     rank = f"/{picked.dp_rank}" if picked.dp_rank else ""
     line.append(f"{shown(picked.worker_id + rank):<{WORKER_WIDTH}}  ", "bold")
@@ -65,9 +66,17 @@ def line_of(decision: WatchedDecision) -> Text:
     line.append(f"{cached:>7,} / {decision.prompt_tokens:<7,} ", style)
     line.append(f"{picked.cost:>9.3f}  {picked.waiting + picked.running:>5}  ")
     line.append(request, "dim")
+    _append_wait(line, decision)
     if decision.receipt.HasField("guarded"):
         passed_over = shown(decision.receipt.guarded.cheapest.worker_id)
         line.append(f"  guard: not {passed_over}", "magenta")
+    return line
+
+
+def _append_wait(line: Text, decision: WatchedDecision) -> Text:
+    """Appends the time in the router's queue, of a request that waited there."""
+    if decision.waited_s > 0:
+        line.append(f"  waited {decision.waited_s:.3f} s", "yellow")
     return line
 
 

@@ -62,6 +62,7 @@ function summaryOf(one) {
 
 function notes(one) {
   const said = [];
+  if (one.waited_s) said.push(el("span", { class: "chip" }, `waited ${seconds(one.waited_s)}`));
   if (one.guard) said.push(el("span", { class: "chip warn" }, "guard moved it"));
   if (one.last_resort) said.push(el("span", { class: "chip warn" }, "last resort"));
   if (one.strained) said.push(el("span", { class: "chip warn" }, "over capacity"));

@@ -108,6 +108,8 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     refusal: str = ""
     """A reason; empty: a worker was picked."""
     message: str = ""
+    waited_s: float = 0.0
+    """In the router's queue; 0: the request did not wait."""
 
 
 class _Taken(NamedTuple):
@@ -159,6 +161,7 @@ class Decisions:
                 prompt_tokens=refused.prompt_tokens,
                 refusal=refusal.reason.value,
                 message=refusal.message[:MESSAGE_MAX],
+                waited_s=refused.waited_s,
             )
         )
 
@@ -200,6 +203,7 @@ def shown(of: _Taken) -> ShownDecision:
         strained=decision.strained,
         pair=decision.how.value if decision.how is not None else "",
         otherwise=of.otherwise,
+        waited_s=decision.waited_s,
     )
 
 

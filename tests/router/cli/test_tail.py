@@ -26,6 +26,14 @@ def test_the_guard_names_the_worker_that_it_passed_over() -> None:
     assert line_of(decision).plain.endswith("guard: not gpu-b")
 
 
+def test_a_request_that_waited_has_its_wait_picked_or_refused() -> None:
+    decision = a_pick()
+    decision.waited_s = 30.25
+    assert line_of(decision).plain.endswith("r-1  waited 30.250 s")
+    refusal = WatchedDecision(request_id="r-2", refusal="QUEUE_TIMEOUT", waited_s=60)
+    assert line_of(refusal).plain.endswith("r-2  waited 60.000 s")
+
+
 def test_a_refusal_has_its_reason_and_sentence_and_no_escape_sequence() -> None:
     decision = WatchedDecision(
         request_id="r\x1b[31m", refusal="NO_WORKER", message="no live worker for 'm\x1b'"

@@ -13,6 +13,7 @@ from kvroute.client import KvRouteClient
 from kvroute.v1 import WatchDecisionsRequest, WatchDecisionsResponse, WatchedDecision
 from router.config.settings.serving_settings import GrpcSettings
 from router.service import decision_feed
+from tests.router.service.test_waiting import full, report, waits
 from tests.stage.served import Served, asked, refusal, served
 from tests.stage.waiting import until
 
@@ -96,6 +97,48 @@ async def test_each_watcher_has_what_it_asked_for() -> None:
         assert of_worker.ids() == ["b"]
         assert refused.ids() == ["c"]
         assert slow.ids() == of_model.ids() == []
+
+
+async def test_the_time_in_the_queue_counts_as_slow() -> None:
+    async with (
+        full() as (stage, first),
+        watching(stage) as watch,
+        watching(stage, slower_than_s=30) as slow,
+    ):
+        calls = []
+        for number, name in enumerate(("waits", "gives up"), start=1):
+            request = asked(request_id=name, queue_timeout_ms=60_000)
+            calls.append(asyncio.ensure_future(stage.router.Route(request)))
+            await waits(stage, number)
+        stage.fleet.now_s += 30.5
+        await stage.router.Report(report(first))
+        picked = await calls[0]
+        stage.fleet.now_s += 29.5
+        stage.desk.turns()
+        refused = await refusal(calls[1])
+        await until(lambda: len(watch.decisions) == len(slow.decisions) == 2, "both came")
+    assert picked.queue_ms == 30_500
+    assert refused.reason == "QUEUE_TIMEOUT"
+    pick, gave_up = slow.decisions
+    assert (pick.request_id, pick.waited_s) == ("waits", 30.5)
+    assert (gave_up.refusal, gave_up.waited_s) == ("QUEUE_TIMEOUT", 60.0)
+    assert watch.decisions == slow.decisions
+
+
+async def test_a_wait_that_was_short_is_not_slow() -> None:
+    async with (
+        full() as (stage, first),
+        watching(stage) as watch,
+        watching(stage, slower_than_s=30) as slow,
+    ):
+        call = asyncio.ensure_future(stage.router.Route(asked(request_id="waits")))
+        await waits(stage, 1)
+        stage.fleet.now_s += 0.25
+        await stage.router.Report(report(first))
+        await call
+        await until(lambda: watch.decisions, "the pick came")
+    assert watch.decisions[0].waited_s == 0.25
+    assert slow.ids() == []
 
 
 async def test_more_than_so_many_a_second_are_not_looked_at(

@@ -53,6 +53,19 @@ def test_a_shown_decision_has_the_receipts_numbers() -> None:
     assert all(row.ttft_s is not None and row.ttft_s > 0 for row in shown.rows)
 
 
+def test_the_time_in_the_queue_is_shown_of_picks_and_refusals() -> None:
+    fleet, decisions = fleet_of(2)
+
+    def watch(decision: Decision) -> None:
+        decision.waited_s = 2.5
+        decisions.watch(decision)
+
+    fleet.core.route(fleet.request(prompt(64)), fleet.now_s, watch=watch)
+    timeout = Refusal(Reason.QUEUE_TIMEOUT, "no worker had room")
+    decisions.watch_refused(Refused(timeout, fleet.now_s, waited_s=60.0))
+    assert [shown.waited_s for shown in decisions.kept] == [2.5, 60.0]
+
+
 def test_the_other_policys_choice_is_that_of_its_gain() -> None:
     """The worker that is named is the one whose time is told, behind the policy's own guard."""
     fleet = Fleet(guard=GuardSettings(request_tokens=512.0, margin=0.05))
