@@ -42,6 +42,7 @@ test: $(STAMP) ## the test suite without the long tests, a process for each core
 
 long: $(STAMP) ## the long tests: processes, whole fleets, packages (5 minutes)
 	@$(PYTEST) -m long $(ARGS)
+	@$(if $(ARGS),,KVROUTE_TEST_FAST_PORT=1 $(PYTEST) tests/router/service tests/kvroute/test_lane_served.py tests/kvroute/test_queue_calls.py)
 
 # tests/quick.txt names the folders and files, and the slow files among them, which are not even imported.
 quick: $(STAMP) ## the pure logic in a minute: no processes, Helm or simulation (tests/quick.txt)

@@ -16,6 +16,7 @@ from router.config.keys import ConfigError
 from router.config.settings.serving_settings import HttpSettings
 from router.http.bounded import BoundedHandler, Connections
 from router.keys.certificates import Contexts
+from router.keys.exposure import split_address
 
 BACKLOG = 1024
 NO_DESCRIPTORS_S = 0.1
@@ -179,11 +180,3 @@ async def _listening(host: str, port: int, *, reuse_port: bool) -> list[socket.s
             each.close()
         raise
     return sockets
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """host:port, or [v6]:port; raises ConfigError."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is no address: write host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -3,11 +3,15 @@
 import struct
 from enum import IntEnum
 
+from router.http2.packing import ACCEPTED
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 1 << 26
 MESSAGE_MAX = (64 << 20) + (1 << 16)
 """Bytes of a gRPC message: a buffered body and what is around it."""
+UNENDED_MAX = 128 << 20
+"""Bytes of messages on one connection whose end has not come."""
 HEADERS_MAX = 1 << 16
 """Bytes of a header block."""
 FRAME_MAX = 1 << 14
@@ -17,6 +21,8 @@ CONTROL_MAX = 1000
 """Frames a second that carry nothing: PING, SETTINGS, PRIORITY, empty DATA."""
 RESETS_MAX = 10_000
 """RST_STREAM a second: clients that leave."""
+PING_STRIKES = 2
+"""Pings that come too soon, before their connection ends."""
 WINDOW_MAX = (1 << 31) - 1
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY = range(8)
@@ -26,6 +32,8 @@ END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 
 HEAD = struct.Struct(">IBI")
 U32 = struct.Struct(">I")
+MESSAGE = struct.Struct(">BI")
+"""What stands before a gRPC message: whether it is compressed, and its bytes."""
 SETTING = struct.Struct(">HI")
 
 
@@ -43,15 +51,25 @@ class Code(IntEnum):
 
 
 class Status(IntEnum):
-    """Statuses of gRPC that are sent here."""
+    """Statuses of gRPC."""
 
     OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
     INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
 
 
 class ConnectionFault(Exception):
@@ -85,7 +103,9 @@ def _string(text: bytes) -> bytes:
     return bytes(head) + text
 
 
-OPENING = b"\x88" + literal(b"content-type", b"application/grpc")  # 0x88: `:status: 200`
+ALONE = b"\x88" + literal(b"content-type", b"application/grpc")  # 0x88: `:status: 200`
+"""Before the trailers of an answer without a message."""
+OPENING = ALONE + literal(b"grpc-accept-encoding", ACCEPTED)
 CLOSING = literal(b"grpc-status", b"0")
 
 

@@ -1,21 +1,20 @@
-"""gRPC over HTTP/2 (RFC 9113) for one kind of client, a proxy. Pure: bytes in, calls and bytes out.
+"""gRPC over HTTP/2 (RFC 9113), as a server. Pure: bytes in, calls and bytes out.
 
-Every byte of every answer goes through an endpoint picker, and grpc.aio takes some 200 us of CPU
-for a chunk; this takes a tenth. It serves unary and streaming methods alike: a stream opens with a
-path, messages come and go, either side ends it. HPACK is the library's.
+grpc.aio takes some 200 us of CPU for a call, or for a chunk of a stream; this takes a tenth to a
+third. It serves unary and streaming methods alike: a stream opens with a path, messages come and
+go, either side ends it. HPACK is the library's.
 
-Law: a peer gets no more room than CONNECTION_WINDOW, STREAM_WINDOW, MESSAGE_MAX, HEADERS_MAX,
-streams_max and CONTROL_MAX frames a second of those that carry nothing; beyond it the stream, or
-the connection, ends with the RFC's error.
+Law: a peer gets no more room than CONNECTION_WINDOW, STREAM_WINDOW, message_max, headers_max,
+streams_max, UNENDED_MAX and CONTROL_MAX frames a second of those that carry nothing; beyond it the
+stream, or the connection, ends with the RFC's error.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Sequence
+from math import inf
 
-from hpack import Decoder
 from hpack.exceptions import HPACKError
 
-from router.front.picker.frames import (
+from router.http2.frames import (
     ACK,
     CONNECTION_WINDOW,
     CONTINUATION,
@@ -31,6 +30,7 @@ from router.front.picker.frames import (
     MESSAGE_MAX,
     PADDED,
     PING,
+    PING_STRIKES,
     PREFACE,
     PRIORITY,
     PUSH_PROMISE,
@@ -48,35 +48,30 @@ from router.front.picker.frames import (
     frame,
     unpadded,
 )
-from router.front.picker.sending import Sending, Stream
-
-
-class Service(Protocol):
-    """What is served."""
-
-    def opened(self, stream: Stream, path: str, headers: Mapping[str, str]) -> None:
-        """A call begins; `Connection.finish` refuses it."""
-
-    def message(self, stream: Stream, content: bytes) -> None:
-        """A whole message."""
-
-    def half_closed(self, stream: Stream) -> None:
-        """No more messages come."""
-
-    def reset(self, stream: Stream) -> None:
-        """The call is over: its peer broke it off, or is gone."""
+from router.http2.known_headers import KnownHeaders
+from router.http2.messages import Messages, Service
+from router.http2.sending import Sending, Stream
 
 
 class Calm:
     """Frames that carry nothing, in the second that is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, ping_every_s: float) -> None:
+        """ping_every_s: between two pings with no answer of a call between them; PING_STRIKES may
+        come sooner, as gRPC's own server has it."""
+        self._ping_every_s = ping_every_s
+        self._pinged_s = -inf
+        self._strikes = 0
+        self._sent = 0
+        """Frames of answers when the last ping came."""
+        self._now_s = 0.0
         self._second = 0
         self._controls = 0
         self._resets = 0
 
     def at(self, now_s: float) -> None:
         """The time of the frames that follow."""
+        self._now_s = now_s
         if (second := int(now_s)) != self._second:
             self._second, self._controls, self._resets = second, 0, 0
 
@@ -86,6 +81,18 @@ class Calm:
         if self._controls > CONTROL_MAX:
             about = f"over {CONTROL_MAX} frames a second that carry nothing"
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)
+
+    def ping(self, sent: int) -> None:
+        """Counts a PING; raises ConnectionFault. sent: frames of answers so far."""
+        self.control()
+        if sent != self._sent:
+            self._sent, self._strikes = sent, 0
+        elif self._now_s - self._pinged_s < self._ping_every_s:
+            self._strikes += 1
+            if self._strikes > PING_STRIKES:
+                # The text has gRPC's clients ping less often from then on.
+                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too_many_pings")
+        self._pinged_s = self._now_s
 
     def reset(self) -> None:
         """Counts an RST_STREAM; raises ConnectionFault."""
@@ -98,8 +105,9 @@ class Calm:
 class HeaderBlock:
     """Headers of one stream, whose end has not come."""
 
-    def __init__(self, number: int, flags: int) -> None:
+    def __init__(self, number: int, flags: int, bytes_max: int) -> None:
         self.number = number
+        self._bytes_max = bytes_max
         self.flags = flags
         """Of the first frame."""
         self.content = bytearray()
@@ -107,33 +115,49 @@ class HeaderBlock:
     def add(self, payload: bytes) -> None:
         """A further part; raises ConnectionFault."""
         self.content += payload
-        if len(self.content) > HEADERS_MAX:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"headers of over {HEADERS_MAX} bytes")
+        if len(self.content) > self._bytes_max:
+            about = f"headers of over {self._bytes_max} bytes"
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)
 
 
 class Connection:
     """One HTTP/2 connection."""
 
-    def __init__(self, service: Service, *, streams_max: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        streams_max: int,
+        message_max: int = MESSAGE_MAX,
+        headers_max: int = HEADERS_MAX,
+        ping_every_s: float = 0.0,
+    ) -> None:
+        """message_max: bytes of a gRPC message. headers_max: bytes of a call's headers, past which
+        the call is refused. ping_every_s: see Calm."""
         self._service = service
         self._streams_max = streams_max
+        self._messages = Messages(service, self._end, message_max)
+        self._headers_max = headers_max
         self.streams: dict[int, Stream] = {}
         self._sending = Sending(lambda stream: self.streams.pop(stream.number, None))
         self.out = self._sending.out
         """Bytes to write; the caller empties it."""
         self.send = self._sending.send
-        self.finish = self._sending.finish
+        self.reply = self._sending.reply
         self._unread = bytearray()
-        self._began = False
-        self._decoder = Decoder(max_header_list_size=HEADERS_MAX)
+        self.began = False
+        """Whether HTTP/2's preface has come."""
+        self._blocks_max = max(HEADERS_MAX, 2 * headers_max)
+        """Bytes of a header block, encoded or not, past which the connection ends."""
+        self._known = KnownHeaders(headers_max, self._blocks_max)
         self._received = 0
         """Bytes of the connection's window that are not given back yet."""
         self._last = 0
         """Number of the last stream of the peer."""
         self._block: HeaderBlock | None = None
         self._leaving = False
-        self._calm = Calm()
-        settings = ((3, streams_max), (4, STREAM_WINDOW), (6, HEADERS_MAX))
+        self._calm = Calm(ping_every_s)
+        settings = ((3, streams_max), (4, STREAM_WINDOW), (6, headers_max))
         opening = frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in settings))
         grant = U32.pack(CONNECTION_WINDOW - 65_535)
         self.out.append(opening + frame(WINDOW_UPDATE, 0, 0, grant))
@@ -145,6 +169,31 @@ class Connection:
         except ConnectionFault as fault:
             self._sending.go_away(self._last, fault.code, str(fault))
             raise
+
+    def finish(
+        self,
+        stream: Stream,
+        status: Status = Status.OK,
+        message: str = "",
+        metadata: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Ends this side of a stream, after what waits. metadata: trailers beside the status."""
+        self._messages.forget(stream)
+        self._sending.finish(stream, status, message, metadata)
+
+    def accept(self, stream: Stream) -> None:
+        """Sends the headers of this side, if they were not sent."""
+        self._sending.accept(stream)
+
+    def hold(self, stream: Stream, *, held: bool) -> None:
+        """Whether a stream's peer may send more only once what it sent is taken."""
+        stream.held = held
+        if not held:
+            self._sending.give_credit(stream)
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        self.out.append(frame(PING, 0, 0, bytes(8)))
 
     def go_away(self, *, last: bool) -> None:
         """Tells the peer to open no more streams. last: new ones are refused from now on."""
@@ -166,13 +215,13 @@ class Connection:
     def _receive(self, data: bytes, now_s: float) -> None:
         unread = self._unread
         unread += data
-        if not self._began:
+        if not self.began:
             if not PREFACE.startswith(unread[: len(PREFACE)]):
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "no HTTP/2")
             if len(unread) < len(PREFACE):
                 return
             del unread[: len(PREFACE)]
-            self._began = True
+            self.began = True
         self._calm.at(now_s)
         at, end = 0, len(unread)
         while end - at >= 9:
@@ -231,41 +280,21 @@ class Connection:
             self._calm.control()
         stream.credit += size
         self._sending.give_credit(stream)
-        self._messages(stream, payload)
+        self._messages.take(stream, payload)
         if flags & END_STREAM and number in self.streams:
             self._half_close(stream)
 
-    def _messages(self, stream: Stream, payload: bytes) -> None:
-        inbox = stream.inbox
-        if not inbox and len(payload) >= 5:
-            size = 5 + U32.unpack_from(payload, 1)[0]
-            if size == len(payload) and not payload[0]:  # as most frames are
-                self._service.message(stream, payload[5:])
-                return
-        inbox += payload
-        while len(inbox) >= 5 and not stream.finished:
-            if inbox[0]:
-                self._service.reset(stream)
-                self.finish(stream, Status.UNIMPLEMENTED, "compressed messages are not read here")
-                return
-            size = 5 + U32.unpack_from(inbox, 1)[0]
-            if size > MESSAGE_MAX:
-                self._service.reset(stream)
-                about = f"a message of {size - 5} bytes; {MESSAGE_MAX} are the most"
-                self.finish(stream, Status.RESOURCE_EXHAUSTED, about)
-                return
-            if len(inbox) < size:
-                return
-            content = bytes(inbox[5:size])
-            del inbox[:size]
-            self._service.message(stream, content)
+    def _end(self, stream: Stream, status: Status, message: str) -> None:
+        """Ends a call from here: its service learns that it is over."""
+        self._service.reset(stream)
+        self.finish(stream, status, message)
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & PADDED:
             payload = unpadded(payload)
         if flags & HAS_PRIORITY:
             payload = payload[5:]
-        self._block = HeaderBlock(number, flags)
+        self._block = HeaderBlock(number, flags, self._blocks_max)
         self._continuation(flags, payload)
 
     def _continuation(self, flags: int, payload: bytes) -> None:
@@ -281,7 +310,7 @@ class Connection:
 
     def _decoded(self, number: int, flags: int, block: bytes) -> None:
         try:
-            fields = self._decoder.decode(block)
+            headers = self._known.read(block)
         except (HPACKError, UnicodeDecodeError) as error:
             # The library's text may hold an address of this process's memory.
             about = f"headers can't be decoded ({type(error).__name__})"
@@ -300,7 +329,11 @@ class Connection:
             self.out.append(frame(RST_STREAM, 0, number, U32.pack(Code.REFUSED_STREAM)))
             return
         stream = self.streams[number] = Stream(number, self._sending.window)
-        headers = {_text(name): _text(value) for name, value in fields}
+        if headers is None:
+            about = f"metadata of over {self._headers_max} bytes"
+            self.finish(stream, Status.RESOURCE_EXHAUSTED, about)
+            return
+        stream.encoding = headers.get("grpc-encoding", "identity")
         self._service.opened(stream, headers.get(":path", ""), headers)
         if flags & END_STREAM and number in self.streams:
             self._half_close(stream)
@@ -327,7 +360,7 @@ class Connection:
         was_open = not stream.finished
         stream.finished = stream.ended = True
         stream.waiting.clear()
-        stream.inbox.clear()
+        self._messages.forget(stream)
         if was_open:
             self._service.reset(stream)
 
@@ -355,7 +388,7 @@ class Connection:
         if number or len(payload) != 8:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING has 8 bytes, and no stream")
         if not flags & ACK:
-            self._calm.control()
+            self._calm.ping(self._sending.sent)
             self.out.append(frame(PING, ACK, 0, payload))
 
     def _window_update(self, number: int, payload: bytes) -> None:
@@ -370,7 +403,3 @@ class Connection:
             self._sending.grant(stream, room)
         elif number > self._last:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of no stream")
-
-
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")

@@ -3,17 +3,21 @@
 Law: a stream gets no more credit while STREAM_WAITING_MAX bytes wait for its peer to read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from router.front.picker.frames import (
+from router.http2.frames import (
+    ALONE,
     CLOSING,
+    CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
     FRAME_MAX,
     GOAWAY,
+    HEAD,
     HEADERS,
+    MESSAGE,
     OPENING,
     STREAM_WAITING_MAX,
     STREAM_WINDOW,
@@ -33,8 +37,8 @@ class Stream:
     """One call."""
 
     __slots__ = (
-        "began", "call", "credit", "ended", "finished", "inbox", "number", "room", "trailers",
-        "unread", "waiting",
+        "began", "call", "credit", "encoding", "ended", "finished", "held", "inbox", "number",
+        "on_room", "room", "trailers", "unread", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, room: int) -> None:
@@ -59,6 +63,12 @@ class Stream:
         """The service's own."""
         self.began = False
         """Whether the headers of this side were sent."""
+        self.encoding = "identity"
+        """Of the peer's compressed messages."""
+        self.held = False
+        """Whether its bytes are not given back to the peer yet."""
+        self.on_room: Callable[[], None] | None = None
+        """Called once no byte of the stream waits any more, or it is over."""
 
 
 class Sending:
@@ -75,12 +85,14 @@ class Sending:
         self.window = 65_535
         """Room of a stream that begins."""
         self._frame_max = FRAME_MAX
+        self.sent = 0
+        """Frames of answers."""
 
     def send(self, stream: Stream, message: bytes) -> None:
         """A message; dropped if this side of the stream is over."""
         if stream.finished:
             return
-        packed = b"\0" + U32.pack(len(message)) + message
+        packed = MESSAGE.pack(0, len(message)) + message
         size = len(packed)
         if not stream.waiting and size <= min(stream.room, self._room, self._frame_max):
             stream.room -= size
@@ -90,8 +102,42 @@ class Sending:
             stream.waiting += packed
             self._flush(stream)
 
-    def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
-        """Ends this side of a stream, after what waits."""
+    def reply(self, stream: Stream, message: bytes) -> None:
+        """The only message of an answer, and its end with OK."""
+        size = 5 + len(message)
+        if (
+            stream.began
+            or stream.finished
+            or not stream.ended
+            or size > min(stream.room, self._room, self._frame_max)
+        ):
+            self.send(stream, message)
+            self.finish(stream)
+            return
+        number = stream.number
+        stream.began = stream.finished = True
+        stream.room -= size
+        self._room -= size
+        self.sent += 1
+        self.out.append(
+            HEAD.pack(len(OPENING) << 8 | HEADERS, END_HEADERS, number)
+            + OPENING
+            + HEAD.pack(size << 8 | DATA, 0, number)
+            + MESSAGE.pack(0, size - 5)
+            + message
+            + HEAD.pack(len(CLOSING) << 8 | HEADERS, END_HEADERS | END_STREAM, number)
+            + CLOSING
+        )
+        self._over(stream)
+
+    def finish(
+        self,
+        stream: Stream,
+        status: Status = Status.OK,
+        message: str = "",
+        metadata: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Ends this side of a stream, after what waits. metadata: trailers beside the status."""
         if stream.finished:
             return
         stream.finished = True
@@ -99,8 +145,15 @@ class Sending:
         if status is not Status.OK:
             trailers = literal(b"grpc-status", str(int(status)).encode())
             trailers += literal(b"grpc-message", percent(message))
+        for name, value in metadata:
+            trailers += literal(name, value)
         stream.trailers = trailers
         self._flush(stream)
+
+    def accept(self, stream: Stream) -> None:
+        """Sends the headers of this side, if they were not sent."""
+        if not stream.began and not stream.finished:
+            self.out.append(self._opening(stream))
 
     def go_away(self, number: int, code: Code = Code.NO_ERROR, message: str = "") -> None:
         """GOAWAY. number: of the last stream that is served."""
@@ -110,6 +163,8 @@ class Sending:
     def forget(self, stream: Stream) -> None:
         """A stream is over."""
         self._blocked.pop(stream.number, None)
+        if stream.on_room is not None:
+            stream.on_room()
 
     @property
     def waiting_bytes(self) -> int:
@@ -137,7 +192,11 @@ class Sending:
 
     def give_credit(self, stream: Stream) -> None:
         """Lets the peer of a stream send more, if it reads what it gets."""
-        if stream.credit > STREAM_WINDOW // 2 and len(stream.waiting) <= STREAM_WAITING_MAX:
+        if (
+            stream.credit > STREAM_WINDOW // 2
+            and not stream.held
+            and len(stream.waiting) <= STREAM_WAITING_MAX
+        ):
             self.out.append(frame(WINDOW_UPDATE, 0, stream.number, U32.pack(stream.credit)))
             stream.unread -= stream.credit
             stream.credit = 0
@@ -150,7 +209,9 @@ class Sending:
             self._flush(stream)
 
     def _opening(self, stream: Stream) -> bytes:
-        """The headers of this side, before its first message; empty after that."""
+        """The headers of this side, before its first message; empty after that. Called with each
+        frame of an answer."""
+        self.sent += 1
         if stream.began:
             return b""
         stream.began = True
@@ -172,12 +233,25 @@ class Sending:
             self._blocked[stream.number] = stream
         else:
             self._blocked.pop(stream.number, None)
+            if stream.on_room is not None:
+                stream.on_room()
         if stream.trailers is not None and not waiting:
-            opening = b"" if stream.began else OPENING
+            opening = b"" if stream.began else ALONE
             stream.began = True
             block = opening + stream.trailers
             stream.trailers = None
-            flags = END_HEADERS | END_STREAM
-            self.out.append(frame(HEADERS, flags, stream.number, block))
+            self.sent += 1
+            self.out.append(self._headers(stream.number, block))
             self._over(stream)
             stream.ended = True
+
+    def _headers(self, number: int, block: bytes) -> bytes:
+        """The last headers of a stream, in as many frames as they need."""
+        size = self._frame_max
+        if len(block) <= size:
+            return frame(HEADERS, END_HEADERS | END_STREAM, number, block)
+        frames = frame(HEADERS, END_STREAM, number, block[:size])
+        for at in range(size, len(block), size):
+            flags = END_HEADERS if at + size >= len(block) else 0
+            frames += frame(CONTINUATION, flags, number, block[at : at + size])
+        return frames

@@ -1,10 +1,11 @@
-"""Sockets of the picker's HTTP/2: TLS and plain connections on one port.
+"""Sockets of HTTP/2: TLS and plain connections on one port.
 
 Gateways come either way, some without a choice: the first byte of a connection tells (0x16 is TLS's
 handshake, `P` begins HTTP/2's preface).
 
 Laws:
 - a connection that has sent nothing after FIRST_BYTE_S is closed; PEEKING_MAX wait at most;
+- so is a connection whose preface is not whole after Bounds.preface_s;
 - nothing is read from a connection while bytes for it wait in the socket.
 """
 
@@ -13,19 +14,36 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
-from router.front.picker.frames import ConnectionFault
-from router.front.picker.http2 import Connection, Service
+from router.http2.frames import HEADERS_MAX, MESSAGE_MAX, ConnectionFault
+from router.http2.machine import Connection
+from router.http2.messages import Service
 
 FIRST_BYTE_S = 10.0
 PEEKING_MAX = 1024
 """Connections that have sent nothing yet; the one that came first is closed for the next."""
 _TLS_HANDSHAKE = b"\x16"
 
-log = logging.getLogger("kvroute.picker")
+log = logging.getLogger("kvroute.http2")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one connection."""
+
+    streams_max: int
+    message_max: int = MESSAGE_MAX
+    """Bytes of a gRPC message."""
+    headers_max: int = HEADERS_MAX
+    """Bytes of a call's headers."""
+    ping_every_s: float = 0.0
+    """See machine.Calm."""
+    preface_s: float = 20.0
+    """In which TLS and HTTP/2's preface are over."""
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -35,14 +53,31 @@ class Http2Protocol(asyncio.Protocol):
         self,
         service: Callable[["Http2Protocol"], Service],
         *,
-        streams_max: int,
+        bounds: Bounds,
         left: Callable[["Http2Protocol"], None],
     ) -> None:
         """service: made for each connection. left: is called when the connection is gone."""
-        self.http2 = Connection(service(self), streams_max=streams_max)
+        self.http2 = Connection(
+            service(self),
+            streams_max=bounds.streams_max,
+            message_max=bounds.message_max,
+            headers_max=bounds.headers_max,
+            ping_every_s=bounds.ping_every_s,
+        )
+        self._bounds = bounds
         self._left = left
         self._transport: Any = None
         self._clock = asyncio.get_running_loop().time
+        self.received_s = self._clock()
+        """When the peer last sent something."""
+        self.fault = ""
+        """Why it is closed from here: `malformed`, `slow_head`; empty: for another reason. One that
+        has a reason before it is made is closed at once."""
+        self.pinged = False
+        """Whether a ping of ours was sent since the peer last sent something."""
+        self._preface: asyncio.TimerHandle | None = None
+        self._room: asyncio.Future[None] | None = None
+        """Done once the socket takes bytes again; None: it does."""
         self._receiving = False
         self._flushing = False
         """Whether a write is due in the loop's next turn."""
@@ -50,14 +85,22 @@ class Http2Protocol(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        if self.fault:
+            self.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._preface = loop.call_later(self._bounds.preface_s, self._end_unless_begun)
         self.flush()
 
     @override
     def data_received(self, data: bytes) -> None:
         self._receiving = True
+        self.received_s = self._clock()
+        self.pinged = False
         try:
-            self.http2.receive(data, self._clock())
+            self.http2.receive(data, self.received_s)
         except ConnectionFault as fault:
+            self.fault = "malformed"
             log.warning("%s: the connection is closed: %s", self.peer, fault)
             self._write()
             self._transport.close()
@@ -75,14 +118,24 @@ class Http2Protocol(asyncio.Protocol):
 
     @override
     def pause_writing(self) -> None:
+        self._room = asyncio.get_running_loop().create_future()
         self._transport.pause_reading()
 
     @override
     def resume_writing(self) -> None:
+        self._has_room()
         self._transport.resume_reading()
+
+    async def room(self) -> None:
+        """Returns once the socket takes bytes, or is closed."""
+        if self._room is not None:
+            await asyncio.shield(self._room)
 
     @override
     def connection_lost(self, error: Exception | None) -> None:
+        if self._preface is not None:
+            self._preface.cancel()
+        self._has_room()
         self.http2.lost()
         self._left(self)
 
@@ -92,10 +145,38 @@ class Http2Protocol(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        self.pinged = True
+        self.http2.ping()
+        self.flush()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def socket(self) -> Any:
+        """The asyncio transport, for what it knows of its other side."""
+        return self._transport
+
     @property
     def peer(self) -> str:
         """Address of the other side."""
         return str(self._transport.get_extra_info("peername")) if self._transport else "?"
+
+    def _end_unless_begun(self) -> None:
+        self._preface = None
+        if not self.http2.began:
+            self.fault = "slow_head"
+            log.info("%s: no HTTP/2 after %g s", self.peer, self._bounds.preface_s)
+            self.abort()
+
+    def _has_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
 
     def _write(self) -> None:
         self._flushing = False

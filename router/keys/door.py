@@ -130,7 +130,8 @@ class Door:
         self, error: UnknownKeyError, token: str, names: Callable[[], Iterable[str]]
     ) -> Usage:
         """Like `enter`, after keys of the token's issuer were fetched; raises Refusal."""
-        await self.issuers.fetch(str(error))
+        # In a task of its own: the first step of a call may have none, which HTTP clients need.
+        await asyncio.create_task(self.issuers.fetch(str(error)))
         try:
             return self.enter(token, names, is_unix=False)
         except UnknownKeyError:

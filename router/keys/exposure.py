@@ -1,4 +1,4 @@
-"""Which addresses only this machine's users can reach. Pure."""
+"""Addresses to listen on, and which of them only this machine's users can reach. Pure."""
 
 import ipaddress
 
@@ -42,3 +42,11 @@ def check_exposure(listen: str, *, key: str, guarded: bool, switch: str, allowed
             f" tls.client_ca_file, or {switch} to serve all that reach it - at `$.{key}`"
         )
     return True
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """host:port, or [v6]:port; raises ConfigError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is no address: write host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)

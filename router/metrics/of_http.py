@@ -1,12 +1,27 @@
 """Metrics of HTTP ports' connections."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.http.bounded import Connections
+
+class Connections(Protocol):
+    """What a port counts."""
+
+    @property
+    def port(self) -> str:
+        """Its name."""
+
+    @property
+    def open(self) -> int:
+        """Open connections."""
+
+    @property
+    def closed(self) -> Mapping[str, int]:
+        """Bound -> connections that were closed because of it."""
 
 
 class HttpCollector(Collector):

@@ -11,7 +11,7 @@ from router.console.console import Console
 from router.front.routers import Router
 from router.keys.engine_key import EngineKey
 from router.metrics.http import MetricsServer
-from router.metrics.of_http import HttpCollector
+from router.metrics.of_http import Connections, HttpCollector
 from router.metrics.probes import ProbeServer
 from router.processes.console_face import ConsoleFace
 from router.processes.locks import Locks
@@ -67,6 +67,12 @@ class Listeners:
         return self._grpc.port if self._grpc is not None else 0
 
     @property
+    def fast_port(self) -> int:
+        """Port of the second gRPC server."""
+        fast = None if self._grpc is None else self._grpc.fast
+        return fast.port if fast is not None else 0
+
+    @property
     def metrics_port(self) -> int:
         return self._http.port if self._http is not None else 0
 
@@ -111,7 +117,11 @@ class Listeners:
         if self._probes is not None:
             await self._probes.start()
             log.info("probes on %s (port %d)", config.probes.listen, self._probes.port)
-        ports = (face.connections for face in (self._http, self._probes) if face is not None)
+        faces = (self._http, self._probes)
+        ports: list[Connections] = [face.connections for face in faces if face is not None]
+        if self._grpc.fast is not None:
+            ports.append(self._grpc.fast.counts)
+            log.info("gRPC on %s, too (port %d)", config.grpc.fast_listen, self._grpc.fast.port)
         self._registry.register(HttpCollector(*ports))
         tasks.spawn(locks.followed.run(), "files of keys")
         if locks.door is not None:

@@ -30,13 +30,22 @@ class Locks:
         if self.door is not None:
             self.door.follow(self.followed)
         keyed = self.door is not None
-        self.open_to_all = check_exposure(
-            config.grpc.listen,
-            key="grpc.listen",
-            guarded=keyed,
-            switch="grpc.any_address",
-            allowed=config.grpc.any_address,
-        )
+        self.open_to_all = [
+            listen
+            for key, listen in (
+                ("grpc.listen", config.grpc.listen),
+                ("grpc.fast_listen", config.grpc.fast_listen),
+            )
+            if listen
+            and check_exposure(
+                listen,
+                key=key,
+                guarded=keyed,
+                switch="grpc.any_address",
+                allowed=config.grpc.any_address,
+            )
+        ]
+        """Addresses of gRPC whose callers need no keys."""
         if config.gateway.listen:
             check_address(config.gateway, keyed)
         self.metrics_tls: Contexts | None = metrics_tls(config.metrics, self.certificates)

@@ -294,11 +294,11 @@ class RouterApp:
 
     def _warn_of_configuration(self) -> None:
         grpc = self.config.grpc
-        if self.locks.open_to_all:
+        for listen in self.locks.open_to_all:
             log.warning(
                 "grpc.any_address is set: all that reach %s may call every method, fleet commands"
                 " among them, without keys",
-                grpc.listen,
+                listen,
             )
         if grpc.max_message_mib is not None:
             log.warning(

@@ -66,7 +66,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
                 raise Refusal(
                     Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer"
                 )
-            when_unsent(partial(self._desk.unsent, reservation))
+            when_unsent(context, partial(self._desk.unsent, reservation))
         return answer
 
     @override

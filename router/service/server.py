@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import random
+import ssl
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +25,11 @@ from kvroute.v1 import (
 )
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import GrpcSettings
+from router.desk.methods import REPORT, ROUTE
+from router.http2.fast_server import FastServer, ServerBounds
+from router.http2.sockets import Bounds
 from router.keys.certificates import Certificates
-from router.keys.exposure import UNIX
+from router.keys.exposure import UNIX, split_address
 from router.service.calls import Collected, Context, Handler
 from router.service.credentials import server_credentials
 from router.service.fleet_service import FleetService, fleet_handlers
@@ -34,6 +39,8 @@ from router.service.router_service import RouterService, byte_handlers, first
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a client has to answer a ping."""
 ANSWER_BYTES_MAX = 64 << 20
+PING_EVERY_S = 10.0
+"""Between two pings of a client, where no answer of a call is between them."""
 PING_STRIKES_MAX = 2
 """Pings that come too early, before their connection is closed."""
 SERVICES = (
@@ -69,14 +76,21 @@ class GrpcServer:
             guard.in_flight.bytes_max,
             lambda: feed.watches,
         )
-        guard.add(self._server, SERVICES[0], byte_handlers(router))
-        guard.add(self._server, SERVICES[1], fleet_handlers(fleet))
-        guard.add(self._server, SERVICES[2], prompts_handlers(PromptsService(router.texts)))
-        others = guard.registrar(self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
-        if settings.reflection:
-            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            add_reflection(ReflectionServicer(names), others)  # type: ignore[no-untyped-call]
+        self.fast: FastServer | None = None
+        """The second server, if it is configured."""
+        servers: list[Any] = [self._server]
+        if settings.fast_listen:
+            self.fast = _fast_server(settings, router.guard.limits.largest, certificates)
+            servers.append(self.fast)
+        for server in servers:
+            guard.add(server, SERVICES[0], byte_handlers(router))
+            guard.add(server, SERVICES[1], fleet_handlers(fleet))
+            guard.add(server, SERVICES[2], prompts_handlers(PromptsService(router.texts)))
+            others = guard.registrar(server)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
+            if settings.reflection:
+                names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+                add_reflection(ReflectionServicer(names), others)  # type: ignore[no-untyped-call]
 
     async def start(self) -> None:
         """Listens; raises ConfigError when an address can't be had."""
@@ -87,6 +101,8 @@ class GrpcServer:
             )
         await self.set_serving(ready=False)
         await self._server.start()
+        if self.fast is not None and self._settings.fast_listen:
+            await self._start_fast(self.fast, self._settings.fast_listen)
 
     async def set_serving(self, *, ready: bool) -> None:
         """Liveness is always SERVING while we run; all else follows readiness, never after a drain
@@ -104,7 +120,18 @@ class GrpcServer:
         await self.set_serving(ready=False)
         self._health.end_watches()
         await self._guard.stop()
-        await self._server.stop(grace_s)
+        if self.fast is None:
+            await self._server.stop(grace_s)
+        else:
+            await asyncio.gather(self._server.stop(grace_s), self.fast.stop(grace_s))
+
+    async def _start_fast(self, server: FastServer, address: str) -> None:
+        try:
+            await server.start(*split_address(address))
+        except OSError as error:
+            raise ConfigError(
+                f"can't listen on {address}: {error.strerror} - at `$.grpc.fast_listen`"
+            ) from error
 
     def _listen_on(self, unix_socket: Path, mode: int) -> None:
         """Listens on a unix socket, whose file has the permissions from the first moment; raises
@@ -152,6 +179,36 @@ def prompts_handlers(prompts: PromptsService) -> dict[str, Handler]:
     return collected.handlers | {"Render": grpc.unary_unary_rpc_method_handler(prompts.Render)}
 
 
+def _fast_server(
+    settings: GrpcSettings, bytes_max: int, certificates: Certificates | None
+) -> FastServer:
+    """With the bounds of the other server. bytes_max: of the largest message of any method."""
+    contexts = None
+    if certificates is not None:
+        verify = ssl.CERT_REQUIRED if certificates.asks_callers else ssl.CERT_NONE
+        contexts = certificates.contexts(verify, ["h2"])
+    bounds = ServerBounds(
+        connection=Bounds(
+            streams_max=settings.streams_max,
+            message_max=bytes_max,
+            headers_max=settings.metadata_kib_max * 1024,
+            ping_every_s=PING_EVERY_S,
+            preface_s=settings.handshake_timeout_s,
+        ),
+        connections_max=settings.connections_max,
+        keepalive_s=settings.keepalive_s,
+        age_s=settings.max_connection_age_s,
+        age_grace_s=settings.max_connection_age_grace_s,
+    )
+    return FastServer(
+        bounds,
+        rng=random.Random(),
+        at_once=(ROUTE, REPORT),
+        tls=lambda: None if contexts is None else contexts.now,
+        allows_plain=contexts is None,
+    )
+
+
 def server_options(settings: GrpcSettings, bytes_max: int) -> list[tuple[str, int]]:
     """gRPC's channel arguments. bytes_max: of the largest message that any method takes."""
     options = [
@@ -162,7 +219,7 @@ def server_options(settings: GrpcSettings, bytes_max: int) -> list[tuple[str, in
         ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_s)),
         ("grpc.keepalive_timeout_ms", _milliseconds(KEEPALIVE_TIMEOUT_S)),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(PING_EVERY_S)),
         ("grpc.http2.max_ping_strikes", PING_STRIKES_MAX),
         ("grpc.max_concurrent_streams", settings.streams_max),
         ("grpc.max_allowed_incoming_connections", settings.connections_max),

@@ -19,11 +19,12 @@ from google.protobuf.message import DecodeError
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.front.exchange import Outcome as ExchangeOutcome
-from router.front.picker import frames, messages
-from router.front.picker.frames import ConnectionFault, frame, literal
-from router.front.picker.http2 import Connection
+from router.front.picker import messages
 from router.front.picker.request_stream import Question, RequestStream
-from router.front.picker.sending import Stream
+from router.http2 import frames
+from router.http2.frames import ConnectionFault, frame, literal
+from router.http2.machine import Connection
+from router.http2.sending import Stream
 from tests.fuzz.wire import Difference, same
 
 STREAMS_MAX = 8

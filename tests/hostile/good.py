@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import aiohttp
 import grpc.aio
@@ -45,12 +46,13 @@ class GoodClient:
     def __init__(
         self,
         ports: Ports,
-        router: KvRouteClient,
+        routers: Mapping[str, KvRouteClient],
         picker: grpc.aio.Channel,
         http: aiohttp.ClientSession,
     ) -> None:
+        """routers: kind of call -> client of the gRPC port that it is made on."""
         self._ports = ports
-        self._router = router
+        self._routers = routers
         self._process = picker.stream_stream(
             PROCESS,
             request_serializer=pb.ProcessingRequest.SerializeToString,
@@ -63,7 +65,7 @@ class GoodClient:
         """Calls each face until `stop`, and once at least."""
         calls = Calls()
         kinds: dict[str, Callable[[], Awaitable[None]]] = {
-            "route": self._route,
+            **{name: partial(self._route, client) for name, client in self._routers.items()},
             "chat": self._chat,
             "pick": self._pick,
         }
@@ -72,10 +74,10 @@ class GoodClient:
         await asyncio.gather(*(_repeat(calls, name, kinds[name], stop) for name in kinds))
         return calls
 
-    async def _route(self) -> None:
+    async def _route(self, client: KvRouteClient) -> None:
         self._first += 1
         tokens = range(self._first, self._first + 256)
-        async with self._router.request(token_ids=list(tokens)) as request:
+        async with client.request(token_ids=list(tokens)) as request:
             if not request.pick.worker_id:
                 raise AssertionError("a pick without a worker")
 

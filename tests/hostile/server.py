@@ -45,7 +45,7 @@ async def run() -> int:
         workers = [engine.relay_settings() for engine in engines]
         app = RouterApp(
             ServeConfig(
-                grpc=GrpcSettings(listen=ANY),
+                grpc=GrpcSettings(listen=ANY, fast_listen=ANY),
                 gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
                 epp=PickerSettings(listen=ANY),
                 metrics=MetricsSettings(listen=ANY),
@@ -62,6 +62,7 @@ async def run() -> int:
                 await workers_ready(client, ENGINES)
             say(
                 grpc=at.grpc_port,
+                fast=at.fast_port,
                 gateway=at.gateway_port,
                 epp=at.picker_port,
                 metrics=at.metrics_port,

@@ -56,10 +56,11 @@ async def a_server() -> AsyncIterator[tuple[Ports, GoodClient]]:
     async with (
         process("tests.hostile.server") as (ports, _),
         KvRouteClient(f"127.0.0.1:{ports['grpc']}") as router,
+        KvRouteClient(f"127.0.0.1:{ports['fast']}") as fast,
         grpc.aio.insecure_channel(f"127.0.0.1:{ports['epp']}") as picker,
         aiohttp.ClientSession() as http,
     ):
-        yield ports, GoodClient(ports, router, picker, http)
+        yield ports, GoodClient(ports, {"route": router, "route_fast": fast}, picker, http)
 
 
 async def calls_for(good: GoodClient, seconds: float) -> Calls:

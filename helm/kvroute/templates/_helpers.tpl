@@ -77,6 +77,11 @@ app.kubernetes.io/part-of: kvroute
 {{ regexFind "[0-9]+$" .Values.config.grpc.listen }}
 {{- end }}
 
+{{/* Port of the second gRPC server; empty without one. */}}
+{{- define "kvroute.fastPort" -}}
+{{ regexFind "[0-9]+$" (default "" .Values.config.grpc.fast_listen) }}
+{{- end }}
+
 {{/* Empty without an endpoint. */}}
 {{- define "kvroute.metricsPort" -}}
 {{ regexFind "[0-9]+$" .Values.config.metrics.listen }}

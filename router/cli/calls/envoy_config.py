@@ -8,7 +8,7 @@ from router.cli.calls.dialing import complain, dial, target_flag
 from router.cli.flags import timeout_flag
 from router.cli.run import run
 from router.config.keys import ConfigError
-from router.http.port import split_address
+from router.keys.exposure import split_address
 
 
 def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:

@@ -20,6 +20,13 @@ class GrpcSettings(Settings, frozen=True):
     listen: Annotated[str, Meta(description="host:port; port 0 picks a free one")] = (
         "127.0.0.1:50051"
     )
+    fast_listen: Annotated[
+        str | None,
+        Meta(
+            description="host:port of a second gRPC server, of the same methods, keys and limits:"
+            " a call by itself costs it a third of the CPU; none: there is no such server"
+        ),
+    ] = None
     unix_socket: Annotated[
         str | None, Meta(description="path of a unix socket to listen on too")
     ] = None

@@ -29,11 +29,11 @@ from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import WorkerAnswered
 from router.front.openai_body import PATHS, shape_of
 from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
-from router.http.port import HttpPort, split_address
+from router.http.port import HttpPort
 from router.keys.certificates import Contexts
 from router.keys.door import Door
 from router.keys.engine_key import EngineKey
-from router.keys.exposure import check_exposure
+from router.keys.exposure import check_exposure, split_address
 from router.keys.usage import Usage
 from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrape

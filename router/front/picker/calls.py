@@ -11,10 +11,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from router.front.picker.connection import Http2Protocol
-from router.front.picker.frames import Status
 from router.front.picker.picks import PickedRequest, Picker
-from router.front.picker.sending import Stream
+from router.http2.frames import Status
+from router.http2.sending import Stream
+from router.http2.sockets import Http2Protocol
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 PROCESS = f"/{EXT_PROC}/Process"

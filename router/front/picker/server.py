@@ -19,13 +19,13 @@ from router.config.keys import ConfigError
 from router.config.settings.picker_settings import PickerSettings
 from router.front.gateway.roster import Roster
 from router.front.picker.calls import Calls, Health
-from router.front.picker.connection import Http2Protocol, Listener
 from router.front.picker.counters import PickerCounters
 from router.front.picker.endpoints import Endpoints
 from router.front.picker.picks import Picker
 from router.front.routers import Router
-from router.http.port import split_address
+from router.http2.sockets import Bounds, Http2Protocol, Listener
 from router.keys.certificates import Certificates, Contexts
+from router.keys.exposure import split_address
 from router.keys.followed import Followed
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Tracing
@@ -148,7 +148,7 @@ class PickerServer:
         assert picker is not None  # it is set before the first connection comes
         connection = Http2Protocol(
             lambda protocol: Calls(protocol, picker, self._health),
-            streams_max=self._settings.streams_max,
+            bounds=Bounds(self._settings.streams_max),
             left=self._connections.discard,
         )
         self._connections.add(connection)

@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import HttpSettings
-from router.http.port import HttpPort, split_address
+from router.http.port import HttpPort
 from router.keys.certificates import Certificates, Contexts
+from router.keys.exposure import split_address
 from router.metrics.of_http import HttpCollector
 from tests.stage.certificates import Authority, written
 from tests.stage.waiting import until

@@ -1,17 +1,21 @@
-"""HTTP/2 as the picker speaks it: frames in, calls and frames out."""
+"""The small HTTP/2: frames in, calls and frames out."""
 
+import gzip
 import random
 import struct
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hpack import Encoder
 
-from router.front.picker import frames as http2
-from router.front.picker.frames import Code, ConnectionFault, Status, frame
-from router.front.picker.http2 import Connection
-from router.front.picker.sending import Stream
+from router.http2 import frames as http2
+from router.http2 import messages
+from router.http2.frames import Code, ConnectionFault, Status, frame
+from router.http2.machine import Connection
+from router.http2.sending import Stream
 
 U32 = struct.Struct(">I")
 CREDIT = (http2.WINDOW_UPDATE, 1)
@@ -69,13 +73,18 @@ class Peer:
             yield size_kind & 0xFF, flags, number, data[9 : 9 + size]
             data = data[9 + size :]
 
-    def headers(self, number: int, flags: int = http2.END_HEADERS) -> bytes:
-        return frame(http2.HEADERS, flags, number, self.encoder.encode(HEADERS))
+    def headers(
+        self,
+        number: int,
+        flags: int = http2.END_HEADERS,
+        more: Sequence[tuple[str, str]] = (),
+    ) -> bytes:
+        return frame(http2.HEADERS, flags, number, self.encoder.encode([*HEADERS, *more]))
 
 
-def a_peer(streams_max: int = 100, *, answers: bool = True) -> Peer:
+def a_peer(streams_max: int = 100, *, answers: bool = True, **bounds: Any) -> Peer:
     echo = Echo(answers=answers)
-    connection = Connection(echo, streams_max=streams_max)
+    connection = Connection(echo, streams_max=streams_max, **bounds)
     echo.connection = connection
     peer = Peer(echo, connection)
     first = peer.send(http2.PREFACE, frame(http2.SETTINGS, 0, 0))
@@ -202,7 +211,7 @@ def test_streams_beyond_the_bound_are_refused() -> None:
 def test_a_message_beyond_the_bound_ends_its_call_alone() -> None:
     peer = a_peer()
     peer.send(peer.headers(1), peer.headers(3))
-    head = b"\0" + U32.pack(http2.MESSAGE_MAX)
+    head = b"\0" + U32.pack(http2.MESSAGE_MAX + 1)
     (last,) = peer.send(data(1, head))
     assert last[:3] == (http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1)
     assert str(int(Status.RESOURCE_EXHAUSTED)).encode() in last[3]
@@ -210,11 +219,114 @@ def test_a_message_beyond_the_bound_ends_its_call_alone() -> None:
     assert list(peer.connection.streams) == [3]
 
 
-def test_a_compressed_message_is_unimplemented() -> None:
+@pytest.mark.parametrize(
+    ("encoding", "content", "status"),
+    [
+        ("gzip", gzip.compress(b"hello", mtime=0), None),
+        ("deflate", zlib.compress(b"hello"), None),
+        ("identity", b"hello", Status.INTERNAL),
+        ("gzip", b"hello", Status.INTERNAL),
+        ("gzip", gzip.compress(b"hello", mtime=0)[:-1], Status.INTERNAL),
+        ("deflate", zlib.compress(b"hello") + b"x", Status.INTERNAL),
+        ("br", b"hello", Status.UNIMPLEMENTED),
+        ("gzip", gzip.compress(bytes(1001), mtime=0), Status.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_a_compressed_message_is_unpacked_within_the_bound_or_refused(
+    encoding: str, content: bytes, status: Status | None
+) -> None:
+    peer = a_peer(message_max=1000)
+    peer.send(peer.headers(1, more=(("grpc-encoding", encoding),)))
+    *_, last = peer.send(data(1, b"\1" + U32.pack(len(content)) + content))
+    if status is None:
+        assert last[3] == message(b"hello")
+    else:
+        assert (
+            b"grpc-status" + bytes((len(str(int(status))),)) + str(int(status)).encode() in last[3]
+        )
+        assert peer.echo.ends == ["reset"]
+
+
+def test_messages_without_an_end_are_bounded_over_all_streams_of_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "UNENDED_MAX", 1000)
     peer = a_peer()
+    half = b"\0" + U32.pack(600) + bytes(400)
+    for number in (1, 3):
+        peer.send(peer.headers(number))
+        assert peer.send(data(number, half)) == []
+    peer.send(data(1, bytes(200)))  # this one is whole now
+    peer.send(peer.headers(5))
+    assert peer.send(data(5, half)) == []
+    peer.send(peer.headers(7))
+    (last,) = peer.send(data(7, half))
+    assert last[2] == 7
+    assert b"8" in last[3]
+    peer.send(
+        frame(http2.RST_STREAM, 0, 3, U32.pack(8)), frame(http2.RST_STREAM, 0, 5, U32.pack(8))
+    )
+    assert peer.connection._messages.unended == 0
+
+
+def test_what_comes_for_an_answer_that_waits_for_room_is_not_kept() -> None:
+    peer = a_peer(answers=False)
+    peer.send(frame(http2.SETTINGS, 0, 0, struct.pack(">HI", 4, 0)), peer.headers(1))
+    (stream,) = peer.connection.streams.values()
+    peer.connection.send(stream, b"answer")
+    peer.connection.finish(stream)
+    for _ in range(50):
+        peer.send(data(1, bytes(10_000)))
+    assert not stream.inbox
+    *_, last = peer.send(frame(http2.WINDOW_UPDATE, 0, 1, U32.pack(100)))
+    assert b"grpc-status" in last[3]
+
+
+def test_a_held_stream_gets_no_more_room_until_its_messages_are_taken() -> None:
+    peer = a_peer(answers=False)
     peer.send(peer.headers(1))
-    (last,) = peer.send(data(1, b"\1" + U32.pack(1) + b"x"))
-    assert str(int(Status.UNIMPLEMENTED)).encode() in last[3]
+    (stream,) = peer.connection.streams.values()
+    peer.connection.hold(stream, held=True)
+    part = message(bytes(16_000 - 5))
+    count = http2.STREAM_WINDOW // len(part)
+    for _ in range(count):
+        assert [one for one in peer.send(data(1, part)) if one[2] == 1] == []
+    with pytest.raises(ConnectionFault):
+        peer.send(data(1, part), data(1, part))
+    peer = a_peer(answers=False)
+    peer.send(peer.headers(1))
+    (stream,) = peer.connection.streams.values()
+    peer.connection.hold(stream, held=True)
+    for _ in range(count):
+        peer.send(data(1, part))
+    peer.connection.hold(stream, held=False)
+    (grant,) = peer.back()
+    assert grant[:3] == (http2.WINDOW_UPDATE, 0, 1)
+    assert U32.unpack(grant[3])[0] == count * len(part)
+
+
+def test_metadata_over_the_bound_ends_its_call_and_not_the_connection() -> None:
+    peer = a_peer(headers_max=1000)
+    (refused,) = peer.send(peer.headers(1, more=(("x", "y" * 900),)))
+    assert refused[:3] == (http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1)
+    assert b"metadata of over 1000 bytes" in refused[3]
+    peer.send(peer.headers(3))
+    (_, answer) = peer.send(data(3, message(b"hello")))
+    assert answer[3] == message(b"hello")
+
+
+def test_pings_that_come_too_soon_end_their_connection_as_grpcs_own_server_does() -> None:
+    peer = a_peer(ping_every_s=10.0)
+    ping = frame(http2.PING, 0, 0, bytes(8))
+    for _ in range(5):
+        peer.now_s += 10.0
+        peer.send(ping)
+    peer.send(peer.headers(1))
+    for _ in range(9):  # with an answer between them, as of a client that measures
+        peer.send(data(1, message(b"x")), ping)
+    peer.send(ping, ping)
+    with pytest.raises(ConnectionFault, match="too_many_pings"):
+        peer.send(ping)
 
 
 def test_after_go_away_new_streams_are_refused_and_old_ones_go_on() -> None:
@@ -285,7 +397,7 @@ def _flood(kind: int, payload: bytes, number: int = 0) -> Callable[[Peer], list[
         (
             lambda peer: [
                 frame(http2.HEADERS, 0, 1, bytes(9)),
-                *[frame(http2.CONTINUATION, 0, 1, bytes(16_000))] * 5,
+                *[frame(http2.CONTINUATION, 0, 1, bytes(16_000))] * 10,
             ],
             Code.ENHANCE_YOUR_CALM,
         ),

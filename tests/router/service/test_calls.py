@@ -26,7 +26,7 @@ from router.reservations.reservations import Ending
 from router.service import router_service
 from router.service.calls import LOG_S, Guard
 from router.service.inbound import SMALL_BYTES, InFlight, Limits
-from tests.stage.served import Served, asked, refusal, served
+from tests.stage.served import ON_FAST_PORT, Served, asked, refusal, served
 
 Code = grpc.StatusCode
 KIB = 1024
@@ -435,6 +435,7 @@ class TestUnsent:
             assert stage.fleet.loads() == {}
             assert metric(stage, "kvroute_answers_unsent_total") == 1
 
+    @pytest.mark.skipif(ON_FAST_PORT, reason="its answers are handed over before a cancel is read")
     async def test_a_cancelled_call_s_answer_that_can_t_be_sent_is_taken_back(self) -> None:
         async with served(index=NativeIndex()) as stage:
             stage.fleet.add("w0", total_slots=None)

@@ -26,6 +26,8 @@ from tests.stage.keys import a_door, bearer, hashed, identity, write_keys
 from tests.stage.loopback import TurnedClock
 from tests.stage.served import Refused, Served, asked, served, taken_apart
 
+pytestmark = pytest.mark.usefixtures("each_port")
+
 Code = grpc.StatusCode
 CALL_S = 60.0
 REFUSED = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}

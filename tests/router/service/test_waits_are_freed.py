@@ -19,6 +19,8 @@ from tests.stage.garbage import freed_at_once
 from tests.stage.served import Served, asked, served
 from tests.stage.waiting import until
 
+pytestmark = pytest.mark.usefixtures("each_port")
+
 TIMES = 3
 W0 = WorkerKey("w0", 0)
 End = Callable[[Served, str], Awaitable[object]]

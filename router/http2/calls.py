@@ -1,0 +1,416 @@
+"""Calls of gRPC handlers on one connection of the small HTTP/2.
+
+A handler takes what grpc.aio's server gives it: bytes or an iterator of them, and a context. The
+context here has the methods of grpc.aio.ServicerContext that handlers of this project use.
+
+    HEADERS -> Call -> a message, and the end of the request -> handler: its first step at once
+                                                        waits -> a task, ended by the deadline,
+                                                                 the peer, or the server's end
+
+A unary handler of `at_once` that needs no wait is over within the read of its bytes, and no task is
+made: asyncio.current_task() is None in its first step, so nothing in that step may need a task.
+
+Laws:
+- a call ends once: by its answer, its abort, its deadline, its peer or the connection's end;
+- messages that a handler has not read hold the peer's window back; a handler that writes waits for
+  the peer's room, and for the socket's.
+"""
+
+import asyncio
+import base64
+import binascii
+import logging
+import types
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
+from contextvars import copy_context
+from functools import lru_cache
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+
+from router.http2.frames import Status
+from router.http2.peers import Peer
+from router.http2.sending import Stream
+from router.http2.sockets import Http2Protocol
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+
+_UNITS_S = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
+_DEADLINE = "the call's deadline passed before its answer"
+
+log = logging.getLogger("kvroute.grpc")
+
+
+class Call:
+    """One call, and its handler's context."""
+
+    __slots__ = (
+        "_calls", "_came", "_content", "_deadline_s", "_ended", "_headers", "_late", "_messages",
+        "_runs", "_stream", "_task", "_unsent", "aborted", "at_once", "handler",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        calls: "Calls",
+        stream: Stream,
+        handler: Handler,
+        headers: Mapping[str, str],
+        deadline_s: float | None,
+    ) -> None:
+        """deadline_s: by the loop's clock; None: there is none."""
+        self._calls = calls
+        self._stream = stream
+        self.handler = handler
+        self._headers = headers
+        self._deadline_s = deadline_s
+        self._content: bytes | None = None
+        """The one message of a unary request."""
+        self._messages: deque[bytes] = deque()
+        self._came: asyncio.Event | None = None
+        """Set at a message or the end of a request that is a stream; None: it is no stream."""
+        self._ended = False
+        """Whether no more messages come."""
+        self._task: asyncio.Task[None] | None = None
+        self._runs = False
+        """Whether the task has had its first turn; one that is cancelled before runs nothing."""
+        self._late: asyncio.TimerHandle | None = None
+        self._unsent: Callable[[], None] | None = None
+        self.at_once = False
+        """Whether the first step of the handler is taken at once, outside a task."""
+        self.aborted: tuple[Any, str, Metadata] | None = None
+        """Code, details and trailing metadata."""
+
+    # What handlers use of grpc.aio.ServicerContext
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline; None: there is none."""
+        if self._deadline_s is None:
+            return None
+        return max(0.0, self._deadline_s - self._calls.clock())
+
+    def invocation_metadata(self) -> Metadata:
+        """What the caller sent beside the message; values of `-bin` keys as bytes."""
+        return [
+            (name, _binary(value) if name.endswith("-bin") else value)
+            for name, value in self._headers.items()
+            if name[0] != ":" and name not in _RESERVED
+        ]
+
+    def peer(self) -> str:
+        """The caller's address, as gRPC writes it."""
+        return self._calls.peer.address
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """Names in the caller's verified certificate."""
+        return self._calls.peer.names
+
+    async def abort(
+        self, code: Any, details: str = "", trailing_metadata: Metadata = ()
+    ) -> NoReturn:
+        """Ends the call with a status; raises grpc.aio.AbortError."""
+        self.aborted = code, details, trailing_metadata
+        raise grpc.aio.AbortError
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        """Sends the headers of the answer; metadata of handlers is always empty."""
+        self._calls.protocol.http2.accept(self._stream)
+        self._calls.protocol.flush()
+
+    async def read(self) -> Any:
+        """The next message of a streaming request, or grpc.aio.EOF."""
+        assert self._came is not None
+        while not self._messages:
+            if self._ended:
+                return grpc.aio.EOF
+            self._came.clear()
+            await self._came.wait()
+        content = self._messages.popleft()
+        if not self._messages:
+            self._calls.protocol.http2.hold(self._stream, held=False)
+            self._calls.protocol.flush()
+        return content
+
+    async def write(self, content: bytes) -> None:
+        """Sends a message; returns once the peer and the socket have room for the next."""
+        stream, protocol = self._stream, self._calls.protocol
+        if stream.finished:
+            raise asyncio.CancelledError  # the peer has left: its call's task is being cancelled
+        protocol.http2.send(stream, content)
+        protocol.flush()
+        if stream.waiting:
+            room = asyncio.get_running_loop().create_future()
+            stream.on_room = lambda: None if room.done() else room.set_result(None)
+            try:
+                await room
+            finally:
+                stream.on_room = None
+        await protocol.room()
+
+    def when_unsent(self, end: Callable[[], None]) -> None:
+        """Calls end() if the answer can't be sent any more: the caller is gone, or too late."""
+        self._unsent = end
+
+    # What the connection brings
+
+    def begin_stream(self) -> None:
+        """Runs the handler of a streaming request."""
+        self._came = asyncio.Event()
+        stream_stream: Any = self.handler.stream_stream
+        self._spawn(lambda: stream_stream(self._requests(), self))
+
+    def message(self, content: bytes) -> None:
+        """A message of the request."""
+        if self._came is not None:
+            self._messages.append(content)
+            self._calls.protocol.http2.hold(self._stream, held=True)
+            self._came.set()
+        elif self._content is None and not self.handler.request_streaming:
+            self._content = content
+        else:
+            self._finish(Status.INTERNAL, "a unary request of two messages")
+
+    def half_closed(self) -> None:
+        """The request is whole."""
+        self._ended = True
+        if self._came is not None:
+            self._came.set()
+            return
+        content, self._content = self._content, None
+        if content is None:
+            self._finish(Status.INTERNAL, "a unary request without a message")
+        elif self.handler.response_streaming:
+            unary_stream: Any = self.handler.unary_stream
+            self._spawn(lambda: unary_stream(content, self))
+        else:
+            unary: Any = self.handler.unary_unary
+            if self.at_once:
+                self._begin(unary(content, self))
+            else:
+                self._spawn(lambda: self._rest(unary(content, self)))
+
+    def reset(self) -> None:
+        """The peer has left, or the connection is gone."""
+        self._close()
+        if self._task is not None:
+            if self._runs:
+                self._task.cancel()
+        elif self._unsent is not None:
+            unsent, self._unsent = self._unsent, None
+            unsent()
+
+    # The handler's life
+
+    def _begin(self, answer: Coroutine[Any, Any, bytes]) -> None:
+        """The first step of a unary handler, and a task for the rest, if there is one."""
+        context = copy_context()
+        try:
+            awaited = context.run(answer.send, None)
+        except StopIteration as done:
+            self._answer(done.value)
+        except (Exception, asyncio.CancelledError) as error:
+            self._failed(error)
+        else:
+            self._spawn(lambda: self._rest(_resumed(answer, awaited)), context)
+
+    async def _rest(self, answer: Awaitable[bytes]) -> None:
+        content = await answer
+        self._task = None
+        self._answer(content)
+
+    def _answer(self, content: bytes) -> None:
+        self._close()
+        stream, protocol = self._stream, self._calls.protocol
+        if stream.finished:
+            self.reset()
+            return
+        protocol.http2.reply(stream, content)
+        protocol.flush()
+        self._calls.over(stream)
+
+    def _spawn(self, work: Callable[[], Awaitable[Any]], context: Any = None) -> None:
+        """context: of contextvars, where a first step was taken in it."""
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._run(work, begun=context is not None), context=context)
+        if self._deadline_s is not None:
+            self._late = loop.call_at(self._deadline_s, self._past_deadline)
+
+    async def _run(self, work: Callable[[], Awaitable[Any]], *, begun: bool) -> None:
+        self._runs = True
+        try:
+            if self._stream.finished and self._task is not None:  # before the task's first turn
+                if not begun:
+                    return
+                self._task.cancel()
+            await work()
+        except (Exception, asyncio.CancelledError) as error:
+            self._failed(error)
+        else:
+            self._finish(Status.OK)
+        finally:
+            self._task = None
+
+    def _past_deadline(self) -> None:
+        self._finish(Status.DEADLINE_EXCEEDED, _DEADLINE)
+        self.reset()
+
+    def _failed(self, error: BaseException) -> None:
+        """A handler ended by an exception."""
+        if isinstance(error, grpc.aio.AbortError) and self.aborted is not None:
+            code, details, metadata = self.aborted
+            self._finish(Status(code.value[0]), details, metadata)
+        elif isinstance(error, asyncio.CancelledError):
+            self._finish(Status.CANCELLED, "the call was cancelled")
+        else:
+            log.error("a handler failed", exc_info=error)
+            self._finish(Status.UNKNOWN, "the handler failed")
+
+    def _finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:
+        self._close()
+        packed = [(name.encode(), _packed(name, value)) for name, value in metadata]
+        self._calls.protocol.http2.finish(self._stream, status, message, packed)
+        self._calls.protocol.flush()
+        self._calls.over(self._stream)
+
+    def _close(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        while (content := await self.read()) is not grpc.aio.EOF:
+            yield content
+
+
+class Calls:
+    """The calls of one connection."""
+
+    def __init__(
+        self,
+        protocol: Http2Protocol,
+        methods: Mapping[str, Handler],
+        at_once: Collection[str],
+        open_calls: set[Call],
+    ) -> None:
+        """methods: /package.Service/Method -> handler. at_once: unary methods whose handlers' first
+        steps need no task around them. open_calls: of all connections."""
+        self.protocol = protocol
+        self.clock = asyncio.get_running_loop().time
+        self._methods = methods
+        self._at_once = at_once
+        self._open = open_calls
+        self._peer: Peer | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """The other side."""
+        if self._peer is None:
+            self._peer = Peer(self.protocol.socket)
+        return self._peer
+
+    def opened(self, stream: Stream, path: str, headers: Mapping[str, str]) -> None:
+        """See messages.Service."""
+        handler = self._methods.get(path)
+        trouble = None
+        deadline_s = None
+        if handler is None:
+            trouble = Status.UNIMPLEMENTED, f"there is no method {path[:200]}"
+        elif not headers.get("content-type", "").startswith("application/grpc"):
+            trouble = Status.UNKNOWN, "this is no gRPC: its content-type says so"
+        elif (timeout := headers.get("grpc-timeout")) is not None:
+            seconds = timeout_s(timeout)
+            if seconds is None:
+                trouble = Status.INTERNAL, f"no grpc-timeout: {timeout[:32]!r}"
+            else:
+                deadline_s = self.clock() + seconds
+        if trouble is not None or handler is None:
+            self.protocol.http2.finish(stream, *(trouble or (Status.INTERNAL, "")))
+            self.protocol.flush()
+            return
+        call = stream.call = Call(self, stream, handler, headers, deadline_s)
+        call.at_once = path in self._at_once
+        self._open.add(call)
+        if handler.request_streaming:
+            call.begin_stream()
+
+    def message(self, stream: Stream, content: bytes) -> None:
+        """See messages.Service."""
+        if stream.call is not None:
+            stream.call.message(content)
+
+    def half_closed(self, stream: Stream) -> None:
+        """See messages.Service."""
+        if stream.call is not None:
+            stream.call.half_closed()
+
+    def reset(self, stream: Stream) -> None:
+        """See messages.Service."""
+        call = stream.call
+        if call is not None:
+            self.over(stream)
+            call.reset()
+
+    def over(self, stream: Stream) -> None:
+        """A call has ended here."""
+        call, stream.call = stream.call, None
+        self._open.discard(call)
+
+
+@types.coroutine
+def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, Any]:
+    """Goes on with a coroutine that has come to its first wait."""
+    while True:
+        try:
+            value = yield awaited
+        except BaseException as error:
+            step: Callable[..., Any] = work.throw
+            given: Any = error
+        else:
+            step, given = work.send, value
+        try:
+            awaited = step(given)
+        except StopIteration as done:
+            return done.value
+        finally:
+            given = None
+
+
+@lru_cache(maxsize=1024)
+def timeout_s(text: str) -> float | None:
+    """Seconds of a `grpc-timeout`; None: it is none."""
+    unit = _UNITS_S.get(text[-1:])
+    digits = text[:-1]
+    if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
+        return None
+    return int(digits) * unit
+
+
+_RESERVED = frozenset(
+    ("te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
+)
+
+
+def _binary(value: str) -> bytes:
+    """A `-bin` value; what is not base64 is given as it is."""
+    try:
+        return base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return value.encode(errors="replace")
+
+
+def _packed(name: str, value: str | bytes) -> bytes:
+    if name.endswith("-bin"):
+        raw = value if isinstance(value, bytes) else value.encode()
+        return base64.b64encode(raw).rstrip(b"=")
+    return value if isinstance(value, bytes) else value.encode(errors="replace")

@@ -1,0 +1,117 @@
+"""Header blocks that were decoded before, beside a decoder that keeps nothing."""
+
+import random
+
+import pytest
+from hpack import Decoder, Encoder
+from hpack.exceptions import HPACKError
+from hpack.hpack import NeverIndexedHeaderTuple
+
+from router.http2 import known_headers
+from router.http2.known_headers import BLOCK_MAX, KNOWN_MAX, KnownHeaders, keeps_table
+
+SEED = 20261123
+NAMES = [":path", "te", "grpc-timeout", "authorization", "x-request-id", "user-agent"]
+
+
+def test_blocks_mean_what_they_mean_to_a_decoder_that_keeps_nothing() -> None:
+    rng = random.Random(SEED)
+    encoder, beside, known = Encoder(), Decoder(), KnownHeaders(1 << 16, 1 << 16)
+    kept = 0
+    lists = [
+        [
+            (NeverIndexedHeaderTuple(name, value) if rng.random() < 0.3 else (name, value))
+            for name in rng.sample(NAMES, rng.randint(1, 5))
+            for value in [str(rng.randrange(3)) * rng.choice((1, 5, 140))]
+        ]
+        for _ in range(8)
+    ]
+    for _ in range(3000):
+        if rng.random() < 0.02:
+            encoder.header_table_size = rng.choice((0, 100, 4096))
+        fields = rng.choice(lists)
+        block = encoder.encode(fields, huffman=rng.random() < 0.5)
+        kept += block in known._known
+        assert known.read(block) == dict(beside.decode(block))
+        assert len(known._known) <= KNOWN_MAX
+    assert kept > 300
+
+
+def test_a_block_that_is_known_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, known = Encoder(), KnownHeaders(1000, 1000)
+    for _ in range(2):  # the second block's fields are all in the table
+        block = encoder.encode([("te", "trailers"), ("x", "y")])
+        headers = known.read(block)
+    monkeypatch.setattr(known._decoder, "decode", None)
+    assert known.read(block) is headers
+    assert dict(headers or {}) == {"te": "trailers", "x": "y"}
+
+
+def test_a_name_that_comes_twice_has_both_values() -> None:
+    block = Encoder().encode([("authorization", "Bearer a"), ("authorization", "Bearer b")])
+    assert KnownHeaders(1000, 1000).read(block) == {"authorization": "Bearer a,Bearer b"}
+
+
+def test_known_blocks_are_bounded() -> None:
+    known = KnownHeaders(1 << 16, 1 << 16)
+    for i in range(3 * KNOWN_MAX):
+        known.read(b"\x00\x01x" + bytes((len(str(i)),)) + str(i).encode())
+        assert len(known._known) <= KNOWN_MAX
+    known._known.clear()
+    known.read(
+        b"\x00\x01x\x7f"
+        + bytes((0x80 | (BLOCK_MAX & 0x7F), BLOCK_MAX >> 7))
+        + b"y" * (BLOCK_MAX + 127)
+    )
+    assert not known._known
+
+
+def test_too_many_fields_are_none_and_far_too_many_an_error() -> None:
+    known = KnownHeaders(200, 400)
+    assert known.read(Encoder().encode([("x", "y" * 200)], huffman=False)) is None
+    assert known.read(Encoder().encode([("x", "y")])) == {"x": "y"}
+    with pytest.raises(HPACKError):
+        known.read(Encoder().encode([("x", "y" * 400)], huffman=False))
+
+
+@pytest.mark.parametrize(
+    ("block", "keeps"),
+    [
+        (b"", True),
+        (b"\x82\x86", True),
+        (b"\xff\x80\x01", True),
+        (b"\x00\x01a\x01b", True),
+        (b"\x10\x01a\x01b", True),
+        (b"\x0f\x10\x01b", True),
+        (b"\x40\x01a\x01b", False),
+        (b"\x82\x41\x01b", False),
+        (b"\x20", False),
+        (b"\x00\x01a\x05b", False),
+        (b"\x00\x01", False),
+        (b"\x00", False),
+        (b"\xff\x80", False),
+    ],
+)
+def test_what_leaves_the_table_as_it_is(block: bytes, keeps: bool) -> None:
+    assert keeps_table(block) is keeps
+
+
+def test_random_bytes_are_read_to_an_end() -> None:
+    rng = random.Random(SEED)
+    for _ in range(5000):
+        block = rng.randbytes(rng.randint(0, 40))
+        keeps_table(block)
+        known, beside = KnownHeaders(1 << 12, 1 << 12), Decoder(max_header_list_size=1 << 12)
+        try:
+            expected = {}
+            for name, value in beside.decode(block):
+                key, text = known_headers._text(name), known_headers._text(value)
+                expected[key] = f"{expected[key]},{text}" if key in expected else text
+        except (HPACKError, UnicodeDecodeError):
+            with pytest.raises((HPACKError, UnicodeDecodeError)):
+                known.read(block)
+        else:
+            assert known.read(block) == expected
+            assert (
+                known.read(block) is None or not keeps_table(block) or known.read(block) == expected
+            )
