@@ -136,7 +136,8 @@ class AnswerReader:
         usage = read_usage(last)
         if self._kind is Kind.MESSAGES and usage.prompt_tokens is None and self._head:
             first = read_usage(_usage_in(self._head) or {})
-            usage = Usage(first.prompt_tokens, usage.output_tokens, first.cached_tokens)
+            cached = first.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
+            usage = Usage(first.prompt_tokens, usage.output_tokens, cached)
         return usage
 
     def _ending(self) -> bytes:

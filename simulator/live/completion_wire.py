@@ -6,6 +6,7 @@ are ignored.
 
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from simulator.live.engine import Completion
+from simulator.live.tool_calls import ForcedCall, Function, UnfitChoice, forced_call
 
 COMPLETION_TOKENS = 16
 """Tokens of a completion without max_tokens, as in vLLM."""
@@ -54,6 +56,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         """Tokens of the answer, and why it ends there."""
         return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens, "length"
 
+    def call(self) -> None:
+        """A completion calls no tool."""
+
 
 class ContentPart(msgspec.Struct):
     type: str
@@ -71,21 +76,56 @@ class Message(msgspec.Struct):
         return self.content or ""
 
 
+class Tool(msgspec.Struct):
+    """A function that the answer may call."""
+
+    function: Function
+
+
+class ChosenFunction(msgspec.Struct):
+    name: str
+
+
+class ToolChoice(msgspec.Struct):
+    """The function that the answer must call."""
+
+    function: ChosenFunction
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
 
     def token_ids(self) -> list[int]:
         return tokenize(chat_text(self.messages))
 
     def limit(self) -> tuple[int, str]:
-        """As for completions; max_completion_tokens overrides max_tokens, as in vLLM."""
+        """As for completions; max_completion_tokens overrides max_tokens, as in vLLM. A call ends
+        with its arguments: in vLLM with "stop" if the request named the function."""
+        call = self.call()
+        needed = inf if call is None else len(call.arguments)
         for most in (self.max_completion_tokens, self.max_tokens):
-            if most is not None:
+            if most is not None and most < needed:
                 return most, "length"
-        return CHAT_TOKENS, "stop"
+        if call is None:
+            return CHAT_TOKENS, "stop"
+        return len(call.arguments), "stop" if call.is_named else "tool_calls"
+
+    def call(self) -> ForcedCall | None:
+        """The call that the request forces; None: the answer is a text. Raises UnfitChoice."""
+        choice = self.tool_choice
+        if choice in (None, "auto", "none"):
+            return None
+        functions = [tool.function for tool in self.tools or ()]
+        if isinstance(choice, ToolChoice):
+            return forced_call(functions, choice.function.name)
+        if choice != "required":
+            raise UnfitChoice("tool_choice is none of auto, none, required, or a function")
+        return forced_call(functions, None)
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -140,27 +180,51 @@ class Reply:
         self._model = model
         self._prompt = request.token_ids() if request.return_token_ids else None
         self._finish_reason = request.limit()[1]
+        self._include_usage = request.include_usage
+        self._call = request.call()
+        self._sent = 0
+        """Characters of the call's arguments."""
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        text = detokenize(completion.token_ids)
-        content = {"message": {"role": "assistant", "content": text}} if self._is_chat else None
+        content: dict[str, Any]
+        if self._is_chat:
+            message = self._content(completion.token_ids, first=True)
+            content = {"message": {"role": "assistant", "content": None, **message}}
+        else:
+            content = {"text": detokenize(completion.token_ids)}
         kind = "chat.completion" if self._is_chat else "text_completion"
-        choice = self._choice(content or {"text": text}, completion.token_ids, True, True)
+        choice = self._choice(content, completion.token_ids, True, True)
         return self._body(kind, [choice]) | {"usage": usage(completion)}
 
-    def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> dict[str, Any]:
-        """Some tokens of a stream."""
-        text = detokenize(token_ids)
-        content: dict[str, Any] = {"text": text}
+    def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> bytes:
+        """The event with some tokens of a stream."""
+        content: dict[str, Any] = {}
         if self._is_chat:
-            delta = {"role": "assistant", "content": text} if first else {"content": text}
-            content = {"delta": delta}
-        return self._body(self._chunk_kind, [self._choice(content, token_ids, first, last)])
+            role = {"role": "assistant"} if first else {}
+            content["delta"] = role | self._content(token_ids, first=first, index=0)
+        else:
+            content["text"] = detokenize(token_ids)
+        return sse(self._body(self._chunk_kind, [self._choice(content, token_ids, first, last)]))
 
-    def usage_chunk(self, completion: Completion) -> dict[str, Any]:
-        """The last chunk, for clients that requested the usage."""
-        return self._body(self._chunk_kind, []) | {"usage": usage(completion)}
+    def end(self, completion: Completion) -> bytes:
+        """The events after the last tokens: the usage, for clients that requested it, and the
+        end."""
+        done = b"data: [DONE]\n\n"
+        if not self._include_usage:
+            return done
+        return sse(self._body(self._chunk_kind, []) | {"usage": usage(completion)}) + done
+
+    def _content(self, token_ids: Sequence[int], *, first: bool, **place: int) -> dict[str, Any]:
+        """Tokens as a chat has them: a text, or a part of the forced call's arguments, whose
+        characters take a token each. place: of the call in a stream."""
+        if self._call is None:
+            return {"content": detokenize(token_ids)}
+        part = self._call.arguments[self._sent : self._sent + len(token_ids)]
+        self._sent += len(token_ids)
+        function = {"name": self._call.name, "arguments": part} if first else {"arguments": part}
+        named = {"id": f"call_{self._id[-24:]}", "type": "function"} if first else {}
+        return {"tool_calls": [{**place, **named, "function": function}]}
 
     @property
     def _chunk_kind(self) -> str:

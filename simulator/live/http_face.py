@@ -1,7 +1,8 @@
 """The engine's HTTP server: the endpoints that a router and its clients use, in vLLM's form.
 
 GET  /health /version /v1/models /metrics /kv_event_sources
-POST /v1/completions /v1/chat/completions /tokenize /detokenize /reset_prefix_cache
+POST /v1/completions /v1/chat/completions /v1/messages /v1/messages/count_tokens
+POST /tokenize /detokenize /reset_prefix_cache
 
 A client that disconnects aborts its request. Loopback only.
 """
@@ -19,12 +20,18 @@ from simulator.live.completion_wire import (
     Reply,
     TokenizeRequest,
     refusal,
-    sse,
     untokenize,
 )
 from simulator.live.engine import Engine, EngineStopped, RequestRefused
 from simulator.live.engine_metrics import metrics_text
+from simulator.live.messages_wire import (
+    CountTokensRequest,
+    MessagesReply,
+    MessagesRequest,
+    messages_refusal,
+)
 from simulator.live.publisher import Publisher
+from simulator.live.tool_calls import UnfitChoice
 
 SPEAKS_VLLM = "0.32.0"
 """The release whose messages and endpoints this reproduces."""
@@ -67,6 +74,8 @@ class HttpFace:
                 web.post("/detokenize", self._detokenize),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/messages", self._messages),
+                web.post("/v1/messages/count_tokens", self._count_tokens),
                 web.post("/reset_prefix_cache", self._reset_prefix_cache),
             ]
         )
@@ -130,7 +139,7 @@ class HttpFace:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await _read(request, TokenizeRequest)
         if body.prompt is None and body.messages is None:
-            raise _error(400, "BadRequestError", "give a prompt or messages")
+            raise _error(request, 400, "BadRequestError", "give a prompt or messages")
         tokens = body.token_ids()
         return web.json_response(
             {
@@ -155,39 +164,51 @@ class HttpFace:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, await _read(request, ChatRequest))
 
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, await _read(request, MessagesRequest))
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        body = await _read(request, CountTokensRequest)
+        return web.json_response({"input_tokens": len(body.token_ids())})
+
     async def _answer(
-        self, request: web.Request, body: CompletionRequest | ChatRequest
+        self, request: web.Request, body: CompletionRequest | ChatRequest | MessagesRequest
     ) -> web.StreamResponse:
         config = self._engine.config
         model = body.model or config.model
         is_lora = model in config.scheduler.lora_names
         if not is_lora and model != config.model:
-            raise _error(404, "NotFoundError", f"The model `{model}` does not exist.")
-        arguments: dict[str, Any] = {
-            "token_ids": body.token_ids(),
-            "max_tokens": body.limit()[0],
-            "cache_salt": body.cache_salt or "",
-            "lora_name": model if is_lora else "",
-            "session_id": body.session_id or request.headers.get("X-Session-ID"),
-        }
-        reply = Reply(body, model, request.headers.get("X-Request-Id"))
+            raise _error(request, 404, "NotFoundError", f"The model `{model}` does not exist.")
         try:
+            arguments: dict[str, Any] = {
+                "token_ids": body.token_ids(),
+                "max_tokens": body.limit()[0],
+                "cache_salt": body.cache_salt or "",
+                "lora_name": model if is_lora else "",
+                "session_id": body.session_id or request.headers.get("X-Session-ID"),
+            }
+            request_id = request.headers.get("X-Request-Id")
+            reply: Reply | MessagesReply
+            if isinstance(body, MessagesRequest):
+                reply = MessagesReply(body, model, request_id)
+            else:
+                reply = Reply(body, model, request_id)
             if body.stream:
-                return await self._stream(request, arguments, reply, body.include_usage)
+                return await self._stream(request, arguments, reply)
             return web.json_response(reply.whole(await self._engine.complete(**arguments)))
-        except RequestRefused as error:
-            raise _error(400, "BadRequestError", str(error)) from error
+        except (RequestRefused, UnfitChoice) as error:
+            raise _error(request, 400, "BadRequestError", str(error)) from error
         except EngineStopped as error:
-            raise _error(503, "ServiceUnavailableError", str(error)) from error
+            raise _error(request, 503, "ServiceUnavailableError", str(error)) from error
 
     async def _stream(
-        self, request: web.Request, arguments: dict[str, Any], reply: Reply, include_usage: bool
+        self, request: web.Request, arguments: dict[str, Any], reply: Reply | MessagesReply
     ) -> web.StreamResponse:
         """Server-sent events, a chunk a step; a refusal comes before the headers. An engine that
         stops breaks the connection, as a process that dies does."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
-            return await self._streamed(request, response, arguments, reply, include_usage)
+            return await self._streamed(request, response, arguments, reply)
         except EngineStopped:
             if response.prepared and request.transport is not None:
                 request.transport.abort()
@@ -198,8 +219,7 @@ class HttpFace:
         request: web.Request,
         response: web.StreamResponse,
         arguments: dict[str, Any],
-        reply: Reply,
-        include_usage: bool,
+        reply: Reply | MessagesReply,
     ) -> web.StreamResponse:
         async with aclosing(self._engine.stream(**arguments)) as chunks:
             async for chunk in chunks:
@@ -207,10 +227,9 @@ class HttpFace:
                 if first:
                     await response.prepare(request)
                 last = chunk.completion is not None
-                await response.write(sse(reply.chunk(chunk.token_ids, first=first, last=last)))
-                if chunk.completion is not None and include_usage:
-                    await response.write(sse(reply.usage_chunk(chunk.completion)))
-        await response.write(b"data: [DONE]\n\n")
+                await response.write(reply.chunk(chunk.token_ids, first=first, last=last))
+                if chunk.completion is not None:
+                    await response.write(reply.end(chunk.completion))
         await response.write_eof()
         return response
 
@@ -220,14 +239,17 @@ async def _read(request: web.Request, form: type[Body]) -> Body:
     try:
         return msgspec.json.decode(await request.read(), type=form)
     except msgspec.DecodeError as error:
-        raise _error(400, "BadRequestError", str(error)) from error
+        raise _error(request, 400, "BadRequestError", str(error)) from error
 
 
-def _error(status: int, kind: str, message: str) -> web.HTTPException:
+def _error(request: web.Request, status: int, kind: str, message: str) -> web.HTTPException:
+    """An error in the shape of the API that was called."""
     classes = {
         400: web.HTTPBadRequest,
         404: web.HTTPNotFound,
         503: web.HTTPServiceUnavailable,
     }
-    text = msgspec.json.encode(refusal(status, kind, message)).decode()
+    of_messages = request.path.startswith("/v1/messages")
+    body = messages_refusal(kind, message) if of_messages else refusal(status, kind, message)
+    text = msgspec.json.encode(body).decode()
     return classes[status](text=text, content_type="application/json")

@@ -24,9 +24,10 @@ from typing_extensions import override
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
-from simulator.live.completion_wire import Reply, sse
+from simulator.live.completion_wire import Reply
 from simulator.live.engine import Engine, EngineConfig
 from simulator.live.http_face import HttpFace
+from simulator.live.messages_wire import MessagesReply
 from simulator.live.publisher import Publisher
 from tests.stage.channel import lines, say
 
@@ -77,7 +78,7 @@ class FailingFace(HttpFace):
 
     @override
     async def _stream(
-        self, request: web.Request, arguments: dict[str, Any], reply: Reply, include_usage: bool
+        self, request: web.Request, arguments: dict[str, Any], reply: Reply | MessagesReply
     ) -> web.StreamResponse:
         """The first chunk as it comes, all others in one write at the end: a write is what an
         answer costs most here, and a client needs to know no more than that it began."""
@@ -86,17 +87,17 @@ class FailingFace(HttpFace):
         async with aclosing(self._engine.stream(**arguments)) as chunks:
             async for chunk in chunks:
                 first, last = not response.prepared, chunk.completion is not None
-                told = sse(reply.chunk(chunk.token_ids, first=first, last=last))
+                told = reply.chunk(chunk.token_ids, first=first, last=last)
                 if first and not last:
                     await response.prepare(request)
                     await response.write(told)
                 else:
                     rest.append(told)
-                if chunk.completion is not None and include_usage:
-                    rest.append(sse(reply.usage_chunk(chunk.completion)))
+                if chunk.completion is not None:
+                    rest.append(reply.end(chunk.completion))
         if not response.prepared:
             await response.prepare(request)
-        await response.write(b"".join([*rest, b"data: [DONE]\n\n"]))
+        await response.write(b"".join(rest))
         await response.write_eof()
         return response
 

@@ -1,14 +1,12 @@
 """The programs of docs/clients.md, run as they stand there against a gateway."""
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from router.config.settings.gateway_settings import GatewaySettings
-from tests.stage.gateway import Worker, a_gateway, streaming
 from tests.stage.loopback import a_stage
 from tests.stage.pages import python_blocks
 from tests.stage.waiting import until
@@ -48,29 +46,12 @@ async def test_openais_client_is_answered_streamed_and_refused(programs: list[st
         assert core.endings["finished"] == 2
 
 
-def event(**about: object) -> bytes:
-    return f"event: {about['type']}\ndata: {json.dumps(about)}\n\n".encode()
-
-
-MESSAGE = {
-    "id": "msg_1", "type": "message", "role": "assistant", "model": "my-model", "content": [],
-    "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": 0},
-}  # fmt: skip
-EVENTS = (
-    event(type="message_start", message=MESSAGE),
-    event(type="content_block_start", index=0, content_block={"type": "text", "text": ""}),
-    event(type="content_block_delta", index=0, delta={"type": "text_delta", "text": "Light."}),
-    event(type="content_block_stop", index=0),
-    event(type="message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 3}),
-    event(type="message_stop"),
-)
-
-
 async def test_anthropics_client_gets_a_stream_of_messages(programs: list[str]) -> None:
     pytest.importorskip("anthropic")
-    worker = Worker(streaming(*EVENTS))
-    async with a_gateway(worker) as stage:
-        program = programs[1].replace("my-model", "m")
-        assert await run(program, int(stage.base.rpartition(":")[2])) == "Light.3 tokens\n"
-        assert worker.requests[0].path == "/v1/messages"
-        await stage.until(lambda: stage.open == 0)
+    async with a_stage(gateway=INSIDE) as stage:
+        text, usage = (await run(programs[1], stage.router.listeners.gateway_port)).splitlines()
+        assert text
+        assert usage == "50 tokens, 0 prompt tokens reused"
+        core = stage.router.core
+        await until(lambda: not len(core.reservations), "the report")
+        assert core.endings["finished"] == 1

@@ -153,6 +153,16 @@ def test_an_anthropic_stream_says_its_input_at_the_beginning() -> None:
     assert reader.usage() == Usage(7, 9, None)
 
 
+def test_cached_tokens_at_the_end_of_an_anthropic_stream_are_read_as_vllm_has_them() -> None:
+    start = {"message": {"usage": {"input_tokens": 70, "output_tokens": 0}}}
+    end = {"usage": {"input_tokens": 6, "output_tokens": 9, "cache_read_input_tokens": 64}}
+    reader = AnswerReader(Kind.MESSAGES, is_stream=True)
+    reader.feed(b"event: message_start\ndata: " + json.dumps(start).encode() + b"\n\n")
+    reader.feed(b"event: content_block_start\ndata: {}\n\n")
+    reader.feed(b"event: message_delta\ndata: " + json.dumps(end).encode() + b"\n\n")
+    assert reader.usage() == Usage(70, 9, 64)
+
+
 def test_little_is_kept_of_a_long_answer() -> None:
     reader = AnswerReader(Kind.CHAT, is_stream=True, takes_usage_out=True)
     for _ in range(5000):

@@ -97,6 +97,103 @@ async def test_openais_client_raises_its_own_errors(openai: ModuleType) -> None:
         assert int(full.value.response.headers["retry-after"]) >= 1
 
 
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "place": {"type": "string"},
+        "unit": {"enum": ["celsius", "kelvin"]},
+        "days": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
+        "near": {"$ref": "#/$defs/Near"},
+        "why": {"type": "string"},
+    },
+    "required": ["place", "unit", "days", "near"],
+    "$defs": {
+        "Near": {
+            "type": "object",
+            "properties": {"sea": {"type": ["boolean", "null"]}},
+            "required": ["sea"],
+        }
+    },
+}
+ARGUMENTS = {"place": "text", "unit": "celsius", "days": 1, "near": {"sea": False}}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
+async def test_openais_client_gets_the_tool_call_that_it_requires(openai: ModuleType) -> None:
+    async with before_engines(1) as stage, openai_client(openai, stage) as client:
+        asked: Any = {"model": "stand-in", "messages": PROMPT, "tools": TOOLS}
+        for chosen, name, arguments, finish in (
+            ("required", "weather", ARGUMENTS, "tool_calls"),
+            (NOW, "now", {}, "stop"),
+        ):
+            whole = await client.chat.completions.create(tool_choice=chosen, **asked)
+            (choice,) = whole.choices
+            (call,) = choice.message.tool_calls
+            assert (call.function.name, choice.finish_reason) == (name, finish)
+            assert json.loads(call.function.arguments) == arguments
+            assert whole.usage.completion_tokens == len(call.function.arguments)
+            async with client.chat.completions.stream(tool_choice=chosen, **asked) as stream:
+                async for _ in stream:
+                    pass
+                streamed = (await stream.get_final_completion()).choices[0]
+            (again,) = streamed.message.tool_calls
+            assert (again.function.name, streamed.finish_reason) == (name, finish)
+            assert again.function.arguments == call.function.arguments
+            assert again.id.startswith("call_")
+        free = await client.chat.completions.create(max_tokens=8, tool_choice="auto", **asked)
+        assert free.choices[0].message.content
+        cut = await client.chat.completions.create(max_tokens=8, tool_choice="required", **asked)
+        assert cut.choices[0].finish_reason == "length"
+        assert len(cut.choices[0].message.tool_calls[0].function.arguments) == 8
+        missing = {"type": "function", "function": {"name": "none"}}
+        for chosen in ("sometimes", missing):
+            with pytest.raises(openai.BadRequestError, match="tool_choice"):
+                await client.chat.completions.create(tool_choice=chosen, **asked)
+        await stage.until(lambda: stage.open == 0)
+
+
+async def test_anthropics_client_gets_texts_usage_and_tool_calls_of_stand_ins(
+    anthropic: ModuleType,
+) -> None:
+    async with (
+        before_engines(1) as stage,
+        anthropic.AsyncAnthropic(base_url=stage.base, api_key="k", max_retries=0) as client,
+    ):
+        asked: Any = {"model": "stand-in", "max_tokens": 600, "messages": PROMPT, "system": "s"}
+        count = await client.messages.count_tokens(
+            model="stand-in", messages=PROMPT, system=asked["system"]
+        )
+        first = await client.messages.create(**asked)
+        assert (first.usage.input_tokens, first.usage.output_tokens) == (count.input_tokens, 256)
+        assert (first.stop_reason, first.usage.cache_read_input_tokens) == ("end_turn", 0)
+        async with client.messages.stream(**asked) as stream:
+            text = "".join([text async for text in stream.text_stream])
+            again = await stream.get_final_message()
+        assert text == again.content[0].text == first.content[0].text
+        cached = again.usage.cache_read_input_tokens
+        assert cached == count.input_tokens // 16 * 16
+        assert again.usage.input_tokens == count.input_tokens - cached
+        short = await client.messages.create(**asked | {"max_tokens": 4})
+        assert (short.stop_reason, short.usage.output_tokens) == ("max_tokens", 4)
+        asked["tools"] = [{"name": "weather", "input_schema": WEATHER}]
+        for chosen in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+            whole = await client.messages.create(tool_choice=chosen, **asked)
+            async with client.messages.stream(tool_choice=chosen, **asked) as stream:
+                streamed = await stream.get_final_message()
+            for answer in (whole, streamed):
+                (call,) = answer.content
+                assert (call.type, call.name, call.input) == ("tool_use", "weather", ARGUMENTS)
+                assert answer.stop_reason == "tool_use"
+        missing = {"type": "tool", "name": "none"}
+        with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+            await client.messages.create(tool_choice=missing, **asked)
+        await stage.until(lambda: stage.open == 0)
+
+
 def event(**about: object) -> bytes:
     return f"event: {about['type']}\ndata: {json.dumps(about)}\n\n".encode()
 
