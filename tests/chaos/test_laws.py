@@ -188,7 +188,7 @@ PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
     ),
     "memory that goes on growing": (
         lambda run: msgspec.structs.replace(run, resident=growing(1.1)),
-        "resident memory grows",
+        "the least of resident memory grows",
     ),
     "a failure before the first byte": (
         lambda run: with_served(run, served(at(REFUSED, 100.15), failure="refused")),
