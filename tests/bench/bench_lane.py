@@ -1,4 +1,5 @@
-"""What a pick costs the router, and how many a client gets: one by one, and over the fast lane.
+"""What a pick costs the router, and how many a client gets: one by one, over the fast lane, and by
+calls on the fast port (grpc.fast_listen).
 
 A real `kvroute serve` with eight stand-in engines behind relays, and a client in another process.
 Prompts have 8,192 tokens, or their 512 block hashes, or four times as many; each is held whole by
@@ -34,6 +35,7 @@ from simulator.live.stand_ins import stand_ins
 from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts
 from tests.bench.timing import row
 from tests.stage.loopback import engine_settings
+from tests.stage.waiting import free_port
 
 ENGINES = 8
 CALLERS = 32
@@ -72,6 +74,10 @@ CASES: dict[str, dict[str, Any]] = {
     "alone, hashed": _case("tokens", lane=False, requests=500, callers=1, hashed=True),
     "alone, lane": _case("tokens", lane=True, requests=500, callers=1),
 }
+ON_FAST_PORT = {
+    f"{name}, fast port": CASES[name]
+    for name in ("tokens, one by one", "hashes, one by one", "long tokens, one by one", "alone")
+}
 ROWS = [
     ("cpu_tokens_unary_us", "tokens, one by one", "cpu_us", "us", "less"),
     ("cpu_tokens_lane_us", "tokens, lane", "cpu_us", "us", "less"),
@@ -79,6 +85,10 @@ ROWS = [
     ("cpu_hashes_unary_us", "hashes, one by one", "cpu_us", "us", "less"),
     ("cpu_hashes_lane_us", "hashes, lane", "cpu_us", "us", "less"),
     ("route_unary_8192_p50_us", "alone", "p50_us", "us", "less"),
+    ("cpu_tokens_fast_us", "tokens, one by one, fast port", "cpu_us", "us", "less"),
+    ("cpu_hashes_fast_us", "hashes, one by one, fast port", "cpu_us", "us", "less"),
+    ("route_fast_8192_p50_us", "alone, fast port", "p50_us", "us", "less"),
+    ("cpu_tokens_32k_fast_us", "long tokens, one by one, fast port", "cpu_us", "us", "less"),
     ("route_unary_8192_hashed_p50_us", "alone, hashed", "p50_us", "us", "less"),
     ("route_lane_8192_p50_us", "alone, lane", "p50_us", "us", "less"),
     ("cpu_tokens_32k_unary_us", "long tokens, one by one", "cpu_us", "us", "less"),
@@ -115,27 +125,35 @@ class Served:
     """A router to measure."""
 
     target: str
+    fast_target: str
     pid: int
 
 
 async def _measured() -> dict[str, dict[str, float]]:
-    """What the client found, case by case."""
+    """What the clients found, case by case."""
     async with served() as router:
-        client = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.bench.lane_client", router.target, str(router.pid)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            assert client.stdin is not None
-            assert client.stdout is not None
-            found = {}
-            for name, case in CASES.items():
-                client.stdin.write(json.dumps(case).encode() + b"\n")
-                found[name] = json.loads(await client.stdout.readline())
-            return found
-        finally:
-            await end(client)
+        found = await _by_client(router.target, router.pid, CASES)
+        return found | await _by_client(router.fast_target, router.pid, ON_FAST_PORT)
+
+
+async def _by_client(
+    target: str, pid: int, cases: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, float]]:
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.lane_client", target, str(pid)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        found = {}
+        for name, case in cases.items():
+            client.stdin.write(json.dumps(case).encode() + b"\n")
+            found[name] = json.loads(await client.stdout.readline())
+        return found
+    finally:
+        await end(client)
 
 
 @asynccontextmanager
@@ -154,9 +172,10 @@ async def served() -> AsyncIterator[Served]:
             )
         )
         socket = folder / "router.sock"
+        fast = f"127.0.0.1:{free_port()}"
         config = {
             "nats": {"url": nats.url},
-            "grpc": {"listen": "127.0.0.1:0", "unix_socket": str(socket)},
+            "grpc": {"listen": "127.0.0.1:0", "unix_socket": str(socket), "fast_listen": fast},
             "metrics": {"listen": ""},
             "log": {"level": "warning"},
             "routing": {"seed": 1},
@@ -192,6 +211,6 @@ async def served() -> AsyncIterator[Served]:
             blocks = sum(map(len, known)) // BLOCK_SIZE
             while (await client.index_stats()).blocks < blocks:  # noqa: ASYNC110  # elsewhere
                 await asyncio.sleep(0.05)
-        yield Served(target, router.pid)
+        yield Served(target, fast, router.pid)
         if failures := [relay.failures for relay in relays if relay.failures]:
             raise RuntimeError(f"relays failed: {failures}")
