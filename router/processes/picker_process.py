@@ -8,6 +8,7 @@ from router.front.picker.server import PickerServer
 from router.keys.certificates import Certificates, metrics_tls
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
+from router.metrics.probes import ProbeServer
 from router.processes.face_process import FaceApp
 
 
@@ -29,21 +30,31 @@ class PickerApp(FaceApp):
             certificates=certificates,
             tracing=self.tracing.spans,
         )
-        self._http: MetricsServer | None = None
+        self._http: list[MetricsServer | ProbeServer] = []
+        self._probes: ProbeServer | None = None
         if config.metrics.listen:
             tls = metrics_tls(config.metrics, certificates)
-            self._http = MetricsServer(self.registry, config.metrics.listen, config.http, tls)
-            self.registry.register(HttpCollector(self._http.connections))
+            metrics = MetricsServer(self.registry, config.metrics.listen, config.http, tls)
+            self._http.append(metrics)
+        if listen := config.probes.listen:
+            self._probes = ProbeServer(listen, lambda: self.picker.ready, config.http)
+            self._http.append(self._probes)
+        self.registry.register(HttpCollector(*(server.connections for server in self._http)))
+
+    @property
+    def probes_port(self) -> int:
+        """0: there is none."""
+        return 0 if self._probes is None else self._probes.port
 
     @override
     async def start(self) -> str:
         await self.picker.start()
-        if self._http is not None:
-            await self._http.start()
+        for server in self._http:
+            await server.start()
         return f"ext_proc on port {self.picker.port}"
 
     @override
     async def stop(self) -> None:
-        await self.picker.stop()
-        if self._http is not None:
-            await self._http.stop()
+        await self.picker.stop()  # probes are answered until its last request ends
+        for server in self._http:
+            await server.stop()

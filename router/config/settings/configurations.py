@@ -143,6 +143,7 @@ class PickerConfig(Settings, frozen=True):
     to_router: DialSettings = DialSettings()
     epp: PickerProcessSettings = PickerProcessSettings()
     tls: TlsSettings = TlsSettings()
+    probes: ProbesSettings = ProbesSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9090")
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

@@ -47,10 +47,15 @@ PORTS: Mapping[str, tuple[str, list[Path]]] = {
         ],
     ),
     "probes.listen": (
-        "Of `kvroute serve`: plain HTTP for the kubelet.",
+        "Of `kvroute serve` and `kvroute epp`: plain HTTP for the kubelet and for load balancers.",
         [
             Path("GET", "/livez", "200 while the process answers"),
-            Path("GET", "/readyz", "200 while the router is ready, else 503"),
+            Path(
+                "GET",
+                "/readyz",
+                "200 while the router is ready, else 503; of `kvroute epp`: while a worker can be"
+                " picked and the picker isn't stopping",
+            ),
         ],
     ),
     "gateway.listen": (
