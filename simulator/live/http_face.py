@@ -2,6 +2,7 @@
 
 GET  /health /version /v1/models /metrics /kv_event_sources
 POST /v1/completions /v1/chat/completions /v1/messages /v1/messages/count_tokens
+POST the first two and /v1/messages with /render after them, as vLLM --enable-scale-out has them
 POST /tokenize /detokenize /reset_prefix_cache
 
 A client that disconnects aborts its request. Loopback only.
@@ -76,6 +77,9 @@ class HttpFace:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/messages", self._messages),
                 web.post("/v1/messages/count_tokens", self._count_tokens),
+                web.post("/v1/completions/render", self._render_completion),
+                web.post("/v1/chat/completions/render", self._render_chat),
+                web.post("/v1/messages/render", self._render_messages),
                 web.post("/reset_prefix_cache", self._reset_prefix_cache),
             ]
         )
@@ -166,6 +170,18 @@ class HttpFace:
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, await _read(request, MessagesRequest))
+
+    async def _render_completion(self, request: web.Request) -> web.Response:
+        body = await _read(request, CompletionRequest)
+        return web.json_response([{"token_ids": body.token_ids()}])
+
+    async def _render_chat(self, request: web.Request) -> web.Response:
+        body = await _read(request, ChatRequest)
+        return web.json_response({"token_ids": body.token_ids()})
+
+    async def _render_messages(self, request: web.Request) -> web.Response:
+        body = await _read(request, MessagesRequest)
+        return web.json_response({"token_ids": body.token_ids()})
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         body = await _read(request, CountTokensRequest)

@@ -11,6 +11,9 @@ import zmq
 import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from indexer.hashing import pack_tokens
+from router.prompts.proving.engine_tokens import Engines
+from router.prompts.settings import EngineKind, PromptKind
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
@@ -91,6 +94,27 @@ async def test_the_http_face_answers_as_vllm_does(
     assert bytes(told["tokens"]) == b"<|user|>\nhi\n<|assistant|>\n"
     for path, body in (("/tokenize", {}), ("/detokenize", {"tokens": "x"})):
         assert (await post(http, path, **body))[0] == 400
+
+
+async def test_a_router_gets_the_tokens_of_each_kind_of_body(engine: StandIn) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    bodies: list[tuple[PromptKind, dict[str, object], bytes]] = [
+        (PromptKind.COMPLETION, {"prompt": "hi"}, b"hi"),
+        (PromptKind.CHAT, {"messages": messages}, b"<|user|>\nhi\n<|assistant|>\n"),
+        (
+            PromptKind.MESSAGES,
+            {"messages": messages, "system": "so", "max_tokens": 4},
+            b"<|system|>\nso\n<|user|>\nhi\n<|assistant|>\n",
+        ),
+    ]
+    engines = Engines()
+    try:
+        for kind, body, text in bodies:
+            content = msgspec.json.encode(body)
+            made = await engines.ask(engine.address, EngineKind.VLLM, kind, content, "stand-in")
+            assert made.token_bytes == pack_tokens(list(text))
+    finally:
+        await engines.close()
 
 
 async def post(http: aiohttp.ClientSession, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
