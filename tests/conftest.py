@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, settings
 
 from router.service.grpc_polling import prepare
 
+prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
+from kvroute.client import KvRouteClient  # noqa: E402
+
 LONG = ("bar", "chaos", "distribution", "end_to_end", "hostile", "simulation")
 """Folders of long tests: processes, whole fleets, packages. They are marked `long`, as single tests
 elsewhere are: `make long` runs them, `make test` does not."""
 
 gc.disable()  # until all tests are imported: nothing of that is freed
-prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
 
 # The same examples in every run, and none that fails since the machine is busy.
 settings.register_profile(
@@ -54,6 +56,15 @@ def pytest_collection_finish() -> None:
     """The garbage collector runs from now on, and never goes over what was imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of clients that name no time limit have a minute: on a busy machine the default's 5 s,
+    and a report's 1 s, may pass before a process has had its turn."""
+    defaults = KvRouteClient.__init__.__kwdefaults__
+    for name in ("timeout_s", "report_timeout_s"):
+        monkeypatch.setitem(defaults, name, 60.0)
 
 
 @pytest.fixture(autouse=True)

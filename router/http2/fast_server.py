@@ -84,7 +84,13 @@ class FastServer:
         self._leaving: dict[Http2Protocol, float] = {}
         """Those that got one -> when they are closed."""
         self._open: set[Call] = set()
-        self._listener = Listener(self._connection, tls, allows_plain=allows_plain, came=self._came)
+        self._listener = Listener(
+            self._connection,
+            tls,
+            allows_plain=allows_plain,
+            came=self._came,
+            first_byte_s=bounds.connection.preface_s,
+        )
         self._looking: asyncio.Task[None] | None = None
         self.counts = Counts(self)
 

@@ -4,7 +4,8 @@ Gateways come either way, some without a choice: the first byte of a connection 
 handshake, `P` begins HTTP/2's preface).
 
 Laws:
-- a connection that has sent nothing after FIRST_BYTE_S is closed; PEEKING_MAX wait at most;
+- a connection that has sent nothing after FIRST_BYTE_S, or what its server says, is closed;
+  PEEKING_MAX wait at most;
 - so is a connection whose preface is not whole after Bounds.preface_s;
 - nothing is read from a connection while bytes for it wait in the socket.
 """
@@ -196,13 +197,16 @@ class Listener:
         *,
         allows_plain: bool,
         came: Callable[[str], None],
+        first_byte_s: float | None = None,
     ) -> None:
         """tls: in force now; None: connections with TLS are closed. allows_plain: else connections
-        without TLS are closed. came: is called with `tls`, `plain` or `refused` for each."""
+        without TLS are closed. came: is called with `tls`, `plain` or `refused` for each.
+        first_byte_s: None: FIRST_BYTE_S."""
         self._make = make
         self._tls = tls
         self._allows_plain = allows_plain
         self._came = came
+        self._first_byte_s = first_byte_s
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._peeking: dict[socket.socket, None] = {}
@@ -287,7 +291,7 @@ class Listener:
 
         loop.add_reader(peer.fileno(), ready)
         try:
-            async with asyncio.timeout(FIRST_BYTE_S):
+            async with asyncio.timeout(self._first_byte_s or FIRST_BYTE_S):
                 await readable
         finally:
             loop.remove_reader(peer.fileno())

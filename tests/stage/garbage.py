@@ -16,11 +16,11 @@ async def freed_at_once(*kinds: type) -> AsyncIterator[None]:
         return sum(isinstance(each, kinds) for each in gc.get_objects())
 
     gc.collect()
-    gc.freeze()  # what was there before is not looked at: a look at all objects takes a second
+    # What was there before is not looked at any more: a look at all objects takes a second.
+    gc.freeze()
     gc.disable()
     try:
         yield
         await until(lambda: not alive(), f"the end of {[kind.__name__ for kind in kinds]}")
     finally:
-        gc.unfreeze()
         gc.enable()
