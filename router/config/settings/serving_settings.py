@@ -24,7 +24,7 @@ class GrpcSettings(Settings, frozen=True):
         str | None,
         Meta(
             description="host:port of a second gRPC server, of the same methods, keys and limits:"
-            " a call by itself costs it a third of the CPU; none: there is no such server"
+            " a call by itself costs it half of the CPU; none: there is no such server"
         ),
     ] = None
     unix_socket: Annotated[
