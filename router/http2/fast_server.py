@@ -1,7 +1,7 @@
 """A gRPC server of its own over the small HTTP/2, for handlers that grpc.aio's server takes, too.
 
-A unary call costs it half of the CPU that it costs grpc.aio, or less: one thread, one event loop, no task
-for an answer that needs no wait.
+A unary call costs it half of the CPU that it costs grpc.aio, or less: one thread, one event loop,
+no task for an answer that needs no wait.
 
 Laws:
 - a connection that answers no ping for KEEPALIVE_TIMEOUT_S after keepalive_s of silence is closed;
