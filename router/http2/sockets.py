@@ -16,6 +16,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from typing_extensions import override
@@ -25,11 +26,34 @@ from router.http2.machine import Connection
 from router.http2.messages import Service
 
 FIRST_BYTE_S = 10.0
+LOG_S = 10.0
+"""Between two log lines about connections that broke HTTP/2 or a bound."""
 PEEKING_MAX = 1024
 """Connections that have sent nothing yet; the one that came first is closed for the next."""
 _TLS_HANDSHAKE = b"\x16"
 
 log = logging.getLogger("kvroute.http2")
+
+
+class Seldom:
+    """Warnings that anybody may cause, as often as they like: one in LOG_S at most."""
+
+    def __init__(self) -> None:
+        self._logged_s = -inf
+        self._more = 0
+        """Since the last one."""
+
+    def log(self, now_s: float, words: str, *about: object) -> None:
+        """now_s: of a clock that only goes forward."""
+        if now_s - self._logged_s < LOG_S:
+            self._more += 1
+            return
+        others = f" ({self._more} more since the last such line)" if self._more else ""
+        self._logged_s, self._more = now_s, 0
+        log.warning(words + "%s", *about, others)
+
+
+_faults = Seldom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +126,7 @@ class Http2Protocol(asyncio.Protocol):
             self.http2.receive(data, self.received_s)
         except ConnectionFault as fault:
             self.fault = "malformed"
-            log.warning("%s: the connection is closed: %s", self.peer, fault)
+            _faults.log(self.received_s, "%s: the connection is closed: %s", self.peer, fault)
             self._write()
             self._transport.close()
             return
@@ -165,7 +189,8 @@ class Http2Protocol(asyncio.Protocol):
     @property
     def peer(self) -> str:
         """Address of the other side."""
-        return str(self._transport.get_extra_info("peername")) if self._transport else "?"
+        name = self._transport.get_extra_info("peername") if self._transport else None
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "?")
 
     def _end_unless_begun(self) -> None:
         self._preface = None

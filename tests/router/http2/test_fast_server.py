@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from router.http2 import fast_server
+from router.http2 import fast_server, sockets
 from router.http2.calls import timeout_s
 from router.http2.fast_server import FastServer, ServerBounds
 from router.http2.frames import PREFACE, frame
@@ -358,6 +358,24 @@ async def test_a_silent_connection_is_pinged_then_closed(monkeypatch: pytest.Mon
         assert frame(6, 0, 0, bytes(8)) in last
         assert stage.server.counts.closed["keepalive"] == 1
         writer.close()
+
+
+async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_faults", sockets.Seldom())
+    async with serving() as stage:
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            async with asyncio.timeout(GUARD_S):
+                await reader.read()
+            writer.close()
+        await until(lambda: stage.server.counts.closed["malformed"] == 5, "each is counted")
+        assert caplog.text.count("the connection is closed: no HTTP/2") == 1
+        assert "127.0.0.1:" in caplog.text
+        sockets._faults.log(asyncio.get_running_loop().time() + sockets.LOG_S, "%s", "another")
+        assert "another (4 more since the last such line)" in caplog.text
 
 
 async def test_a_preface_that_does_not_end_closes_its_connection() -> None:
