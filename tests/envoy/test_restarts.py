@@ -29,6 +29,7 @@ class Held:
 
     def __init__(self) -> None:
         self.began = 0
+        """Answers of which a client has the first bytes."""
         self.go_on = asyncio.Event()
 
     async def play(self, request: web.Request, body: bytes) -> web.StreamResponse:
@@ -36,7 +37,6 @@ class Held:
         await response.prepare(request)
         for chunk in WORDS[:10]:
             await response.write(chunk)
-        self.began += 1
         if b"short" not in body:
             await self.go_on.wait()
         for chunk in [*WORDS[10:], DONE]:
@@ -44,13 +44,16 @@ class Held:
         return response
 
 
-async def ask(fleet: Fleet, user: str) -> str:
-    """`whole`, `cut`, or the status of an answer that is none."""
+async def ask(fleet: Fleet, user: str, held: Held | None = None) -> str:
+    """`whole`, `cut`, or the status of an answer that is none. held: counts its beginning."""
     body: dict[str, Any] = {"model": "m", "stream": True, "user": user}
     body["messages"] = [{"role": "user", "content": f"hello {user}"}]
     try:
         async with fleet.post(body) as answer:
-            content = await answer.read()
+            content = await answer.content.readany()
+            if held is not None:
+                held.began += 1
+            content += await answer.read()
     except aiohttp.ClientError:
         return "cut"
     if answer.status != 200:
@@ -61,7 +64,7 @@ async def ask(fleet: Fleet, user: str) -> str:
 async def streams(fleet: Fleet, held: Held, group: asyncio.TaskGroup) -> list[asyncio.Task[str]]:
     """As many answers, half of each at its client."""
     before = held.began
-    tasks = [group.create_task(ask(fleet, f"held {n}")) for n in range(STREAMS)]
+    tasks = [group.create_task(ask(fleet, f"held {n}", held)) for n in range(STREAMS)]
     await until(lambda: held.began == before + STREAMS, "all answers have begun")
     return tasks
 
