@@ -55,6 +55,8 @@ _BY_LOAD = frozenset((
 ))  # fmt: skip
 """Reasons for which a request without tokens goes by load. EMPTY_PROMPT is the answer of routers of
 older releases, which don't know bodies."""
+_BY_LOAD_WITHOUT_REASON = frozenset(("UNIMPLEMENTED", "RESOURCE_EXHAUSTED"))
+"""Of routers of older releases; and of gRPC itself, for a message past all limits of the router."""
 
 
 class Blame(StrEnum):
@@ -330,9 +332,10 @@ class Exchange:
         return options if isinstance(options, dict) else {}
 
 
-def goes_by_load(reason: str | None, *, unimplemented: bool = False) -> bool:
-    """Whether a router's refusal of a body leaves the request to load alone."""
-    return reason in _BY_LOAD or (reason is None and unimplemented)
+def goes_by_load(reason: str | None, code: str) -> bool:
+    """Whether a router's refusal of a body leaves the request to load alone. code: the name of
+    gRPC's status."""
+    return reason in _BY_LOAD or (reason is None and code in _BY_LOAD_WITHOUT_REASON)
 
 
 def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import grpc
 from aiohttp import web
 
 from kvroute.client import KvRouteError, Pick, RoutedRequest
@@ -65,8 +64,7 @@ class Forwarder:
                 if trace is not None:
                     trace.picked(error=error.reason or error.code.name)
                 self._check_possible(exchange, error)
-                unimplemented = error.code is grpc.StatusCode.UNIMPLEMENTED
-                if by_load or not goes_by_load(error.reason, unimplemented=unimplemented):
+                if by_load or not goes_by_load(error.reason, error.code.name):
                     raise
                 self._counters.by_load.labels(error.reason or error.code.name).inc()
                 by_load = True

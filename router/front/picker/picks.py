@@ -12,8 +12,6 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-import grpc
-
 from kvroute.client import KvRouteError, Pick, RoutedRequest, RouterUnreachable
 from kvroute.v1 import FailureReason, Phase
 from router.config.settings.picker_settings import PickerSettings
@@ -247,8 +245,7 @@ class PickedRequest:
             except KvRouteError as error:
                 if self._trace is not None:
                     self._trace.picked(error=error.reason or error.code.name)
-                unimplemented = error.code is grpc.StatusCode.UNIMPLEMENTED
-                if by_load or not goes_by_load(error.reason, unimplemented=unimplemented):
+                if by_load or not goes_by_load(error.reason, error.code.name):
                     self._refused(error)
                     return None
                 reason = error.reason or error.code.name

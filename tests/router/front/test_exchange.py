@@ -194,17 +194,19 @@ def test_headers_of_one_connection_stay_on_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "unimplemented", "by_load"),
+    ("reason", "code", "by_load"),
     [
-        ("EMPTY_PROMPT", False, True),
-        ("NO_TOKENIZER", False, True),
-        (None, True, True),
-        (None, False, False),
-        ("MALFORMED_BODY", False, False),
-        ("ALL_WORKERS_FULL", False, False),
+        ("EMPTY_PROMPT", "INVALID_ARGUMENT", True),
+        ("NO_TOKENIZER", "FAILED_PRECONDITION", True),
+        ("MESSAGE_TOO_LARGE", "RESOURCE_EXHAUSTED", True),
+        (None, "UNIMPLEMENTED", True),
+        (None, "RESOURCE_EXHAUSTED", True),
+        (None, "UNAVAILABLE", False),
+        ("MALFORMED_BODY", "INVALID_ARGUMENT", False),
+        ("ALL_WORKERS_FULL", "RESOURCE_EXHAUSTED", False),
     ],
 )
 def test_which_refusals_of_a_body_leave_the_request_to_load(
-    reason: str | None, unimplemented: bool, by_load: bool
+    reason: str | None, code: str, by_load: bool
 ) -> None:
-    assert goes_by_load(reason, unimplemented=unimplemented) is by_load
+    assert goes_by_load(reason, code) is by_load
