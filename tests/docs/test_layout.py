@@ -1,6 +1,7 @@
-"""Folders of tests are independent: what several folders use stands in tests/stage."""
+"""The top level has no stray file, and a folder of tests imports no other but tests/stage."""
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,11 @@ TESTS = Path(__file__).parents[1]
 READERS = {("results", "bar"), ("results", "bench"), ("simulator", "bench")}
 """Readers of the records that `make bar` and `make bench` keep: they compare with them, and use the
 code that reads the records. Neither of the two has tests that others could borrow parts of."""
+TOP_LEVEL = {
+    *(".ci", "docs", "events", "helm", "indexer", "proto", "router", "simulator", "tests"),
+    *(".dockerignore", ".gitignore", "CHANGELOG.md", "Dockerfile", "LICENSE", "MANIFEST.in"),
+    *("Makefile", "NOTICE", "README.md", "SECURITY.md", "pyproject.toml", "setup.py"),
+}
 FILES = sorted(path for path in TESTS.rglob("*.py") if path.parent != TESTS)
 
 
@@ -31,6 +37,13 @@ def folder_of(module: tuple[str, ...]) -> tuple[str, ...]:
         if not module or TESTS.joinpath(*module).is_dir():
             return module
     return module[:-1]
+
+
+def test_nothing_is_added_to_the_top_level() -> None:
+    """A file that was left in the root by mistake is not committed without being seen here."""
+    listed = ("git", "-C", str(TESTS.parent), "ls-files", "--cached")
+    tracked = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+    assert {name.split("/")[0] for name in tracked.splitlines()} == TOP_LEVEL
 
 
 @pytest.mark.parametrize("top", sorted({path.relative_to(TESTS).parts[0] for path in FILES}))
