@@ -46,6 +46,13 @@ class ClientLeft(Exception):
     """The client's connection broke while bytes were written to it."""
 
 
+class _Answer(web.StreamResponse):
+    """An answer whose head goes out with its first bytes, in one packet; aiohttp does so with a
+    whole answer, and sends a stream's head by itself."""
+
+    _send_headers_immediately = False
+
+
 class WorkerAttempt:
     """One request on the worker, or the pair, of one pick."""
 
@@ -210,9 +217,31 @@ class WorkerAttempt:
     async def _bytes(
         self, sent: Sent, content: aiohttp.StreamReader, response: web.StreamResponse
     ) -> None:
+        exchange = self._exchange
+        if not exchange.is_stream:
+            await self._chunks(sent, content, response, only_first=False)
+        elif await self._chunks(sent, content, response, only_first=True):
+            # A chunk wakes up every coroutine that awaits it. In a task of its own these are three
+            # and not fifteen, which saves some microseconds of each chunk.
+            await asyncio.create_task(self._chunks(sent, content, response, only_first=False))
+        rest = exchange.rest()
+        if not response.prepared:
+            await self._begin(response)
+        if rest:
+            await _write(response, rest)
+
+    async def _chunks(
+        self,
+        sent: Sent,
+        content: aiohttp.StreamReader,
+        response: web.StreamResponse,
+        *,
+        only_first: bool,
+    ) -> bool:
+        """Passes the answer's bytes on, to its end or its first token; whether more may come."""
         exchange, routed = self._exchange, self._routed
         read, data, write = content.readany, exchange.data, response.write
-        seen = False
+        seen = exchange.first_token
         while chunk := await read():
             if passed := data(chunk):
                 sent.writing = True
@@ -227,16 +256,14 @@ class WorkerAttempt:
                 seen = True
                 if response.status == 200 and exchange.is_stream:  # else the end says it as well
                     self._forwarder.first_token(routed, answering=True)
+                if only_first:
+                    return True
             routed.output_tokens = exchange.output_tokens
-        rest = exchange.rest()
-        if not response.prepared:
-            await self._begin(response)
-        if rest:
-            await _write(response, rest)
+        return False
 
     def _response(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         reason = answer.reason if answer.reason and answer.reason.isascii() else None
-        response = web.StreamResponse(status=answer.status, reason=reason)
+        response = _Answer(status=answer.status, reason=reason)
         for name, value in returned(answer.headers.items()):
             response.headers.add(name, value)
         length = answer.headers.get("Content-Length", "")

@@ -71,6 +71,10 @@ async def test_a_stream_comes_as_sent_less_the_usage_that_was_not_requested() ->
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 2})
 
 
+def test_aiohttp_still_has_the_switch_that_sends_a_head_with_the_first_bytes() -> None:
+    assert web.StreamResponse._send_headers_immediately is True
+
+
 async def test_a_request_that_is_over_is_freed_with_its_body() -> None:
     worker = Worker(streaming(*EVENTS, LAST, DONE))
     async with a_gateway(worker) as stage, freed_at_once(RoutedRequest, Exchange, Attempts):
