@@ -42,7 +42,7 @@ from router.fleet.eligibility import (
 )
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.state import Fleet
-from router.fleet.table import COLUMNS, Column, Flags
+from router.fleet.table import COLUMNS, Column, Flags, most
 from router.policies.affinity import held, with_bonus
 from router.policies.candidates import Candidates
 from router.policies.configured import DecisionSettings, PolicySettings
@@ -56,7 +56,7 @@ from router.request.request import Request, Role, Session
 FULL_RETRY_S = 0.5
 """RetryInfo when all workers are full: about the time until a request ends."""
 _FULL = "full"
-_ACTIVE_BLOCKS, _FULL_COLUMN = COLUMNS.index("active_blocks"), COLUMNS.index("full")
+_FULL_COLUMN = COLUMNS.index("full")
 
 
 class Decider:
@@ -190,10 +190,10 @@ class Decider:
     def _with_blocks(self, matched: Matched, decision: Decision) -> Decision:
         """The decision, if its pick has KV blocks for the whole request; else one among the workers
         that have (router/fleet/blocks_ahead.py), and the others count as full."""
-        pool, table, request = matched.pool, matched.table, matched.request
-        left = self._pools.blocks_promised(pool) - table[_ACTIVE_BLOCKS]
+        pool, request = matched.pool, matched.request
+        promised = self._pools.blocks_promised(pool)
         output_tokens = self.output_tokens(request)
-        ahead = BlocksAhead(pool, self._loads, request.prompt, output_tokens, left)
+        ahead = BlocksAhead(pool, self._loads, request.prompt, output_tokens, promised)
         for _ in range(SIMULATED_MAX):
             pick = decision.order[0]
             if not ahead.short[pick] and (
@@ -379,8 +379,8 @@ class Decider:
         # The engine recomputes the last block of a fully cached prompt.
         usable_max = (prompt.token_count - 1) // size
         blocks = self._index.overlap(prompt.prefixes(size), usable_max, slots)
-        tokens: npt.NDArray[np.int32] = blocks * np.int32(size)
-        return tokens
+        blocks *= size
+        return blocks
 
     def _rows(
         self,
@@ -432,7 +432,7 @@ class Decider:
         in_turn: see `_rotated`. Where the policy gives chances, the pick is drawn by them.
         """
         excluded, can = rows.excluded, None
-        if self._pools.any_full or any(excluded) or rows.full.any():
+        if self._pools.any_full or any(excluded) or most(rows.full):
             excluded = [
                 reason or (_FULL if full else "")
                 for reason, full in zip(excluded, rows.full.tolist(), strict=True)

@@ -1,7 +1,7 @@
 """Decisions: the pick of a request, and every number that it was made of. Pure data."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from events.feed.fleet_view import Source
 from router.config.settings.routing_settings import GuardSettings
 from router.decision.guard import Guarded
+from router.fleet.table import most
 from router.policies.candidates import Candidates
 from router.policies.policy import Policy, Scores
 from router.request.refusal import Refusal
@@ -93,12 +94,12 @@ class Decision:
 
     def best_overlap_tokens(self) -> int:
         """The largest usable overlap of any worker."""
-        return int(np.maximum.reduce(self.tokens[1])) if self.sources else 0
+        return int(most(self.tokens[1]))
 
-    def exclusions(self) -> Counter[str]:
+    def exclusions(self) -> Mapping[str, int]:
         """Reason -> workers."""
         if not self.not_live and not any(self.excluded):
-            return Counter()
+            return {}
         reasons = Counter(reason for _, reason in self.not_live)
         reasons.update(filter(None, self.excluded))
         return reasons

