@@ -4,7 +4,8 @@
     enough  if  need + others <= left
     else    enough if prompt + growth <= left
 
-    left    blocks that picks may promise, less those in use and reserved
+    left    blocks that picks may promise, less those in use and reserved; what is guessed of
+            peers' newest picks makes a worker dearer, but takes none of them
     need    blocks of the prompt and of the expected output, less those of the prompt's start that
             open requests of this router use there, which the request shares
     prompt  the same without the output
@@ -40,11 +41,12 @@ class BlocksAhead:
         loads: Mapping[WorkerKey, WorkerLoad],
         prompt: Prompt,
         output_tokens: int,
-        left: Column,
+        promised: Column,
     ) -> None:
-        """left: by worker, not a number where unknown, which no request is too large for."""
+        """promised: blocks that picks may promise, by worker; not a number where unknown, which no
+        request is too large for. It is changed here."""
         self._pool, self._loads, self._output_tokens = pool, loads, output_tokens
-        self._left = left
+        self._left = promised
         rows = len(pool)
         self.short = np.zeros(rows, np.bool_)
         """Workers that have too few."""
@@ -55,15 +57,16 @@ class BlocksAhead:
             load, size = loads.get(source.key), heartbeat_of(source).block_size
             if load is None or not size:
                 continue
+            self._left[row] -= load.active_blocks()  # without what is guessed of peers
             shared = load.in_use(prompt.prefixes(size)) if load.requests else 0
             self._prompt_blocks[row] = -(-prompt.token_count // size) - shared
             need = -(-(prompt.token_count + output_tokens) // size) - shared
             if load.active_requests() <= 0:
                 continue
-            self.short[row] = need > left[row]
+            self.short[row] = need > self._left[row]
             if load.outputs.tokens and not self.short[row]:
                 others = load.outputs.tokens / size * load.of_all()
-                self.unsure[row] = need + others > left[row]
+                self.unsure[row] = need + others > self._left[row]
 
     def settle(self, row: int, now_s: float) -> bool:
         """Whether a worker that `unsure` names has enough; else it is short."""
