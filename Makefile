@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bar hostile chaos sanitize fuzz real-engines envoy console docs chart packages check bench sizing results queue-study proto lock licences sbom audit format clean
+.PHONY: help setup demo test quick soak worlds bar hostile chaos sanitize fuzz real-engines envoy console docs chart packages check bench sizing results queue-study proto lock licences sbom audit format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ quick: $(STAMP) ## the pure logic in a minute: no processes, Helm or simulation 
 
 soak: $(STAMP) ## simulate the event plane under faults: SECONDS=60, or SEED=... RUNS=1 again
 	@$(BIN)/python -W error -m tests.simulation --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+
+worlds: $(STAMP) ## random fleets in virtual time, all laws of the simulator checked: SECONDS=60, or SEED=... again
+	@$(BIN)/python -m tests.simulator --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bar: $(STAMP) ## the default against the policies that one could have instead (half an hour; it resumes)
 	@$(BIN)/python -m tests.bar $(ARGS)

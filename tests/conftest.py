@@ -21,7 +21,8 @@ elsewhere are: `make long` runs them, `make test` does not."""
 
 gc.disable()  # until all tests are imported: nothing of that is freed
 
-# The same examples in every run, and none that fails since the machine is busy.
+# The same examples in every run of the same tests, and none that fails since the machine is busy.
+# Hypothesis also draws constants of the modules that are loaded: other code has other examples.
 settings.register_profile(
     "suite",
     derandomize=True,
