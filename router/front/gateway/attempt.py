@@ -252,13 +252,13 @@ class WorkerAttempt:
                 except ConnectionError as error:
                     raise ClientLeft from error
                 sent.writing = False
+            routed.output_tokens = exchange.output_tokens
             if not seen and exchange.first_token:
                 seen = True
                 if response.status == 200 and exchange.is_stream:  # else the end says it as well
                     self._forwarder.first_token(routed, answering=True)
                 if only_first:
                     return True
-            routed.output_tokens = exchange.output_tokens
         return False
 
     def _response(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
