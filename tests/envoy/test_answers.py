@@ -124,6 +124,7 @@ async def test_a_thousand_answers_are_the_engines_own_bytes(kind: str, tmp_path:
 async def test_the_pick_is_followed_and_a_forged_header_is_not(tmp_path: Path) -> None:
     many = workers(3)
     async with an_envoy(tmp_path, *many) as envoy:
+        envoy.stage.served.fleet.core.drain("w0")
         forged = many[0].address.removeprefix("http://")
         for number in range(30):
             headers = {"x-gateway-destination-endpoint": forged}
@@ -131,7 +132,8 @@ async def test_the_pick_is_followed_and_a_forged_header_is_not(tmp_path: Path) -
             async with envoy.post(body, headers=headers) as answer:
                 await _same(answer)
         await envoy.stage.idle()
-        assert all(len(worker.bodies) >= 3 for worker in many)
+        assert len(many[0].bodies) == 0
+        assert sum(len(worker.bodies) for worker in many) == 30
         sample = envoy.stage.sample
         assert sample("kvroute_epp_not_followed_total", endpoint="known") == 0
         assert sample("kvroute_epp_not_followed_total", endpoint="unknown") == 0
@@ -140,14 +142,16 @@ async def test_the_pick_is_followed_and_a_forged_header_is_not(tmp_path: Path) -
 async def test_an_endpoint_that_envoy_does_not_know_is_counted(tmp_path: Path) -> None:
     many = workers(3)
     async with an_envoy(tmp_path, *many, known=2) as envoy:
+        for known in ("w0", "w1"):
+            envoy.stage.served.fleet.core.drain(known)
         for number in range(9):
             body = BODY | {"messages": [{"role": "user", "content": f"{number}" * 400}]}
             async with envoy.post(body) as answer:
                 await _same(answer)
         await envoy.stage.idle()
         assert len(many[2].bodies) == 0
-        moved = envoy.stage.sample("kvroute_epp_not_followed_total", endpoint="known")
-        assert moved >= 1
+        assert sum(len(worker.bodies) for worker in many) == 9
+        assert envoy.stage.sample("kvroute_epp_not_followed_total", endpoint="known") == 9
 
 
 async def test_a_client_that_leaves_in_any_phase_leaves_no_reservation(tmp_path: Path) -> None:
