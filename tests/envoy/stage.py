@@ -13,12 +13,14 @@ from typing import Any
 import aiohttp
 import yaml
 
+from router.front.picker.counters import OUTCOMES
 from router.front.picker.envoy_config import Address, envoy_config
 from tests.stage.gateway import Worker
 from tests.stage.picker import Stage, a_picker
-from tests.stage.waiting import free_port
+from tests.stage.waiting import free_port, until
 
 START_S = 60.0
+_REQUESTS = "kvroute_epp_requests_total"
 
 
 @dataclass
@@ -31,6 +33,16 @@ class Envoy:
     admin: str
     process: asyncio.subprocess.Process
 
+    @property
+    def open(self) -> float:
+        """Open requests of the picker."""
+        return self.stage.sample("kvroute_epp_open_requests")
+
+    def outcomes(self) -> dict[str, float]:
+        """Requests of the picker by outcome, those that there were."""
+        counted = {name: self.stage.sample(_REQUESTS, outcome=name) for name in OUTCOMES}
+        return {name: count for name, count in counted.items() if count}
+
     def post(
         self,
         body: bytes | io.BytesIO | dict[str, Any],
@@ -39,6 +51,11 @@ class Envoy:
     ) -> Any:
         content = {"json": body} if isinstance(body, dict) else {"data": body}
         return self.http.post(f"{self.base}{path}", **content, **about)
+
+    async def idle(self) -> None:
+        """Until nothing is reserved and each stream is over, which may be a little later."""
+        await self.stage.idle()
+        await until(lambda: self.open == 0, "no request is open in the picker")
 
 
 def address(base: str) -> Address:
@@ -56,11 +73,22 @@ async def an_envoy(
     **settings: Any,
 ) -> AsyncIterator[Envoy]:
     """known: workers that Envoy knows, of those that the router knows; None: all. changes: of the
-    configuration that `kvroute envoy-config` prints. settings: of the picker."""
+    configuration that `kvroute envoy-config` prints. settings: of the picker.
+
+    Its checks of health wait for 30 s, not 1: client, workers, router and picker share a process,
+    and Envoy would go around a picker that is only slow.
+    """
+
+    def patient(config: dict[str, Any]) -> None:
+        for cluster in config["static_resources"]["clusters"]:
+            for check in cluster.get("health_checks", ()):
+                check["timeout"] = "30s"
+        changes(config)
+
     async with a_picker(*workers, **settings) as stage:
         picker = Address("127.0.0.1", stage.picker.port)
         async with envoy_before(
-            folder, workers[:known], [picker], shows_answers=shows_answers, changes=changes
+            folder, workers[:known], [picker], shows_answers=shows_answers, changes=patient
         ) as (base, admin, process):
             # Connections are not kept: one that Envoy closes meanwhile is no finding here.
             connector = aiohttp.TCPConnector(force_close=True, limit=0)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from router.reservations.reservations import Ending
-from tests.envoy.stage import Envoy, an_envoy
+from tests.envoy.stage import an_envoy
 from tests.stage.gateway import Worker
 from tests.stage.waiting import until
 
@@ -63,11 +63,6 @@ def workers(count: int) -> list[Worker]:
     return [Worker(_play) for _ in range(count)]
 
 
-def opened(envoy: Envoy) -> float:
-    """Open requests of the picker."""
-    return envoy.stage.sample("kvroute_epp_open_requests")
-
-
 async def _same(answer: aiohttp.ClientResponse) -> None:
     content = await answer.read()
     assert answer.status == 200
@@ -112,12 +107,11 @@ async def test_a_thousand_answers_are_the_engines_own_bytes(kind: str, tmp_path:
         async with asyncio.TaskGroup() as group:
             for number in range(rounds):
                 group.create_task(once(number))
-        await envoy.stage.idle()
+        await envoy.idle()
         outcome = "blind" if kind == "get" else "finished"
-        assert envoy.stage.sample("kvroute_epp_requests_total", outcome=outcome) == rounds
+        assert envoy.outcomes() == {outcome: rounds}
         if kind != "get":
             assert envoy.stage.endings == {Ending.FINISHED: rounds}
-        assert envoy.stage.sample("kvroute_epp_open_requests") == 0
         assert envoy.stage.sample("kvroute_epp_held_bytes") == 0
 
 
@@ -131,7 +125,7 @@ async def test_the_pick_is_followed_and_a_forged_header_is_not(tmp_path: Path) -
             body = BODY | {"messages": [{"role": "user", "content": f"{number}" * 400}]}
             async with envoy.post(body, headers=headers) as answer:
                 await _same(answer)
-        await envoy.stage.idle()
+        await envoy.idle()
         assert len(many[0].bodies) == 0
         assert sum(len(worker.bodies) for worker in many) == 30
         sample = envoy.stage.sample
@@ -148,7 +142,7 @@ async def test_an_endpoint_that_envoy_does_not_know_is_counted(tmp_path: Path) -
             body = BODY | {"messages": [{"role": "user", "content": f"{number}" * 400}]}
             async with envoy.post(body) as answer:
                 await _same(answer)
-        await envoy.stage.idle()
+        await envoy.idle()
         assert len(many[2].bodies) == 0
         assert sum(len(worker.bodies) for worker in many) == 9
         assert envoy.stage.sample("kvroute_epp_not_followed_total", endpoint="known") == 9
@@ -183,13 +177,12 @@ async def test_a_client_that_leaves_in_any_phase_leaves_no_reservation(tmp_path:
             writer.write(head.encode() + content)
             await writer.drain()
             if phase == "upload":
-                await until(lambda: opened(envoy) == 1, "it came")
+                await until(lambda: envoy.open == 1, "it came")
             else:
                 await (began if phase == "prefill" else going).wait()
                 assert envoy.stage.open == 1
             writer.transport.abort()
-            await envoy.stage.idle()
-            await until(lambda: opened(envoy) == 0, "its stream is over")
+            await envoy.idle()
         assert envoy.stage.endings == {Ending.FAILED_CANCELLED: 2}
 
 
@@ -208,7 +201,7 @@ async def test_answers_around_the_picker(tmp_path: Path) -> None:
         for _ in range(20):
             async with envoy.post(BODY) as answer:
                 await _same(answer)
-        await envoy.stage.idle()
+        await envoy.idle()
         assert envoy.stage.sample("kvroute_epp_requests_total", outcome="unobserved") == 20
         assert envoy.stage.endings == {Ending.FINISHED: 20}
 
@@ -264,8 +257,8 @@ async def test_a_drain_cuts_no_answer(tmp_path: Path) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(200):
                 group.create_task(once(number))
-            await until(lambda: opened(envoy) == 200, "all are open")
+            await until(lambda: envoy.open == 200, "all are open")
             group.create_task(envoy.stage.picker.stop())
             for number in range(20):  # while health says NOT_SERVING
                 group.create_task(once(number))
-        await envoy.stage.idle()
+        await envoy.idle()

@@ -162,7 +162,7 @@ async def test_a_thousand_requests_with_trailers(tmp_path: Path) -> None:
         async with asyncio.TaskGroup() as group:
             for begin in range(8):
                 group.create_task(client(range(begin, ROUNDS, 8)))
-        await envoy.stage.idle()
+        await envoy.idle()
         assert {json.loads(body)["user"] for body in one.bodies} == {str(n) for n in range(ROUNDS)}
         # On a busy machine the client picks some by itself; nothing is reserved for those.
         assert set(envoy.stage.endings) == {Ending.FINISHED}
@@ -182,7 +182,7 @@ async def test_trailers_of_http_1_are_dropped_and_the_body_is_whole(tmp_path: Pa
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
         assert one.bodies == [content]
         writer.close()
-        await envoy.stage.idle()
+        await envoy.idle()
 
 
 async def test_the_next_of_a_list_serves_where_the_first_is_gone(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ async def test_the_next_of_a_list_serves_where_the_first_is_gone(tmp_path: Path)
     async with an_envoy(tmp_path, gone, there, fallbacks=1) as envoy:
         for _ in range(20):
             await whole(envoy)
-        await envoy.stage.idle()
+        await envoy.idle()
         assert len(there.bodies) == 20
         assert envoy.stage.sample("kvroute_epp_not_followed_total", endpoint="known") >= 1
 
@@ -206,7 +206,7 @@ async def test_the_address_may_come_by_header_and_over_tls(tmp_path: Path) -> No
     async with an_envoy(tmp_path, *many, certificates=certificates, changes=changes) as envoy:
         for _ in range(30):
             await whole(envoy)
-        await envoy.stage.idle()
+        await envoy.idle()
         assert envoy.stage.endings == {Ending.FINISHED: 30}
         assert envoy.stage.sample("kvroute_epp_connections_total", kind="tls") >= 1
 
@@ -215,7 +215,7 @@ async def test_the_address_may_come_by_header_and_over_tls(tmp_path: Path) -> No
 async def test_a_long_body_comes_whole(mib: int, tmp_path: Path) -> None:
     async with an_envoy(tmp_path, *workers(1)) as envoy:
         await whole(envoy, mib << 20)
-        await envoy.stage.idle()
+        await envoy.idle()
         assert envoy.stage.sample("kvroute_epp_held_bytes") == 0
 
 
@@ -256,5 +256,5 @@ async def test_a_worker_that_breaks_its_answer_counts_as_cancelled(tmp_path: Pat
             seen.set()
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
-        await envoy.stage.idle()
+        await envoy.idle()
         await until(lambda: envoy.stage.endings == {Ending.FAILED_CANCELLED: 1}, "it was counted")
