@@ -365,8 +365,8 @@ class Clients:
             life.role, life.prefilled_at = Role.DECODE, worker
             if decodes_at is not None:
                 self._submit(life, decodes_at)
-            else:
-                self._place(life)
+            else:  # once the step of its engine is over, which others that wait may get now
+                self._timeline.at(now_s, partial(self._place, life))
             return
         record.output_tokens[index] = output
         record.e2e_s[index] = now_s - life.arrived_s
