@@ -292,7 +292,8 @@ class Scheduler(Protocol):
 
     def advance(self, now_s: float) -> StepResult:
         """Applies the joined steps that have ended by now, except for the last; the rest go on.
-        Afterwards load, contents and events are those of now."""
+        Afterwards load, contents and events are those of now. Without a step: the events since the
+        last one, as of a reset, or of blocks that a transfer from another engine has displaced."""
 
     def end_step(self, now_s: float) -> StepResult:
         """Applies the step: tokens come out, requests finish, events are published."""

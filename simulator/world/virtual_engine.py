@@ -46,9 +46,9 @@ class VirtualEngine:
         return sequence
 
     def advance(self, now_s: float) -> StepResult:
-        """The results so far of joined steps."""
+        """The results so far of joined steps; without a step, the events since the last one."""
         step = self.scheduler.step
-        if step is None or step.count == 1:
+        if step is not None and step.count == 1:
             return NOTHING
         return self.scheduler.advance(now_s)
 

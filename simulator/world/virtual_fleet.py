@@ -122,6 +122,7 @@ class VirtualFleet:
         sequence = engine.add(submission, self._timeline.now_s)
         if self.witness is not None:
             self.witness.on_added(engine)
+        self._tell_at_once(engine)
         if (engine.due_s, engine.ready_s) != before:
             self._await(engine)
         return sequence
@@ -193,6 +194,7 @@ class VirtualFleet:
     def _wake(self, engine: VirtualEngine, life: int, ready_s: float) -> None:
         if engine.life == life and engine.ready_s == ready_s:
             engine.begin_step(self._timeline.now_s)
+            self._tell_at_once(engine)
             self._await(engine)
 
     def _end_step(self, engine: VirtualEngine, life: int, due_s: float) -> None:
@@ -202,7 +204,18 @@ class VirtualFleet:
         if self.witness is not None:
             self.witness.on_settled(engine)
         engine.begin_step(due_s)
+        self._tell_at_once(engine)
         self._await(engine)
+
+    def _tell_at_once(self, engine: VirtualEngine) -> None:
+        """The events of an engine in which no step follows that would bring them."""
+        if engine.due_s is not None:
+            return
+        result = engine.advance(self._timeline.now_s)
+        if result.events:
+            self._take(engine, result, self.network.delay_s())
+        if self.witness is not None:
+            self.witness.on_settled(engine)
 
     def _take(self, engine: VirtualEngine, result: StepResult, delay_s: float) -> None:
         """Effects of steps: events for the routers, tokens for the clients."""

@@ -75,6 +75,39 @@ def test_a_request_does_not_wait_for_room_that_only_a_guess_had_taken() -> None:
     assert (result.outcome == Outcome.SERVED).any()
 
 
+def test_a_prompt_that_was_computed_is_handed_over_after_the_engines_step() -> None:
+    """The router that picks its decode worker may also give the prefill worker to one that waits,
+    and an engine whose step is not over yet can't begin the next."""
+    arrivals_s = (*[0.0] * 5, 0.01, 0.31, 0.61, 0.91, 1.21, *[3.21] * 11, 3.31)
+    requests = [request(at_s, [100 + i], 1) for i, at_s in enumerate(arrivals_s)]
+    chain, think_s = [0, 101, 112, 113, 120], {12: 0.0, 13: 3.0, 20: 0.0}
+    for turn, i in enumerate((1, 12, 13, 20)):
+        requests[i] = request(
+            arrivals_s[i], chain[: turn + 2], 1, session_id="a", think_s=think_s.get(i)
+        )
+    _, result = checked(
+        trace(*requests),
+        engine="sglang",
+        past_router_share=0.3,
+        disaggregation=Disaggregation(prefill_workers=1, picks="pair"),
+        inflight=False,
+        event_delay_s=0.0,
+    )
+    assert (result.outcome == Outcome.SERVED).all()
+    assert result.waits.any()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "chitu"])
+def test_an_engine_without_a_step_tells_what_a_transfer_has_displaced(engine: str) -> None:
+    """Each prompt is alone in its decode engine, which fetches its KV cache and does nothing else;
+    the law of events holds meanwhile."""
+    requests = [request(10.0 * i, [10 * i + j for j in range(7)], 2) for i in range(4)]
+    _, result = checked(
+        trace(*requests), engine=engine, disaggregation=Disaggregation(prefill_workers=1)
+    )
+    assert (result.outcome == Outcome.SERVED).all()
+
+
 def test_the_slice_keeps_all_laws_and_something_was_checked() -> None:
     world, result = checked(
         conversation(80),

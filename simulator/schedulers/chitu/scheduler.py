@@ -207,7 +207,9 @@ class ChituScheduler:
     def advance(self, now_s: float) -> StepResult:
         """Applies the joined steps that have ended by now, except for the last."""
         step, run = self._step, self._run
-        if step is None or run is None:
+        if step is None:
+            return StepResult([], self._take_events())
+        if run is None:
             return StepResult([], [])
         ended = run.ended(now_s, step.count - 1)
         if ended <= self._ended:

@@ -211,8 +211,7 @@ class SglangScheduler:
         return self._step
 
     def advance(self, now_s: float) -> StepResult:
-        """Applies the joined steps that have ended by now, except for the last. The event of a
-        reset is published at once, as by SGLang, even when idle."""
+        """Applies the joined steps that have ended by now, except for the last."""
         step, run = self._step, self._run
         if step is None:
             return StepResult([], self.cache.take_events())

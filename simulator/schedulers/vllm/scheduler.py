@@ -172,7 +172,9 @@ class VllmScheduler:
     def advance(self, now_s: float) -> StepResult:
         """Applies the joined steps that have ended by now, except for the last."""
         step, joined = self._step, self._joined
-        if step is None or joined.run is None:
+        if step is None:
+            return StepResult([], self.pool.take_events())
+        if joined.run is None:
             return StepResult([], [])
         ended = joined.run.ended(now_s, step.count - 1)
         if ended <= joined.ended:
