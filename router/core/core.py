@@ -24,7 +24,7 @@ from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.copies.hot_prefixes import Effect as CopyEffect
 from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
-from router.core.fast_path import Lane
+from router.core.fast_path import AnswerWriter, Lane
 from router.core.progress import Effects, Pick, Progress, ProgressResult, Repeated
 from router.core.reservation_life import ReservationLife
 from router.core.unobserved import Unobserved
@@ -105,6 +105,8 @@ class RouterCore:
         self.lane = Lane(self, rng) if isinstance(view.index, NativeIndex) else None
         """Picks for plain requests; the decider and the rest of this file are its twin, and for all
         others."""
+        self.answer_writer = None if self.lane is None else AnswerWriter(self)
+        """Writes the answers to all others; None, and for pairs: router/desk/answer_codec.py."""
         self._copy_means = copy_means or recomputed(routing.prefill_rate)
         self._copies: HotPrefixes | None = None
         """Kept for its counters after copying was switched off."""

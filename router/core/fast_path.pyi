@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 from router.core.core import RouterCore
+from router.core.progress import Pick
 from router.core.tally import PickTally
 from router.reservations.reservations import Reservation
 
@@ -95,3 +96,14 @@ class Lane:
         reservations: gets each item's, by index. places: gets each with the item's place, for
         Batch.request_of; None: nobody wants them.
         """
+
+class AnswerWriter:
+    """Writes answers to picks of one RouterCore from the arrays of their decisions."""
+
+    def __init__(self, core: RouterCore) -> None:
+        """core: with a NativeIndex."""
+
+    def write(self, pick: Pick, priority: int, omit_receipt: bool) -> bytes | None:
+        """A RouteResponse; None: the codec must write it, as that of a pair.
+
+        priority: of the request, higher is sooner."""

@@ -4,10 +4,11 @@
 A request is plain if it is decided by the fleet's policy, which must be one of native/policy.h, about a
 pool of one block size, and names nothing that narrows the choice (native/plain_request.h). Decider and
 router/desk/answer_codec.py are the twin: they take all other requests, and come to the same pick and answer for
-these. Written twice are match, cost and the answer. The changes of a pick are the same code on both paths: loads and
+these. Written twice are match and cost; answers have one writer in C, which AnswerWriter lends to the general path, and
+the codec, which writes those of pairs. The changes of a pick are the same code on both paths: loads and
 reservations in router/reservations/steps.pyx, columns in router/fleet/load_columns.pyx, predictions in FleetView, the
 order of rows in router/decision/native/order.h. Nothing is kept here but what can be made again.
-tests/router/core/test_fast_path.py sends the same requests to both.
+tests/router/core/test_fast_path.py sends the same requests to both, test_answer_writer.py compares the two writers.
 
 The file has includes by subject (native/*.pxi), which are compiled as one module, so that a decision crosses none.
 
@@ -95,6 +96,7 @@ assert (REQUEST_TOKENS, ATTENTION_TOKENS) == (500, 50_000)  # native/ttft.h has 
 assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES
 cdef object _both = Role.BOTH
 cdef object _empty = np.empty
+cdef object _in_rows = np.ascontiguousarray
 cdef object _u64 = np.uint64
 
 
@@ -103,6 +105,7 @@ include "native/plans.pxi"
 include "native/batches.pxi"
 include "native/counts.pxi"
 include "native/decision.pxi"
+include "native/general_answer.pxi"
 
 
 cdef class Lane(_Decision):
@@ -267,7 +270,6 @@ cdef class Lane(_Decision):
         """Takes over what decides requests that name no policy."""
         cdef size_t i
         cdef double number
-        cdef bytes name
         policy = self._core.policies[routing.policy]
         numbers = policy.parameters
         self._routing = routing
@@ -278,11 +280,7 @@ cdef class Lane(_Decision):
             return 0
         for i, number in enumerate(numbers.values()):
             self._policy.numbers[i] = number
-        for text, value in sorted(numbers.items(), reverse=True):
-            name = text.encode()
-            put_term(&self._answer, RECEIPT_PARAMETERS, name, value)
-        _put_text(&self._answer, RECEIPT_FORMULA, policy.formula)
-        _put_text(&self._answer, RECEIPT_POLICY, policy.name)
+        _put_policy(&self._answer, policy)
         self._policy_part = _taken(&self._answer)
         self._timed = policy.timed
         self._by_session = routing.affinity.looks_at(policy.name)
@@ -424,18 +422,17 @@ cdef class Lane(_Decision):
             faces[i] = face.spans()
         face = keep[0]
         if face.priority_direction:
-            if face.priority_direction < 0:  # the lowest int32 has no opposite that fits
-                priority = 0x7FFFFFFF if priority == -0x80000000 else -priority
+            priority = face.engine_priority(priority)
             engine_priority = &priority
         if not plain.omit_receipt:
             for i in range(min(2, self._ordered)):
-                self._read_condition(self._order[i], &conditions[i], now_s, keep)
+                _read_condition(self._plan.sources[self._order[i]], self._index, self._loads, now_s, &conditions[i], keep)
             about.moved = NULL
             if self._moved_from != self._order[0]:
                 face = self._plan.face(self._moved_from)
                 keep.append(face)
                 moved_from = face.spans()
-                self._read_condition(self._moved_from, &condition, now_s, keep)
+                _read_condition(self._plan.sources[self._moved_from], self._index, self._loads, now_s, &condition, keep)
                 moved = Moved(self._moved_from, &self._guard, &self._waits, &moved_from, &condition)
                 about.moved = &moved
             about.policy = _span(self._policy_part)
@@ -453,25 +450,3 @@ cdef class Lane(_Decision):
         if self._answer.failed:
             raise MemoryError
         return 0
-
-    cdef int _read_condition(self, size_t row, Condition *condition, double now_s, list keep) except -1:
-        """What of a worker only its stream and its load know; keep: gets what must outlive it."""
-        source = self._plan.sources[row]
-        cdef bytes state = source.stream.state.encode()
-        keep.append(state)
-        condition.stream_state = _span(state)
-        condition.stream_complete = source.stream.complete and self._holds_all(source.slot)
-        load = self._fleet.loads.get(source.key)
-        condition.sample_age_s = 0.0
-        if load is not None and load.sampled_at_s is not None:
-            condition.sample_age_s = max(0.0, now_s - <double>load.sampled_at_s)
-        return 0
-
-    cdef bint _holds_all(self, uint32_t slot):
-        """Whether the index has all blocks that a worker reported: none was forgotten."""
-        cdef uint64_t reported = 0, held = 0
-        cdef int level
-        for level in range(TIERS):
-            reported += table_holder(&self._index._table, slot, level).told
-            held += table_holder(&self._index._table, slot, level).held
-        return reported == held

@@ -1,8 +1,8 @@
 """Answers to clients: picks, receipts, explanations, results of steps."""
 
 import struct
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from math import isnan
 
 from kvroute.v1 import router_pb2
@@ -48,6 +48,29 @@ def waiting_result(
 
 def progress_result(result: ProgressResult) -> router_pb2.ProgressResult.ValueType:
     return _RESULTS[result]
+
+
+def answer(
+    pick: Pick,
+    core: RouterCore,
+    priority: int,
+    *,
+    omit_receipt: bool = False,
+    watch: Callable[[router_pb2.RouteResponse], None] | None = None,
+) -> bytes:
+    """A RouteResponse. watch: gets the message first, receipt included."""
+    if watch is None and core.answer_writer is not None:
+        written = core.answer_writer.write(pick, priority, omit_receipt)
+        if written is not None:
+            return written
+    message = router_pb2.RouteResponse()
+    write_pick(message, pick, core, priority)
+    if watch is not None:
+        watch(message)
+    if omit_receipt:
+        message.ClearField("receipt")
+        message.ClearField("prefill_receipt")
+    return message.SerializeToString()
 
 
 def write_pick(
@@ -110,7 +133,7 @@ def write_receipt(receipt: router_pb2.Receipt, decision: Decision, core: RouterC
         receipt.prefill = decision.how
 
 
-@cache
+@lru_cache(maxsize=256)
 def _policy_part(policy: Policy) -> router_pb2.Receipt:
     """What is the same in all receipts of a policy."""
     return router_pb2.Receipt(

@@ -468,15 +468,14 @@ class Desk:
                 trace.repeated(now_s)
             return reservation.answer, reservation, True
         caller.owns(reservation)
-        answer = router_pb2.RouteResponse()
         try:
-            answer_codec.write_pick(answer, outcome, self._core, request.priority)
-            if trace is not None:
-                trace.picked(answer)
-            if request.omit_receipt:
-                answer.ClearField("receipt")
-                answer.ClearField("prefill_receipt")
-            reservation.answer = answer.SerializeToString()
+            reservation.answer = answer_codec.answer(
+                outcome,
+                self._core,
+                request.priority,
+                omit_receipt=request.omit_receipt,
+                watch=None if trace is None else trace.picked,
+            )
         except BaseException:
             self._core.withdraw(reservation, now_s)
             raise

@@ -24,8 +24,8 @@ class Candidates:
     """Live workers of a pool, row by row; excluded ones too, since means go over all."""
 
     __slots__ = (
-        "_columns", "_further", "_kv_distance", "_pool", "_table", "_tokens", "excluded",
-        "new_tokens", "now_s", "overlap_tokens", "prompt_tokens", "request", "workers",
+        "_columns", "_further", "_kv_distance", "_pool", "_tokens", "excluded", "new_tokens",
+        "now_s", "overlap_tokens", "prompt_tokens", "request", "table", "workers",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +62,8 @@ class Candidates:
         self._pool = pool
         self._further = further
         self._kv_distance = kv_distance
-        self._table = table
+        self.table = table
+        """All columns: shape (len(COLUMNS), rows)."""
         self._columns = cast("Sequence[Column]", table)  # a matrix is the sequence of its rows
 
     @override
@@ -74,7 +75,7 @@ class Candidates:
 
     def row(self, row: int) -> Row:
         """All that is kept of one worker."""
-        return Row._make(self._table[:, row].tolist())
+        return Row._make(self.table[:, row].tolist())
 
     @property
     def block_size(self) -> Column:

@@ -145,9 +145,7 @@ class Stage:
             pick = self._core.route(request_codec.read_request(received, self._core), self._now_s)
             self._core.lane = lane
             assert isinstance(pick, Pick)
-            answer = router_pb2.RouteResponse()
-            answer_codec.write_pick(answer, pick, self._core, 0)
-            pick.reservation.answer = answer.SerializeToString()
+            pick.reservation.answer = answer_codec.answer(pick, self._core, 0)
             return pick.reservation
 
         return decide

@@ -1,4 +1,4 @@
-/* A RouteResponse with its receipt, written as router/desk/codec.py writes it. */
+/* A RouteResponse with its receipt, written as router/desk/answer_codec.py writes it. */
 #ifndef KVROUTE_ANSWER_H
 #define KVROUTE_ANSWER_H
 
@@ -20,6 +20,7 @@ typedef struct {
     Span stream_state;
     int stream_complete;
     double sample_age_s;
+    Span terms; /* CandidateRow: terms, written; only of a decision without a policy in C */
 } Condition;
 
 /* By the columns of an overlap, in their order. */
@@ -42,7 +43,10 @@ static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, 
     const Columns *c = d->rows.columns;
     intptr_t slot = d->rows.slots[row];
     put_double(b, CANDIDATE_ROW_TRUST, c->trust[slot]);
-    put_row_terms(b, CANDIDATE_ROW_TERMS, d, row);
+    if (d->policy)
+        put_row_terms(b, CANDIDATE_ROW_TERMS, d, row);
+    else
+        put_raw(b, condition->terms.at, condition->terms.size);
     put_double(b, CANDIDATE_ROW_COST, d->costs[row]);
     put_double(b, CANDIDATE_ROW_SAMPLE_AGE_S, condition->sample_age_s);
     put_uint(b, CANDIDATE_ROW_STREAM_COMPLETE, (uint64_t)condition->stream_complete);
@@ -98,7 +102,8 @@ static inline int is_passed_over(const Decided *d, const Moved *moved, size_t ro
 
 /* What a receipt says that isn't in its rows. */
 typedef struct {
-    Span policy;   /* Receipt: policy, formula, parameters, written */
+    Span policy;   /* Receipt: policy, formula, parameters, written; and terms, if no policy in C
+                      has made them */
     Span replica;
     Span excluded; /* Receipt: excluded, of workers that made no row, written */
     size_t not_live;
@@ -135,7 +140,7 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
     put_row(b, RECEIPT_PICKED, d, order[0], &faces[0], &conditions[0]);
     put_uint(b, RECEIPT_BLOCK_SIZE, (uint64_t)d->rows.columns->block_size[d->rows.slots[order[0]]]);
     put_uint(b, RECEIPT_PROMPT_TOKENS, (uint64_t)d->rows.prompt_tokens);
-    put_shared_terms(b, RECEIPT_TERMS, d);
+    if (d->policy) put_shared_terms(b, RECEIPT_TERMS, d);
     put_raw(b, about->policy.at, about->policy.size);
     put_message(b, number, before);
 }

@@ -248,18 +248,23 @@ cdef class _Decision:
         if at == self._columns_at and width == self._columns_width:
             return 0
         self._columns_at, self._columns_width = at, width
-        self._columns.block_size = at
-        self._columns.total_blocks = at + width
-        self._columns.total_slots = at + 2 * width
-        self._columns.trust = at + 3 * width
-        self._columns.running = at + 4 * width
-        self._columns.waiting = at + 5 * width
-        self._columns.reserved = at + 6 * width
-        self._columns.active_blocks = at + 7 * width
-        self._columns.prefill_tokens_active = at + 8 * width
-        self._columns.active_slots = at + 10 * width
-        self._columns.load = at + 11 * width
-        self._columns.slot_ratio = at + 12 * width
-        self._columns.full = at + 13 * width
-        self._columns.load_unknown = at + 14 * width
+        _point(&self._columns, at, width)
         return 0
+
+
+cdef void _point(Columns *columns, const double *at, size_t width):
+    """Sets the columns of a table of this width (router/fleet/table.py)."""
+    columns.block_size = at
+    columns.total_blocks = at + width
+    columns.total_slots = at + 2 * width
+    columns.trust = at + 3 * width
+    columns.running = at + 4 * width
+    columns.waiting = at + 5 * width
+    columns.reserved = at + 6 * width
+    columns.active_blocks = at + 7 * width
+    columns.prefill_tokens_active = at + 8 * width
+    columns.active_slots = at + 10 * width
+    columns.load = at + 11 * width
+    columns.slot_ratio = at + 12 * width
+    columns.full = at + 13 * width
+    columns.load_unknown = at + 14 * width

@@ -8,8 +8,8 @@ cdef extern from "router/wire/native/field_numbers.h" nogil:
     int ROUTE_RESPONSE_RESERVATION_ID, ROUTE_RESPONSE_WORKER_ID, ROUTE_RESPONSE_DP_RANK
     int ROUTE_RESPONSE_ADDRESS, ROUTE_RESPONSE_LABELS
     int ALTERNATIVE_WORKER_ID, ALTERNATIVE_DP_RANK, ALTERNATIVE_ADDRESS
-    int CANDIDATE_ROW_WORKER_ID, CANDIDATE_ROW_DP_RANK
-    int RECEIPT_POLICY, RECEIPT_FORMULA, RECEIPT_PARAMETERS, RECEIPT_EXCLUDED
+    int CANDIDATE_ROW_WORKER_ID, CANDIDATE_ROW_DP_RANK, CANDIDATE_ROW_TERMS
+    int RECEIPT_POLICY, RECEIPT_FORMULA, RECEIPT_PARAMETERS, RECEIPT_TERMS, RECEIPT_EXCLUDED
 
 cdef extern from "router/wire/native/wire.h" nogil:
     ctypedef struct Span:
@@ -27,6 +27,7 @@ cdef extern from "router/wire/native/wire.h" nogil:
     void put_uint_always(Backward *, uint32_t, uint64_t)
     void put_bytes(Backward *, uint32_t, Span)
     void put_bytes_always(Backward *, uint32_t, const void *, size_t)
+    void put_double_always(Backward *, uint32_t, double)
     void put_term(Backward *, uint32_t, const char *, double)
     void put_message(Backward *, uint32_t, size_t)
     int MAP_KEY, MAP_VALUE, BYTES
@@ -117,6 +118,7 @@ cdef extern from "native/answer.h" nogil:
         Span stream_state
         int stream_complete
         double sample_age_s
+        Span terms
     ctypedef struct Moved:
         uint32_t cheapest
         const PickGuard *guard

@@ -42,6 +42,12 @@ cdef class _WorkerFace:
         if heartbeat.priority_scheduling:
             self.priority_direction = 1 if heartbeat.priority_scheduling == "higher" else -1
 
+    cdef int32_t engine_priority(self, int32_t priority):
+        """A request's priority in the engine's direction; higher is sooner in the request."""
+        if self.priority_direction > 0:
+            return priority
+        return 0x7FFFFFFF if priority == -0x80000000 else -priority  # the lowest has no opposite that fits
+
     cdef Face spans(self):
         return Face(_span(self.picked), _span(self.alternative), _span(self.row))
 
@@ -81,8 +87,6 @@ cdef class _Plan:
         """live: the pool and its workers that are down, as Pools.live has them. plain: whether the
         model and its settings let requests be plain."""
         cdef Backward b
-        cdef size_t before
-        cdef bytes encoded
         self.live = live
         self.pool, self.down = live
         pool = self.pool
@@ -101,12 +105,7 @@ cdef class _Plan:
         self.not_live = len(self.down)
         b.bytes, b.capacity, b.at, b.failed = NULL, 0, 0, 0
         try:
-            for reason, count in Counter([reason for _, reason in self.down]).items():
-                before = written(&b)
-                put_uint_always(&b, MAP_VALUE, count)
-                encoded = reason.encode()
-                put_bytes_always(&b, MAP_KEY, PyBytes_AS_STRING(encoded), len(encoded))
-                put_message(&b, RECEIPT_EXCLUDED, before)
+            _put_exclusions(&b, Counter([reason for _, reason in self.down]))
             self.excluded = _taken(&b)
         finally:
             free(b.bytes)

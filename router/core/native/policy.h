@@ -23,7 +23,7 @@ typedef struct {
 /* One decision: its rows, and what the policy made of them. */
 typedef struct {
     Rows rows;
-    const Policy *policy;
+    const Policy *policy; /* NULL: the costs were made elsewhere */
     const double *costs;
     union {
         AdaptiveShared adaptive;

@@ -26,6 +26,16 @@ def with_terms(rows: Candidates) -> Scores:
     return Scores(rows.running + 1.0, {"running": rows.running}, {"one": 1.0})
 
 
+def odd_terms(rows: Candidates) -> Scores:
+    """Terms by names that C would cut or change, of columns that are not doubles in a row."""
+    terms = {
+        "ü": rows.table.T[:, 4],
+        "a\0b": np.arange(len(rows), dtype=np.int32),
+        "": -rows.waiting,
+    }
+    return Scores(rows.running + 1.0, terms, {"\0": -0.0, "ö": 1e300})
+
+
 def drawn(rows: Candidates) -> Scores:
     return Scores(np.zeros(len(rows)), chances=np.arange(len(rows), dtype=np.float64))
 
