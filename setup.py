@@ -28,6 +28,7 @@ setup(
         native("router.core.fast_path", FAST_PATH),
         native("router.decision.order", ["router/decision"]),
         native("router.fleet.load_columns", ["indexer"]),
+        native("router.fleet.recent_blocks", ["indexer", "router/fleet"]),
         native("router.reservations.steps", ["indexer"]),
         native("router.wire.received", ["router/wire"]),
     ]

@@ -43,7 +43,6 @@ from router.fleet.table import COLUMNS
 from router.request.request import Role
 from router.fleet.eligibility import OUTPUT_TOKENS_MAX
 from router.fleet.rates import ATTENTION_TOKENS, REQUEST_TOKENS
-from router.fleet.working_set import SAMPLE
 from router.core.tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
 from router.policies import dynamo_adaptive, dynamo_blocks, ttft
 from router.reservations.reservations import Reservation
@@ -74,7 +73,6 @@ cdef size_t RUN_BYTES_MAX = 1 << 19
 cdef size_t LONG_BYTES_C = LONG_BYTES
 cdef int64_t OUTPUT_TOKENS_MAX_C = OUTPUT_TOKENS_MAX
 cdef uint64_t HASH_SEED_C = HASH_SEED
-cdef uint64_t SAMPLE_C = SAMPLE
 cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
 assert COLUMNS == (
     "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
@@ -237,9 +235,6 @@ cdef class Lane(_Decision):
         cdef uint64_t fingerprint = xxh3_64(content.at, content.size, HASH_SEED_C, self._secret) ^ form
         if not request_id:
             request_id = uuid.uuid4().hex
-        cdef double best_s = 0.0
-        if self._policy.kind == TTFT:  # of workers that have room now; the pick may take the last of it
-            best_s = shortest_ttft(&self._decided.rows, self._costs, self._in_use + 2 * self._decided.rows.rows)
         try:
             self._write(plain, now_s)
             reservation = self._reserve(request_id, (fingerprint, model, _both), plain.output_tokens, now_s)
@@ -247,7 +242,7 @@ cdef class Lane(_Decision):
             _begin(&self._answer)
             raise
         try:
-            self._on_reserved(plain.session_id, plain.priority, reservation, best_s, now_s)
+            self._on_reserved(plain.session_id, plain.priority, reservation, now_s)
         except BaseException:
             _begin(&self._answer)
             self._core.withdraw(reservation, now_s)
@@ -351,9 +346,9 @@ cdef class Lane(_Decision):
             core.guarded = core.guarded + 1
         return reservation
 
-    cdef int _on_reserved(self, Span session_id, int32_t priority, reservation, double best_s, double now_s) except -1:
+    cdef int _on_reserved(self, Span session_id, int32_t priority, reservation, double now_s) except -1:
         """RouterCore._on_reserved and on_priority; and the answer, of which all but the reservation's id is
-        written. best_s: see _note_ttft."""
+        written."""
         cdef uint32_t size = self._plan.block_size
         source = self._plan.sources[self._order[0]]
         cdef size_t held = <int32_t>reservation.predicted_tokens / size, count = len(self._prefixes)
@@ -368,7 +363,7 @@ cdef class Lane(_Decision):
         if self._timed or self._core.watched.timed:
             self._time(reservation, now_s)
         if self._policy.kind == TTFT:
-            self._note_ttft(reservation, best_s)
+            self._note_ttft(reservation)
         if priority and not self._plan.priority_seen and not self._plan.face(self._order[0]).priority_direction:
             self._plan.priority_seen = self._plan.model is not None  # a pool of several models has more to note
             self._core.on_priority(source)
@@ -376,30 +371,20 @@ cdef class Lane(_Decision):
 
     cdef int _time(self, reservation, double now_s) except -1:
         """ReservationLife.time, of a reservation that was just made."""
-        cdef size_t i, count = len(self._prefixes)
         cdef uint32_t row = self._order[0]
-        cdef const uint64_t *hashes = NULL
-        cdef list sample = []
         source = self._plan.sources[row]
-        if count:
-            hashes = <const uint64_t *>address_of(self._prefixes)
-        for i in range(count):
-            if hashes[i] % SAMPLE_C == 0:
-                sample.append(hashes[i])
         self._rates.on_pick(
             source.key, source.slot, self._plan.models[row], reservation.id, reservation.new_tokens,
             reservation.prompt_tokens, now_s,
         )
-        self._working_sets.on_sample(source.key, source.slot, sample, now_s)
+        self._working_sets.on_pick(source.key, source.slot, self._prefixes, now_s)
         return 0
 
-    cdef int _note_ttft(self, reservation, double best_s) except -1:
-        """TtftCheck.on_pick and PickTally.count, of a pick whose time to the first token was predicted.
-
-        best_s: the shortest that was predicted of any worker with room, before the pick took of it."""
-        cdef double seconds = (self._in_use + 2 * self._decided.rows.rows)[self._order[0]]
+    cdef int _note_ttft(self, reservation) except -1:
+        """TtftCheck.on_pick and PickTally.predicted, of a pick whose time to the first token was predicted."""
+        cdef double seconds = (self._times + self._decided.rows.rows)[self._order[0]]
         self._core.ttft_check.on_pick(reservation.id, seconds)
-        self._counts.tally.predicted(seconds, best_s)
+        self._counts.tally.predicted(seconds, self._decided.ttft.shortest_s)
         return 0
 
     cdef int _write(self, PlainRequest *plain, double now_s) except -1:

@@ -7,6 +7,7 @@ one that changes them. Other modules only read.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -38,6 +39,7 @@ Trouble = Callable[[Source, str], str]
 """What is wrong with a worker of a model (its first name; empty: not known yet), as a sentence;
 empty: nothing is."""
 Troubles = Mapping[WarningCode, Trouble]
+_NO_OUTCOMES: Mapping[Ending, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -256,9 +258,9 @@ class Fleet:
         """A worker's load; an idle one for a worker that nothing is known of."""
         return self.loads.get(key) or WorkerLoad()
 
-    def outcomes_of(self, key: WorkerKey) -> Counter[Ending]:
-        """How requests that a worker got from this router ended."""
-        return self.outcomes.get(key, Counter())
+    def outcomes_of(self, key: WorkerKey) -> Mapping[Ending, int]:
+        """How requests that a worker got from this router ended; endings that it had."""
+        return self.outcomes.get(key, _NO_OUTCOMES)
 
     def cache_report_of(self, key: WorkerKey) -> CacheReport:
         """Predicted against reported cached tokens of a worker; zeros before the first report."""

@@ -17,13 +17,13 @@ and others, Efficient MRC Construction with SHARDS, FAST 2015.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
 
 import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
+from router.fleet.recent_blocks import RecentBlocks
 from router.fleet.table import Column
 
 WINDOW_S = 60.0
@@ -32,7 +32,7 @@ SAMPLE = 16
 SAMPLES_MAX = 1 << 16
 """Of a worker: a million blocks, more than any has."""
 ALL_SAMPLES_MAX = 1 << 20
-"""About 200 MB."""
+"""About 70 MB."""
 
 
 @dataclass(slots=True)
@@ -40,8 +40,7 @@ class _WorkingSet:
     """A worker's working set."""
 
     slot: int
-    at_s: dict[int, float] = field(default_factory=dict)
-    """Sampled prefixes and when each was last used, the oldest first."""
+    blocks: RecentBlocks = field(default_factory=lambda: RecentBlocks(SAMPLE))
 
 
 class WorkingSets:
@@ -76,35 +75,30 @@ class WorkingSets:
 
     def on_pick(self, key: WorkerKey, slot: int, prefixes: HashArray, now_s: float) -> None:
         """A prompt is on its way to a worker. prefixes: of its full blocks."""
-        self.on_sample(key, slot, prefixes[prefixes % np.uint64(SAMPLE) == 0].tolist(), now_s)
-
-    def on_sample(self, key: WorkerKey, slot: int, sample: list[int], now_s: float) -> None:
-        """As on_pick. sample: those of the prefixes that are multiples of SAMPLE."""
         known = self._of_worker.get(key)
         if known is None:
             known = self._of_worker[key] = _WorkingSet(slot)
             self._in_slot[slot] = known
         elif known.slot != slot:
             self.on_moved(key, slot)
-        times = known.at_s
-        self._count -= len(times)
-        for prefix in sample:
-            times.pop(prefix, None)  # so that it comes last
-        times.update(dict.fromkeys(sample, now_s))
-        over = max(len(times) - SAMPLES_MAX, self._count + len(times) - ALL_SAMPLES_MAX)
+        blocks = known.blocks
+        before = len(blocks)
+        try:
+            blocks.use(prefixes, now_s)
+        finally:
+            self._count += len(blocks) - before
+        over = max(len(blocks) - SAMPLES_MAX, self._count - ALL_SAMPLES_MAX)
         if over > 0:
-            oldest = list(islice(times, over))
-            for prefix in oldest:
-                del times[prefix]
-            self.forgotten += len(oldest)
-        self._count += len(times)
+            dropped = blocks.drop_oldest(over)
+            self._count -= dropped
+            self.forgotten += dropped
         self._put(known)
 
     def on_forgotten(self, workers: Collection[WorkerKey]) -> None:
         """Workers that left the view."""
         for key in workers:
             if (known := self._of_worker.pop(key, None)) is not None:
-                self._count -= len(known.at_s)
+                self._count -= len(known.blocks)
                 self._leave_slot(known)
 
     def on_moved(self, key: WorkerKey, slot: int) -> None:
@@ -119,23 +113,15 @@ class WorkingSets:
     def tick(self, now_s: float) -> None:
         """Drops prefixes of too long ago."""
         for known in self._of_worker.values():
-            old = _used_before(now_s - WINDOW_S, known.at_s)
-            for prefix in old:
-                del known.at_s[prefix]
-            if old:
-                self._count -= len(old)
+            if dropped := known.blocks.drop_before(now_s - WINDOW_S):
+                self._count -= dropped
                 self._put(known)
 
     def _put(self, known: _WorkingSet) -> None:
         if self._in_slot.get(known.slot) is known:
-            self.table(known.slot)[known.slot] = SAMPLE * len(known.at_s)
+            self.table(known.slot)[known.slot] = SAMPLE * len(known.blocks)
 
     def _leave_slot(self, known: _WorkingSet) -> None:
         if self._in_slot.get(known.slot) is known:
             del self._in_slot[known.slot]
             self._blocks[known.slot] = 0.0
-
-
-def _used_before(time_s: float, at_s: dict[int, float]) -> list[int]:
-    """The prefixes that were last used before a time: the first ones."""
-    return [prefix for prefix, _ in takewhile(lambda entry: entry[1] < time_s, at_s.items())]

@@ -105,7 +105,10 @@ class Side:
                 core.fleet.pools.others_waiting.tolist(),
             ),
             "working sets": (
-                core.fleet.working_sets._of_worker,
+                {
+                    key: (one.slot, one.blocks.entries())
+                    for key, one in core.fleet.working_sets._of_worker.items()
+                },
                 core.fleet.working_sets._blocks.tolist(),
                 len(core.fleet.working_sets),
             ),

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "indexer/native/block_users.h"
+
 /* Columns of the fleet, a number for each slot (router/fleet/table.py). */
 typedef struct {
     const double *block_size, *total_blocks, *total_slots, *trust, *running, *waiting, *reserved,
@@ -27,9 +29,10 @@ typedef struct {
     const intptr_t *slots;   /* of each row */
     const uint8_t *drained;  /* a byte for each row; NULL: no worker is drained */
     const int32_t *overlaps;
-    const double *in_use;    /* blocks of the prompt that open requests on a row's worker use; only
-                                where the policy reads them */
-    const Prefill *prefill;  /* likewise */
+    const BlockUsers *const *users; /* of each row's worker, or NULL; only where the policy reads them */
+    const uint64_t *prefixes; /* of the prompt's full blocks */
+    size_t prefixes_count;
+    const Prefill *prefill;  /* only where the policy reads it */
     size_t rows;             /* at least 1 */
     double prompt_tokens;
 } Rows;
@@ -57,9 +60,16 @@ static inline double block_tokens_of(const Rows *r, size_t row) {
     return at_least(r->columns->block_size[r->slots[row]], 1.0);
 }
 
-/* Blocks of the prompt that no open request on a row's worker uses, as Candidates.new_blocks. */
+/* Blocks of the prompt. */
+static inline double blocks_of(const Rows *r, size_t row) {
+    return ceil(r->prompt_tokens / block_tokens_of(r, row));
+}
+
+/* Those that no open request on a row's worker uses, as Candidates.new_blocks. */
 static inline double new_blocks_of(const Rows *r, size_t row) {
-    return ceil(r->prompt_tokens / block_tokens_of(r, row)) - r->in_use[row];
+    const BlockUsers *users = r->users[row];
+    if (!users || !users->used) return blocks_of(r, row);
+    return blocks_of(r, row) - (double)users_leading(users, r->prefixes, r->prefixes_count);
 }
 
 #endif

@@ -20,8 +20,8 @@ cdef class _Decision:
     cdef Columns _columns
     cdef int32_t *_overlaps
     cdef double *_costs
-    cdef double *_in_use
-    """A number for each row; and then, as many of each: rates, and seconds to the first token."""
+    cdef double *_times
+    """Of each row the prefill rate; and then, of each, the seconds to the first token."""
     cdef uint8_t *_out
     """A byte for each row: whether it is drained, or passed over; twice."""
     cdef size_t _rows_max
@@ -55,7 +55,7 @@ cdef class _Decision:
     def __dealloc__(self):
         free(self._overlaps)
         free(self._costs)
-        free(self._in_use)
+        free(self._times)
         free(self._out)
 
     cdef int _match(self, _Plan plan, prefixes, uint64_t prompt_tokens) except -1:
@@ -78,6 +78,8 @@ cdef class _Decision:
         self._decided.rows.slots = plan.slots
         self._decided.rows.overlaps = overlaps
         self._decided.rows.rows = rows
+        self._decided.rows.prefixes = hashes
+        self._decided.rows.prefixes_count = count
         self._decided.rows.prompt_tokens = <double>prompt_tokens
         return 0
 
@@ -89,11 +91,11 @@ cdef class _Decision:
         r.columns = &self._columns
         r.drained = self._plan.drained_rows(self._drained, self._fleet.drains)
         if self._policy.kind != ADAPTIVE:
-            self._read_users()
+            r.users = self._plan.users_of(self._loads, self._fleet.loads_changed)
         if self._policy.kind == TTFT:
             self._read_prefill(now_s)
         self._decided.policy = &self._policy
-        score(&self._decided, self._costs, self._in_use + 2 * r.rows)
+        score(&self._decided, self._costs, self._times + r.rows)
         self._cheapest = cheapest_of(self._costs, self._columns.full, r.drained, r.slots, r.rows)
         if not self._cheapest.tied:
             return False
@@ -134,25 +136,11 @@ cdef class _Decision:
             need -= <double>users_leading(users[row], <const uint64_t *>address_of(self._prefixes), count)
         return need <= promised - self._columns.active_blocks[slot]
 
-    cdef int _read_users(self) except -1:
-        """Further.blocks_in_use, of what was matched."""
-        cdef size_t i, count = len(self._prefixes), rows = self._plan.rows
-        cdef const Users **users = self._plan.users_of(self._loads, self._fleet.loads_changed)
-        cdef const uint64_t *hashes = NULL
-        if count:
-            hashes = <const uint64_t *>address_of(self._prefixes)
-        for i in range(rows):
-            self._in_use[i] = 0.0
-            if count and users[i] and users[i].used:
-                self._in_use[i] = <double>users_leading(users[i], hashes, count)
-        self._decided.rows.in_use = self._in_use
-        return 0
-
     cdef int _read_prefill(self, double now_s) except -1:
         """PrefillRates.columns and WorkingSets.blocks, of the plan's workers."""
         cdef _Plan plan = self._plan
         cdef size_t row, rows = plan.rows
-        cdef double *rate = self._in_use + rows
+        cdef double *rate = self._times
         rates, sets = self._rates, self._working_sets
         cdef double anchor = 0.0
         if rates._columns is not self._rate_table or plan.last_slot >= self._rate_width:
@@ -230,10 +218,10 @@ cdef class _Decision:
         if not costs:
             raise MemoryError
         self._costs = costs
-        cdef double *in_use = <double *>realloc(self._in_use, 3 * rows * sizeof(double))
-        if not in_use:
+        cdef double *times = <double *>realloc(self._times, 2 * rows * sizeof(double))
+        if not times:
             raise MemoryError
-        self._in_use = in_use
+        self._times = times
         cdef uint8_t *out = <uint8_t *>realloc(self._out, 2 * rows)
         if not out:
             raise MemoryError

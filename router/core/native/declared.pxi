@@ -77,7 +77,9 @@ cdef extern from "native/columns.h" nogil:
         const Py_ssize_t *slots
         const uint8_t *drained
         const int32_t *overlaps
-        const double *in_use
+        const Users **users
+        const uint64_t *prefixes
+        size_t prefixes_count
         const Prefill *prefill
         size_t rows
         double prompt_tokens
@@ -88,12 +90,14 @@ cdef extern from "native/policy.h" nogil:
     ctypedef struct Policy:
         int kind
         double *numbers
+    ctypedef struct TtftShared:
+        double shortest_s
     ctypedef struct Decided:
         Rows rows
         const Policy *policy
         const double *costs
+        TtftShared ttft
     void score(Decided *, double *, double *)
-    double shortest_ttft(const Rows *, const double *, const double *)
 
 cdef extern from "router/decision/native/order.h" nogil:
     ctypedef struct Cheapest:

@@ -70,8 +70,8 @@ cdef class AnswerWriter:
         decided.policy = NULL
         decided.costs = <const double *>address_of(costs)
         decided.rows = Rows(
-            &columns, <const Py_ssize_t *>address_of(self._places), NULL, <const int32_t *>address_of(tokens), NULL, NULL,
-            len(rows), rows.prompt_tokens,
+            &columns, <const Py_ssize_t *>address_of(self._places), NULL, <const int32_t *>address_of(tokens), NULL, NULL, 0,
+            NULL, len(rows), rows.prompt_tokens,
         )
         for i in range(ordered):
             order[i] = decision.order[i]

@@ -28,6 +28,7 @@ typedef struct {
     union {
         AdaptiveShared adaptive;
         BlocksShared blocks;
+        TtftShared ttft;
     };
 } Decided;
 
@@ -41,7 +42,7 @@ static void score(Decided *d, double *costs, double *seconds) {
     else if (p->kind == BLOCKS)
         d->blocks = blocks_costs(&p->blocks, &d->rows, costs);
     else
-        ttft_costs(&p->ttft, &d->rows, costs, seconds);
+        d->ttft = ttft_costs(&p->ttft, &d->rows, costs, seconds);
 }
 
 /* What the cost of a row is made of: entries of CandidateRow.terms. */

@@ -14,6 +14,10 @@ typedef struct {
     double keep, crowding, stall, step_tokens, decode_s, stay_s, host_rate, disk_rate;
 } TtftNumbers;
 
+typedef struct {
+    double shortest_s; /* to the first token, of rows that can be picked */
+} TtftShared;
+
 /* Seconds, but for the rate (tokens of work a second) and the share. */
 typedef struct {
     double rate, wait_s, load_s, prefill_s, room_s, evicted_share, crowded_s, stalled_s, total_s, cost;
@@ -25,9 +29,13 @@ static inline double prefill_work(double new_tokens, double prompt_tokens) {
     return REQUEST_TOKENS + new_tokens * (1 + attended / ATTENTION_TOKENS);
 }
 
+/* Divisions are most of what a row costs. Those here are made where their result counts: a block is
+ * a token at least, so a room of as many blocks as there are tokens is enough. */
 static inline double evicted_share_of(const Rows *r, size_t row, double new_tokens) {
-    double stored_blocks = at_least(new_tokens, 1.0) / block_tokens_of(r, row);
+    double stored_tokens = at_least(new_tokens, 1.0);
     double room = r->columns->total_blocks[r->slots[row]] - r->prefill->recent_blocks[r->slots[row]];
+    if (room >= stored_tokens) return 0;
+    double stored_blocks = stored_tokens / block_tokens_of(r, row);
     if (!(room < stored_blocks)) return 0; /* there is room, or the total is unknown */
     double share = 1 - room / stored_blocks;
     return share > 1 ? 1 : share;
@@ -57,7 +65,9 @@ static inline TtftRow ttft_row(const TtftNumbers *n, const Rows *r, size_t row) 
     result.total_s = result.wait_s + result.load_s + result.prefill_s;
     double total_blocks = c->total_blocks[slot];
     double free_blocks = isnan(total_blocks) ? INFINITY : total_blocks - c->active_blocks[slot];
-    result.room_s = new_blocks_of(r, row) > free_blocks ? n->stay_s : 0.0;
+    int crowds_out = r->prompt_tokens > free_blocks && blocks_of(r, row) > free_blocks &&
+                     new_blocks_of(r, row) > free_blocks;
+    result.room_s = crowds_out ? n->stay_s : 0.0;
     result.evicted_share = evicted_share_of(r, row, new_tokens);
     result.crowded_s = 0;
     if (result.wait_s > 0)
@@ -70,22 +80,17 @@ static inline TtftRow ttft_row(const TtftNumbers *n, const Rows *r, size_t row) 
 }
 
 /* seconds: gets the time to the first token of each row. */
-static void ttft_costs(const TtftNumbers *n, const Rows *r, double *costs, double *seconds) {
+static TtftShared ttft_costs(const TtftNumbers *n, const Rows *r, double *costs, double *seconds) {
+    TtftShared s = {INFINITY};
     for (size_t i = 0; i < r->rows; i++) {
         TtftRow result = ttft_row(n, r, i);
         costs[i] = result.cost;
         seconds[i] = result.total_s;
+        if (result.total_s < s.shortest_s && isfinite(result.cost) &&
+            can_take(r->columns->full, r->drained, r->slots, i))
+            s.shortest_s = result.total_s;
     }
-}
-
-/* The shortest time to the first token of rows that can be picked, of which there must be one. */
-static double shortest_ttft(const Rows *r, const double *costs, const double *seconds) {
-    double least = INFINITY;
-    for (size_t i = 0; i < r->rows; i++)
-        if (can_take(r->columns->full, r->drained, r->slots, i) && isfinite(costs[i]) &&
-            seconds[i] < least)
-            least = seconds[i];
-    return least;
+    return s;
 }
 
 static void put_ttft_terms(Backward *b, uint32_t number, const TtftNumbers *n, const Rows *r,

@@ -75,19 +75,16 @@ static size_t order_of(const double *costs, const double *full, const uint8_t *d
         order[used++] = (uint32_t)i;
         before_first++;
     }
-    double after = cheapest->lowest;
-    size_t after_row = count;
-    while (used < wanted) {
-        size_t best = count;
-        for (size_t i = 0; i < count; i++) {
-            if (!can_take(full, drained, slots, i) || !isfinite(costs[i])) continue;
-            if (costs[i] < after || (costs[i] == after && i <= after_row)) continue;
-            if (best == count || costs[i] < costs[best]) best = i;
-        }
-        if (best == count) break;
-        order[used++] = (uint32_t)best;
-        after = costs[best];
-        after_row = best;
+    if (used == wanted) return used;
+    size_t ties = used;
+    for (size_t i = 0; i < count; i++) {
+        if (!(costs[i] > cheapest->lowest) || (used == wanted && !(costs[i] < costs[order[used - 1]])))
+            continue;
+        if (!isfinite(costs[i]) || !can_take(full, drained, slots, i)) continue;
+        if (used < wanted) used++;
+        size_t at = used - 1;
+        for (; at > ties && costs[order[at - 1]] > costs[i]; at--) order[at] = order[at - 1];
+        order[at] = (uint32_t)i;
     }
     return used;
 }
