@@ -24,8 +24,8 @@ from router.prompts.settings import EngineKind, PromptKind
 QUESTIONS_MAX = 16
 ASK_S = 2.0
 ANSWER_BYTES_MAX = 64 << 20
-BASES_MAX = 4096
-"""Engines whose lack of a render endpoint is remembered."""
+MISSING_MAX = 4096
+"""Render endpoints that engines lack, at most so many of which are remembered."""
 
 
 class EngineAway(Exception):
@@ -122,16 +122,18 @@ class Engines:
         self._ask_s = ask_s
         self._session: aiohttp.ClientSession | None = None
         self._open = asyncio.Semaphore(QUESTIONS_MAX)
-        self._no_render: OrderedDict[str, None] = OrderedDict()
-        """Engines without render endpoints, the one that was noticed first at the front."""
+        self._missing: OrderedDict[str, None] = OrderedDict()
+        """URLs of render endpoints that engines lack, the one that was noticed first at the front:
+        an engine may have some of them only."""
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
     def forget(self, base: str) -> None:
-        """Another engine may be at this address: its render endpoint is tried again."""
-        self._no_render.pop(base, None)
+        """Another engine may be at this address: its render endpoints are tried again."""
+        for path in _RENDER.values():
+            self._missing.pop(base + path, None)
 
     async def ask(
         self,
@@ -169,16 +171,17 @@ class Engines:
             content = msgspec.json.encode({"model": model, "prompt": content.decode()})
             kind = PromptKind.COMPLETION
         renders = engine is EngineKind.VLLM or is_renderer
-        if renders and (is_renderer or base not in self._no_render):
-            status, answer = await self._post(base + _RENDER[kind], content)
+        render_url = base + _RENDER[kind]
+        if renders and (is_renderer or render_url not in self._missing):
+            status, answer = await self._post(render_url, content)
             if status == 200:
                 return await asyncio.to_thread(_read_rendered, answer)
             _check_refused(status, answer)
             if status not in (404, 405, 501) or is_renderer:
                 raise EngineAway(f"{base} answers a render with HTTP status {status}")
-            self._no_render[base] = None
-            if len(self._no_render) > BASES_MAX:
-                self._no_render.popitem(last=False)
+            self._missing[render_url] = None
+            if len(self._missing) > MISSING_MAX:
+                self._missing.popitem(last=False)
         question = await asyncio.to_thread(_question, engine, kind, content)
         status, answer = await self._post(base + "/tokenize", question)
         _check_refused(status, answer)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -202,6 +202,30 @@ async def test_a_model_without_a_folder_has_its_engines_tokens(folder: RendererS
         assert (made.made_by, made.verified, made.digest) == (MadeBy.ENGINE, True, "")
         await prompts.tokens_of(PromptAsk("m", CHAT, chat(), engine.at()))
         assert engine.asked == ["/v1/chat/completions/render", "/tokenize", "/tokenize"]
+
+
+async def test_a_render_endpoint_that_an_engine_lacks_says_nothing_about_its_others(
+    folder: RendererSettings,
+) -> None:
+    messages, chats = "/v1/messages/render", "/v1/chat/completions/render"
+    stand_in = StandIn(folder, renders=True, lacks=frozenset({messages}))
+    engines = Engines()
+    try:
+        async with serving(stand_in) as engine:
+            for _ in range(2):
+                with suppress(EngineAway):
+                    await engines.ask(
+                        engine.address, EngineKind.VLLM, PromptKind.MESSAGES, chat(), "m"
+                    )
+                made = await engines.ask(engine.address, EngineKind.VLLM, CHAT, chat(), "m")
+                assert made.token_bytes
+            assert stand_in.asked == [messages, chats, chats]
+            engines.forget(engine.address)
+            with pytest.raises(EngineAway, match="messages"):
+                await engines.ask(engine.address, EngineKind.VLLM, PromptKind.MESSAGES, chat(), "m")
+            assert stand_in.asked[3:] == [messages]
+    finally:
+        await engines.close()
 
 
 async def test_a_reload_takes_proofs_back_and_runs_canaries_again(

@@ -30,9 +30,17 @@ def chat(content: str = "hello") -> bytes:
 class StandIn:
     """An engine's HTTP face in front of the renderer: /tokenize, and the render endpoints."""
 
-    def __init__(self, settings: RendererSettings, *, renders: bool = False) -> None:
+    def __init__(
+        self,
+        settings: RendererSettings,
+        *,
+        renders: bool = False,
+        lacks: frozenset[str] = frozenset(),
+    ) -> None:
+        """lacks: paths of render endpoints that it has not, though it renders."""
         self.renderer = Renderer(settings)
         self.renders = renders
+        self.lacks = lacks
         self.asked: list[str] = []
         self.address = ""
         self.answer: Callable[[], web.Response] | None = None
@@ -46,7 +54,7 @@ class StandIn:
         if self.answer is not None:
             return self.answer()
         renders = request.path.endswith("/render")
-        if renders and not self.renders:
+        if renders and (not self.renders or request.path in self.lacks):
             raise web.HTTPNotFound
         body = await request.read()
         kind = PromptKind.COMPLETION if "prompt" in json.loads(body) else CHAT
