@@ -1,6 +1,5 @@
 """The HTTP port of the metrics: /metrics for Prometheus, and what else is served there."""
 
-import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
@@ -10,7 +9,7 @@ from router.config.settings.serving_settings import HttpSettings
 from router.http.bounded import Connections
 from router.http.port import HttpPort
 from router.keys.certificates import Contexts
-from router.metrics.scrape import Scrape
+from router.metrics.scrape import Scrapes
 
 
 class MetricsServer:
@@ -26,7 +25,7 @@ class MetricsServer:
         also: Callable[[web.Application], None] | None = None,
     ) -> None:
         """also: adds routes beside /metrics. Raises ConfigError for an address that is none."""
-        self._registry = registry
+        self._scrapes = Scrapes(registry)
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         if also is not None:
@@ -49,7 +48,5 @@ class MetricsServer:
         await self._http.stop()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        scrape = Scrape(self._registry)  # on the event loop: it reads the core
-        accept = request.headers.get("Accept", "")
-        body, content_type = await asyncio.to_thread(scrape.text, accept)
+        body, content_type = await self._scrapes.text(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})

@@ -31,7 +31,8 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._loads()
         yield from self._capacities()
-        yield from self._outcomes()
+        yield self._outcomes()
+        yield from self._reports()
 
     def _loads(self) -> Iterator[Metric]:
         fleet = self._core.fleet
@@ -92,14 +93,25 @@ class WorkerCollector(Collector):
                 slots.add_metric([*names, "estimated"], estimated)
         yield from (slots, block_share, preemptions)
 
-    def _outcomes(self) -> Iterator[Metric]:
+    def _outcomes(self) -> Metric:
         fleet = self._core.fleet
-        ejected = _gauges("ejected", "1 while requests are kept away, since earlier ones failed.")
         outcomes = CounterMetricFamily(
             "kvroute_worker_outcomes",
             "Requests of this router that a worker got, by how they ended.",
             labels=[*LABELS, "outcome"],
         )
+        for key in fleet.view.sources:
+            names, counts = _names(key), fleet.outcomes_of(key)
+            for ending in _OUTCOMES:
+                outcomes.add_metric([*names, ending], counts.get(ending, 0))
+            for ending, count in counts.items():
+                if ending not in _OUTCOMES:
+                    outcomes.add_metric([*names, ending], count)
+        return outcomes
+
+    def _reports(self) -> Iterator[Metric]:
+        fleet = self._core.fleet
+        ejected = _gauges("ejected", "1 while requests are kept away, since earlier ones failed.")
         cached = CounterMetricFamily(
             "kvroute_worker_prompt_tokens_reported",
             "Tokens of prompts whose cached tokens were reported: all of them (prompt), those that"
@@ -107,17 +119,12 @@ class WorkerCollector(Collector):
             labels=[*LABELS, "kind"],
         )
         for key in fleet.view.sources:
-            names = _names(key)
+            names, report = _names(key), fleet.cache_report_of(key)
             ejected.add_metric(names, bool(fleet.outliers.reason(key)))
-            report = fleet.cache_report_of(key)
             cached.add_metric([*names, "prompt"], report.prompt)
             cached.add_metric([*names, "predicted"], report.predicted)
             cached.add_metric([*names, "cached"], report.reported)
-            counts = fleet.outcomes_of(key)
-            for ending in Ending:
-                if ending in counts or ending in _OUTCOMES:
-                    outcomes.add_metric([*names, ending], counts[ending])
-        yield from (ejected, outcomes, cached)
+        yield from (ejected, cached)
 
 
 def _gauges(name: str, description: str) -> GaugeMetricFamily:

@@ -15,9 +15,13 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
+
+if TYPE_CHECKING:  # imported by the process once its clock is set
+    from router.processes.router_process import RouterApp
 
 
 def put_forward(seconds: float) -> None:
@@ -93,7 +97,7 @@ async def run(config_file: Path, seen_file: Path) -> int:
     return await app.run()
 
 
-def seen(app: "RouterApp") -> dict[str, object]:  # noqa: F821  # imported once the clock is set
+def seen(app: "RouterApp") -> dict[str, object]:
     """What a router believes: fields of records.WorkerSeen by worker, its open reservations, its
     name, and its memory."""
     core, view = app.core, app.view
@@ -128,11 +132,11 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come before there is an answer to it
     if asked.ahead_s:
         put_forward(asked.ahead_s)
-    from router.cli.run import settle_memory
+    from router.cli.run import settle
     from router.service.grpc_polling import prepare
 
     prepare(os.environ)
-    settle_memory()  # as `kvroute serve`
+    settle()  # as `kvroute serve`
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(asked.config, asked.seen))
 

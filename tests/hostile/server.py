@@ -12,6 +12,7 @@ import uvloop
 
 from events.plane.settings import EngineSettings
 from kvroute.client import KvRouteClient
+from router.cli.run import settle
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import ProbesSettings
@@ -77,5 +78,6 @@ async def run() -> int:
 
 if __name__ == "__main__":
     prepare(os.environ)
+    settle()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(run()))

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Mapping
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.life import failure_reason
@@ -36,7 +35,7 @@ from router.keys.engine_key import EngineKey
 from router.keys.exposure import check_exposure, split_address
 from router.keys.usage import Usage
 from router.metrics.of_http import HttpCollector
-from router.metrics.scrape import Scrape
+from router.metrics.scrape import Scrapes
 from router.request.refusal import Refusal
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Value
@@ -111,6 +110,7 @@ class GatewayServer:
         self._forwarder = forwarder
         self._roster = roster
         self._counters = counters
+        self._scrapes = Scrapes(counters.registry)
         self._open = 0
         self._body_bytes = 0
         self._stopping = False
@@ -352,13 +352,8 @@ class GatewayServer:
         )
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        accept = request.headers.get("Accept", "")
-        body, content_type = await asyncio.to_thread(Scrape(self._registry).text, accept)
+        body, content_type = await self._scrapes.text(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
-
-    @property
-    def _registry(self) -> CollectorRegistry:
-        return self._counters.registry
 
     async def _models(self, request: web.Request) -> web.Response:
         if not self._roster.ready:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from events.feed.stream import StreamState
@@ -17,7 +17,6 @@ from router.desk.counters import OUTCOMES, Metrics, kvroute_version
 from router.health.self_check import CheckResult
 from router.metrics.of_fleet import RouterCollector
 from router.metrics.of_workers import WorkerCollector
-from router.metrics.scrape import Scrape
 from router.request.refusal import Reason
 from tests.stage.fleet import Fleet, prompt
 
@@ -73,7 +72,7 @@ class Observed:
         return pick
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        text = Scrape(self.registry).text()[0].decode()
+        text = generate_latest(self.registry).decode()
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(text)
@@ -106,7 +105,7 @@ def test_every_name_of_the_contract_is_there() -> None:
 def test_every_name_tells_what_it_means() -> None:
     observed = Observed()
     observed.fleet.add("w0")
-    text = Scrape(observed.registry).text()[0].decode()
+    text = generate_latest(observed.registry).decode()
     for family in text_string_to_metric_families(text):
         if family.name.startswith("kvroute_"):
             assert family.documentation.endswith("."), family.name
