@@ -17,6 +17,9 @@ HEADERS_MAX = 1 << 16
 FRAME_MAX = 1 << 14
 """Bytes of a frame's payload that a peer may send: HTTP/2's own default."""
 STREAM_WAITING_MAX = 1 << 20
+TURN_STREAMS = 8
+"""Streams of one connection that are opened, or ended with it, in one turn: below 1 ms, in which no
+other connection is served."""
 CONTROL_MAX = 1000
 """Frames a second that carry nothing: PING, SETTINGS, PRIORITY, empty DATA."""
 RESETS_MAX = 10_000

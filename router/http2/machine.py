@@ -10,6 +10,7 @@ stream, or the connection, ends with the RFC's error.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from math import inf
 
 from hpack.exceptions import HPACKError
@@ -39,6 +40,7 @@ from router.http2.frames import (
     SETTING,
     SETTINGS,
     STREAM_WINDOW,
+    TURN_STREAMS,
     U32,
     WINDOW_MAX,
     WINDOW_UPDATE,
@@ -154,6 +156,8 @@ class Connection:
         """Bytes of the connection's window that are not given back yet."""
         self._last = 0
         """Number of the last stream of the peer."""
+        self._opened = 0
+        """Streams that the peer has opened in this turn."""
         self._block: HeaderBlock | None = None
         self._leaving = False
         self._calm = Calm(ping_every_s)
@@ -162,10 +166,12 @@ class Connection:
         grant = U32.pack(CONNECTION_WINDOW - 65_535)
         self.out.append(opening + frame(WINDOW_UPDATE, 0, 0, grant))
 
-    def receive(self, data: bytes, now_s: float) -> None:
-        """Bytes of the peer. Raises ConnectionFault, after which `out` has the last bytes."""
+    def receive(self, data: bytes, now_s: float) -> bool:
+        """Bytes of the peer. Returns whether some of them wait for the next call, since this one
+        has opened TURN_STREAMS streams. Raises ConnectionFault, after which `out` has the last
+        bytes."""
         try:
-            self._receive(data, now_s)
+            return self._receive(data, now_s)
         except ConnectionFault as fault:
             self._sending.go_away(self._last, fault.code, str(fault))
             raise
@@ -200,10 +206,12 @@ class Connection:
         self._leaving = last
         self._sending.go_away(self._last if last else WINDOW_MAX)
 
-    def lost(self) -> None:
-        """The connection is gone, with all its calls."""
-        for stream in list(self.streams.values()):
+    def lost(self) -> bool:
+        """The connection is gone, with TURN_STREAMS of its calls. Returns whether others are left,
+        for the next calls."""
+        for stream in list(islice(self.streams.values(), TURN_STREAMS)):
             self._forget(stream)
+        return bool(self.streams)
 
     @property
     def waiting_bytes(self) -> int:
@@ -212,19 +220,20 @@ class Connection:
 
     # What the peer sends
 
-    def _receive(self, data: bytes, now_s: float) -> None:
+    def _receive(self, data: bytes, now_s: float) -> bool:
         unread = self._unread
         unread += data
         if not self.began:
             if not PREFACE.startswith(unread[: len(PREFACE)]):
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "no HTTP/2")
             if len(unread) < len(PREFACE):
-                return
+                return False
             del unread[: len(PREFACE)]
             self.began = True
         self._calm.at(now_s)
         at, end = 0, len(unread)
-        while end - at >= 9:
+        self._opened = 0
+        while end - at >= 9 and self._opened < TURN_STREAMS:
             size_kind, flags, number = HEAD.unpack_from(unread, at)
             size = size_kind >> 8
             if size > FRAME_MAX:
@@ -235,6 +244,7 @@ class Connection:
             at += 9 + size
             self._frame(size_kind & 0xFF, flags, number & WINDOW_MAX, payload)
         del unread[:at]
+        return self._opened == TURN_STREAMS and len(unread) >= 9
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and (kind != CONTINUATION or number != self._block.number):
@@ -325,6 +335,7 @@ class Connection:
         if number <= self._last:
             return  # of a stream that is over here
         self._last = number
+        self._opened += 1
         if self._leaving or len(self.streams) >= self._streams_max:
             self.out.append(frame(RST_STREAM, 0, number, U32.pack(Code.REFUSED_STREAM)))
             return

@@ -7,7 +7,8 @@ Laws:
 - a connection that has sent nothing after FIRST_BYTE_S, or what its server says, is closed;
   PEEKING_MAX wait at most;
 - so is a connection whose preface is not whole after Bounds.preface_s;
-- nothing is read from a connection while bytes for it wait in the socket.
+- nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait for
+  their turn (frames.TURN_STREAMS).
 """
 
 import asyncio
@@ -104,6 +105,12 @@ class Http2Protocol(asyncio.Protocol):
         self._room: asyncio.Future[None] | None = None
         """Done once the socket takes bytes again; None: it does."""
         self._receiving = False
+        self._waits = False
+        """Whether bytes of the peer, or calls that ended with the connection, wait for the next
+        turn."""
+        self._paused = False
+        """Whether nothing is read."""
+        self._gone = False
         self._flushing = False
         """Whether a write is due in the loop's next turn."""
 
@@ -119,11 +126,15 @@ class Http2Protocol(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self._receiving = True
         self.received_s = self._clock()
         self.pinged = False
+        self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        self._receiving = True
         try:
-            self.http2.receive(data, self.received_s)
+            if self.http2.receive(data, self.received_s):
+                self._take_turn()
         except ConnectionFault as fault:
             self.fault = "malformed"
             _faults.log(self.received_s, "%s: the connection is closed: %s", self.peer, fault)
@@ -144,12 +155,12 @@ class Http2Protocol(asyncio.Protocol):
     @override
     def pause_writing(self) -> None:
         self._room = asyncio.get_running_loop().create_future()
-        self._transport.pause_reading()
+        self._read_or_pause()
 
     @override
     def resume_writing(self) -> None:
         self._has_room()
-        self._transport.resume_reading()
+        self._read_or_pause()
 
     async def room(self) -> None:
         """Returns once the socket takes bytes, or is closed."""
@@ -160,9 +171,42 @@ class Http2Protocol(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._preface is not None:
             self._preface.cancel()
+        self._gone = True
         self._has_room()
-        self.http2.lost()
-        self._left(self)
+        if not self._waits:
+            self._end_calls()
+
+    def _end_calls(self) -> None:
+        """The connection is gone, and so are its calls."""
+        if self.http2.lost():
+            self._take_turn()
+        else:
+            self._left(self)
+
+    def _take_turn(self) -> None:
+        """Has the loop come back to this connection after the others."""
+        if not self._waits:
+            self._waits = True
+            asyncio.get_running_loop().call_soon(self._on_turn)
+            self._read_or_pause()
+
+    def _on_turn(self) -> None:
+        self._waits = False
+        if self._gone:
+            self._end_calls()
+            return
+        self._receive(b"")
+        self._read_or_pause()
+
+    def _read_or_pause(self) -> None:
+        pauses = self._waits or self._room is not None
+        if pauses == self._paused or self._transport.is_closing():
+            return
+        self._paused = pauses
+        if pauses:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def close(self) -> None:
         """Closes the connection after what was written."""

@@ -95,12 +95,14 @@ def _connected(pieces: list[bytes]) -> tuple[_Echo, bytes, tuple[int, str] | Non
     fault = None
     try:
         for piece in pieces:
-            echo.connection.receive(piece, 0.0)
+            while echo.connection.receive(piece, 0.0):
+                piece = b""
     except ConnectionFault as error:
         fault = (int(error.code), str(error))
     out = b"".join(echo.connection.out)
     if fault is not None:
-        echo.connection.lost()
+        while echo.connection.lost():
+            pass
         if echo.connection.streams:
             raise Difference("a lost connection has streams")
     return echo, out, fault
