@@ -11,17 +11,12 @@ Laws:
   message of at most TOLD_MAX such items, and never after its result.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from math import inf
 from time import perf_counter, thread_time
-from types import TracebackType
-from typing import Any, Self, TypeAlias
-
-import grpc.aio
 
 from kvroute.v1 import router_pb2
 from router.core.fast_path import ITEMS_MAX, Batch, Results
@@ -220,68 +215,3 @@ def read_batch(content: bytes) -> Batch:
         ) from error
     except ValueError as error:
         raise Refusal(Reason.INVALID_FIELD, f"no RouteBatch: {error}") from error
-
-
-class StreamLife:
-    """How long a stream goes on: until its age, or until the server drains. Wraps the call.
-
-    It ends a wait for the client's next message and nothing else, so what was received is answered,
-    and the call ends with OK.
-    """
-
-    def __init__(self, stopping: asyncio.Event, age_s: float | None) -> None:
-        """age_s: None is for ever."""
-        self._stopping = stopping
-        self._age_s = age_s
-        self._over = stopping.is_set()
-        self._reading: asyncio.Task[Any] | None = None
-        """The wait for a message."""
-        self._end: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._end = asyncio.create_task(self._wait())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        end, self._end = self._end, None
-        if end is not None:  # its error's frames lead here, so nothing here may lead to it
-            end.cancel()
-
-    async def read(self, context: "Context") -> bytes | None:
-        """The next batch; None when the client or we have had enough."""
-        if self._over:
-            return None
-        reading = self._reading = asyncio.create_task(_read(context))
-        try:
-            batch = await reading
-        except asyncio.CancelledError:
-            call = asyncio.current_task()
-            if self._over and call is not None and not call.cancelling():
-                return None
-            raise
-        finally:
-            self._reading = None
-        return None if batch is grpc.aio.EOF else batch
-
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(self._age_s):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass
-        self._over = True
-        await asyncio.sleep(0)  # a message that has just come is read: it will be answered
-        if self._reading is not None:
-            self._reading.cancel()
-
-
-async def _read(context: "Context") -> Any:
-    return await context.read()
-
-
-Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]

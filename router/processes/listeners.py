@@ -138,10 +138,10 @@ class Listeners:
         )
         await self._faces.start()
 
-    async def set_serving(self) -> None:
+    def set_serving(self) -> None:
         """Health says from now on that new calls are welcome."""
         if self._grpc is not None:
-            await self._grpc.set_serving(ready=True)
+            self._grpc.set_serving(ready=True)
 
     async def stop_faces(self) -> None:
         """Ends the gateway and the picker after their open requests."""

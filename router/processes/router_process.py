@@ -466,7 +466,7 @@ class RouterApp:
             was_ready = self.ready
             await self._timer.tick()
             if self.ready and not was_ready:
-                await self.listeners.set_serving()
+                self.listeners.set_serving()
             await self._timer.judge()
 
     def _on_signal(self) -> None:

@@ -44,6 +44,8 @@ REPORTS_SHARE = 8
 
 UNREAD = "UNREAD"
 """The reason in metrics of a stream whose client doesn't read."""
+UNSENT = "UNSENT"
+"""That of a call whose connection broke while a message of it was sent."""
 
 log = logging.getLogger("kvroute.grpc")
 
@@ -182,7 +184,8 @@ class Guard:
         for reason in _BY_SIZE:
             self.metrics.messages_refused.labels(name, reason)
         if handler.response_streaming:
-            self.metrics.messages_refused.labels(name, UNREAD)
+            for ending in (UNREAD, UNSENT):
+                self.metrics.messages_refused.labels(name, ending)
         if handler.request_streaming:
             if handler.response_streaming:
                 return grpc.stream_stream_rpc_method_handler(_freed(self._streams(method, handler)))
@@ -260,6 +263,11 @@ class Guard:
 
     async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
         """Ends a call whose handler raised."""
+        if is_unsent(error):
+            self.metrics.messages_refused.labels(short(method), UNSENT).inc()
+            error.__traceback__ = error.__context__ = None  # frames with the message
+            # gRPC would log the error, with its frames, as often as clients do this.
+            raise asyncio.CancelledError from None
         if gone(error):
             try:
                 raise error.with_traceback(None)
@@ -332,7 +340,17 @@ def gone(error: BaseException) -> bool:
         task = asyncio.current_task()
         # Of a task that nobody cancels it is a fault like any other.
         return task is not None and task.cancelling() > 0
-    return isinstance(error, grpc.aio.BaseError)  # aborted, or ended under its handler
+    # Aborted, or ended under its handler. An InternalError is a fault: gRPC refused an operation.
+    return isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.InternalError)
+
+
+def is_unsent(error: BaseException) -> bool:
+    """Whether a message could not be sent, since the connection broke meanwhile."""
+    return isinstance(error, grpc.aio.InternalError) and str(error).startswith(_UNSENT)
+
+
+_UNSENT = 'Failed "execute_batch"'
+"""So begins grpcio's ExecuteBatchError where gRPC took an operation and could not do it."""
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:

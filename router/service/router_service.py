@@ -3,7 +3,6 @@
 import asyncio
 import random
 from functools import partial
-from typing import Any
 from urllib.parse import unquote
 
 import grpc
@@ -14,13 +13,14 @@ from kvroute.v1 import router_pb2, router_pb2_grpc
 from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.reports import Reports
-from router.desk.stream_items import StreamLife, read_batch
+from router.desk.stream_items import read_batch
 from router.desk.tenant import caller_of, reporter_of
 from router.keys.door import CURRENT
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Context, Guard, Handler, time_left
 from router.service.inbound import SMALL_BYTES
 from router.service.late_results import LateResults
+from router.service.stream_lives import StreamLives
 from router.service.texts import Texts
 from router.service.unsent import when_unsent
 from router.tracing.traceparent import HEADER, SpanContext
@@ -47,7 +47,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self._desk = desk
         self.texts = texts
         self._reports = reports
-        self._stopping = stopping
+        self._lives = StreamLives(stopping)
         self._stream_age_s = stream_age_s
 
     @override
@@ -77,22 +77,21 @@ class RouterService(router_pb2_grpc.RouterServicer):
         limit = self.guard.limits.of(ROUTE_STREAM)
         usage = CURRENT.get()
         items = self.texts.items(caller_of(usage))
-        async with (
-            LateResults(items, context, read_s=self.guard.read_s) as late,
-            StreamLife(self._stopping, jittered(self._stream_age_s)) as life,
-        ):
-            while (content := await life.read(context)) is not None:
-                limit.check(len(content))
-                if usage is not None:
-                    usage.message(len(content))
-                if len(content) <= SMALL_BYTES:
-                    for results in items.decide(read_batch(content)):
-                        await _write(late, results)
-                    continue
-                with self.guard.in_flight.hold(len(content)):
-                    for results in items.decide(read_batch(content)):
-                        await _write(late, results)
-            await late.rest()
+        life = self._lives.begin(jittered(self._stream_age_s))
+        with life:
+            async with LateResults(items, context, read_s=self.guard.read_s) as late:
+                while (content := await life.read(context)) is not None:
+                    limit.check(len(content))
+                    if usage is not None:
+                        usage.message(len(content))
+                    if len(content) <= SMALL_BYTES:
+                        for results in items.decide(read_batch(content)):
+                            await _write(late, results)
+                        continue
+                    with self.guard.in_flight.hold(len(content)):
+                        for results in items.decide(read_batch(content)):
+                            await _write(late, results)
+                await late.rest()
 
     @override
     async def Report(  # type: ignore[override]  # bytes, too
@@ -139,17 +138,6 @@ def host_of(peer: str) -> str:
     """The host of a call, as gRPC names its peer; a caller may have any number of ports."""
     kind, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
-
-
-async def first(future: asyncio.Future[Any], event: asyncio.Event) -> bool:
-    """Whether the future was done before the event came; leaves nothing running behind."""
-    came = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait((future, came), return_when=asyncio.FIRST_COMPLETED)
-        return future.done()
-    finally:
-        came.cancel()
-        future.cancel()
 
 
 async def _write(late: LateResults, results: bytes | None) -> None:

@@ -15,7 +15,6 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from grpc_reflection.v1alpha.reflection_pb2_grpc import (
     add_ServerReflectionServicer_to_server as add_reflection,
 )
-from typing_extensions import override
 
 from kvroute.v1 import (
     fleet_pb2,
@@ -30,11 +29,12 @@ from router.http2.fast_server import FastServer, ServerBounds
 from router.http2.sockets import Bounds
 from router.keys.certificates import Certificates
 from router.keys.exposure import UNIX, split_address
-from router.service.calls import Collected, Context, Handler
+from router.service.calls import Collected, Handler
 from router.service.credentials import server_credentials
 from router.service.fleet_service import FleetService, fleet_handlers
+from router.service.health_service import HealthService
 from router.service.prompts_service import PromptsService
-from router.service.router_service import RouterService, byte_handlers, first
+from router.service.router_service import RouterService, byte_handlers
 
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a client has to answer a ping."""
@@ -66,7 +66,7 @@ class GrpcServer:
         options = server_options(settings, router.guard.limits.largest)
         self._server = grpc.aio.server(options=options)
         self._settings = settings
-        self._health = _Health()
+        self._health = HealthService()
         self._draining = False
         self.port = 0
         guard = self._guard = router.guard
@@ -99,25 +99,25 @@ class GrpcServer:
             self._listen_on(
                 Path(self._settings.unix_socket), int(self._settings.unix_socket_mode, 8)
             )
-        await self.set_serving(ready=False)
+        self.set_serving(ready=False)
         await self._server.start()
         if self.fast is not None and self._settings.fast_listen:
             await self._start_fast(self.fast, self._settings.fast_listen)
 
-    async def set_serving(self, *, ready: bool) -> None:
+    def set_serving(self, *, ready: bool) -> None:
         """Liveness is always SERVING while we run; all else follows readiness, never after a drain
         began."""
         ready = ready and not self._draining
         serving = health_pb2.HealthCheckResponse.SERVING
         state = serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("liveness", serving)
+        self._health.set("liveness", serving)
         for name in ("", "readiness", *SERVICES):
-            await self._health.set(name, state)
+            self._health.set(name, state)
 
     async def drain(self, grace_s: float) -> None:
         """Says NOT_SERVING, finishes what is in flight, then stops."""
         self._draining = True
-        await self.set_serving(ready=False)
+        self.set_serving(ready=False)
         self._health.end_watches()
         await self._guard.stop()
         if self.fast is None:
@@ -149,27 +149,6 @@ class GrpcServer:
             return self._server.add_secure_port(address, server_credentials(self._certificates))
         except RuntimeError as error:
             raise ConfigError(f"can't listen on {address}: is something else there?") from error
-
-
-class _Health(health.aio.HealthServicer):
-    """Health whose Watch ends with a drain; the base's would hold it up for all its grace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ended = asyncio.Event()
-
-    def end_watches(self) -> None:
-        self._ended.set()
-
-    async def List(self, request: Any, context: Context) -> Any:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "serving or not, and nothing else")
-        raise AssertionError("abort() ends the call")
-
-    @override
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
-        watch = asyncio.ensure_future(super().Watch(request, context))
-        if await first(watch, self._ended):
-            await watch
 
 
 def prompts_handlers(prompts: PromptsService) -> dict[str, Handler]:

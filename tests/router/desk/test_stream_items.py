@@ -1,6 +1,5 @@
 """What a stream's items come to, with a clock that the deciding itself turns."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from router.core.progress import Repeated
 from router.desk import request_codec
 from router.desk import stream_items as route_stream
 from router.desk.answers import Outlook, Steps, Waiting
-from router.desk.stream_items import SLICE_S, TOLD_MAX, RouteItems, StreamLife, read_batch
+from router.desk.stream_items import SLICE_S, TOLD_MAX, RouteItems, read_batch
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import taken_apart
@@ -337,77 +336,6 @@ def test_a_batch_is_read_as_protobuf_reads_it(content: bytes) -> None:
         assert batch.cancel == (one.WhichOneof("action") == "cancel")
         assert (batch.request is not None) == one.HasField("request")
     assert not batch.next()
-
-
-class Wire:
-    """A call whose client says something when the test does."""
-
-    def __init__(self) -> None:
-        self.messages: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def read(self) -> Any:
-        return await self.messages.get()
-
-
-async def test_a_life_ends_the_wait_for_a_message_with_its_age() -> None:
-    wire: Any = Wire()
-    async with asyncio.timeout(60), StreamLife(asyncio.Event(), 0.01) as life:
-        assert await life.read(wire) is None
-        assert await life.read(wire) is None
-
-
-async def test_a_life_that_ends_while_something_is_decided_leaves_that_alone() -> None:
-    wire: Any = Wire()
-    stopping = asyncio.Event()
-    batch = b"a batch"
-    async with asyncio.timeout(60), StreamLife(stopping, None) as life:
-        wire.messages.put_nowait(batch)
-        assert await life.read(wire) is batch
-        stopping.set()
-        for _ in range(5):
-            await asyncio.sleep(0)  # would be cancelled here
-        assert await life.read(wire) is None
-
-
-async def test_a_message_that_comes_as_the_life_ends_is_read() -> None:
-    stopping = asyncio.Event()
-    wire: Any = Wire()
-
-    async def call() -> list[bytes | None]:
-        async with StreamLife(stopping, None) as life:
-            return [await life.read(wire), await life.read(wire)]
-
-    task = asyncio.create_task(call())
-    for _ in range(3):
-        await asyncio.sleep(0)
-    stopping.set()  # both in one turn of the loop
-    wire.messages.put_nowait(b"a batch")
-    assert await task == [b"a batch", None]
-
-
-async def test_a_life_begun_when_the_server_stops_is_over() -> None:
-    stopping = asyncio.Event()
-    stopping.set()
-    wire: Any = Wire()
-    async with StreamLife(stopping, None) as life:
-        assert await life.read(wire) is None
-
-
-async def test_a_cancelled_call_is_cancelled_even_when_its_life_ends_at_once() -> None:
-    stopping = asyncio.Event()
-    wire: Any = Wire()
-
-    async def call() -> None:
-        async with StreamLife(stopping, None) as life:
-            await life.read(wire)
-
-    task = asyncio.create_task(call())
-    await asyncio.sleep(0)
-    stopping.set()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 class TestWhereItemsStand:

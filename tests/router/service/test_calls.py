@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython.cygrpc import ExecuteBatchError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from indexer.kernel import NativeIndex
@@ -23,7 +24,7 @@ from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.desk.tenant import Reporter
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
-from router.service import router_service
+from router.service import late_results, router_service
 from router.service.calls import LOG_S, Guard
 from router.service.inbound import SMALL_BYTES, InFlight, Limits
 from tests.stage.served import ON_FAST_PORT, Served, asked, refusal, served
@@ -316,6 +317,43 @@ async def test_whatever_a_handler_raises_ends_its_call_and_no_other(
         assert len(faults) == 1, "logged once in a while"
         answered = await call(stage)
         assert answered is not grpc.aio.EOF
+
+
+async def test_a_connection_that_breaks_under_an_answer_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    was_sent = asyncio.Event()
+
+    async def unsendable(*_: object) -> None:
+        was_sent.set()
+        raise ExecuteBatchError('Failed "execute_batch": (<SendMessageOperation>,)')
+
+    async with served() as stage, asyncio.timeout(60):
+        stage.fleet.add("w0")
+        batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=asked())])
+        monkeypatch.setattr(late_results, "sent", unsendable)
+        broken = stage.router.RouteStream()
+        await broken.write(batch)
+        await was_sent.wait()
+        monkeypatch.undo()
+        assert (await one_message(stage.router.RouteStream(), batch)).results
+        broken.cancel()
+        assert metric(stage, "kvroute_call_faults_total", method="Router/RouteStream") == 0
+        labels = {"method": "Router/RouteStream", "reason": "UNSENT"}
+        assert metric(stage, "kvroute_messages_refused_total", **labels) == 1
+        assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
+async def test_what_grpc_refuses_to_do_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=asked())])
+    async with served() as stage, asyncio.timeout(60):
+        stage.fleet.add("w0")
+        error = ExecuteBatchError("Failed grpc_call_start_batch: 8")
+        with monkeypatch.context() as patch:
+            patch.setattr(late_results, "sent", breaks(error))
+            refused = await refusal(one_message(stage.router.RouteStream(), batch))
+        assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL")
+        assert metric(stage, "kvroute_call_faults_total", method="Router/RouteStream") == 1
 
 
 class _Kept:

@@ -12,6 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import GrpcSettings
+from router.service import calls
+from router.service.health_service import HealthService
 from router.service.router_service import jittered
 from router.service.server import SERVICES, server_options
 from tests.router.service.setting import Code, tasks
@@ -34,9 +36,9 @@ class TestHealth:
         async with served() as stage:
             alive_only = dict.fromkeys(self.NAMES, not_serving) | {"liveness": serving}
             assert await self.states(stage) == alive_only
-            await stage.server.set_serving(ready=True)
+            stage.server.set_serving(ready=True)
             assert await self.states(stage) == dict.fromkeys(self.NAMES, serving)
-            await stage.server.set_serving(ready=False)
+            stage.server.set_serving(ready=False)
             assert await self.states(stage) == alive_only
 
     async def test_services_are_those_of_the_contract(self) -> None:
@@ -50,7 +52,7 @@ class TestHealth:
 
     async def test_a_watch_sees_the_drain_and_does_not_hold_it_up(self) -> None:
         async with served() as stage, asyncio.timeout(60):
-            await stage.server.set_serving(ready=True)
+            stage.server.set_serving(ready=True)
             before = tasks()
             stub = health_pb2_grpc.HealthStub(stage.channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
@@ -61,11 +63,60 @@ class TestHealth:
             while left := tasks() - before:
                 await asyncio.wait(left, timeout=0.01)
 
+    async def test_a_watcher_that_does_not_read_holds_up_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written = asyncio.Event()
+
+        async def unread(*_: object) -> None:
+            written.set()
+            await asyncio.Event().wait()
+
+        async with served() as stage, asyncio.timeout(60):
+            stub = health_pb2_grpc.HealthStub(stage.channel)
+            request = health_pb2.HealthCheckRequest(service="readiness")
+            with monkeypatch.context() as patch:
+                patch.setattr(calls, "sent", unread)
+                slow = stub.Watch(request)
+                await written.wait()
+            stage.server.set_serving(ready=True)
+            watch = stub.Watch(request)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            slow.cancel()
+
+    async def test_a_watch_of_an_unknown_name_sees_it_come(self) -> None:
+        async with served() as stage, asyncio.timeout(60):
+            request = health_pb2.HealthCheckRequest(service="coming")
+            watch = health_pb2_grpc.HealthStub(stage.channel).Watch(request)
+            states = health_pb2.HealthCheckResponse
+            assert (await watch.read()).status == states.SERVICE_UNKNOWN
+            health = stage.server._health
+            health.set("coming", states.NOT_SERVING)
+            assert (await watch.read()).status == states.NOT_SERVING
+            health.set("coming", states.NOT_SERVING)  # is not sent again
+            health.set("other", states.SERVING)
+            health.set("coming", states.SERVING)
+            assert (await watch.read()).status == states.SERVING
+            watch.cancel()
+
+    async def test_a_watch_that_begins_in_a_drain_gets_the_state_and_ends(self) -> None:
+        health, written = HealthService(), []
+
+        class Call:
+            async def write(self, message: Any) -> None:
+                written.append(message.status)
+
+        health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        health.end_watches()
+        call: Any = Call()
+        await health.Watch(health_pb2.HealthCheckRequest(), call)
+        assert written == [health_pb2.HealthCheckResponse.NOT_SERVING]
+
     async def test_who_drains_is_never_ready_again(self) -> None:
         async with served() as stage:
-            await stage.server.set_serving(ready=True)
+            stage.server.set_serving(ready=True)
             await stage.server.drain(0)
-            await stage.server.set_serving(ready=True)
+            stage.server.set_serving(ready=True)
             # Nobody can ask over the wire any more; a Watch that lags behind still could see it.
             request = health_pb2.HealthCheckRequest(service="")
             told: Any = await stage.server._health.Check(request, None)
