@@ -1,5 +1,8 @@
-"""`kvroute simulate --gateway`: OpenAI's API before stand-in engines, with the whole of kvroute in
-this process: engines, their relays, a router with its gateway, and an embedded NATS server."""
+"""`kvroute simulate --gateway`: OpenAI's and Anthropic's API before stand-in engines.
+
+The whole of kvroute is in this process: engines, their relays, a router with its gateway, and an
+embedded NATS server.
+"""
 
 import asyncio
 import tempfile
@@ -95,11 +98,13 @@ async def workers_ready(client: KvRouteClient, count: int) -> None:
 
 def _show(console: Console, engines: Sequence[StandIn], app: RouterApp) -> None:
     model = engines[0].engine.config.model
-    base = f"http://127.0.0.1:{app.listeners.gateway_port}/v1"
+    root = f"http://127.0.0.1:{app.listeners.gateway_port}"
+    base = f"{root}/v1"
     target = f"127.0.0.1:{app.listeners.grpc_port}"
     flag = "" if target == ROUTER else f" -t {target}"
     console.print(engines_table(engines), crop=False)
     console.print(f"\nOpenAI's API  {base}, model {model}, any key", highlight=False)
+    console.print(f"Anthropic's   {root}, the same", highlight=False)
     console.print(f"router        {target}", highlight=False)
     page = f"http://127.0.0.1:{app.listeners.metrics_port}/console/"
     console.print(f"console       {page}", highlight=False)

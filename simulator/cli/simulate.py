@@ -43,7 +43,8 @@ from simulator.cli.runs import scheduler_of
     flag_value="127.0.0.1:8080",
     default=None,
     metavar="[HOST:PORT]",
-    help="Run a router with its gateway, too: OpenAI's API on this address, or on 127.0.0.1:8080.",
+    help="Run a router with its gateway, too: OpenAI's and Anthropic's API on this address, or on"
+    " 127.0.0.1:8080.",
 )
 @click.option(
     "--grpc-listen",
@@ -67,7 +68,8 @@ def simulate(
     events over ZMQ and replay them, take the time of the profile, and generate random answers. A
     token is a byte. For trying kvroute, and for tests.
 
-    With --gateway the whole of kvroute runs in front of them: point a client of OpenAI's API at it.
+    With --gateway the whole of kvroute runs in front of them: point a client of OpenAI's API, or of
+    Anthropic's, at it.
     """
     import asyncio
 

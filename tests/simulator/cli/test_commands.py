@@ -401,6 +401,14 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks()
                 lines.append((await process.stdout.readline()).decode())
         (base,) = re.findall(r"OpenAI's API +(\S+/v1),", "".join(lines))
         assert f"curl -i {base}/chat/completions " in "".join(lines)
+        root = base.removesuffix("/v1")
+        assert f"Anthropic's   {root}, the same\n" in lines
+        message = {"model": "stand-in", "messages": [{"role": "user", "content": "Hi"}]}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{root}/v1/messages", json=message | {"max_tokens": 2}) as answered,
+        ):
+            assert (answered.status, (await answered.json())["role"]) == (200, "assistant")
         chat = {"model": "stand-in", "messages": [{"role": "user", "content": "hello " * 50}]}
         async with openai.AsyncOpenAI(base_url=base, api_key="any", max_retries=0) as client:
             create = client.chat.completions.with_raw_response.create
