@@ -1,12 +1,11 @@
-"""Runs every benchmark, prints what they say, and writes it to build/bench.json.
+"""Runs every benchmark, prints what they say, and writes it to build/bench.json."""
 
-python -m tests.bench [words of module names ...]
-"""
-
+import argparse
 import importlib
 import json
 import sys
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,12 @@ FIRST = [
 
 def main(words: list[str]) -> None:
     names = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
-    chosen = [name for name in names if not words or any(word in name for word in words)]
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("words", nargs="*", help="parts of the names of modules; default: all")
+    given = parser.parse_args(words).words
+    chosen = [name for name in names if not given or any(word in name for word in given)]
+    if not chosen:
+        parser.error(f"no module has a name with any of: {' '.join(given)}")
     console = Console()
     console.width = max(console.width, WIDTH)
     rows: list[dict[str, Any]] = []
@@ -89,7 +93,7 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     for column in ("ours", "peer", "ratio"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("unit", no_wrap=True)
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
+    for row, after in zip_longest(rows, rows[1:]):
         arrow = "↑" if row["better"] == "more" else "↓"
         last_named = row["name"] in FIRST and after is not None and after["name"] not in FIRST
         table.add_row(

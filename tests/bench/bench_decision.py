@@ -73,7 +73,7 @@ def rows() -> list[dict[str, Any]]:
 class Stage:
     """A fleet as the core sees it, and requests to it."""
 
-    def __init__(self, workers: int, policy: str) -> None:
+    def __init__(self, workers: int, policy: str = DEFAULT) -> None:
         rng = np.random.default_rng(1)
         view = FleetView(NativeIndex(), beat_timeout_s=1e9, forget_s=1e9, workers_max=workers)
         self._core = RouterCore(

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from indexer.hashing import block_hashes
 from kvroute.v1 import fleet_pb2, router_pb2
+from router.audit.observers import Watchers
 from router.cli.run import COLLECTED_AFTER
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
@@ -31,6 +32,7 @@ from router.core.core import RouterCore
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.reports import Reports
+from router.fleet.topology import PlaceLabels
 from router.prompts.prompts import Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.reservations.reservations import Ending
@@ -202,6 +204,7 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
         commands=ControlDesk(core, clock),
         send_control=nothing,
         register=registered,
+        watchers=Watchers("a", PlaceLabels("host", "rack", "cluster"), random.Random(7), print),
     )
     server = GrpcServer(GrpcSettings(listen="127.0.0.1:0"), service, fleet)
     await server.start()

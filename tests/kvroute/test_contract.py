@@ -33,7 +33,7 @@ def test_the_keywords_of_route_are_those_that_make_its_message() -> None:
     options: dict[str, Any] = dict.fromkeys(RouteOptions.__annotations__)
     assert route_request(**options).WhichOneof("prompt") is None
     with pytest.raises(TypeError, match="unknown options of a route: token_bytes"):
-        route_request(**options, token_bytes=b"")
+        route_request(**options, token_bytes=b"")  # type: ignore[call-arg]
 
 
 def test_every_field_of_a_route_request_can_be_asked_for() -> None:

@@ -401,7 +401,7 @@ def test_load_past_the_router_is_seen_in_its_heartbeats() -> None:
 
 
 def test_long_requests_keep_their_reservations() -> None:
-    slow = replace(SMALL, cost=replace(SMALL.cost, base_s=1.0))
+    slow = replace(SMALL, cost=replace(SMALL.cost, base_s=1.0))  # type: ignore[call-arg]
     _, result = checked(trace(request(0.0, [1], 400)), workers=1, scheduler=slow)
     assert result.e2e_s[0] > 2 * RunOptions().routing.lease_s
     assert result.outcome.tolist() == [Outcome.SERVED]
