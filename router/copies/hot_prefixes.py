@@ -183,7 +183,7 @@ class HotPrefixes:
         """
         prefixes, held_tokens = reservation.prefixes, reservation.predicted_tokens
         self.copies.on_pick(reservation.worker, prefixes, held_tokens)
-        _, model, role = reservation.fingerprint
+        _, _, model, role = reservation.fingerprint
         if not len(prefixes) or not for_all or role == Role.DECODE:
             return
         block_size = heartbeat_of(self._fleet.view.sources[reservation.worker]).block_size

@@ -133,7 +133,8 @@ class RouterCore:
         view.itemized |= prompt.has_items
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None:
-            if earlier.fingerprint != request.fingerprint():
+            _, block_size, _, _ = earlier.fingerprint
+            if earlier.fingerprint != request.fingerprint(block_size):
                 raise Refusal(
                     Reason.REQUEST_ID_REUSED,
                     f"request id {request.request_id!r} was used with another prompt, model or"
@@ -156,11 +157,12 @@ class RouterCore:
         if watch is not None:
             watch(decision.computing)
         source, computing = decision.sources[decision.order[0]], decision.computing
+        size = heartbeat_of(source).block_size
         reservation = self.life.open(
             source,
             request.request_id,
-            request.fingerprint(),
-            request.prompt.prefixes(heartbeat_of(source).block_size),
+            request.fingerprint(size),
+            request.prompt.prefixes(size),
             request.prompt.token_count,
             decision.overlap(decision.order[0]),
             now_s,

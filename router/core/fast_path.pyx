@@ -216,14 +216,13 @@ cdef class Lane(_Decision):
             return None
         cdef size_t count = plain.prompt_tokens / plan.block_size
         prefixes = _empty(count, _u64)
-        cdef uint64_t *hashes
-        cdef Span content = plain.hashes if plain.hashes_block_size else plain.tokens
+        cdef uint64_t *hashes = NULL
         if count:
             hashes = <uint64_t *>address_of(prefixes)
             if plain.hashes_block_size:
-                memcpy(hashes, content.at, content.size)
+                memcpy(hashes, plain.hashes.at, plain.hashes.size)
             else:
-                xxh3_blocks(content.at, count, 4 * <size_t>plan.block_size, HASH_SEED_C, hashes)
+                xxh3_blocks(plain.tokens.at, count, 4 * <size_t>plan.block_size, HASH_SEED_C, hashes)
             xxh3_chain(hashes, count, 0, 0, HASH_SEED_C, hashes)
         self._counts.mark(0)
         self._match(plan, prefixes, plain.prompt_tokens)
@@ -231,13 +230,12 @@ cdef class Lane(_Decision):
         if not self._decide(plain.session_id.size > 0, now_s) or self._core.decider.looks_ahead and not self._fits(plain.output_tokens):
             return None
         self._counts.mark(2)
-        cdef uint64_t form = plain.prompt_tokens | <uint64_t>plain.hashes_block_size << 32
-        cdef uint64_t fingerprint = xxh3_64(content.at, content.size, HASH_SEED_C, self._secret) ^ form
+        cdef uint64_t fingerprint = self._fingerprint(plain, hashes, count)
         if not request_id:
             request_id = uuid.uuid4().hex
         try:
             self._write(plain, now_s)
-            reservation = self._reserve(request_id, (fingerprint, model, _both), plain.output_tokens, now_s)
+            reservation = self._reserve(request_id, (fingerprint, plan.block_size, model, _both), plain.output_tokens, now_s)
         except BaseException:
             _begin(&self._answer)
             raise
@@ -252,6 +250,17 @@ cdef class Lane(_Decision):
             self._plan.model_row(self._order[0], self._counts.tally),
         )
         return reservation
+
+    cdef uint64_t _fingerprint(self, const PlainRequest *plain, const uint64_t *prefixes, size_t count):
+        """Prompt.fingerprint, in the block size that the prompt's prefixes are in."""
+        cdef uint64_t value = plain.prompt_tokens | <uint64_t>plain.hashes_block_size << 32
+        cdef Span tail = Span(NULL, 0)
+        cdef size_t begin = 4 * count * <size_t>self._plan.block_size
+        if not plain.hashes_block_size and plain.tokens.size > begin:
+            tail = Span(plain.tokens.at + begin, plain.tokens.size - begin)
+        if count:
+            value ^= prefixes[count - 1]
+        return value ^ xxh3_64(tail.at, tail.size, HASH_SEED_C, self._secret)
 
     cdef bint _prepare(self, str request_id) except -1:
         """Whether a new request with this id may be picked here."""

@@ -268,8 +268,6 @@ class Desk:
         for size in self._core.fleet.block_sizes(parsed.model):
             yield from parsed.prompt.hashed(size)
             yield
-        parsed.prompt.fingerprint()
-        yield
         return received, parsed
 
     def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> Refusal:

@@ -233,8 +233,9 @@ class Candidates:
         if self.request.session_id:
             return xxh3_64_intdigest(self.request.session_id.encode())
         sizes = [size for size in self._pool.block_sizes if size]
-        first = self.request.prompt.prefixes(min(sizes, default=0))[:1]
-        return int(first[0]) if len(first) else self.request.prompt.fingerprint() & (1 << 64) - 1
+        size, prompt = min(sizes, default=0), self.request.prompt
+        first = prompt.prefixes(size)[:1]
+        return int(first[0]) if len(first) else prompt.fingerprint(size) & (1 << 64) - 1
 
     @property
     def shared_block_size(self) -> int:

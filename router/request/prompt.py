@@ -43,7 +43,6 @@ class Prompt:
         """Images, sounds or the like cover some of its tokens."""
         self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
         self._prefixes: dict[int, HashArray] = {}
-        self._fingerprint: int | None = None
 
     @override
     def __repr__(self) -> str:
@@ -151,15 +150,21 @@ class Prompt:
             return None
         return self._token_bytes[: 4 * count]
 
-    def fingerprint(self) -> int:
-        """Tells this prompt from another one, LoRA and salt included."""
-        if self._fingerprint is None:
-            content = self._token_bytes if self._token_bytes is not None else self._hashes.tobytes()
-            if self._items:
-                content += repr(self._items).encode()
-            form = self.token_count | self.hashes_block_size << 32
-            self._fingerprint = int(xxh3_64_intdigest(content, self._seed)) ^ form
-        return self._fingerprint
+    def fingerprint(self, block_size: int) -> int:
+        """Tells this prompt from another one whose fingerprint is in the same block size, LoRA and
+        salt included.
+
+        It is made of the last PrefixHash, which is there once a worker is picked, and of the tokens
+        after it. BlockHashes are taken in their own block size.
+        """
+        size = self.hashes_block_size or block_size
+        prefixes = self.prefixes(size)
+        tail = b"" if self._token_bytes is None else self._token_bytes[4 * size * len(prefixes) :]
+        if self._items:
+            tail += repr(self._items).encode()
+        form = self.token_count | self.hashes_block_size << 32
+        last = int(prefixes[-1]) if len(prefixes) else 0
+        return last ^ int(xxh3_64_intdigest(tail, self._seed)) ^ form
 
 
 def _part(item: MultimodalItem, begin: int, end: int) -> MultimodalItem | None:

@@ -9,8 +9,9 @@ from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from router.request.prompt import Prompt
 
-Fingerprint = tuple[int, str, str]
-"""The meaning of a request id: the prompt, the model's name, the role."""
+Fingerprint = tuple[int, int, str, str]
+"""The meaning of a request id: the prompt, by its fingerprint in a block size; the model's name,
+the role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,6 @@ class Request:
         """Whether any worker may see the request."""
         return not self.required_labels and not self.allowed_workers
 
-    def fingerprint(self) -> Fingerprint:
-        """The meaning of its id from now on."""
-        return self.prompt.fingerprint(), self.model, self.role
+    def fingerprint(self, block_size: int) -> Fingerprint:
+        """The meaning of its id from now on; block_size: that of the prompt's fingerprint."""
+        return self.prompt.fingerprint(block_size), block_size, self.model, self.role

@@ -85,7 +85,7 @@ class Sessions:
         if self.announces and now_s - announced_at_s >= ANNOUNCED_AGAIN_S:
             self._unannounced[session_id] = None
             announced_at_s = now_s
-        _, model, _ = reservation.fingerprint
+        _, _, model, _ = reservation.fingerprint
         self._known[session_id] = Session(
             reservation.worker,
             model,

@@ -48,7 +48,7 @@ class TestRequest:
         )
         items = [MultimodalItem(5, 1, 2), MultimodalItem(multimodal_hash("image"), 4, 3)]
         same = prompt(20, lora_name="ad", cache_salt="s", items=items)
-        assert request.prompt.fingerprint() == same.fingerprint()
+        assert request.prompt.fingerprint(16) == same.fingerprint(16)
         assert request.prompt.lora_name == "ad"
         assert (request.request_id, request.model, request.policy) == ("x", "m", "random")
         assert request.role is Role.PREFILL

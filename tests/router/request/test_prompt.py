@@ -139,17 +139,19 @@ class TestHashes:
     ) -> None:
         # A message holds millions of them: chained before the length is checked they cost seconds.
         monkeypatch.setattr("router.request.prompt.prefix_hashes", lambda _: pytest.fail("chained"))
-        hashed = Prompt.from_hashes(hashes([1, 2, 3]), 16, 48)
-        assert hashed.fingerprint() == Prompt.from_hashes(hashes([1, 2, 3]), 16, 48).fingerprint()
+        assert Prompt.from_hashes(hashes([1, 2, 3]), 16, 48).only_block_size == 16
 
 
 class TestFingerprint:
-    def test_it_tells_prompts_apart(self) -> None:
+    @pytest.mark.parametrize("block_size", [0, 1, 15, 16, 63, 64, 65])
+    def test_it_tells_prompts_apart(self, block_size: int) -> None:
         item = MultimodalItem(5, 0, 3)
         different = [
             prompt(64),
             prompt(63),
             prompt(64, first=1),
+            Prompt.from_tokens(pack_tokens([*range(63), 99])),
+            Prompt.from_tokens(pack_tokens([99, *range(1, 64)])),
             prompt(64, lora_name="ad"),
             prompt(64, cache_salt="ad"),
             prompt(64, items=[item]),
@@ -159,12 +161,16 @@ class TestFingerprint:
             Prompt.from_hashes(hashes([2, 1]), 16, 32),
             Prompt.from_hashes(hashes([1, 2]), 15, 32),
         ]
-        assert len({one.fingerprint() for one in different}) == len(different)
+        assert len({one.fingerprint(block_size) for one in different}) == len(different)
 
-    def test_it_is_the_same_for_the_same_prompt(self) -> None:
+    @pytest.mark.parametrize("block_size", [0, 1, 15, 16, 63, 64, 65])
+    def test_it_is_the_same_for_the_same_prompt(self, block_size: int) -> None:
         about = {"lora_name": "ad", "items": [MultimodalItem(5, 0, 3)]}
-        assert prompt(64, **about).fingerprint() == prompt(64, **about).fingerprint()
-        assert prompt(64).fingerprint() == prompt(64).fingerprint()
+        for same in (about, {}):
+            hashed = prompt(64, **same)
+            for _ in hashed.hashed(16):
+                pass
+            assert hashed.fingerprint(block_size) == prompt(64, **same).fingerprint(block_size)
 
 
 class TestItems:

@@ -22,7 +22,7 @@ def reservation(
         id=f"r{number}",
         request_id=request or f"q{number}",
         worker=worker,
-        fingerprint=(1, "m", "both"),
+        fingerprint=(1, 16, "m", "both"),
         prefixes=hashes([]),
         has_tail=True,
         prompt_tokens=8,

@@ -27,7 +27,7 @@ def reservation(worker: str = "w0", blocks: int = 2) -> Reservation:
         id="r",
         request_id="q",
         worker=WorkerKey(worker, 0),
-        fingerprint=(1, "m", "both"),
+        fingerprint=(1, 16, "m", "both"),
         prefixes=hashes(range(blocks)),
         has_tail=False,
         prompt_tokens=16 * blocks,
