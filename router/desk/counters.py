@@ -112,7 +112,8 @@ class Metrics:
         )
         self.answers_unsent = Counter(
             "kvroute_answers_unsent",
-            "Route answers that could not be sent; their reservations ended at once.",
+            "Answers of Route, and of RouteStream's items, that could not be sent; their"
+            " reservations ended at once.",
             registry=registry,
         )
         self._bytes_in_flight = Gauge(

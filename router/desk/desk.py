@@ -95,7 +95,8 @@ class Desk:
         """For one stream of requests. steps, leave: in the place of the desk's own."""
         steps = steps or partial(self.steps, caller=caller)
         run = partial(self.run, caller=caller) if caller.usage is None else _none_at_once
-        return RouteItems(steps, self.cancel, run, leave or self.leave, self.outlook)
+        leave = leave or self.leave
+        return RouteItems(steps, self.cancel, run, leave, self.outlook, self.unsent)
 
     def route(
         self, request: bytes, left_s: float = inf, caller: Caller = UNVERIFIED

@@ -4,7 +4,8 @@ Laws:
 - a batch is answered at once by one message at least, an empty one if it holds nothing to answer:
   a client that waits for it before it sends the next batch, sends as fast as we can take them;
 - an item is decided once, or refused because its time was over;
-- an item cancelled after its answer was sent leaves nothing reserved;
+- an item cancelled after its answer was sent leaves nothing reserved, and nor does an item whose
+  answer could not be sent;
 - an item that waits for a worker has its result in a message of its own, later, unless it is
   cancelled;
 - an item whose caller wants its place in the queue gets it once in TOLD_EACH_S at most, in a
@@ -49,18 +50,21 @@ class RouteItems:
         run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
         leave: Callable[[Later], None] = lambda _: None,
         outlook: Callable[[Later], Outlook | None] = lambda _: None,
+        unsent: Callable[[Reservation], None] = lambda _: None,
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
         """route answers a RouteRequest (None: the item has none), whose caller waits for so many
         seconds more (0: its time is over), in steps, or raises Refusal; cancel ends a reservation
         that nobody waits for any more, leave the wait of a request; run answers some items at once:
-        see Lane.answers. outlook: where a request stands in the queue."""
+        see Lane.answers. outlook: where a request stands in the queue. unsent: ends the reservation
+        of an answer that could not be sent."""
         self._route = route
         self._cancel = cancel
         self._run = run
         self._leave = leave
         self._outlook = outlook
+        self._unsent = unsent
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._answered: OrderedDict[int, Reservation] = OrderedDict()
@@ -70,6 +74,10 @@ class RouteItems:
         self._told: dict[int, None] = {}
         """Of these, those whose callers want to hear where they stand; the next one in front."""
         self._late = Results()
+        self._late_made: list[Reservation] = []
+        """Reservations of the results in `_late`,"""
+        self._late_sending: list[Reservation] = []
+        """and of the message that was taken before, which may not be sent yet."""
         self.on_late: Callable[[], None] = lambda: None
         """Called when there is a result to take that no batch's `decide` yields."""
         self.on_told: Callable[[], None] = lambda: None
@@ -81,7 +89,9 @@ class RouteItems:
         return len(self._waiting)
 
     def take_late(self) -> bytes | None:
-        """A message of the results that came since the last one; None: there are none."""
+        """A message of the results that came since the last one, which is sent by now; None: there
+        are none."""
+        self._late_sending, self._late_made = self._late_made, []
         return self._late.take() if len(self._late) else None
 
     def take_told(self) -> bytes | None:
@@ -104,21 +114,35 @@ class RouteItems:
         self._told.clear()
         for item in waiting.values():
             self._leave(item)
+        self._end([*self._late_sending, *self._late_made])
 
     def decide(self, batch: Batch) -> Iterator[bytes | None]:
         """Decides item by item; yields a message whenever SLICE_S is spent, and at the end.
 
-        None: others are to have a turn, and there is nothing to send.
+        None: others are to have a turn, and there is nothing to send. A caller that could not send
+        a message closes the iterator.
         """
+        made: list[Reservation] = []
+        try:
+            for message in self._messages(batch, made):
+                yield message
+                if message is not None:  # it was sent
+                    made.clear()
+        finally:
+            self._end(made)
+
+    def _messages(self, batch: Batch, made: list[Reservation]) -> Iterator[bytes | None]:
+        """See `decide`. made: gets the reservations of a message before it is yielded."""
         began_s = self._clock()
         sent_cpu_s = self._cpu_clock()
         sent = False
         results = Results()
         while True:
             if answered := self._run(batch, results, self._clock() - began_s):
+                made += answered.values()
                 self._remember(answered)
             elif batch.next():
-                yield from self._answer(batch, results, began_s)
+                yield from self._answer(batch, results, made, began_s)
             else:
                 break
             if self._cpu_clock() - sent_cpu_s >= SLICE_S:
@@ -131,8 +155,10 @@ class RouteItems:
         if len(results) or not sent:
             yield results.take()
 
-    def _answer(self, item: Batch, results: Results, began_s: float) -> Iterator[None]:
-        """Answers the item that the batch is at."""
+    def _answer(
+        self, item: Batch, results: Results, made: list[Reservation], began_s: float
+    ) -> Iterator[None]:
+        """Answers the item that the batch is at. made: gets its reservation."""
         if item.cancel:
             if (waiting := self._waiting.pop(item.index, None)) is not None:
                 self._told.pop(item.index, None)
@@ -154,7 +180,7 @@ class RouteItems:
         except Refusal as refusal:
             results.add_status(index, statuses.write_status(refusal).SerializeToString())
         else:
-            self._add(results, index, answered)
+            self._add(results, made, index, answered)
 
     def _wait(self, index: int, waiting: Later) -> None:
         """An item's result comes later. A second one of the same index takes its place, as its
@@ -174,16 +200,25 @@ class RouteItems:
         del self._waiting[index]
         self._told.pop(index, None)
         try:
-            self._add(self._late, index, waiting.take())
+            self._add(self._late, self._late_made, index, waiting.take())
         except Refusal as refusal:
             self._late.add_status(index, statuses.write_status(refusal).SerializeToString())
         self.on_late()
 
-    def _add(self, results: Results, index: int, answered: Answered) -> None:
+    def _add(
+        self, results: Results, made: list[Reservation], index: int, answered: Answered
+    ) -> None:
         answer, reservation, repeated = answered
         if not repeated:
+            made.append(reservation)
             self._remember({index: reservation})
         results.add_answer(index, answer)
+
+    def _end(self, made: list[Reservation]) -> None:
+        """The answers of these reservations could not be sent."""
+        for reservation in made:
+            if reservation.ended is None:
+                self._unsent(reservation)
 
     def _routed(self, item: Batch, began_s: float) -> Steps:
         waited_s, left_s = self._clock() - began_s, inf

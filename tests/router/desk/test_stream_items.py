@@ -21,9 +21,10 @@ from router.core.fast_path import Batch
 from router.core.progress import Repeated
 from router.desk import request_codec
 from router.desk import stream_items as route_stream
-from router.desk.answers import Outlook, Steps, Waiting
+from router.desk.answers import Later, Outlook, Steps, Waiting
 from router.desk.stream_items import SLICE_S, TOLD_MAX, RouteItems, read_batch
 from router.request.refusal import Reason, Refusal
+from router.reservations.reservations import Reservation
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import taken_apart
 
@@ -36,13 +37,15 @@ class Desk:
     now_s: float = 100.0
     fleet: Fleet = field(default_factory=Fleet)
     cancelled: list[str] = field(default_factory=list)
+    unsent: list[str] = field(default_factory=list)
     turns: int = 0
 
     def __post_init__(self) -> None:
         self.fleet.add("w0")
         self.items = RouteItems(
             self.route,
-            lambda one: self.cancelled.append(one.request_id),
+            self.cancel,
+            unsent=lambda one: self.unsent.append(one.request_id),
             clock=lambda: self.now_s,
             cpu_clock=lambda: self.now_s,
         )
@@ -63,6 +66,10 @@ class Desk:
         reservation = outcome.reservation
         answer = router_pb2.RouteResponse(reservation_id=reservation.id).SerializeToString()
         return answer, reservation, isinstance(outcome, Repeated)
+
+    def cancel(self, reservation: Reservation) -> None:
+        self.cancelled.append(reservation.request_id)
+        self.fleet.core.withdraw(reservation, self.fleet.now_s)
 
     def messages(self, *items: router_pb2.RouteItem) -> Iterator[router_pb2.RouteResults]:
         batch = read_batch(router_pb2.RouteBatch(items=items).SerializeToString())
@@ -135,6 +142,48 @@ def test_a_cancel_ends_what_its_item_reserved_once() -> None:
     desk.decide(item(0), item(1), cancel(0), cancel(0), cancel(9))
     desk.decide(cancel(1))
     assert desk.cancelled == ["r0", "r1"]
+
+
+def test_a_message_that_could_not_be_sent_leaves_nothing_reserved() -> None:
+    desk = Desk(cost_s=SLICE_S * 0.6)
+    batch = read_batch(RouteBatch(items=[*map(item, range(6))]).SerializeToString())
+    messages = desk.items.decide(batch)
+    next(messages)
+    next(messages)  # so the first one was sent
+    messages.close()
+    assert desk.unsent == ["r2", "r3"]
+
+
+def test_nor_does_an_item_of_a_message_that_was_not_even_made() -> None:
+    desk = Desk()
+    batch = read_batch(RouteBatch(items=[*map(item, range(3))]).SerializeToString())
+    broken = RuntimeError("as planned")
+
+    def route(content: bytes | None, left_s: float) -> Steps:
+        if request_codec.receive(content, 1 << 20).message.request_id == "r2":
+            raise broken
+        return (yield from desk.route(content, left_s))
+
+    desk.items._route = route
+    with pytest.raises(RuntimeError) as caught:
+        list(desk.items.decide(batch))
+    assert (caught.value, desk.unsent) == (broken, ["r0", "r1"])
+
+
+def test_what_was_cancelled_before_is_not_ended_again() -> None:
+    desk = Desk()
+    batch = read_batch(RouteBatch(items=[item(0), item(1), cancel(0)]).SerializeToString())
+    messages = desk.items.decide(batch)
+    next(messages)
+    messages.close()
+    assert (desk.cancelled, desk.unsent) == (["r0"], ["r1"])
+
+
+def test_messages_that_were_sent_keep_their_reservations() -> None:
+    desk = Desk(cost_s=SLICE_S * 0.6)
+    desk.decide(*map(item, range(5)))
+    desk.items.close()
+    assert (desk.unsent, len(desk.fleet.core.reservations)) == ([], 5)
 
 
 def test_a_refused_item_has_nothing_to_cancel() -> None:
@@ -336,6 +385,52 @@ def test_a_batch_is_read_as_protobuf_reads_it(content: bytes) -> None:
         assert batch.cancel == (one.WhichOneof("action") == "cancel")
         assert (batch.request is not None) == one.HasField("request")
     assert not batch.next()
+
+
+class TestResultsThatComeLater:
+    """Items that waited: what of their results was sent when the stream breaks."""
+
+    def stream(self) -> tuple[Desk, list[Later]]:
+        """Two items that wait."""
+        desk, jobs = Desk(), [Later(), Later()]
+        waiting = iter(jobs)
+
+        def route(content: bytes | None, left_s: float) -> Steps:
+            yield from ()
+            return next(waiting)
+
+        desk.items._route = route
+        desk.decide(*map(item, range(2)))
+        return desk, jobs
+
+    def answer(self, desk: Desk, job: Later, name: str) -> None:
+        steps = desk.route(RouteRequest(request_id=name).SerializeToString(), 1.0)
+        with pytest.raises(StopIteration) as over:
+            next(steps)
+        job.outcome = over.value.value
+        job.settle()
+
+    def test_a_message_that_was_not_taken_leaves_nothing_reserved(self) -> None:
+        desk, jobs = self.stream()
+        self.answer(desk, jobs[0], "r0")
+        desk.items.close()
+        assert desk.unsent == ["r0"]
+
+    def test_nor_does_one_whose_write_broke(self) -> None:
+        desk, jobs = self.stream()
+        self.answer(desk, jobs[0], "r0")
+        assert desk.items.take_late()
+        self.answer(desk, jobs[1], "r1")
+        desk.items.close()
+        assert desk.unsent == ["r0", "r1"]
+
+    def test_one_that_was_sent_keeps_its_reservation(self) -> None:
+        desk, jobs = self.stream()
+        self.answer(desk, jobs[0], "r0")
+        assert desk.items.take_late()
+        assert desk.items.take_late() is None
+        desk.items.close()
+        assert desk.unsent == []
 
 
 class TestWhereItemsStand:

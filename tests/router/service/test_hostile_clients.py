@@ -202,4 +202,5 @@ async def test_results_that_are_never_read_end_their_stream_and_no_other() -> No
             for at in range(0, len(message), 16_384):
                 await deaf.write(frame(DATA, 0, 1, message[at : at + 16_384]))
             await until(lambda: unread() == 1, "the stream's end")
+            assert stage.fleet.loads() == {}, "an answer that was not sent reserves nothing"
             await is_served(stage)
