@@ -72,9 +72,20 @@ class _Tcp(TcpTransport):
     @override
     async def wait_closed(self) -> None:
         """Raises TimeoutError after _CLOSED_S: asyncio never learns that a connection is gone whose
-        TLS handshake failed, and nats-py would wait for ever."""
-        async with asyncio.timeout(_CLOSED_S):
-            await super().wait_closed()  # type: ignore[no-untyped-call]
+        TLS handshake failed, and nats-py would wait for ever.
+
+        Only the task's own cancellation ends the wait with CancelledError. All that wait for the
+        end of a connection share a future, and the first of them that is cancelled cancels it: a
+        reconnect, say, which the client's close() cancels before it waits here.
+        """
+        task = asyncio.current_task()
+        before = task.cancelling() if task is not None else 0
+        try:
+            async with asyncio.timeout(_CLOSED_S):
+                await super().wait_closed()  # type: ignore[no-untyped-call]
+        except asyncio.CancelledError:
+            if task is None or task.cancelling() > before:
+                raise
 
 
 class NatsClient(Client):

@@ -5,10 +5,13 @@ nats-py by the release that this was last run on.
 """
 
 import ast
+import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 from nats.aio.client import Client
@@ -101,3 +104,44 @@ def test_a_transport_that_is_set_is_kept_and_holds_its_writer() -> None:
     assert parameters(TcpTransport.wait_closed) == ["self"]
     assert inspect.iscoroutinefunction(TcpTransport.wait_closed)
     assert "if not self._transport:" in inspect.getsource(Client._connect_to_server)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[TcpTransport]:
+    """A transport of NatsClient, to a server that says nothing."""
+    ends: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, end: ends.append(end), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    transport = nats_client._Tcp()
+    await transport.connect(urlparse(f"nats://127.0.0.1:{port}"), 32 * 1024, 60)
+    try:
+        yield transport
+    finally:
+        transport.close()
+        for end in ends:
+            end.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_cancelled_wait_for_a_connection_s_end_is_nothing_to_the_next_one() -> None:
+    async with connected() as transport:
+        first = asyncio.create_task(transport.wait_closed())
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        transport.close()
+        await transport.wait_closed()
+        assert asyncio.current_task().cancelling() == 0
+
+
+async def test_a_wait_for_a_connection_s_end_can_be_cancelled() -> None:
+    async with connected() as transport:
+        for cancelled_before in (False, True):  # and with it the future that both wait on
+            wait = asyncio.create_task(transport.wait_closed())
+            if not cancelled_before:
+                await asyncio.sleep(0)
+            wait.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await wait
