@@ -1,2 +1,2 @@
-"""gRPC over a small HTTP/2 of its own: frames, streams, calls of handlers. Imports no other folder;
-pure, but for sockets and calls."""
+"""gRPC over a small HTTP/2 of its own: frames, streams, calls of handlers. Imports `listener` and
+no other folder; pure, but for sockets and calls."""

@@ -19,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from router.http2.calls import Call, Calls, Handler
-from router.http2.sockets import Bounds, Http2Protocol, Listener
+from router.http2.sockets import Bounds, Http2Protocol
+from router.listener.listener import Listener
 
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a peer has to answer a ping."""

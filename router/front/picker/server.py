@@ -23,10 +23,11 @@ from router.front.picker.counters import PickerCounters
 from router.front.picker.endpoints import Endpoints
 from router.front.picker.picks import Picker
 from router.front.routers import Router
-from router.http2.sockets import Bounds, Http2Protocol, Listener
+from router.http2.sockets import Bounds, Http2Protocol
 from router.keys.certificates import Certificates, Contexts
 from router.keys.exposure import split_address
 from router.keys.followed import Followed
+from router.listener.listener import Listener
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Tracing
 

@@ -16,6 +16,7 @@ from router.http2.calls import timeout_s
 from router.http2.fast_server import FastServer, ServerBounds
 from router.http2.frames import PREFACE, frame
 from router.http2.sockets import Bounds
+from router.listener import seldom
 from tests.stage.waiting import until
 
 GUARD_S = 60.0
@@ -363,7 +364,7 @@ async def test_a_silent_connection_is_pinged_then_closed(monkeypatch: pytest.Mon
 async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "_faults", sockets.Seldom())
+    monkeypatch.setattr(sockets, "_faults", seldom.Seldom())
     async with serving() as stage:
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
@@ -374,7 +375,7 @@ async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
         await until(lambda: stage.server.counts.closed["malformed"] == 5, "each is counted")
         assert caplog.text.count("the connection is closed: no HTTP/2") == 1
         assert "127.0.0.1:" in caplog.text
-        sockets._faults.log(asyncio.get_running_loop().time() + sockets.LOG_S, "%s", "another")
+        sockets._faults.log(asyncio.get_running_loop().time() + seldom.LOG_S, "%s", "another")
         assert "another (4 more since the last such line)" in caplog.text
 
 

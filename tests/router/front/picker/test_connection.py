@@ -9,8 +9,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.config.keys import ConfigError
-from router.http2 import sockets
 from router.keys.certificates import Certificates
+from router.listener import listener
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Worker, answering
 from tests.stage.picker import Stage, a_picker, request_headers
@@ -98,7 +98,7 @@ async def test_what_is_no_http2_is_closed(sent: bytes) -> None:
 
 
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "FIRST_BYTE_S", 0.05)
+    monkeypatch.setattr(listener, "FIRST_BYTE_S", 0.05)
     async with a_picker(worker()) as stage:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
         assert await reader.read() == b""
@@ -106,7 +106,7 @@ async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.Monk
 
 
 async def test_silent_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "PEEKING_MAX", 3)
+    monkeypatch.setattr(listener, "PEEKING_MAX", 3)
     async with a_picker(worker()) as stage:
         opened = [await asyncio.open_connection("127.0.0.1", stage.picker.port) for _ in range(6)]
         for reader, _ in opened[:3]:

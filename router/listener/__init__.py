@@ -1,0 +1,1 @@
+"""Connections of a port: from their acceptance to their end, within bounds."""

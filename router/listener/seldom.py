@@ -1,0 +1,27 @@
+"""Log lines that anybody may cause, as often as they like."""
+
+import logging
+from math import inf
+
+LOG_S = 10.0
+"""Between two log lines about connections that broke their protocol or a bound."""
+
+log = logging.getLogger("kvroute.http2")
+
+
+class Seldom:
+    """Warnings that anybody may cause, as often as they like: one in LOG_S at most."""
+
+    def __init__(self) -> None:
+        self._logged_s = -inf
+        self._more = 0
+        """Since the last one."""
+
+    def log(self, now_s: float, words: str, *about: object) -> None:
+        """now_s: of a clock that only goes forward."""
+        if now_s - self._logged_s < LOG_S:
+            self._more += 1
+            return
+        others = f" ({self._more} more since the last such line)" if self._more else ""
+        self._logged_s, self._more = now_s, 0
+        log.warning(words + "%s", *about, others)
