@@ -24,6 +24,8 @@ CONTROL_MAX = 1000
 """Frames a second that carry nothing: PING, SETTINGS, PRIORITY, empty DATA."""
 RESETS_MAX = 10_000
 """RST_STREAM a second: clients that leave."""
+PING_SLACK = 0.9
+"""Of the time between two pings, which clients and networks keep roughly."""
 PING_STRIKES = 2
 """Pings that come too soon, before their connection ends."""
 WINDOW_MAX = (1 << 31) - 1

@@ -31,6 +31,7 @@ from router.http2.frames import (
     MESSAGE_MAX,
     PADDED,
     PING,
+    PING_SLACK,
     PING_STRIKES,
     PREFACE,
     PRIORITY,
@@ -85,11 +86,14 @@ class Calm:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)
 
     def ping(self, sent: int) -> None:
-        """Counts a PING; raises ConnectionFault. sent: frames of answers so far."""
-        self.control()
+        """Counts a PING; raises ConnectionFault. sent: frames of answers so far: a PING with one
+        since the last PING costs nothing, since clients measure their path by them."""
         if sent != self._sent:
             self._sent, self._strikes = sent, 0
-        elif self._now_s - self._pinged_s < self._ping_every_s:
+            self._pinged_s = self._now_s
+            return
+        self.control()
+        if self._now_s - self._pinged_s < PING_SLACK * self._ping_every_s:
             self._strikes += 1
             if self._strikes > PING_STRIKES:
                 # The text has gRPC's clients ping less often from then on.

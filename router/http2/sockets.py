@@ -220,5 +220,6 @@ class Http2Protocol(asyncio.Protocol):
         self._flushing = False
         out = self.http2.out
         if out and self._transport is not None:
-            self._transport.write(b"".join(out))
+            if not self._transport.is_closing():
+                self._transport.write(b"".join(out))
             out.clear()

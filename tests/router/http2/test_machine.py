@@ -329,6 +329,26 @@ def test_pings_that_come_too_soon_end_their_connection_as_grpcs_own_server_does(
         peer.send(ping)
 
 
+def test_pings_between_answers_cost_nothing_however_fast_the_answers_are() -> None:
+    """grpc-go's client measures its path by them, unless its windows are fixed."""
+    peer = a_peer(ping_every_s=10.0)
+    peer.send(peer.headers(1))
+    for _ in range(5 * http2.CONTROL_MAX):  # within one second
+        *_, (kind, flags, _, _) = peer.send(
+            data(1, message(b"x")), frame(http2.PING, 0, 0, bytes(8))
+        )
+        assert (kind, flags) == (http2.PING, http2.ACK)
+        peer.send(frame(http2.WINDOW_UPDATE, 0, 0, U32.pack(100)))
+        peer.send(frame(http2.WINDOW_UPDATE, 0, 1, U32.pack(100)))
+
+
+def test_a_keepalive_ping_may_come_a_tenth_early() -> None:
+    peer = a_peer(ping_every_s=10.0)
+    for _ in range(20):
+        peer.now_s += 9.0
+        peer.send(frame(http2.PING, 0, 0, bytes(8)))
+
+
 def test_after_go_away_new_streams_are_refused_and_old_ones_go_on() -> None:
     peer = a_peer()
     peer.send(peer.headers(1))
