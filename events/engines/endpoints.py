@@ -18,8 +18,10 @@ IPC_BYTES_MAX = 107
 """Bytes of a Unix socket's path on Linux, without its last zero byte."""
 
 _CONTROL = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029]")
+_OUT_OF_RANGE = re.compile(r"[0-9]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CREDENTIALS = re.compile(r"://\S*@")
+_BARE_CREDENTIALS = re.compile(r"^\S*@")
 
 
 def zmq_error(endpoint: str, *, ranks: int = 1, bind: bool = False) -> str:
@@ -57,20 +59,51 @@ def http_error(base: str) -> str:
     """Why a URL can't be the base of an engine's HTTP pages, as a sentence; empty: it can."""
     if control := _CONTROL.search(base):
         return f"{_shown(base)} has the character {control[0]!r} in it"
+    if "://" not in base:
+        whole = f"http://{base}"
+        remedy = "" if http_error(whole) else f": write {_shown(whole)}"
+        return f"{_shown(base)} has no scheme (http:// or https://){remedy}"
     try:
         parts = urlsplit(base)
-        host, port = parts.hostname, parts.port
+        host, _, port = parts.netloc.rpartition("@")[2].rpartition(":")
+        if _OUT_OF_RANGE.fullmatch(port) and not _is_port(port):
+            return f"{_shown(base)} has the port {port[:20]}, where 1 to {PORT_MAX} are possible"
+        host = parts.hostname or ""
+        _ = parts.port
     except ValueError:  # its text may have part of a password
         return f"{_shown(base)} has brackets without an IPv6 address, or a port that is no number"
     if parts.scheme not in ("http", "https") or not host:
         return f"{_shown(base)} is no URL of the form http://host:port or https://host:port"
-    if port == 0:
-        return f"{_shown(base)} has port 0, where 1 to {PORT_MAX} are possible"
     if parts.query or parts.fragment:
         return f"{_shown(base)} has a query or a fragment, which the base of a URL can't have"
     if error := _host_error(f"[{host}]" if ":" in host else host):
         return f"{_shown(base)}: {error}"
     return ""
+
+
+def address_error(address: str, *, pages: bool) -> str:
+    """Why clients can't send requests to an engine's address, as a sentence; empty: they can.
+
+    pages: whether the engine's HTTP pages are elsewhere, so that the address may have any scheme.
+    """
+    scheme, separator, _ = address.partition("://")
+    if pages and separator and scheme.lower() not in ("http", "https"):
+        return ""
+    return http_error(address)
+
+
+def same_place(endpoint: str) -> str:
+    """An endpoint in one spelling, so that two spellings of the same socket are equal."""
+    try:
+        parts = urlsplit(endpoint)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return endpoint
+    if host in ("localhost", "::1"):
+        host = "127.0.0.1"
+    if port is None:
+        port = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{host.removesuffix('.')}:{port}{parts.path.rstrip('/')}"
 
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
@@ -143,4 +176,5 @@ def _is_port(text: str) -> bool:
 
 def _shown(endpoint: str) -> str:
     """An endpoint for a sentence: without a password, and cut to 200 characters."""
-    return repr(masked(endpoint)[:200])
+    text = masked(endpoint) if "://" in endpoint else _BARE_CREDENTIALS.sub("***@", endpoint)
+    return repr(text[:200])

@@ -1,13 +1,22 @@
 """Settings of the broker and of engines: the parts of the configuration that the relay and the
 router share. router/config/reading.py reads them from file, environment and flags."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from events.engines.bootstrap import MOONCAKE, bootstrap_url, host_of
-from events.engines.endpoints import http_error, zmq_error
+from events.engines.endpoints import (
+    address_error,
+    http_error,
+    masked,
+    rank_endpoint,
+    same_place,
+    zmq_error,
+)
+from events.plane.mistakes import of_value
 
 Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
@@ -187,7 +196,7 @@ class EngineSettings(Settings, frozen=True):
         return bootstrap_url(host, self.bootstrap_port or 0)
 
     def __post_init__(self) -> None:
-        if self.warm and self.http is None:
+        if self.warm and self.http is None and "://" in self.address:  # else `unusable` says more
             raise ValueError("warm: no HTTP base to compute prefixes by; set `metrics`")
         if self.events is None:
             for name in ("replay", "topic", "events_bind"):
@@ -212,7 +221,7 @@ def read_engine(fields: dict[str, object]) -> EngineSettings:
     try:
         settings = msgspec.convert(fields, EngineSettings)
     except msgspec.ValidationError as error:
-        sentence, _, where = str(error).partition(" - at `$")
+        sentence, _, where = of_value(error, EngineSettings).partition(" - at `$")
         key = where.strip(".`").partition("[")[0]
         named, _, rest = sentence.partition(": ")
         if not key and named in EngineSettings.__struct_fields__:  # by __post_init__
@@ -237,10 +246,40 @@ def unusable(settings: EngineSettings) -> str:
         "replay": settings.replay is not None and zmq_error(settings.replay, ranks=ranks),
         "load": settings.load is not None and zmq_error(settings.load, ranks=ranks),
         "metrics": settings.metrics is not None and http_error(settings.metrics),
-        "address": settings.metrics is None and settings.http and http_error(settings.http),
+        "address": address_error(settings.address, pages=settings.metrics is not None),
         "bootstrap_host": settings.mooncake is not None and http_error(settings.mooncake),
     }
     return next((f"{key}: {error}" for key, error in errors.items() if error), "")
+
+
+def shared_socket(workers: Iterable[EngineSettings]) -> tuple[int, str] | None:
+    """The first worker with a socket of an earlier one, as "key: sentence"; None: there is none.
+
+    Law: two workers share no socket. An engine that is two workers counts twice, and gets twice its
+    share of the requests.
+    """
+    seen: dict[str, tuple[int, str, str]] = {}
+    for i, worker in enumerate(workers):
+        for key, endpoint in _sockets(worker):
+            before, id, other_key = seen.setdefault(same_place(endpoint), (i, worker.id, key))
+            if before != i:
+                return i, (
+                    f"{key}: {masked(endpoint)!r} is the worker {id!r}'s {other_key}, too: each"
+                    " engine is one worker, with endpoints of its own"
+                )
+    return None
+
+
+def _sockets(settings: EngineSettings) -> Iterator[tuple[str, str]]:
+    """(key, endpoint) of all that one engine alone listens at."""
+    yield "address", settings.address
+    if settings.metrics is not None:
+        yield "metrics", settings.metrics
+    for key in ("events", "replay", "load"):
+        endpoint = getattr(settings, key)
+        if endpoint is not None:
+            for rank in range(settings.ranks if endpoint.startswith("tcp://") else 1):
+                yield key, rank_endpoint(endpoint, rank)
 
 
 class DynamoSettings(Settings, frozen=True):

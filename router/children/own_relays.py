@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from events.plane.broker import Broker
 from events.plane.facts import Epoch
-from events.plane.settings import EngineSettings
+from events.plane.settings import EngineSettings, shared_socket
 from events.plane.supervisor import Supervisor
 from events.relay.relay import Relay
 from router.request.refusal import Reason, Refusal
@@ -96,6 +96,13 @@ class OwnRelays:
                 Reason.INVALID_FIELD,
                 f"{RELAYS_MAX} relays run in this router; run `kvroute relay` beside the engine",
             )
+
+    def check_sockets(self, settings: EngineSettings) -> None:
+        """Raises Refusal for an engine with a socket of one that has a relay here."""
+        running = [kept.settings for kept in self._kept.values()]
+        if (twice := shared_socket([*running, settings])) and twice[0] == len(running):
+            field, _, _ = twice[1].partition(": ")
+            raise Refusal(Reason.INVALID_FIELD, twice[1], metadata={"field": field})
 
     def start(self, settings: EngineSettings, broker: Broker, *, registered: bool) -> None:
         """Keeps a relay running from now on."""

@@ -6,16 +6,15 @@ the defaults and these three: it sets keys of `routing` that none of them sets.
 
 import re
 import types
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
-import yaml
-from typing_extensions import override
 
-from events.plane.settings import Settings, unusable
+from events.plane.mistakes import nearest, of_value
+from events.plane.settings import Settings, shared_socket, unusable
 from router.config.keys import (
     ENVIRONMENT_PREFIX,
     ConfigError,
@@ -28,6 +27,7 @@ from router.config.keys import (
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.presets import PRESETS
 from router.config.sources import KeyPath, Sources
+from router.config.yaml_text import parse_yaml
 
 FILE_BYTES_MAX = 4 << 20
 """Of a configuration file: thousands of workers."""
@@ -72,7 +72,10 @@ def load_with_sources(
         if key is None:
             if _is_no_key(variable, text):
                 continue
-            raise ConfigError(f"environment: {variable} names no key of the configuration")
+            raise ConfigError(
+                f"environment: {variable} names no key of the configuration"
+                f"{nearest(variable, known)}"
+            )
         put_value(tree, key.path, _read_variable(key, text))
         variables[key.path] = variable
         _convert(tree, config, f"environment: {variable}: ")
@@ -175,47 +178,11 @@ def _takes_text(hint: Any) -> bool:
     return str in options or any(get_origin(option) is Literal for option in options)
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """Tree of a YAML text; raises ConfigError for any error of the parser.
-
-    Beside YAMLError that is RecursionError for deep nesting, and ValueError, KeyError, IndexError,
-    AttributeError or OverflowError for tags such as !!int that don't fit their text.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except Exception as error:  # the text is at fault, and never more than this reading
-        raise ConfigError(f"{where}{_told(error)}") from error
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deep"
-    if isinstance(error, yaml.YAMLError):
-        return " ".join(str(error).split())
-    return f"a value that is none: {type(error).__name__} {error}"
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a mapping with the same key twice, of which YAML's own takes the last."""
-
-    @override
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for name, _ in node.value:
-            if isinstance(name, yaml.ScalarNode) and name.tag != "tag:yaml.org,2002:merge":
-                if name.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {name.value!r} is there twice", name.start_mark
-                    )
-                seen.add(name.value)
-        return super().construct_mapping(node, deep)
-
-
 def _convert(tree: dict[str, Any], config: type[Config], where: str) -> Config:
     try:
         value = msgspec.convert(tree, config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}{error}") from error
+        raise ConfigError(f"{where}{of_value(error, config)}") from error
     except RecursionError as error:
         raise ConfigError(f"{where}nested too deep") from error
     _check(value, where)
@@ -240,6 +207,10 @@ def _check(config: Settings, where: str) -> None:
         if error := unusable(worker):
             name, _, sentence = error.partition(": ")
             raise ConfigError(f"{where}{sentence} - at `$.workers[{i}].{name}`")
+    if (twice := shared_socket(workers)) is not None:
+        i, error = twice
+        name, _, sentence = error.partition(": ")
+        raise ConfigError(f"{where}{sentence} - at `$.workers[{i}].{name}`")
     if isinstance(config, ServeConfig):
         if config.fleet.forget_s < config.fleet.beat_timeout_s:
             raise ConfigError(

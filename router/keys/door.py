@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from router.config.keys import ConfigError
-from router.config.reading import parse_yaml
 from router.config.settings.keys_settings import KeysSettings
+from router.config.yaml_text import parse_yaml
 from router.keys.certificates import Certificates
 from router.keys.followed import Followed, reason_of
 from router.keys.identity import UNIX, Identity, unauthenticated

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from events.plane.mistakes import of_value
 from events.plane.settings import Settings
 from router.config.keys import ConfigError
 from router.keys.identity import TENANT_MAX, Allowance, Identity
@@ -115,8 +116,10 @@ class KeyRing:
         """tree: of a file in YAML. Raises ConfigError for what is no key file."""
         try:
             return cls(msgspec.convert(tree, KeyFile))
-        except (msgspec.ValidationError, RecursionError) as error:
-            raise ConfigError(str(error)) from error
+        except msgspec.ValidationError as error:
+            raise ConfigError(of_value(error, KeyFile)) from error
+        except RecursionError as error:
+            raise ConfigError("nested too deep") from error
 
     @property
     def has_certificates(self) -> bool:

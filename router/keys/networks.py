@@ -72,7 +72,7 @@ def _why_not(host: str, networks: tuple[Network, ...]) -> str:
     try:
         address = _plain(ipaddress.ip_address(host))
     except ValueError:
-        return "the host of a registered engine must be an IP address"
+        return f"the host of a registered engine must be an IP address, not {host!r}"
     if address.is_link_local or address.is_multicast or address.is_unspecified:
         return f"{address} is no address of an engine"
     if address in METADATA:

@@ -439,6 +439,7 @@ class RouterApp:
     async def register(self, settings: EngineSettings) -> None:
         """Runs a relay for an engine that has none; raises Refusal."""
         self.relays.check_room(settings.id)
+        self.relays.check_sockets(settings)
         broker = self.links.broker
         if broker is None or not broker.connected:
             raise Refusal(Reason.NO_BROKER, "NATS is away", retry_after_s=1.0)

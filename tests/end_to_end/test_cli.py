@@ -94,7 +94,7 @@ async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_pa
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("grpc: {lissen: x}", "unknown field `lissen` - at `$.grpc`"),
+        ("grpc: {lissen: x}", "unknown key `lissen`, did you mean `listen`? - at `$.grpc`"),
         ("routing: {policy: best}", "unknown policy 'best'"),
         ("workers: [{id: a, engine: vllm, address: x, events: 'ipc://x', ranks: 2}]", "ipc://x"),
         ("workers: [{id: a, engine: vllm, address: x, replay: 'tcp://x:1'}]", "no `events`"),

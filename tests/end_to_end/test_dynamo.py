@@ -490,7 +490,7 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
     [
         ((), "give --subject, --address, --model, --block-size too"),
         (("--worker-id", "one"), "without {worker_id} all workers have the same id"),
-        (("--replay", "tcp://x:1"), "unknown field `replay`"),
+        (("--replay", "tcp://x:1"), "unknown key `replay`"),
         (("--label", "zone"), "write NAME=VALUE"),
         (("--subject", "a b"), "$.subject"),
     ],

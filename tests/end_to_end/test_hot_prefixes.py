@@ -366,4 +366,4 @@ def test_each_engine_is_asked_in_its_own_way() -> None:
 
 def test_an_engine_without_http_can_not_be_warmed() -> None:
     with pytest.raises(ValueError, match="no HTTP base"):
-        EngineSettings(id="a", engine="vllm", address="a:1", warm=True)
+        EngineSettings(id="a", engine="vllm", address="grpc://a:1", warm=True)

@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -119,6 +120,22 @@ async def test_a_configured_workers_relay_is_stopped_by_its_removal() -> None:
         await client.remove_worker("w0")
         assert len(app.relays) == 0
         assert app.relays.ended == {"removed": 1}
+
+
+async def test_an_engine_is_not_registered_as_a_second_worker() -> None:
+    async with router_app(serve_config(None)) as (app, _):
+        await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
+        first = an_engine("w0")
+        await app.register(first)
+        copied = msgspec.structs.replace(an_engine("w1"), address=first.address)
+        with pytest.raises(Refusal, match="'w0'") as refused:
+            await app.register(copied)
+        assert (refused.value.reason, refused.value.metadata) == (
+            Reason.INVALID_FIELD,
+            {"field": "address"},
+        )
+        assert "w1" not in app.relays
+        await app.register(an_engine("w1"))
 
 
 async def test_a_removal_given_before_a_relay_began_does_not_stop_it() -> None:

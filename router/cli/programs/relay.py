@@ -6,7 +6,8 @@ from typing import Any
 import click
 import msgspec
 
-from events.plane.settings import DynamoSettings
+from events.plane.mistakes import of_value
+from events.plane.settings import DynamoSettings, shared_socket
 from router.cli.engine_flags import (
     ENGINE,
     dynamo_flags,
@@ -55,7 +56,10 @@ def _with_engine(config: RelayConfig, given: dict[str, Any]) -> RelayConfig:
     settings = engine_settings({"engine": "vllm", **given})
     if any(worker.id == settings.id for worker in config.workers):
         raise ConfigError(f"the id {settings.id!r} is used twice, by --worker-id and in the file")
-    return msgspec.structs.replace(config, workers=(*config.workers, settings))
+    workers = (*config.workers, settings)
+    if (twice := shared_socket(workers)) is not None:
+        raise ConfigError(f"flags: {twice[1]}")
+    return msgspec.structs.replace(config, workers=workers)
 
 
 def _dynamo(given: dict[str, Any]) -> DynamoSettings:
@@ -72,7 +76,7 @@ def _dynamo(given: dict[str, Any]) -> DynamoSettings:
     try:
         return msgspec.convert(fields, DynamoSettings)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"flags: {error}") from error
+        raise ConfigError(f"flags: {of_value(error, DynamoSettings)}") from error
 
 
 def _check_given(fields: dict[str, Any], needed: dict[str, str], what: str) -> None:

@@ -1,13 +1,16 @@
 """Endpoints that can't be used are known beforehand, and passwords are never shown."""
 
+import re
+
 import aiohttp
+import msgspec
 import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from events.engines.endpoints import http_error, is_ipv6, masked, rank_endpoint, zmq_error
-from events.plane.settings import EngineSettings, unusable
+from events.plane.settings import EngineSettings, shared_socket, unusable
 
 LONG_LABEL = "a" * 64
 LONG_NAME = ".".join(["a" * 60] * 5)
@@ -190,11 +193,14 @@ def test_user_names_and_passwords_are_masked() -> None:
         ({"metrics": "nonsense"}, "metrics"),
         ({"metrics": f"http://{LONG_LABEL}"}, "metrics"),
         ({"address": "http://a..b"}, "address"),
+        ({"address": "host:1"}, "address"),
+        ({"address": "engine", "metrics": "http://host:1"}, "address"),
+        ({"address": "grpc://host:1"}, "address"),
         ({"kv_connector": "MooncakeConnector", "bootstrap_host": "a..b"}, "bootstrap_host"),
     ],
 )
 def test_settings_that_can_never_work_name_the_key(fields: dict[str, object], key: str) -> None:
-    settings = EngineSettings(**{"id": "w", "engine": "vllm", "address": "host:1", **fields})  # type: ignore[arg-type]
+    settings = EngineSettings(**{"id": "w", "engine": "vllm", "address": "http://host:1", **fields})  # type: ignore[arg-type]
     assert unusable(settings).startswith(f"{key}: ")
 
 
@@ -203,13 +209,13 @@ def test_settings_that_can_never_work_name_the_key(fields: dict[str, object], ke
     [
         {},
         {"events": "tcp://*:5557", "events_bind": True},
-        {"address": "engine"},
+        {"address": "grpc://host:1", "metrics": "http://host:1"},
         {"metrics": "http://host:1", "events": "tcp://host:5557", "ranks": 4},
         {"kv_connector": "MooncakeConnector", "address": "http://[::1]:8000"},
     ],
 )
 def test_settings_that_can_work_have_no_error(fields: dict[str, object]) -> None:
-    settings = EngineSettings(**{"id": "w", "engine": "vllm", "address": "host:1", **fields})  # type: ignore[arg-type]
+    settings = EngineSettings(**{"id": "w", "engine": "vllm", "address": "http://host:1", **fields})  # type: ignore[arg-type]
     assert unusable(settings) == ""
 
 
@@ -232,3 +238,73 @@ def test_a_rank_has_the_port_of_its_number(endpoint: str, rank: int, answer: str
 def test_an_endpoint_without_a_port_has_one_rank(endpoint: str) -> None:
     with pytest.raises(ValueError, match="only tcp endpoints"):
         rank_endpoint(endpoint, 1)
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        ("10.0.0.1:8000", "has no scheme (http:// or https://): write 'http://10.0.0.1:8000'"),
+        ("engine", "has no scheme (http:// or https://): write 'http://engine'"),
+        ("u:secret@h:1", "has no scheme (http:// or https://): write 'http://***@h:1'"),
+        ("a b", "has the character"),
+        ("h:99999", "has no scheme (http:// or https://)"),
+        ("http://127.0.0.1:99999", "has the port 99999, where 1 to 65535 are possible"),
+        ("http://[::1]:65536", "has the port 65536, where 1 to 65535 are possible"),
+        ("http://h:0", "has the port 0, where 1 to 65535 are possible"),
+        ("http://h:x", "a port that is no number"),
+    ],
+)
+def test_an_http_base_is_refused_with_its_remedy(base: str, sentence: str) -> None:
+    assert sentence in http_error(base)
+
+
+@given(st.integers(65_536, 10**30), st.sampled_from(["h", "[::1]", "10.0.0.1", "u:7@h"]))
+def test_a_port_that_is_too_large_is_named(port: int, host: str) -> None:
+    assert f"the port {str(port)[:20]}, where" in http_error(f"http://{host}:{port}")
+
+
+@given(st.text(max_size=40))
+def test_a_remedy_works(text: str) -> None:
+    if found := re.search(r": write '(http://[^*\']+)'$", http_error(text)):
+        assert http_error(found[1]) == ""
+
+
+HOST_SPELLINGS = {"a": ["a", "A", "a."], "127.0.0.1": ["127.0.0.1", "localhost"]}
+
+
+def engine(id: str, host: str, base: int, **fields: object) -> EngineSettings:
+    ports = {"address": 0, "metrics": 1, "events": 100, "replay": 200, "load": 300}
+    whole = {
+        key: f"{'http' if offset < 2 else 'tcp'}://{host}:{base + offset}"
+        for key, offset in ports.items()
+    }
+    return EngineSettings(**{"id": id, "engine": "vllm", **whole, **fields})  # type: ignore[arg-type]
+
+
+@given(
+    key=st.sampled_from(["address", "metrics", "events", "replay", "load"]),
+    spellings=st.sampled_from(list(HOST_SPELLINGS.values())),
+    data=st.data(),
+)
+def test_two_workers_with_one_socket_are_seen_in_any_spelling(
+    key: str, spellings: list[str], data: st.DataObject
+) -> None:
+    first = engine("a", data.draw(st.sampled_from(spellings)), 10_000, ranks=4)
+    second = engine("b", data.draw(st.sampled_from(spellings)), 20_000, ranks=4)
+    assert shared_socket([first, second]) is None
+    rank = 0 if key in ("address", "metrics") else data.draw(st.integers(-3, 3))
+    base, _, port = getattr(first, key).rpartition(":")
+    slash = data.draw(st.sampled_from(["", "/"])) if key in ("address", "metrics") else ""
+    copied = msgspec.structs.replace(second, **{key: f"{base}:{int(port) + rank}{slash}"})
+    found = shared_socket([engine("c", "c", 1), first, copied])
+    assert found is not None
+    assert found[0] == 2
+    assert found[1].startswith(f"{key}: ")
+    assert "'a'" in found[1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), max_size=8))
+def test_engines_on_hosts_of_their_own_share_nothing(engines: list[tuple[int, int]]) -> None:
+    workers = [engine(f"{i}", f"h{i}", 1000 * p, ranks=n) for i, (p, n) in enumerate(engines)]
+    assert shared_socket(workers) is None
+    assert shared_socket([]) is None

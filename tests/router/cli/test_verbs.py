@@ -109,10 +109,10 @@ async def test_every_key_reaches_the_relay(capsys: pytest.CaptureFixture[str]) -
 
 
 async def test_keys_without_a_flag_have_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    engine = parsed(register, "w0", "--engine=vllm", "--address=a")
+    engine = parsed(register, "w0", "--engine=vllm", "--address=http://a")
     async with served() as stage:
         assert await register_worker("w0", engine, **about(stage, as_json=True)) == 0
-        assert stage.registered == [EngineSettings(id="w0", engine="vllm", address="a")]
+        assert stage.registered == [EngineSettings(id="w0", engine="vllm", address="http://a")]
     told = json.loads(capsys.readouterr().out)
     assert told == {"action": "register", "worker_id": "w0", "ranks": 1}
 
@@ -126,7 +126,7 @@ async def test_keys_without_a_flag_have_their_defaults(capsys: pytest.CaptureFix
         ({"labels": {"zone": "a" * 1025}}, "--label: Expected `str` of length <= 1024"),
         ({"events": None}, "--replay: no `events` endpoint to go with it"),
         ({"load": "nonsense"}, "--load: "),
-        ({"metrics": None, "address": "a:1"}, "--warm: no HTTP base to compute prefixes by"),
+        ({"metrics": None, "address": "grpc://a:1"}, "--warm: no HTTP base to compute prefixes by"),
         ({"id": ""}, "--worker-id: Expected `str` of length >= 1"),
     ],
 )
@@ -146,9 +146,9 @@ def test_a_label_without_a_value_is_refused() -> None:
     ("given", "told"),
     [
         ((), "Missing argument 'WORKER'"),
-        (("w", "--address=a"), "Missing option '--engine'"),
+        (("w", "--address=http://a"), "Missing option '--engine'"),
         (("w", "--engine=vllm"), "Missing option '--address'"),
-        (("w", "--engine=other", "--address=a"), "'other' is not one of"),
+        (("w", "--engine=other", "--address=http://a"), "'other' is not one of"),
         (("w", "--engine=vllm", "--address=a", "--ranks=two"), "'two' is not a valid integer"),
         (("w", "--engine=vllm", "--address=a", "--timeout=0"), "0<x<=86400"),
         (("w", "--engine=vllm", "--address=a", "--target="), "expected HOST:PORT"),

@@ -68,7 +68,10 @@ def test_the_default_preset_is_the_defaults() -> None:
 def test_an_unknown_preset_is_refused_with_its_key_and_the_names_that_there_are(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"'bacth' - at `\$\.routing\.preset`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'bacth' is none of .*, did you mean `batch`\? - at `\$\.routing\.preset`",
+    ):
         of(tmp_path / "kvroute.yaml", "routing: {preset: bacth}")
 
 

@@ -8,12 +8,15 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from events.plane.settings import Settings
 from router.config.keys import ConfigError, Key, keys
 from router.config.reading import FILE_BYTES_MAX, load
 from router.config.rendering import render
 from router.config.settings.configurations import RelayConfig, ServeConfig
+from router.config.yaml_text import parse_yaml
 from router.policies import POLICIES
 
 SERVE_KEYS = list(keys(ServeConfig))
@@ -237,7 +240,11 @@ class TestMistakes:
     )
     def test_an_unknown_variable_is_named(self, variable: str) -> None:
         message = mistake(None, {variable: "1"}, {})
-        assert message == f"environment: {variable} names no key of the configuration"
+        assert message.startswith(f"environment: {variable} names no key of the configuration")
+
+    def test_the_nearest_variable_is_named(self) -> None:
+        message = mistake(None, {"KVROUTE_QUEUE_TIMEOUT": "1"}, {})
+        assert message.endswith(", did you mean `KVROUTE_QUEUE_TIMEOUT_S`?")
 
     def test_variables_of_others_are_none_of_ours(self) -> None:
         assert of_environment(PATH="/bin", KVROUTER_X="1", kvroute_x="1") == ServeConfig()
@@ -326,7 +333,7 @@ class TestMistakes:
         text = """
             workers:
             - &first {id: a, engine: vllm, address: "http://a", events: "tcp://a:1"}
-            - {<<: *first, id: b}
+            - {<<: *first, id: b, address: "http://b", events: "tcp://b:1"}
         """
         assert [one.id for one in of_file(tmp_path, text).workers] == ["a", "b"]
 
@@ -458,6 +465,46 @@ def test_a_file_that_is_no_configuration_is_a_config_error(tmp_path: Path, conte
     assert len(str(caught.value)) < 10_000
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("a: b: c", 1, "quote a text with a colon"),
+        ("routing:\n  seed: 1\n   policy: random", 3, "indent all keys"),
+        ("workers:\n  - id: a\n   engine: b", 3, "all entries of a list, alike"),
+        ("routing:\n\tseed: 1", 2, "with spaces, not with tabs"),
+        ("fleet: {name: @a}", 1, "quote a text"),
+        ("routing: {policy: random\n", 2, "while parsing a flow mapping that begins on line 1"),
+        ("fleet:\n  name: 'a", 2, "quoted scalar"),
+        ("fleet: {}\nfleet: {}", 2, "the key 'fleet' is there twice"),
+        ("fleet: !!foo 1", 1, "tag"),
+    ],
+)
+def test_an_error_of_yaml_is_one_line_with_its_place(
+    tmp_path: Path, text: str, line: int, says: str
+) -> None:
+    message = mistake(written(tmp_path, text), {}, {})
+    assert f"kvroute.yaml: line {line}, column " in message
+    assert says in message
+    assert "\n" not in message
+    assert "<unicode string>" not in message
+
+
+@given(st.text(alphabet="ab:- \t\n{}[]'\"&*!@%|>#,?\0\x85", max_size=60))
+def test_any_text_is_a_configuration_or_one_line(text: str) -> None:
+    said = ""
+    try:
+        tree = parse_yaml(text, "file: ")
+    except ConfigError as error:
+        said = str(error)
+        tree = None
+    if not said:
+        assert tree == yaml.safe_load(text)
+        return
+    assert said.startswith("file: ")
+    assert "<unicode string>" not in said
+    assert "\n" not in said
+
+
 @pytest.mark.parametrize("text", ["[" * 1100, "!!int ''", "!!timestamp x", "2026-99-99", "a\x00b"])
 def test_a_variable_that_is_no_value_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match="KVROUTE_READY_TIMEOUT_S"):
@@ -496,6 +543,11 @@ def test_the_index_cannot_outgrow_its_places() -> None:
         ({"metrics": f"http://{'l' * 64}"}, "metrics"),
         ({"load": "h"}, "load"),
         ({"address": "http://h:x"}, "address"),
+        ({"address": "127.0.0.1:21000"}, "address"),
+        ({"address": "h:1", "metrics": "http://h:1"}, "address"),
+        ({"address": "grpc://h:1"}, "address"),
+        ({"address": "http://H:2/"}, "address"),
+        ({"metrics": "http://h:2"}, "metrics"),
         ({"slots": 1 << 31}, "slots"),
         ({"labels": {"l": "v" * 1025}}, "labels"),
     ],
@@ -506,7 +558,7 @@ def test_a_worker_that_can_never_be_followed_is_refused_with_its_key(
 ) -> None:
     file = tmp_path / "kvroute.yaml"
     worker = {"id": "w", "engine": "vllm", "address": "http://h:1"} | entry
-    good = {"id": "g", "engine": "vllm", "address": "http://h:1"}
+    good = {"id": "g", "engine": "vllm", "address": "http://h:2"}
     file.write_text(yaml.safe_dump({"workers": [good, worker]}))
     with pytest.raises(ConfigError, match=rf"\$\.workers\[1\]\.{key}"):
         load(config, file, {}, {})

@@ -56,9 +56,9 @@ def test_certificates_and_accounts_belong_to_identities() -> None:
         (None, "Expected `object`"),
         ({}, "missing required field `identities`"),
         ({"identities": [{"name": "a"}]}, "missing required field `rights`"),
-        ({"identities": [identity("a", rights=("all",))]}, "Invalid enum value"),
+        ({"identities": [identity("a", rights=("all",))]}, "'all' is none of "),
         ({"identities": [identity("a", tokens=["secret"])]}, "matching regex"),
-        ({"identities": [identity("a", typo=1)]}, "unknown field"),
+        ({"identities": [identity("a", typo=1)]}, "unknown key `typo`"),
         ({"identities": [identity("a"), identity("a", tokens=[])]}, "is used twice"),
         (
             {"identities": [identity("a"), identity("b", tokens=[hashed("a-token")])]},

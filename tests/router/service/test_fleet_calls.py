@@ -333,7 +333,7 @@ class TestFleet:
                 await stage.workers.RegisterWorker(request)
             assert [one.warm for one in stage.registered] == [False, True]
             assert [one.role for one in stage.registered] == ["prefill", "prefill"]
-            request.address = "w:8000"
+            request.address = "grpc://w:8000"
             refused = await refusal(stage.workers.RegisterWorker(request))
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
             assert refused.message == "warm: no HTTP base to compute prefixes by; set `metrics`"
@@ -341,7 +341,9 @@ class TestFleet:
 
     async def test_an_engine_that_publishes_no_events_can_be_registered_too(self) -> None:
         async with served() as stage:
-            request = fleet_pb2.RegisterWorkerRequest(worker_id="w", engine="vllm", address="a")
+            request = fleet_pb2.RegisterWorkerRequest(
+                worker_id="w", engine="vllm", address="http://a"
+            )
             await stage.workers.RegisterWorker(request)
             assert stage.registered[0].events is None
             request.replay = "tcp://w:2"
@@ -358,6 +360,7 @@ class TestFleet:
             ({"worker_id": "w" * 257}, "worker_id"),
             ({"address": ""}, "address"),
             ({"address": "h" * 4097}, "address"),
+            ({"address": "10.0.0.1:8000"}, "address"),
             ({"address": "http://a..b"}, "address"),
             ({"events": "nonsense"}, "events"),
             ({"events": "tcp://host"}, "events"),
@@ -401,7 +404,7 @@ class TestFleet:
             good: dict[str, Any] = {
                 "worker_id": "w",
                 "engine": "vllm",
-                "address": "a",
+                "address": "http://a",
                 "events": "tcp://w:1",
             }
             request = fleet_pb2.RegisterWorkerRequest(**good | wrong)
