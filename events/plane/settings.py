@@ -102,6 +102,19 @@ class EngineSettings(Settings, frozen=True):
     metrics: Annotated[
         str | None, Meta(description="the engine's HTTP base; default: the address")
     ] = None
+    api_key_file: Annotated[
+        str | None,
+        Meta(
+            description="file with the engine's API key, read again when it changes; default:"
+            " engines.api_key_file"
+        ),
+    ] = None
+    ca_file: Annotated[
+        str | None,
+        Meta(
+            description="PEM file of the CAs of the engine's certificate; default: engines.ca_file"
+        ),
+    ] = None
     load: Annotated[
         str | None,
         Meta(
@@ -202,6 +215,11 @@ class EngineSettings(Settings, frozen=True):
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):
                     raise ValueError(f"{name}: no `events` endpoint to go with it; set `events`")
+
+
+LOCAL_KEYS = ("api_key_file", "ca_file")
+"""Keys of EngineSettings that name files of the relay's host: a caller of RegisterWorker and a
+pod's annotations have none of them, or they could make a relay show any file as a key."""
 
 
 class UnusableEngine(ValueError):

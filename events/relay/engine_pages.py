@@ -16,6 +16,7 @@ from functools import partial
 
 import aiohttp
 
+from events.engines.access import EngineAccess
 from events.engines.events import LoadSample
 from events.engines.pages.load import EngineIdentity
 from events.engines.pages.probe import Probe, http_session
@@ -87,11 +88,11 @@ class EnginePages:
         """Why the pages can't be read; empty: they can."""
         return self.probe.trouble if self.probe is not None else ""
 
-    def start(self, base: str, supervisor: Supervisor) -> aiohttp.ClientSession:
-        """Reads the pages at this URL until the supervisor closes; call `close` after that."""
+    def start(self, access: EngineAccess, supervisor: Supervisor) -> aiohttp.ClientSession:
+        """Reads the pages of this engine until the supervisor closes; call `close` after that."""
         settings = self._settings
         self.session = http_session()
-        probe = Probe(self.session, settings.engine, base, settings.mooncake, self._counts)
+        probe = Probe(self.session, settings.engine, access, settings.mooncake, self._counts)
         self.probe = probe
         _ = supervisor.keep(partial(self._ask_identity, probe), "identity")
         _ = supervisor.keep(partial(self._ask_load, probe), "load")

@@ -25,6 +25,7 @@ from pathlib import Path
 import aiohttp
 import zmq.asyncio
 
+from events.engines.access import EngineAccess
 from events.engines.endpoints import masked, rank_endpoint
 from events.engines.events import LoadSample
 from events.engines.pages.load import LoadUnreadable
@@ -64,9 +65,12 @@ class Relay:
         clock: Callable[[], float],
         rng: random.Random,
         state_dir: Path | None = None,
+        access: EngineAccess | None = None,
     ) -> None:
-        """clock: Unix time in seconds that never goes back. state_dir: for saved ledgers."""
+        """clock: Unix time in seconds that never goes back. state_dir: for saved ledgers. access:
+        to the engine's HTTP server; None: it needs no key."""
         self.settings = settings
+        self._access = access or EngineAccess(settings.http or "")
         self.counts: Counter[str] = Counter()
         """Kind of failure -> failures of the sockets and of saved ledgers."""
         self._broker = broker
@@ -140,7 +144,7 @@ class Relay:
         hello = subjects.hello(self._fleet)
         await self._listen(hello, self._publisher.on_hello, "hello", self._supervisor)
         if settings.http is not None:
-            session = self._pages.start(settings.http, self._supervisor)
+            session = self._pages.start(self._access, self._supervisor)
             for shell in self._shells if settings.warm else ():
                 await self._let_warm(shell, session)
         self._publisher.start(self._supervisor)
@@ -182,6 +186,7 @@ class Relay:
         """Lets routers make a rank compute a prefix."""
         shell.warmer = Warmer(
             session,
+            self._access,
             self.settings,
             shell.key,
             model=lambda: self._model(shell),

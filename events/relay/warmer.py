@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from nats.aio.msg import Msg
 
+from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
 from events.engines.pages.probe import redirect_of
 from events.plane.facts import Unreadable, Warm, Warmed, decode, encode
@@ -53,6 +54,7 @@ class Warmer:
     def __init__(
         self,
         session: aiohttp.ClientSession,
+        access: EngineAccess,
         settings: EngineSettings,
         worker: WorkerKey,
         *,
@@ -68,6 +70,7 @@ class Warmer:
         counts: warm_failed, warm_busy (with other requests, or other prefixes), warm_malformed.
         """
         self._session = session
+        self._access = access
         self._settings = settings
         self._worker = worker
         self._model = model
@@ -143,16 +146,17 @@ class Warmer:
         if self._settings.ranks > 1:
             headers["X-data-parallel-rank"] = str(self._worker.dp_rank)
         async with self._session.post(
-            f"{(self._settings.http or '').rstrip('/')}/v1/completions",
+            self._access.url("/v1/completions"),
             data=msgspec.json.encode(body),
-            headers=headers,
+            headers=self._access.headers(headers),
+            ssl=self._access.tls,
             timeout=aiohttp.ClientTimeout(total=WARM_S),
             allow_redirects=False,
         ) as response:
             if response.status == 200:
                 return ""
-            if redirect := redirect_of(response):
-                return redirect
+            if why := redirect_of(response) or refused_key(response.status):
+                return why
             detail = await response.content.read(_TROUBLE_BYTES_MAX)
             return f"status {response.status}: {detail.decode('utf-8', 'replace')}"
 

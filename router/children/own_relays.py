@@ -22,6 +22,7 @@ from events.plane.facts import Epoch
 from events.plane.settings import EngineSettings, shared_socket
 from events.plane.supervisor import Supervisor
 from events.relay.relay import Relay
+from router.keys.engine_accesses import EngineAccesses
 from router.request.refusal import Reason, Refusal
 
 RELAYS_MAX = 256
@@ -53,7 +54,16 @@ class _Kept:
 class OwnRelays:
     """All relays of one router process."""
 
-    def __init__(self, *, fleet: str, clock: Callable[[], float], rng: random.Random) -> None:
+    def __init__(
+        self,
+        *,
+        fleet: str,
+        clock: Callable[[], float],
+        rng: random.Random,
+        accesses: EngineAccesses | None = None,
+    ) -> None:
+        """accesses: to engines; None: they need no key."""
+        self.accesses = accesses or EngineAccesses()
         self._fleet = fleet
         self._clock = clock
         self._rng = rng
@@ -164,6 +174,7 @@ class OwnRelays:
         worker_id = kept.settings.id
         del self._kept[worker_id]
         self.ended[reason] += 1
+        self.accesses.forget(worker_id)
         log.info("the relay for worker %s is stopped: %s", worker_id, reason.replace("_", " "))
         task = asyncio.create_task(kept.supervisor.close(), name=f"end of relay {worker_id}")
         self._closing[worker_id] = task
@@ -183,6 +194,7 @@ class OwnRelays:
             fleet=self._fleet,
             clock=self._clock,
             rng=self._rng,
+            access=self.accesses.of_engine(kept.settings),
         )
         try:
             await relay.start()

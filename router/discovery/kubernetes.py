@@ -19,6 +19,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from events.engines.access import EngineAccess
 from events.engines.pages.probe import EngineHttp, EngineSilent, http_session
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
@@ -61,6 +62,9 @@ log = logging.getLogger("kvroute.discovery")
 
 class Hands(Workers, Protocol):
     """The router's part, which performs the effects."""
+
+    def access(self, worker_id: str, address: str) -> EngineAccess:
+        """How an engine at this address is reached."""
 
     def start(self, settings: EngineSettings) -> str:
         """Runs a relay; returns why it can't, or an empty text."""
@@ -295,7 +299,8 @@ class KubernetesDiscovery:
     async def _kind(self, wanted: Identify) -> Kind:
         if self._session is None:
             raise EngineSilent("discovery has ended")
-        page = await EngineHttp(self._session, wanted.endpoint.address).page("/v1/models")
+        access = self._hands.access(wanted.endpoint.worker_id, wanted.endpoint.address)
+        page = await EngineHttp(self._session, access).page("/v1/models")
         try:
             owners = {card.owned_by for card in msgspec.json.decode(page, type=_Cards).data}
         except (msgspec.DecodeError, RecursionError) as error:

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
+from events.engines.access import read_token
 from router.config.keys import ConfigError
 from router.config.settings.keys_settings import DialSettings
 from router.keys.followed import FOLLOW_S, reason_of
-from router.keys.issuers import read_token
 
 log = logging.getLogger("kvroute.keys")
 

@@ -19,6 +19,7 @@ from urllib.request import url2pathname
 
 import aiohttp
 
+from events.engines.access import read_token
 from router.config.keys import ConfigError
 from router.keys.followed import reason_of
 from router.keys.key_ring import Issuer
@@ -190,14 +191,6 @@ async def _get(issuer: Issuer) -> bytes:
     if len(content) > BYTES_MAX:
         raise ValueError(f"over {BYTES_MAX} bytes")
     return content
-
-
-def read_token(file: str) -> str:
-    """A bearer token from its file; raises OSError or ValueError."""
-    token = Path(file).read_text(encoding="ascii").strip()
-    if not token or not token.isprintable():
-        raise ValueError(f"{file} holds no token")
-    return token
 
 
 def _file(issuer: Issuer) -> Path:

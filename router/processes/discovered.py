@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 
+from events.engines.access import EngineAccess
 from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
 from events.plane.broker import Broker
@@ -74,6 +75,9 @@ class DiscoveredWorkers:
 
     def removed(self, worker_id: str) -> bool:
         return self._commands.removed(worker_id)
+
+    def access(self, worker_id: str, address: str) -> EngineAccess:
+        return self._relays.accesses.of_worker(worker_id, address)
 
     def start(self, settings: EngineSettings) -> str:
         broker = self._broker()

@@ -7,6 +7,7 @@ from router.config.settings.configurations import GatewayConfig
 from router.front.gateway.gateway import Gateway
 from router.keys.certificates import Certificates
 from router.keys.door import Door
+from router.keys.engine_accesses import EngineAccesses
 from router.processes.face_process import FaceApp
 
 
@@ -29,6 +30,7 @@ class GatewayApp(FaceApp):
             certificates=certificates,
             door=Door.of(config.keys, certificates, clock=unix_now),
             tracing=self.tracing.spans,
+            accesses=EngineAccesses.of(config.engines, config.gateway),
         )
 
     @override

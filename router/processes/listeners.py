@@ -9,7 +9,7 @@ from events.plane.tasks import Tasks
 from router.config.settings.configurations import ServeConfig
 from router.console.console import Console
 from router.front.routers import Router
-from router.keys.engine_key import EngineKey
+from router.keys.engine_accesses import EngineAccesses
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import Connections, HttpCollector
 from router.metrics.probes import ProbeServer
@@ -38,10 +38,11 @@ class Listeners:
         broke: Callable[[BaseException], None],
         console: ConsoleFace | None = None,
         tracing: Tracing | None = None,
+        accesses: EngineAccesses | None = None,
     ) -> None:
         """serving: whether new calls are welcome. console: on the port of the metrics. tracing:
-        spans of requests at the gateway and the picker. Raises ConfigError for what is no address,
-        and for an engine key that can't be read."""
+        spans of requests at the gateway and the picker. accesses: to engines. Raises ConfigError
+        for what is no address."""
         self._config = config
         self._locks = locks
         self._registry = registry
@@ -55,8 +56,7 @@ class Listeners:
             self._probes = ProbeServer(config.probes.listen, serving, config.http)
         self._faces: OwnFaces | None = None
         self._tracing = tracing
-        if config.gateway.listen:  # check-config makes no gateway, and should find this, too
-            EngineKey.of(config.gateway)
+        self._accesses = accesses
 
     @property
     def probes_port(self) -> int:
@@ -135,6 +135,7 @@ class Listeners:
             certificates=locks.certificates,
             door=locks.door,
             tracing=self._tracing,
+            accesses=self._accesses,
         )
         await self._faces.start()
 

@@ -12,6 +12,7 @@ from router.front.picker.server import PickerServer
 from router.front.routers import Router
 from router.keys.certificates import Certificates
 from router.keys.door import Door
+from router.keys.engine_accesses import EngineAccesses
 from router.tracing.spans import Tracing
 
 log = logging.getLogger("kvroute")
@@ -31,6 +32,7 @@ class OwnFaces:
         certificates: Certificates | None,
         door: Door | None,
         tracing: Tracing | None = None,
+        accesses: EngineAccesses | None = None,
     ) -> None:
         """registry: of the router's metrics; the gateway serves its own on its own port. Raises
         ConfigError."""
@@ -46,6 +48,7 @@ class OwnFaces:
                 certificates=certificates,
                 door=door,
                 tracing=tracing,
+                accesses=accesses,
             )
         self._picker: PickerServer | None = None
         if config.epp.listen:

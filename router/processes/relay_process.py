@@ -26,6 +26,7 @@ from router.config.rendering import render
 from router.config.settings.configurations import RelayConfig
 from router.desk.counters import kvroute_version
 from router.keys.certificates import Certificates, metrics_tls
+from router.keys.engine_accesses import EngineAccesses
 from router.keys.followed import Followed
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
@@ -53,6 +54,7 @@ class RelayApp:
         self._tasks = Tasks(self._broke)
         self._broker = checked_broker(config.nats, config.nats.url, "kvroute relay")
         rng = random.Random(secrets.randbits(64))
+        accesses = EngineAccesses.of(config.engines, workers=config.workers)
         self._relays = [
             Relay(
                 worker,
@@ -61,6 +63,7 @@ class RelayApp:
                 clock=unix_now,
                 rng=rng,
                 state_dir=state_dir,
+                access=accesses.of_engine(worker),
             )
             for worker in config.workers
         ]
@@ -87,6 +90,7 @@ class RelayApp:
         registry.register(BrokerCollector(self._broker))
         certificates = Certificates.of(config.tls)
         self._followed = Followed()
+        self._followed.add("engine_key", accesses)
         if certificates is not None:
             self._followed.add("certificates", certificates)
         self._http = None

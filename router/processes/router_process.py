@@ -37,6 +37,7 @@ from router.desk.reports import Reports
 from router.discovery.kubernetes import KubernetesDiscovery, NoApi
 from router.fleet.topology import PlaceLabels
 from router.health.warnings import WarningCode
+from router.keys.engine_accesses import EngineAccesses
 from router.keys.networks import check_engine_networks
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
@@ -124,8 +125,13 @@ class RouterApp:
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         rng = random.Random(secrets.randbits(64))
         self.watchers = Watchers(self.replica, labels, rng, _watcher_failed)
-        self.relays = OwnRelays(fleet=config.fleet.name, clock=clock, rng=self._rng)
-        self.prompts = Prompts(model_prompts(config.models))
+        self.accesses = EngineAccesses.of(config.engines, config.gateway, config.workers)
+        if not config.gateway.listen:  # it follows them itself
+            locks.followed.add("engine_key", self.accesses)
+        self.relays = OwnRelays(
+            fleet=config.fleet.name, clock=clock, rng=self._rng, accesses=self.accesses
+        )
+        self.prompts = Prompts(model_prompts(config.models), access=self.accesses.of_worker)
         self.core = RouterCore(
             self.view,
             routing,
@@ -204,6 +210,7 @@ class RouterApp:
             broke=self._broke,
             console=self._made_console(),
             tracing=self.tracing.spans,
+            accesses=self.accesses,
         )
         self._timer = RouterClock(
             config,

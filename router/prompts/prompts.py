@@ -26,6 +26,7 @@ from math import inf
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from events.engines.access import EngineAccess
 from router.prompts.processes.children import Children
 from router.prompts.processes.frames import Done
 from router.prompts.prompt_error import PromptError, PromptReason
@@ -59,6 +60,7 @@ REFUSED = frozenset(
 )
 """The body's own fault: it is refused, whether or not its caller requires tokens."""
 
+Access = Callable[[str, str], EngineAccess]
 log = logging.getLogger("kvroute.prompts")
 
 
@@ -157,10 +159,15 @@ class Prompts:
     """
 
     def __init__(
-        self, models: Mapping[str, ModelPrompts], *, random_share: Callable[[], float] | None = None
+        self,
+        models: Mapping[str, ModelPrompts],
+        *,
+        random_share: Callable[[], float] | None = None,
+        access: Access | None = None,
     ) -> None:
         """models: by name; of a model that is not among them, workers give the tokens.
-        random_share: a number from 0 to 1 for each prompt that may be audited."""
+        random_share: a number from 0 to 1 for each prompt that may be audited. access: to a worker
+        at an address, by its id, or to a render service (no id); None: without keys."""
         self.proof = Proof()
         self.digests: dict[str, str] = {}
         """Of the tokenizers that were loaded, by model."""
@@ -181,6 +188,7 @@ class Prompts:
         self._models: dict[str, ModelPrompts] = {}
         self._children: dict[str, Children] = {}
         self._engines = Engines()
+        self._access = access or (lambda _, base: EngineAccess(base))
         self._killed: Counter[str] = Counter()
         """Of pools that are closed."""
         self._remembered: OrderedDict[str, tuple[Own, str]] = OrderedDict()
@@ -453,9 +461,12 @@ class Prompts:
         if ask.engine is None and not settings.render:
             raise EngineAway("no worker of the model can be reached now")
         name = ask.engine.model if ask.engine is not None else ask.model
-        base = settings.render or (ask.engine.address if ask.engine is not None else "")
+        engine = None if settings.render else ask.engine
         return await self._engines.ask(
-            base.rstrip("/"),
+            self._access(
+                engine.worker_id if engine is not None else "",
+                (engine.address if engine is not None else settings.render).rstrip("/"),
+            ),
             _kind(ask.engine),
             ask.kind,
             ask.content,

@@ -125,19 +125,19 @@ def test_a_secret_of_control_keys_is_mounted_where_the_configuration_names_it(
     assert volume["secret"]["secretName"] == "routers"
 
 
-def test_the_engines_key_is_mounted_where_the_gateway_reads_it(
+def test_the_engines_key_is_mounted_where_the_router_reads_it(
     default: Rendered, render: Callable[..., Rendered]
 ) -> None:
-    assert "engine_key_file" not in default.config_text
+    assert "api_key_file" not in default.config_text
     rendered = render(
         keys={"engineSecret": {"name": "vllm", "key": "api-key"}},
-        config={"gateway": {"listen": "[::]:8080"}},
+        config={"engines": {"ca_file": "/ca.pem"}},
     )
-    gateway = yaml.safe_load(rendered["configmap.yaml"]["data"]["config.yaml"])["gateway"]
-    assert gateway["listen"] == "[::]:8080"
+    engines = yaml.safe_load(rendered["configmap.yaml"]["data"]["config.yaml"])["engines"]
+    assert engines["ca_file"] == "/ca.pem"
     mounts = {mount["name"]: mount["mountPath"] for mount in rendered.router["volumeMounts"]}
     (volume,) = [one for one in rendered.pod["spec"]["volumes"] if one["name"] == "engine-key"]
     (item,) = volume["secret"]["items"]
     assert volume["secret"]["secretName"] == "vllm"
     assert item["key"] == "api-key"
-    assert gateway["engine_key_file"] == f"{mounts['engine-key']}/{item['path']}"
+    assert engines["api_key_file"] == f"{mounts['engine-key']}/{item['path']}"

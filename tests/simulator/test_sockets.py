@@ -11,6 +11,7 @@ import zmq
 import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from events.engines.access import EngineAccess
 from indexer.hashing import pack_tokens
 from router.prompts.proving.engine_tokens import Engines
 from router.prompts.settings import EngineKind, PromptKind
@@ -111,7 +112,9 @@ async def test_a_router_gets_the_tokens_of_each_kind_of_body(engine: StandIn) ->
     try:
         for kind, body, text in bodies:
             content = msgspec.json.encode(body)
-            made = await engines.ask(engine.address, EngineKind.VLLM, kind, content, "stand-in")
+            made = await engines.ask(
+                EngineAccess(engine.address), EngineKind.VLLM, kind, content, "stand-in"
+            )
             assert made.token_bytes == pack_tokens(list(text))
     finally:
         await engines.close()

@@ -13,13 +13,13 @@ from functools import partial
 
 import aiohttp
 
+from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
 from events.engines.events import LoadSample
 from events.engines.pages.load import EngineIdentity, LoadUnreadable
 from events.engines.pages.sglang_load import sglang_identity, sglang_loads, sglang_metrics
 from events.engines.pages.vllm_load import mooncake_engine_ids, vllm_identity, vllm_loads
 
-TIMEOUT_S = 2.0
 DOCUMENT_BYTES_MAX = 8 * 1024 * 1024
 SHORT_BYTES = 256 * 1024
 """Bytes of a metrics page that is parsed on the event loop: two ranks have 118 KiB, most of which
@@ -60,20 +60,23 @@ class EngineHttp:
     """One engine's HTTP server."""
 
     session: aiohttp.ClientSession
-    base: str
+    access: EngineAccess
 
     async def page(self, path: str) -> bytes:
         """A page's body; raises EngineSilent."""
         try:
             async with self.session.get(
-                self.base + path,
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+                self.access.url(path),
+                headers=self.access.headers(),
+                ssl=self.access.tls,
+                timeout=aiohttp.ClientTimeout(total=self.access.timeout_s),
                 allow_redirects=False,
             ) as response:
                 if redirect := redirect_of(response):
                     raise EngineSilent(f"{path}: {redirect}")
                 if response.status != 200:
-                    raise EngineSilent(f"{path}: status {response.status}")
+                    status = response.status
+                    raise EngineSilent(f"{path}: {refused_key(status) or f'status {status}'}")
                 body = bytearray()
                 async for part in response.content.iter_any():
                     body += part
@@ -149,7 +152,7 @@ class Probe:
         self,
         session: aiohttp.ClientSession,
         engine: str,
-        base: str,
+        access: EngineAccess,
         mooncake: str | None = None,
         counts: Counter[str] | None = None,
     ) -> None:
@@ -159,8 +162,9 @@ class Probe:
         self.loads: Loads = {}
         self.refused = False
         """Whether the engine refused a connection, and has not answered since."""
-        self._engine = EngineHttp(session, base.rstrip("/"))
-        self._mooncake = EngineHttp(session, mooncake) if mooncake else None
+        self._engine = EngineHttp(session, access)
+        # A server of its own, which needs no key.
+        self._mooncake = EngineHttp(session, EngineAccess(mooncake)) if mooncake else None
         self._kv_engine_ids: Mapping[int, str] = {}
         self._troubles: dict[str, str] = {}
         """load, identity or mooncake -> why its last request failed."""

@@ -326,9 +326,9 @@ cluster = {
 {{- $_ := set $config "control" $control }}
 {{- end }}
 {{- if .Values.keys.engineSecret.name }}
-{{- $gateway := default dict $config.gateway }}
-{{- $_ := set $gateway "engine_key_file" (printf "/etc/kvroute-engine-key/%s" .Values.keys.engineSecret.key) }}
-{{- $_ := set $config "gateway" $gateway }}
+{{- $engines := default dict $config.engines }}
+{{- $_ := set $engines "api_key_file" (printf "/etc/kvroute-engine-key/%s" .Values.keys.engineSecret.key) }}
+{{- $_ := set $config "engines" $engines }}
 {{- end }}
 {{- with include "kvroute.eppListen" . }}
 {{- $_ := set $config "epp" (merge (dict "listen" .) (default dict $config.epp)) }}

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from events.plane.settings import LOCAL_KEYS
 from router.cli.calls.dialing import target_flag
 from router.cli.engine_flags import engine_flags, engine_settings, given_engine
 from router.cli.flags import Seconds, timeout_flag
@@ -74,7 +75,7 @@ def resync(worker: str, **about: Any) -> None:
 
 
 @click.command()
-@engine_flags(without=("id",), required=True)
+@engine_flags(without=("id", *LOCAL_KEYS), required=True)
 @_fleet_command
 def register(worker: str, target: str, timeout_s: float, as_json: bool, **given: Any) -> None:
     """Have the router run a relay for an engine that has none, as WORKER.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
+from events.engines.access import EngineAccess
 from router.config.printable import shown
 from router.prompts.prompt_error import PromptError
 from router.prompts.proving.engine_tokens import EngineAway, EngineRefused, Engines
@@ -72,7 +73,7 @@ async def tokens_of_engine(
     """Raises click.ClickException for an engine that gives none."""
     engines = Engines(ask_s=ASK_S)
     try:
-        answer = await engines.ask(base.rstrip("/"), engine, kind, data, model, left_s=ASK_S)
+        answer = await engines.ask(EngineAccess(base), engine, kind, data, model, left_s=ASK_S)
     except (EngineAway, EngineRefused) as error:
         raise click.ClickException(shown(str(error))) from error
     finally:

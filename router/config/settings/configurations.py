@@ -12,6 +12,7 @@ from router.config.settings.gateway_settings import GatewayProcessSettings, Gate
 from router.config.settings.keys_settings import (
     ControlSettings,
     DialSettings,
+    EnginesSettings,
     KeysSettings,
     ProbesSettings,
     TlsSettings,
@@ -62,6 +63,7 @@ class ServeConfig(Settings, frozen=True):
     tls: TlsSettings = TlsSettings()
     keys: KeysSettings = KeysSettings()
     control: ControlSettings = ControlSettings()
+    engines: EnginesSettings = EnginesSettings()
     probes: ProbesSettings = ProbesSettings()
     http: HttpSettings = HttpSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -102,6 +104,7 @@ class RelayConfig(Settings, frozen=True):
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
+    engines: EnginesSettings = EnginesSettings()
     log: LogSettings = LogSettings()
     state_dir: Annotated[
         str | None,
@@ -124,6 +127,7 @@ class GatewayConfig(Settings, frozen=True):
     ] = "127.0.0.1:50051"
     to_router: DialSettings = DialSettings()
     gateway: GatewayProcessSettings = GatewayProcessSettings()
+    engines: EnginesSettings = EnginesSettings()
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
     keys: KeysSettings = KeysSettings()

@@ -30,8 +30,8 @@ class GatewaySettings(Settings, frozen=True):
     engine_key_file: Annotated[
         str | None,
         Meta(
-            description="file with the API key that workers get as a bearer token, in the place of"
-            " what clients send; read again when it changes"
+            description="deprecated: engines.api_key_file, which takes its place, if that is not"
+            " set"
         ),
     ] = None
     reuse_port: Annotated[

@@ -59,6 +59,31 @@ class ControlSettings(Settings, frozen=True):
     ] = False
 
 
+class EnginesSettings(Settings, frozen=True):
+    """How this process reaches engines over HTTP, whatever it requests. Changed files are read
+    again by themselves."""
+
+    api_key: Annotated[
+        str | None,
+        Meta(
+            description="API key of the engines (vLLM's and SGLang's --api-key), sent as a bearer"
+            " token; none: that of api_key_file",
+            extra_json_schema={"secret": True},
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        Meta(
+            description="file with the API key of the engines; none: that of"
+            " gateway.engine_key_file, or engines need none"
+        ),
+    ] = None
+    ca_file: Annotated[
+        str | None,
+        Meta(description="PEM file of the CAs of engines' certificates; none: the system's"),
+    ] = None
+
+
 class DialSettings(Settings, frozen=True):
     """How a process proves itself to the routers that it calls, and they to it."""
 

@@ -107,7 +107,7 @@ class WorkerAttempt:
                 fields=fields,
                 tokens=tokens,
             )
-            sent = self._forwarder.post(upstream)
+            sent = self._forwarder.post(upstream, pick.worker_id)
             async with sent as answer:
                 return await self._pass_on(sent, answer)
 
@@ -128,7 +128,7 @@ class WorkerAttempt:
         upstream = self._prefill_request(prefill)
         async with (
             asyncio.timeout(self._forwarder.prefill_timeout_s),
-            self._forwarder.post(upstream) as answer,
+            self._forwarder.post(upstream, prefill.worker_id) as answer,
         ):
             if answer.status != 200:  # a client's mistake ends the attempts, too
                 raise await WorkerAnswered.read(answer)
@@ -149,7 +149,7 @@ class WorkerAttempt:
 
     async def _at_once(self, prefill: PrefillWorker) -> web.StreamResponse:
         """SGLang: both workers get the request, and the answer is the decode worker's."""
-        computing = asyncio.create_task(self._drained(self._prefill_request(prefill)))
+        computing = asyncio.create_task(self._drained(prefill))
         serving = asyncio.create_task(self._send(prefill.prefill_body))
         try:
             await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -173,10 +173,11 @@ class WorkerAttempt:
             fields=self._exchange.prefill_fields(prefill.prefill_body),
         )
 
-    async def _drained(self, upstream: Upstream) -> None:
+    async def _drained(self, prefill: PrefillWorker) -> None:
+        upstream = self._prefill_request(prefill)
         async with (
             asyncio.timeout(self._forwarder.prefill_timeout_s),
-            self._forwarder.post(upstream) as answer,
+            self._forwarder.post(upstream, prefill.worker_id) as answer,
         ):
             if answer.status != 200:
                 raise await WorkerAnswered.read(answer)

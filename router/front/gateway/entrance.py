@@ -40,13 +40,6 @@ def without_keys(headers: Mapping[str, str]) -> CIMultiDict[str]:
     return kept
 
 
-def with_engine_key(headers: Mapping[str, str], key: str) -> CIMultiDict[str]:
-    """A request's headers for a worker, with the gateway's own key."""
-    kept = without_keys(headers)
-    kept["Authorization"] = f"Bearer {key}"
-    return kept
-
-
 def names_of(certificate: Mapping[str, Any] | None) -> Iterator[str]:
     """Names of a client's verified certificate, as KeyRing takes them."""
     if not certificate:

@@ -21,6 +21,7 @@ from router.front.output_lengths import OutputLengths
 from router.front.refusals import FrontRefusal
 from router.front.response_workers import ResponseWorkers
 from router.front.routers import Router
+from router.keys.engine_accesses import EngineAccesses
 from router.tracing.front_trace import FrontTrace
 
 
@@ -34,6 +35,7 @@ class Forwarder:
         roster: Roster,
         counters: GatewayCounters,
         settings: GatewaySettings,
+        accesses: EngineAccesses,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """spawn: runs a report beside its request."""
@@ -42,6 +44,7 @@ class Forwarder:
         self._roster = roster
         self._counters = counters
         self._settings = settings
+        self._accesses = accesses
         self._spawn = spawn
         self._lengths = OutputLengths()
         self._responses = ResponseWorkers()
@@ -157,8 +160,11 @@ class Forwarder:
             self._counters.with_tokens.labels(engine).inc()
         return fields
 
-    def post(self, upstream: Upstream) -> Sent:
-        return self._upstreams.post(upstream)
+    def post(self, upstream: Upstream, worker_id: str) -> Sent:
+        """Sends a request to a worker, with that worker's key if it has one."""
+        access = self._accesses.of_worker(worker_id, upstream.url)
+        headers = access.headers(upstream.headers)
+        return self._upstreams.post(upstream._replace(headers=headers), access.tls)
 
     @property
     def prefill_timeout_s(self) -> float:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from events.plane.tasks import Tasks
 from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.keys_settings import EnginesSettings
 from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.gateway.forwarding import Forwarder
@@ -19,7 +20,7 @@ from router.front.gateway.upstreams import Upstreams
 from router.front.routers import Router
 from router.keys.certificates import Certificates
 from router.keys.door import Door
-from router.keys.engine_key import EngineKey
+from router.keys.engine_accesses import EngineAccesses
 from router.keys.followed import Followed
 from router.metrics.of_keys import KeyCollector
 from router.tracing.front_trace import FrontTrace
@@ -41,20 +42,21 @@ class Gateway:
         certificates: Certificates | None = None,
         door: Door | None = None,
         tracing: Tracing | None = None,
+        accesses: EngineAccesses | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
         the gateway's own tasks. bounds: on connections; None: the defaults. certificates: for
         HTTPS. door: keys of clients. tracing: spans of
-        requests; None: no spans. Raises ConfigError for an address that is none."""
+        requests; None: no spans. accesses: to workers; None: those of the settings alone. Raises
+        ConfigError for an address that is none."""
         tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:
             self._followed.add("certificates", certificates)
             tls = certificates.contexts(_verify(certificates, door))
         if door is not None:
             door.follow(self._followed)
-        engine_key = EngineKey.of(settings)
-        if engine_key is not None:
-            self._followed.add("engine_key", engine_key)
+        accesses = accesses or EngineAccesses.of(EnginesSettings(), settings)
+        self._followed.add("engine_key", accesses)
         registry.register(KeyCollector(self._followed, door))
         self._settings = settings
         self.client = router
@@ -69,6 +71,7 @@ class Gateway:
             self.roster,
             self.counters,
             settings,
+            accesses,
             lambda report: self._tasks.spawn(report, "report of a first token"),
         )
         self.server = GatewayServer(
@@ -79,7 +82,6 @@ class Gateway:
             bounds=bounds or HttpSettings(),
             tls=tls,
             door=door,
-            engine_key=engine_key,
             begin_trace=None if tracing is None else partial(FrontTrace.begin, tracing, clock),
         )
         self._stack = AsyncExitStack()

@@ -22,7 +22,7 @@ from router.config.settings.serving_settings import HttpSettings
 from router.front.exchange import Blame, Exchange
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.counters import FULL, GatewayCounters
-from router.front.gateway.entrance import entered, with_engine_key, without_keys
+from router.front.gateway.entrance import entered, without_keys
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import WorkerAnswered
@@ -31,7 +31,6 @@ from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
 from router.http.port import HttpPort
 from router.keys.certificates import Contexts
 from router.keys.door import Door
-from router.keys.engine_key import EngineKey
 from router.keys.exposure import check_exposure, split_address
 from router.keys.usage import Usage
 from router.metrics.of_http import HttpCollector
@@ -96,16 +95,14 @@ class GatewayServer:
         bounds: HttpSettings,
         tls: Contexts | None = None,
         door: Door | None = None,
-        engine_key: EngineKey | None = None,
         begin_trace: Callable[[str], FrontTrace | None] | None = None,
     ) -> None:
         """tls: serves HTTPS. door: keys of clients, on every address; None: they need none.
-        engine_key: takes the place of clients' keys at workers. begin_trace: the spans of a
+        begin_trace: the spans of a
         request, by its traceparent or ""; None: no request has spans. Raises ConfigError for an
         address that is none, or that the settings don't allow."""
         self._begin_trace = begin_trace
         self._door = door
-        self._engine_key = engine_key
         self._settings = settings
         self._forwarder = forwarder
         self._roster = roster
@@ -251,8 +248,6 @@ class GatewayServer:
     def _headers(self, call: _Call) -> Mapping[str, str]:
         """A request's headers, with the key that workers shall see."""
         headers = call.request.headers
-        if self._engine_key is not None:
-            return with_engine_key(headers, self._engine_key.value)
         strips = call.usage is not None and not self._settings.pass_keys
         return without_keys(headers) if strips else headers
 

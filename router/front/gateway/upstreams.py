@@ -5,6 +5,7 @@ Law: a worker that sends nothing for gateway.silence_s, while its bytes are wait
 
 import asyncio
 import io
+import ssl
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -72,11 +73,11 @@ class Upstreams:
         if self._session is not None:
             await self._session.close()
 
-    def post(self, upstream: Upstream) -> "Sent":
+    def post(self, upstream: Upstream, tls: ssl.SSLContext | bool = True) -> "Sent":
         """Sends a request when it is entered; leaving it before the answer's end closes its
-        connection."""
+        connection. tls: see EngineAccess."""
         assert self._session is not None
-        return Sent(self._session, upstream, self._settings.silence_s)
+        return Sent(self._session, upstream, self._settings.silence_s, tls)
 
 
 class Sent:
@@ -87,15 +88,20 @@ class Sent:
     """
 
     __slots__ = ("_answer", "_bytes", "_idle_looks", "_look_s", "_looks", "_session", "_silence_s",
-                 "_upstream", "writing")  # fmt: skip
+                 "_tls", "_upstream", "writing")  # fmt: skip
 
     def __init__(
-        self, session: aiohttp.ClientSession, upstream: Upstream, silence_s: float
+        self,
+        session: aiohttp.ClientSession,
+        upstream: Upstream,
+        silence_s: float,
+        tls: ssl.SSLContext | bool = True,
     ) -> None:
         self.writing = False
         """Whether the client takes its time, and not the worker; set around each write."""
         self._session = session
         self._upstream = upstream
+        self._tls = tls
         self._silence_s = silence_s
         self._look_s = silence_s / LOOKS
         self._answer: aiohttp.ClientResponse | None = None
@@ -110,7 +116,11 @@ class Sent:
         data: bytes | io.BytesIO = body if len(body) <= RAW_BODY_MAX else io.BytesIO(body)
         async with asyncio.timeout(self._silence_s):
             self._answer = await self._session.post(
-                upstream.url, data=data, headers=upstream.headers, allow_redirects=False
+                upstream.url,
+                data=data,
+                headers=upstream.headers,
+                allow_redirects=False,
+                ssl=self._tls,
             )
         self._looks = asyncio.get_running_loop().call_later(self._look_s, self._look)
         return self._answer

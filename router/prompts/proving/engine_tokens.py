@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from events.engines.access import EngineAccess, refused_key
 from router.prompts.settings import EngineKind, PromptKind
 
 QUESTIONS_MAX = 16
@@ -137,7 +138,7 @@ class Engines:
 
     async def ask(
         self,
-        base: str,
+        access: EngineAccess,
         engine: EngineKind,
         kind: PromptKind,
         content: bytes,
@@ -146,13 +147,14 @@ class Engines:
         left_s: float = ASK_S,
         is_renderer: bool = False,
     ) -> EngineTokens:
-        """base: the engine's address, http://host:port. model: the name that it serves. left_s:
+        """access: to the engine. model: the name that it serves. left_s:
         until the caller's deadline. is_renderer: it is a render service, which has render endpoints
         alone. Raises EngineAway, EngineRefused."""
+        base = access.base
         limit_s = min(self._ask_s, left_s)
         try:
             async with asyncio.timeout(limit_s), self._open:
-                return await self._ask(base, engine, kind, content, model, is_renderer)
+                return await self._ask(access, engine, kind, content, model, is_renderer)
         except TimeoutError:
             raise EngineAway(f"{base} gave no tokens within {max(limit_s, 0):.3g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -160,20 +162,21 @@ class Engines:
 
     async def _ask(
         self,
-        base: str,
+        access: EngineAccess,
         engine: EngineKind,
         kind: PromptKind,
         content: bytes,
         model: str,
         is_renderer: bool,
     ) -> EngineTokens:
+        base = access.base
         if kind is PromptKind.TEXT:
             content = msgspec.json.encode({"model": model, "prompt": content.decode()})
             kind = PromptKind.COMPLETION
         renders = engine is EngineKind.VLLM or is_renderer
-        render_url = base + _RENDER[kind]
+        render_url = access.url(_RENDER[kind])
         if renders and (is_renderer or render_url not in self._missing):
-            status, answer = await self._post(render_url, content)
+            status, answer = await self._post(access, render_url, content)
             if status == 200:
                 return await asyncio.to_thread(_read_rendered, answer)
             _check_refused(status, answer)
@@ -183,19 +186,19 @@ class Engines:
             if len(self._missing) > MISSING_MAX:
                 self._missing.popitem(last=False)
         question = await asyncio.to_thread(_question, engine, kind, content)
-        status, answer = await self._post(base + "/tokenize", question)
+        status, answer = await self._post(access, access.url("/tokenize"), question)
         _check_refused(status, answer)
         if status != 200:
             raise EngineAway(f"{base} answers /tokenize with HTTP status {status}")
         return await asyncio.to_thread(_read_tokenized, answer)
 
-    async def _post(self, url: str, content: bytes) -> tuple[int, bytes]:
+    async def _post(self, access: EngineAccess, url: str, content: bytes) -> tuple[int, bytes]:
         if self._session is None:
             limits = aiohttp.ClientTimeout(total=None)  # `ask` has one
             self._session = aiohttp.ClientSession(timeout=limits, auto_decompress=False)
-        headers = {"Content-Type": "application/json"}
+        headers = access.headers({"Content-Type": "application/json"})
         async with self._session.post(
-            url, data=BytesIO(content), headers=headers, allow_redirects=False
+            url, data=BytesIO(content), headers=headers, allow_redirects=False, ssl=access.tls
         ) as response:
             answer = bytearray()
             async for piece in response.content.iter_any():
@@ -206,6 +209,8 @@ class Engines:
 
 
 def _check_refused(status: int, answer: bytes) -> None:
+    if why := refused_key(status):
+        raise EngineAway(why)
     if status in (400, 413, 422):
         raise EngineRefused(answer[:500].decode(errors="replace"))
 

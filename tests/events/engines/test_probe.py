@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from events.engines.access import EngineAccess
 from events.engines.pages import probe
 from events.engines.pages.probe import DOCUMENT_BYTES_MAX, EngineHttp, EngineSilent, Probe
 
@@ -31,7 +32,7 @@ async def serve() -> AsyncIterator[Serve]:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0]
-        return EngineHttp(session, f"http://{host}:{port}")
+        return EngineHttp(session, EngineAccess(f"http://{host}:{port}"))
 
     yield start
     await session.close()
@@ -66,7 +67,7 @@ async def test_an_error_page_is_no_answer(serve: Serve) -> None:
 
 async def test_an_engine_that_is_away_is_trouble_and_not_an_error() -> None:
     async with aiohttp.ClientSession() as session:
-        asked = Probe(session, "vllm", "http://127.0.0.1:1/")
+        asked = Probe(session, "vllm", EngineAccess("http://127.0.0.1:1/"))
         assert not await asked.ask_identity()
         assert asked.trouble.startswith("/v1/models: ")
         assert not await asked.ask_load()
@@ -74,18 +75,16 @@ async def test_an_engine_that_is_away_is_trouble_and_not_an_error() -> None:
         assert asked.identity is None
 
 
-async def test_an_engine_that_takes_too_long_is_told_as_such(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_engine_that_takes_too_long_is_told_as_such() -> None:
     async def never(_request: web.Request) -> web.Response:
         await asyncio.Event().wait()
         return web.Response()
 
-    monkeypatch.setattr(probe, "TIMEOUT_S", 0.01)
     app = web.Application()
     app.router.add_get("/metrics", never)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        engine = EngineHttp(session, str(server.make_url("")).rstrip("/"))
+        access = EngineAccess(str(server.make_url("")), timeout_s=0.01)
+        engine = EngineHttp(session, access)
         with pytest.raises(EngineSilent, match=r"^/metrics: \w*TimeoutError$"):
             await engine.page("/metrics")
 
@@ -94,7 +93,7 @@ async def test_mooncakes_bootstrap_server_names_the_engine(serve: Serve) -> None
     engine = await serve("/v1/models", web.json_response({"data": [{"id": "m"}]}))
     told = {"0": {"engine_id": "e7_dp0", "worker_addr": {"0": {"0": "tcp://10.0.0.7:3"}}}}
     bootstrap = await serve("/query", web.json_response(told))
-    asked = Probe(engine.session, "vllm", engine.base, bootstrap.base)
+    asked = Probe(engine.session, "vllm", engine.access, bootstrap.access.url(""))
     assert await asked.ask_mooncake()
     assert await asked.ask_identity()
     assert asked.identity is not None
@@ -103,7 +102,7 @@ async def test_mooncakes_bootstrap_server_names_the_engine(serve: Serve) -> None
 
 async def test_without_mooncakes_bootstrap_server_the_rest_is_known(serve: Serve) -> None:
     engine = await serve("/v1/models", web.json_response({"data": [{"id": "m"}]}))
-    asked = Probe(engine.session, "vllm", engine.base, engine.base)
+    asked = Probe(engine.session, "vllm", engine.access, engine.access.url(""))
     assert not await asked.ask_mooncake()
     assert await asked.ask_identity()
     assert asked.identity is not None

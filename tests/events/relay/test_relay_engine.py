@@ -11,7 +11,7 @@ import zmq.asyncio
 from aiohttp import web
 
 from events.engines import sockets as engine_sockets
-from events.engines.pages import probe
+from events.engines.access import PAGE_S, EngineAccess
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings
@@ -44,6 +44,8 @@ class Engine:
             "/metrics": self.says(web.Response, text=ONE_RANK),
         }
         self.hanging = asyncio.Event()
+        self.page_s = 60.0
+        """Longest wait for a page."""
         """Set: pages that hang are let go."""
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -81,13 +83,17 @@ class Engine:
         await self._runner.cleanup()
 
     async def follow(self, **fields: object) -> Relay:
-        settings = EngineSettings(id="w", engine="vllm", address=f"http://127.0.0.1:{self.port}")
+        settings = msgspec.structs.replace(
+            EngineSettings(id="w", engine="vllm", address=f"http://127.0.0.1:{self.port}"),
+            **fields,
+        )
         self.relay = Relay(
-            msgspec.structs.replace(settings, **fields),
+            settings,
             self.wire,
             fleet="f",
             clock=lambda: self.now_s,
             rng=random.Random(1),
+            access=EngineAccess(settings.http or "", timeout_s=self.page_s),
         )
         await self.relay.start()
         return self.relay
@@ -113,7 +119,6 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
     monkeypatch.setattr(engine_pages, "PROBE_S", 0.01)
     monkeypatch.setattr(engine_pages, "IDENTITY_S", 0.02)
-    monkeypatch.setattr(probe, "TIMEOUT_S", 60.0)
     engine = Engine()
     await engine.listen()
     yield engine
@@ -161,7 +166,7 @@ async def test_a_refused_connection_and_the_next_answer_are_told_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_publisher, "BEAT_S", 60.0)  # what comes, comes for its own reason
-    monkeypatch.setattr(probe, "TIMEOUT_S", 2.0)
+    engine.page_s = PAGE_S
     await engine.follow()
     await engine.relay_says(healthy=True)
     # The clock stands still: it is not the time without an answer that is told.

@@ -9,7 +9,7 @@ import click
 import msgspec
 import pytest
 
-from events.plane.settings import EngineSettings
+from events.plane.settings import LOCAL_KEYS, EngineSettings
 from kvroute.client import KvRouteClient
 from kvroute.v1 import RegisterWorkerRequest
 from router.cli.calls.fleet_changes import change_worker, register_worker
@@ -44,8 +44,8 @@ ENGINE: dict[str, Any] = {
     "slots": 8,
     "loads_loras": True,
 }
-"""A value for each key, none of them the default."""
-KEYS = {field.name for field in msgspec.structs.fields(EngineSettings)}
+"""A value for each key that a caller may give, none of them the default."""
+KEYS = {field.name for field in msgspec.structs.fields(EngineSettings)} - set(LOCAL_KEYS)
 
 
 def words(engine: Mapping[str, Any]) -> list[str]:

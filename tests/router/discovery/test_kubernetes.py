@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from events.engines.access import EngineAccess
 from events.plane.clock import unix_now
 from events.plane.settings import EngineSettings
 from router.config.settings.discovery_settings import KubernetesSettings
@@ -40,6 +41,9 @@ class Notes:
 
     def removed(self, worker_id: str) -> bool:
         return False
+
+    def access(self, worker_id: str, address: str) -> EngineAccess:
+        return EngineAccess(address)
 
     def start(self, settings: EngineSettings) -> str:
         if self.full:

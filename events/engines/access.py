@@ -1,0 +1,102 @@
+"""How an engine's HTTP server is reached: by its relay's pages and warmer, by the gateway, and by
+the questions for tokens.
+
+Laws:
+- every HTTP request to an engine is made with its EngineAccess;
+- an API key is in no log, metric, fact or error.
+"""
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE_S = 2.0
+"""Longest wait for one of an engine's pages."""
+KEY_HEADERS = frozenset(("authorization", "x-api-key"))
+"""Headers in which clients show keys. The second is that of Anthropic's clients."""
+NEEDS_KEY = (
+    "it needs its API key: set engines.api_key_file, or api_key_file of this worker"
+    " (--api-key-file of its relay)"
+)
+
+
+class Credentials:
+    """An API key, and the CAs of engines' certificates, as their files hold them now."""
+
+    def __init__(
+        self, api_key: str | None = None, key_file: str | None = None, ca_file: str | None = None
+    ) -> None:
+        """Raises OSError or ValueError for a file that can't be used."""
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("the API key has characters that no header may have")
+        self._literal = api_key or ""
+        self._key_file = key_file
+        self._ca_file = ca_file
+        self._ca: bytes = b""
+        self.api_key = ""
+        """Empty: engines get none."""
+        self.tls: ssl.SSLContext | bool = True
+        """As aiohttp takes it; True: by the system's CAs."""
+        self.reload()
+
+    def reload(self) -> bool:
+        """Reads the files again; returns whether they changed. Raises OSError or ValueError, and
+        changes nothing, for files that can't be used."""
+        api_key = self._literal if self._key_file is None else read_token(self._key_file)
+        ca, tls = self._ca, self.tls
+        if self._ca_file is not None and (ca := Path(self._ca_file).read_bytes()) != self._ca:
+            try:
+                tls = ssl.create_default_context(cadata=ca.decode("ascii"))
+            except (ssl.SSLError, ValueError) as error:
+                raise ValueError(f"{self._ca_file} holds no certificates: {error}") from None
+        changed = (api_key, ca) != (self.api_key, self._ca)
+        self.api_key, self._ca, self.tls = api_key, ca, tls
+        return changed
+
+
+NO_CREDENTIALS = Credentials()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAccess:
+    """One engine's HTTP server."""
+
+    base: str
+    """http://HOST:PORT, with the path in front of the engine's own if there is one."""
+    credentials: Credentials = NO_CREDENTIALS
+    timeout_s: float = PAGE_S
+    """Of one of its pages."""
+
+    def url(self, path: str) -> str:
+        return self.base.rstrip("/") + path
+
+    @property
+    def tls(self) -> ssl.SSLContext | bool:
+        """For aiohttp's `ssl`."""
+        return self.credentials.tls
+
+    def headers(self, others: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Headers of a request: these, with the engine's key in the place of a client's if the
+        engine has a key."""
+        key = self.credentials.api_key
+        if not key:
+            return dict(others or {})
+        kept = {
+            name: value for name, value in (others or {}).items() if name.lower() not in KEY_HEADERS
+        }
+        return kept | {"Authorization": f"Bearer {key}"}
+
+
+def refused_key(status: int) -> str:
+    """Why an answer with this status is none: the engine's key is missing or wrong; empty: another
+    reason."""
+    return f"status {status}: {NEEDS_KEY}" if status in (401, 403) else ""
+
+
+def read_token(file: str) -> str:
+    """A bearer token from its file; raises OSError or ValueError."""
+    token = Path(file).read_text(encoding="ascii").strip()
+    if not token or not token.isprintable():
+        raise ValueError(f"{file} holds no token")
+    return token
