@@ -1,22 +1,21 @@
-"""Clients that hold, flood or break connections: python -m tests.hostile.attacks NAME SEED PORTS
+"""Clients that hold, flood or break connections: python -m tests.hostile.attacks NAME SEED TARGET
 
-PORTS is JSON: the ports of `grpc`, `gateway`, `epp` (Envoy's endpoint picker), `metrics` and
-`probes` on loopback. Each attack goes on until its process's input ends; a connection that the
-server closes is opened again.
+TARGET is the JSON of a target.Target. Each attack goes on until its process's input ends; a
+connection that the server closes is opened again.
 """
 
 import asyncio
 import random
 import struct
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import TypeAlias
 
 import msgspec
 
 from router.front.picker.calls import PROCESS
+from tests.hostile.locked_attacks import LOCKED
+from tests.hostile.target import TURN_S, Peer, Target, again_and_again, opened, pin, send
 from tests.stage.channel import lines, say
 from tests.stage.http2_frames import (
     CONTINUATION,
@@ -43,91 +42,49 @@ SLOW_CONNECTIONS = 100
 STREAMS = 10_000
 STREAMS_A_CONNECTION = 5_000
 PIPELINED = 1_000
-TURN_S = 0.005
-"""Between two bursts: the machine's cores are the server's, too."""
-AGAIN_S = 0.05
-"""Before a connection is opened again."""
 
-Ports: TypeAlias = dict[str, int]
-Peer: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Attack: TypeAlias = Callable[[Ports, random.Random], Iterable[Awaitable[None]]]
-
-opened: Counter[str] = Counter()
-"""Connections by port."""
+Attack: TypeAlias = Callable[[Target, random.Random], Iterable[Awaitable[None]]]
 
 
-async def again_and_again(
-    ports: Ports, name: str, play: Callable[[Peer], Awaitable[None]], *, reads: bool = True
-) -> None:
-    """Plays on one connection after the other."""
-    while True:
-        with suppress(OSError, EOFError):
-            peer = await asyncio.open_connection("127.0.0.1", ports[name])
-            opened[name] += 1
-            reading = asyncio.create_task(_read(peer[0])) if reads else None
-            try:
-                await play(peer)
-            finally:
-                peer[1].transport.abort()
-                if reading is not None:
-                    reading.cancel()
-        await asyncio.sleep(AGAIN_S)
-
-
-async def _read(reader: asyncio.StreamReader) -> None:
-    with suppress(OSError):
-        while await reader.read(1 << 16):
-            pass
-
-
-async def _send(peer: Peer, *parts: bytes) -> None:
-    for part in parts:
-        if peer[1].is_closing() or peer[0].at_eof():
-            raise ConnectionResetError
-        peer[1].write(part)
-        await peer[1].drain()
-        await asyncio.sleep(TURN_S)
-
-
-def slow_heads(ports: Ports, rng: random.Random) -> Iterable[Awaitable[None]]:
+def slow_heads(target: Target, rng: random.Random) -> Iterable[Awaitable[None]]:
     """Heads and prefaces that come a byte at a time."""
 
     async def play(peer: Peer) -> None:
-        await _send(peer, b"GET /health HTTP/1.1\r\nX-A: ")
+        await send(peer, b"GET /health HTTP/1.1\r\nX-A: ")
         while True:
-            await _send(peer, b"a")
+            await send(peer, b"a")
             await asyncio.sleep(rng.uniform(0.2, 0.6))
 
     async def preface(peer: Peer) -> None:
         for i in range(len(PREFACE)):
-            await _send(peer, PREFACE[i : i + 1])
+            await send(peer, PREFACE[i : i + 1])
             await asyncio.sleep(rng.uniform(0.2, 0.6))
 
     for _ in range(SLOW_CONNECTIONS):
-        yield from (again_and_again(ports, name, play) for name in HTTP)
-        yield from (again_and_again(ports, name, preface) for name in HTTP2)
+        yield from (again_and_again(target, name, play) for name in HTTP)
+        yield from (again_and_again(target, name, preface) for name in HTTP2)
 
 
-def pings(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+def pings(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
     """HTTP/2 pings as fast as they are taken."""
 
     async def play(peer: Peer) -> None:
-        await _send(peer, PREFACE + frame(SETTINGS))
+        await send(peer, PREFACE + frame(SETTINGS))
         while True:
-            await _send(peer, frame(PING, payload=bytes(8)) * 50)
+            await send(peer, frame(PING, payload=bytes(8)) * 50)
 
-    return [again_and_again(ports, name, play) for name in HTTP2 for _ in range(4)]
+    return [again_and_again(target, name, play) for name in HTTP2 for _ in range(4)]
 
 
-def resets(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+def resets(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
     """Streams that are opened and reset at once."""
 
     def reset(head: bytes) -> Callable[[Peer], Awaitable[None]]:
         async def play(peer: Peer) -> None:
-            await _send(peer, PREFACE + frame(SETTINGS))
+            await send(peer, PREFACE + frame(SETTINGS))
             for first in range(1, 1 << 20, 40):
                 streams = range(first, first + 40, 2)
-                await _send(
+                await send(
                     peer,
                     b"".join(
                         frame(HEADERS, END_HEADERS, stream, head) + frame(RST, 0, stream, bytes(4))
@@ -138,56 +95,56 @@ def resets(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
         return play
 
     for name, head in HTTP2.items():
-        yield from (again_and_again(ports, name, reset(head)) for _ in range(2))
+        yield from (again_and_again(target, name, reset(head)) for _ in range(2))
 
 
-def giant_headers(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+def giant_headers(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
     """Headers without an end: one long one, many short ones, HTTP/2 continuations."""
 
     async def long(peer: Peer) -> None:
-        await _send(peer, b"GET /health HTTP/1.1\r\nX-A: ", *[b"a" * 16_384] * 64)
+        await send(peer, b"GET /health HTTP/1.1\r\nX-A: ", *[b"a" * 16_384] * 64)
 
     async def many(peer: Peer) -> None:
-        await _send(peer, b"GET /health HTTP/1.1\r\n", *[b"X-A: b\r\n" * 1000] * 64)
+        await send(peer, b"GET /health HTTP/1.1\r\n", *[b"X-A: b\r\n" * 1000] * 64)
 
     async def continued(peer: Peer) -> None:
         filler = literal(b"x", b"y" * 120) * 100
-        await _send(peer, PREFACE + frame(SETTINGS), frame(HEADERS, 0, 1, HEAD))
-        await _send(peer, *[frame(CONTINUATION, 0, 1, filler)] * 200)
+        await send(peer, PREFACE + frame(SETTINGS), frame(HEADERS, 0, 1, HEAD))
+        await send(peer, *[frame(CONTINUATION, 0, 1, filler)] * 200)
 
     for name in HTTP:
-        yield again_and_again(ports, name, long)
-        yield again_and_again(ports, name, many)
-    yield from (again_and_again(ports, name, continued) for name in HTTP2)
+        yield again_and_again(target, name, long)
+        yield again_and_again(target, name, many)
+    yield from (again_and_again(target, name, continued) for name in HTTP2)
 
 
-def streams(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+def streams(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
     """10,000 calls on each port of HTTP/2 that stay open and say nothing."""
 
     def silent(head: bytes) -> Callable[[Peer], Awaitable[None]]:
         async def play(peer: Peer) -> None:
-            await _send(peer, PREFACE + frame(SETTINGS))
+            await send(peer, PREFACE + frame(SETTINGS))
             for first in range(1, 2 * STREAMS_A_CONNECTION, 200):
                 numbers = range(first, first + 200, 2)
-                await _send(peer, b"".join(frame(HEADERS, END_HEADERS, n, head) for n in numbers))
+                await send(peer, b"".join(frame(HEADERS, END_HEADERS, n, head) for n in numbers))
             while True:
                 await asyncio.sleep(1.0)
-                await _send(peer, frame(SETTINGS, 1))
+                await send(peer, frame(SETTINGS, 1))
 
         return play
 
     count = STREAMS // STREAMS_A_CONNECTION
     for name, head in HTTP2.items():
-        yield from (again_and_again(ports, name, silent(head)) for _ in range(count))
+        yield from (again_and_again(target, name, silent(head)) for _ in range(count))
 
 
-def unread(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+def unread(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
     """Requests whose answers are never read, pipelined where the protocol has that."""
 
     def piped(path: bytes) -> Callable[[Peer], Awaitable[None]]:
         async def play(peer: Peer) -> None:
             request = b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n"
-            await _send(peer, *[request * 20] * (PIPELINED // 20))
+            await send(peer, *[request * 20] * (PIPELINED // 20))
             await asyncio.Event().wait()
 
         return play
@@ -195,10 +152,10 @@ def unread(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
     def windowless(head: bytes) -> Callable[[Peer], Awaitable[None]]:
         async def play(peer: Peer) -> None:
             settings = frame(SETTINGS, payload=struct.pack(">HI", INITIAL_WINDOW, 0))
-            await _send(peer, PREFACE + settings)
+            await send(peer, PREFACE + settings)
             for stream in range(1, 200, 2):
                 empty = b"\x00" + struct.pack(">I", 0)
-                await _send(
+                await send(
                     peer, frame(HEADERS, END_HEADERS, stream, head) + frame(DATA, 0, stream, empty)
                 )
             await asyncio.Event().wait()
@@ -206,34 +163,34 @@ def unread(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
         return play
 
     for name, path in (("gateway", b"/v1/models"), ("metrics", b"/metrics"), ("probes", b"/livez")):
-        yield from (again_and_again(ports, name, piped(path), reads=False) for _ in range(4))
+        yield from (again_and_again(target, name, piped(path), reads=False) for _ in range(4))
     for name, head in HTTP2.items():
-        yield from (again_and_again(ports, name, windowless(head), reads=False) for _ in range(4))
+        yield from (again_and_again(target, name, windowless(head), reads=False) for _ in range(4))
 
 
-def noise(ports: Ports, rng: random.Random) -> Iterable[Awaitable[None]]:
+def noise(target: Target, rng: random.Random) -> Iterable[Awaitable[None]]:
     """Random bytes, also after a right beginning."""
 
     async def play(peer: Peer) -> None:
         begin = rng.choice((b"", b"POST /v1/chat/completions HTTP/1.1\r\n", PREFACE))
-        await _send(peer, begin + rng.randbytes(rng.choice((1, 9, 24, 4000, 70_000))))
+        await send(peer, begin + rng.randbytes(rng.choice((1, 9, 24, 4000, 70_000))))
         await asyncio.sleep(rng.uniform(0.0, 0.2))
 
     for _ in range(4):
-        yield from (again_and_again(ports, name, play) for name in ports)
+        yield from (again_and_again(target, name, play) for name in target.ports)
 
 
-def connections(ports: Ports, _rng: random.Random) -> Iterable[Awaitable[None]]:
+def connections(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
     """Connections that are opened and left, hundreds a second."""
 
     async def play(peer: Peer) -> None:
         await asyncio.sleep(TURN_S)
 
     for _ in range(4):
-        yield from (again_and_again(ports, name, play) for name in ports)
+        yield from (again_and_again(target, name, play) for name in target.ports)
 
 
-ATTACKS: dict[str, Attack] = {
+PLAIN: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (
         slow_heads,
@@ -246,13 +203,16 @@ ATTACKS: dict[str, Attack] = {
         connections,
     )
 }
+"""Attacks on a server without TLS and keys."""
+ATTACKS = PLAIN | LOCKED
 
 
-async def run(name: str, seed: int, ports: Ports) -> int:
+async def run(name: str, seed: int, target: Target) -> int:
+    pin(attacker=True)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(_forever(work))
-            for work in ATTACKS[name](ports, random.Random(f"{seed}/{name}"))
+            for work in ATTACKS[name](target, random.Random(f"{seed}/{name}"))
         ]
         say(attacks=True)
         async for _ in lines():
@@ -268,5 +228,6 @@ async def _forever(work: Awaitable[None]) -> None:
 
 
 if __name__ == "__main__":
-    _, attack_name, seed_text, ports_text = sys.argv
-    sys.exit(asyncio.run(run(attack_name, int(seed_text), msgspec.json.decode(ports_text))))
+    _, attack_name, seed_text, target_text = sys.argv
+    aimed = msgspec.json.decode(target_text, type=Target)
+    sys.exit(asyncio.run(run(attack_name, int(seed_text), aimed)))

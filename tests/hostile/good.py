@@ -1,10 +1,14 @@
 """A good client of every face: how long each of its calls takes, and what became of it."""
 
 import asyncio
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
+from pathlib import Path
 
 import aiohttp
 import grpc.aio
@@ -13,9 +17,10 @@ import msgspec
 from kvroute.client import KvRouteClient
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.front.picker.calls import PROCESS
-from tests.hostile.attacks import Ports
 from tests.stage.picker import picked, request_body, request_headers, response_headers
 
+GOOD, HOSTILE = "good", "hostile"
+"""Identities of the server; the token of each is `NAME-token`."""
 CALL_S = 60.0
 """What takes longer has failed."""
 EVERY_S = 0.05
@@ -36,6 +41,9 @@ class Calls:
     failures: list[str] = field(default_factory=list)
 
     def p99_ms(self, kind: str) -> float:
+        """Infinite if no call of a kind was answered."""
+        if not self.seconds[kind]:
+            return inf
         ordered = sorted(self.seconds[kind])
         return 1e3 * ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
 
@@ -45,13 +53,16 @@ class GoodClient:
 
     def __init__(
         self,
-        ports: Ports,
+        ports: Mapping[str, int],
         routers: Mapping[str, KvRouteClient],
         picker: grpc.aio.Channel,
         http: aiohttp.ClientSession,
+        scheme: str,
     ) -> None:
-        """routers: kind of call -> client of the gRPC port that it is made on."""
-        self._ports = ports
+        """routers: kind of call -> client of the gRPC port that it is made on. scheme: of every
+        port but that of the probes."""
+        self._urls = {name: f"{scheme}://127.0.0.1:{ports[name]}" for name in PATHS}
+        self._urls["probes"] = f"http://127.0.0.1:{ports['probes']}"
         self._routers = routers
         self._process = picker.stream_stream(
             PROCESS,
@@ -68,6 +79,7 @@ class GoodClient:
             **{name: partial(self._route, client) for name, client in self._routers.items()},
             "chat": self._chat,
             "pick": self._pick,
+            "connect": self._getter("gateway", connection="close"),
         }
         for name in PATHS:
             kinds[name] = self._getter(name)
@@ -82,7 +94,7 @@ class GoodClient:
                 raise AssertionError("a pick without a worker")
 
     async def _chat(self) -> None:
-        url = f"http://127.0.0.1:{self._ports['gateway']}/v1/chat/completions"
+        url = self._urls["gateway"] + "/v1/chat/completions"
         async with self._http.post(url, data=CHAT, headers=JSON) as answer:
             await _whole(answer)
 
@@ -100,13 +112,49 @@ class GoodClient:
         while await call.read() is not grpc.aio.EOF:
             pass
 
-    def _getter(self, name: str) -> Callable[[], Awaitable[None]]:
+    def _getter(self, name: str, connection: str = "keep-alive") -> Callable[[], Awaitable[None]]:
+        """connection: `close` opens a connection for each call."""
+
         async def get() -> None:
-            url = f"http://127.0.0.1:{self._ports[name]}{PATHS[name]}"
-            async with self._http.get(url) as answer:
+            url, headers = self._urls[name] + PATHS[name], {"Connection": connection}
+            async with self._http.get(url, headers=headers) as answer:
                 await _whole(answer)
 
         return get
+
+
+def a_client(port: int, folder: Path | None) -> KvRouteClient:
+    """A client of a gRPC port. folder: with the server's certificate authority; None: the server
+    has neither TLS nor keys."""
+    target = f"127.0.0.1:{port}"
+    if folder is None:
+        return KvRouteClient(target)
+    return KvRouteClient(target, credentials=_credentials(folder), token=f"{GOOD}-token")
+
+
+def _credentials(folder: Path) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials((folder / "authority.pem").read_bytes())
+
+
+@asynccontextmanager
+async def a_good_client(ports: Mapping[str, int], folder: Path | None) -> AsyncIterator[GoodClient]:
+    """A client of a server's ports. folder: see a_client."""
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{ports['epp']}")
+    connector = aiohttp.TCPConnector()
+    headers: dict[str, str] = {}
+    if folder is not None:
+        channel = grpc.aio.secure_channel(f"127.0.0.1:{ports['epp']}", _credentials(folder))
+        context = ssl.create_default_context(cafile=str(folder / "authority.pem"))
+        connector = aiohttp.TCPConnector(ssl=context)
+        headers = {"Authorization": f"Bearer {GOOD}-token"}
+    async with (
+        a_client(ports["grpc"], folder) as router,
+        a_client(ports["fast"], folder) as fast,
+        channel as picker,
+        aiohttp.ClientSession(connector=connector, headers=headers) as http,
+    ):
+        routers = {"route": router, "route_fast": fast}
+        yield GoodClient(ports, routers, picker, http, "http" if folder is None else "https")
 
 
 async def _whole(answer: aiohttp.ClientResponse) -> None:
@@ -130,20 +178,3 @@ async def _repeat(
         if stop.is_set():
             return
         await asyncio.sleep(EVERY_S)
-
-
-def table(rows: Sequence[tuple[str, Calls, Calls]]) -> str:
-    """A line for each attack and kind of call: calls, failures, p99 without the attack and with."""
-    lines = [
-        "| attack | call | answered | failed | p99 before, ms | p99 under attack, ms | ratio |"
-    ]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
-    for name, usual, under in rows:
-        for kind, seconds in under.seconds.items():
-            failed = sum(one.startswith(f"{kind}:") for one in under.failures)
-            before, during = usual.p99_ms(kind), under.p99_ms(kind) if seconds else float("nan")
-            lines.append(
-                f"| {name} | {kind} | {len(seconds)} | {failed} | {before:.1f} | {during:.1f}"
-                f" | {during / before:.1f} |"
-            )
-    return "\n".join(lines)

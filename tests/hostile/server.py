@@ -1,21 +1,25 @@
-"""A router with every face, and two stand-in engines: python -m tests.hostile.server
+"""A router with every face, and two stand-in engines: python -m tests.hostile.server [FOLDER]
 
-The first line on standard output has the ports, as JSON. The process ends when its input does.
+FOLDER: the server has TLS and keys, whose files are written there. The first line on standard
+output has the ports, as JSON. Each line on standard input is answered with the process's memory and
+the longest turn of its loop since the last one. The process ends when its input does.
 """
 
 import asyncio
 import os
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
 
 from events.plane.settings import EngineSettings
-from kvroute.client import KvRouteClient
 from router.cli.run import settle
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
-from router.config.settings.keys_settings import ProbesSettings
+from router.config.settings.keys_settings import KeysSettings, ProbesSettings
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.serving_settings import (
     GrpcSettings,
@@ -30,7 +34,11 @@ from simulator.cli.gateway import workers_ready
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.engine import EngineConfig
 from simulator.live.run import live_engines
+from tests.hostile.good import GOOD, HOSTILE, a_client
+from tests.hostile.target import pin
+from tests.stage.certificates import Authority, written
 from tests.stage.channel import lines, say
+from tests.stage.keys import identity, write_keys
 
 ENGINES = 2
 SCHEDULER = SchedulerConfig(block_count=2048, block_size=64)
@@ -39,27 +47,65 @@ HEAD_S = 2.0
 """Shorter than the default, so that slow heads meet their bound in a run of seconds."""
 
 
-async def run() -> int:
+class Turns:
+    """The loop's turns: what is run between two looks for events, all steps of all tasks together.
+    Its longest one is at least as long as its longest step."""
+
+    TICK_S = 0.002
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._before_s = time.thread_time()
+        self.longest_s = 0.0
+        """CPU time of the loop's thread, up to TICK_S too much."""
+        self._tick()
+
+    def _tick(self) -> None:
+        now_s = time.thread_time()
+        self.longest_s = max(self.longest_s, now_s - self._before_s)
+        self._before_s = now_s
+        self._loop.call_later(self.TICK_S, self._tick)
+
+
+def resident_mib() -> float:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def write_locks(folder: Path) -> dict[str, Any]:
+    """TLS, a key without limits and one with limits; the router's configuration of them."""
+    authority = Authority()
+    (folder / "authority.pem").write_bytes(authority.pem)
+    limits = {"requests_per_s": 2, "reservations": 2, "mib_per_s": 1}
+    keys = write_keys(folder, identity(GOOD), identity(HOSTILE, limits=limits))
+    return {"tls": written(folder, authority.issue()), "keys": KeysSettings(file=keys)}
+
+
+async def run(folder: Path | None) -> int:
+    pin(attacker=False)
     set_up(LogSettings(level="error"))
+    locks = {} if folder is None else write_locks(folder)
     configs = [EngineConfig(f"engine-{i}", SCHEDULER) for i in range(ENGINES)]
     async with live_engines(configs, speed=1000.0, port=0) as engines:
         workers = [engine.relay_settings() for engine in engines]
         app = RouterApp(
             ServeConfig(
-                grpc=GrpcSettings(listen=ANY, fast_listen=ANY),
+                grpc=GrpcSettings(listen=ANY, fast_listen=ANY, connections_max=256),
                 gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
                 epp=PickerSettings(listen=ANY),
-                metrics=MetricsSettings(listen=ANY),
+                metrics=MetricsSettings(listen=ANY, tls="off" if folder is None else "server"),
                 probes=ProbesSettings(listen=ANY),
                 http=HttpSettings(head_timeout_s=HEAD_S),
                 drain_timeout_s=1.0,
                 workers=msgspec.convert(workers, tuple[EngineSettings, ...]),
+                **locks,
             )
         )
         await app.start()
         try:
             at = app.listeners
-            async with KvRouteClient(f"127.0.0.1:{at.grpc_port}") as client:
+            async with a_client(at.grpc_port, folder) as client:
                 await workers_ready(client, ENGINES)
             say(
                 grpc=at.grpc_port,
@@ -69,8 +115,10 @@ async def run() -> int:
                 metrics=at.metrics_port,
                 probes=at.probes_port,
             )
+            turns = Turns()
             async for _ in lines():
-                pass
+                say(resident_mib=resident_mib(), turn_ms=1e3 * turns.longest_s)
+                turns.longest_s = 0.0
         finally:
             await app.stop()
     return 0
@@ -80,4 +128,4 @@ if __name__ == "__main__":
     prepare(os.environ)
     settle()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(run()))
+        sys.exit(runner.run(run(Path(sys.argv[1]) if sys.argv[1:] else None)))
