@@ -11,11 +11,13 @@ from events.plane.clock import unix_now
 from events.plane.tasks import named
 from kvroute.client import KvRouteClient
 from router.config.keys import ConfigError
-from router.config.rendering import render
+from router.config.rendering import brief
 from router.config.settings.configurations import GatewayConfig, PickerConfig
 from router.desk.counters import kvroute_version
 from router.keys.dialing import dial_options
+from router.processes.checks import check_files
 from router.processes.process_tracing import ProcessTracing
+from router.processes.risks import log_risks
 
 log = logging.getLogger("kvroute")
 
@@ -28,6 +30,7 @@ class FaceApp(ABC):
 
     def __init__(self, config: GatewayConfig | PickerConfig) -> None:
         """Raises ConfigError for a router's address that is none."""
+        check_files(config)
         self._config = config
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
@@ -57,7 +60,8 @@ class FaceApp(ABC):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        log.info("configuration:\n%s", render(self._config).rstrip())
+        log.info("configuration: %s", brief(self._config))
+        log_risks(self._config)
         try:
             log.info("%s, routers at %s", await self.start(), self._config.router)
             self.tracing.start()

@@ -30,22 +30,16 @@ class Locks:
         if self.door is not None:
             self.door.follow(self.followed)
         keyed = self.door is not None
-        self.open_to_all = [
-            listen
-            for key, listen in (
-                ("grpc.listen", config.grpc.listen),
-                ("grpc.fast_listen", config.grpc.fast_listen),
-            )
-            if listen
-            and check_exposure(
-                listen,
-                key=key,
-                guarded=keyed,
-                switch="grpc.any_address",
-                allowed=config.grpc.any_address,
-            )
-        ]
-        """Addresses of gRPC whose callers need no keys."""
+        grpc = config.grpc
+        for name, listen in (("listen", grpc.listen), ("fast_listen", grpc.fast_listen)):
+            if listen:
+                check_exposure(
+                    listen,
+                    key=f"grpc.{name}",
+                    guarded=keyed,
+                    switch="grpc.any_address",
+                    allowed=grpc.any_address,
+                )
         if config.gateway.listen:
             check_address(config.gateway, keyed)
         self.metrics_tls: Contexts | None = metrics_tls(config.metrics, self.certificates)

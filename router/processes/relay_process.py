@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from events.engines.endpoints import masked
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
-from events.plane.nats_check import on_loopback
+from events.plane.nats_check import on_loopback, without_secret
 from events.plane.permissions import beyond_relay
 from events.plane.settings import DynamoSettings, NatsSettings
 from events.plane.tasks import Tasks, named
 from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
 from router.config.keys import ConfigError
-from router.config.rendering import render
+from router.config.rendering import brief
 from router.config.settings.configurations import RelayConfig
 from router.desk.counters import kvroute_version
 from router.keys.certificates import Certificates, metrics_tls
@@ -31,7 +31,8 @@ from router.keys.followed import Followed
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
-from router.processes.checks import check_engine, checked_broker
+from router.processes.checks import check_engine, check_files, checked_broker
+from router.processes.risks import log_risks
 
 log = logging.getLogger("kvroute")
 
@@ -45,6 +46,7 @@ class RelayApp:
             raise ConfigError("no engine to relay: give --worker-id and its like, or `workers:`")
         if config.nats.url is None:
             raise ConfigError("a relay needs the routers' NATS: give --nats URL (nats.url)")
+        check_files(config)
         for worker in config.workers:
             check_engine(worker)
         self._config = config
@@ -104,9 +106,10 @@ class RelayApp:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        log.info("configuration:\n%s", masked(render(self._config).rstrip()))
+        log.info("configuration: %s", brief(self._config))
+        log_risks(self._config)
         for fleet in self._dynamo:
-            log.info("Dynamo fleet:\n%s", masked(render(fleet.settings).rstrip()))
+            log.info("Dynamo fleet: %s", masked(f"{fleet.settings}"))
         try:
             if self._http is not None:
                 await self._http.start()
@@ -179,7 +182,14 @@ def _source(settings: DynamoSettings, *, allow_plaintext: bool) -> Broker | None
     nats = NatsSettings(
         credentials_file=settings.nats_credentials_file, allow_plaintext=allow_plaintext
     )
-    return checked_broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet")
+    broker = checked_broker(nats, settings.nats_url, "kvroute relay of a Dynamo fleet")
+    if broker.check():
+        log.warning(
+            "nats.allow_plaintext is set: the network can read all that goes to and from %s,"
+            " credentials included",
+            without_secret(settings.nats_url),
+        )
+    return broker
 
 
 def _writable(folder: str) -> Path:

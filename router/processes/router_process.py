@@ -27,7 +27,7 @@ from router.audit.observers import Watchers
 from router.children.own_relays import OwnRelays
 from router.config.keys import ConfigError
 from router.config.reload import reloaded
-from router.config.rendering import render
+from router.config.rendering import brief
 from router.config.settings.configurations import ServeConfig
 from router.core.admission import Admission
 from router.core.core import RouterCore
@@ -55,7 +55,13 @@ from router.metrics.of_relays import (
 from router.metrics.of_replicas import FleetStateCollector, PeerCollector
 from router.metrics.of_workers import WorkerCollector
 from router.policies.configured import DecisionSettings, shadow_policy
-from router.processes.checks import check_engine, checked_broker, checked_file
+from router.processes.checks import (
+    check_engine,
+    check_extras,
+    check_files,
+    checked_broker,
+    checked_file,
+)
 from router.processes.console_face import ConsoleFace
 from router.processes.discovered import DiscoveredWorkers
 from router.processes.listeners import Listeners
@@ -63,6 +69,7 @@ from router.processes.locks import Locks
 from router.processes.model_prompts import model_prompts
 from router.processes.nats_links import NatsLinks
 from router.processes.process_tracing import ProcessTracing
+from router.processes.risks import log_risks
 from router.processes.router_clock import RouterClock
 from router.prompts.prompts import Prompts
 from router.replicas.fleet_commands import ControlDesk
@@ -101,6 +108,8 @@ class RouterApp:
         Over 60 lines: each part of the process is made here, after the parts that it needs.
         read_again: reads the configuration again, for SIGHUP.
         """
+        check_files(config)
+        check_extras(config.models)
         for worker in config.workers:
             check_engine(worker)
         if config.nats.url is not None:
@@ -283,8 +292,8 @@ class RouterApp:
         UNAVAILABLE as long as no worker is known.
         """
         config = self.config
-        log.info("configuration:\n%s", render(config).rstrip())
-        self._warn_of_configuration()
+        log.info("configuration: %s", brief(config))
+        log_risks(config)
         self.watchers.use(config)
         broker, peers, link = await self.links.open(
             self.desk, self.reports, self.admission, self._tasks
@@ -298,21 +307,6 @@ class RouterApp:
         self._tasks.spawn(self._connect(broker), "connection to NATS")
         self._tasks.spawn(self._run_clock(), "router clock")
         self.tracing.start()
-
-    def _warn_of_configuration(self) -> None:
-        grpc = self.config.grpc
-        for listen in self.locks.open_to_all:
-            log.warning(
-                "grpc.any_address is set: all that reach %s may call every method, fleet commands"
-                " among them, without keys",
-                listen,
-            )
-        if grpc.max_message_mib is not None:
-            log.warning(
-                "grpc.max_message_mib is deprecated: it bounds the limits by method from above;"
-                " grpc.route_kib_max, explain_kib_max, batch_kib_max, report_kib_max and"
-                " message_kib_max are those limits"
-            )
 
     def _register_collectors(self, broker: Broker, peers: Broker, link: PeerLink) -> None:
         """Everything that is read at a scrape."""

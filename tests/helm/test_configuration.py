@@ -9,6 +9,7 @@ import pytest
 from router.config.reading import load
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.presets import PRESETS
+from router.processes.risks import warnings_of
 from tests.helm.rendered import EXAMPLES, Rendered, program_config, values_of
 
 
@@ -22,6 +23,25 @@ def test_the_program_loads_the_rendered_configuration(
     assert config.grpc.listen == f"[::]:{ports['grpc']}"
     assert config.metrics.listen == f"[::]:{ports['metrics']}"
     assert config.log.format == "json"
+
+
+LEFT_TO_THE_CLUSTER = {
+    "metrics.tls",  # NetworkPolicy, and `kubectl port-forward` to the console
+    "epp.mutual_tls",  # NetworkPolicy, networkPolicy.eppFrom
+    "epp.plain",  # with inferencePool.istio off
+    "nats.credentials_file",  # a Secret, in the environment
+    "control.require_signed",  # NATS permissions
+}
+
+
+@pytest.mark.parametrize("name", ["default", *EXAMPLES])
+def test_the_chart_leaves_few_settings_to_be_turned(
+    render: Callable[..., Rendered], name: str, tmp_path: Path
+) -> None:
+    warnings = warnings_of(program_config(render(**values_of(name)), tmp_path))
+    chosen = {"default": "workers", "vllm-with-relay": "nats.allow_plaintext"}
+    expected = {*LEFT_TO_THE_CLUSTER, chosen.get(name, "")}
+    assert {line.split(" ")[0] for line in warnings} <= expected
 
 
 # --- configmap.yaml, and how the broker is reached ------------------------------------------------

@@ -9,6 +9,7 @@ import click
 
 from router.cli.flags import given_flags, read_config, settings_flags
 from router.cli.run import run
+from router.config.printable import shown
 from router.config.reading import load_with_sources
 from router.config.rendering import render
 from router.config.settings.configurations import ServeConfig
@@ -46,9 +47,12 @@ def serve(config_file: Path | None, **given: Any) -> None:
 def check_config(config_file: Path | None, **given: Any) -> None:
     """Check a router's configuration and print it whole.
 
+    Warnings on stderr name each setting that must be turned to be safe.
+
     The comment behind each value says where it came from: a flag, a variable of the environment,
     the file, the preset of routing.preset, or the defaults; the first of these that sets it wins.
     """
+    from router.processes.risks import warnings_of
     from router.processes.router_process import RouterApp
 
     config, sources = load_with_sources(ServeConfig, config_file, os.environ, given_flags(given))
@@ -58,4 +62,6 @@ def check_config(config_file: Path | None, **given: Any) -> None:
         return 0
 
     run(check())
+    for sentence in warnings_of(config):
+        click.echo(shown(f"kvroute: warning: {sentence}"), err=True)
     click.echo(annotated(render(config), sources), nl=False)

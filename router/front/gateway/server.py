@@ -425,15 +425,10 @@ def _response(answer: Answer, request_id: str) -> web.Response:
 def check_address(settings: GatewaySettings, keyed: bool) -> None:
     """Raises ConfigError for an address that is none, or that the settings forbid."""
     split_address(settings.listen)
-    open_to_all = check_exposure(
+    check_exposure(
         settings.listen,
         key="gateway.listen",
         guarded=keyed,
         switch="gateway.any_address",
         allowed=settings.any_address,
     )
-    if open_to_all:
-        log.warning(
-            "gateway.any_address is set: all that reach %s may use every model, without keys",
-            settings.listen,
-        )

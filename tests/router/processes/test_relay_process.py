@@ -19,7 +19,9 @@ from tests.stage.waiting import free_port, until
 async def config() -> AsyncIterator[RelayConfig]:
     nats = NatsChild()
     await nats.start()
-    engines = tuple(EngineSettings(id=name, engine="vllm", address="http://x") for name in ("a", "b"))
+    engines = tuple(
+        EngineSettings(id=name, engine="vllm", address=f"http://{name}") for name in ("a", "b")
+    )
     try:
         yield RelayConfig(
             nats=NatsSettings(url=nats.url), metrics=MetricsSettings(listen=""), workers=engines

@@ -1,0 +1,251 @@
+"""Settings that must be turned to be safe are named by a sentence that begins with their key."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.plane.settings import Settings
+from router.cli.main import cli
+from router.config.keys import ConfigError, keys, put_value
+from router.config.settings.configurations import (
+    GatewayConfig,
+    PickerConfig,
+    RelayConfig,
+    ServeConfig,
+)
+from router.processes.checks import WRITTEN, check_extras, check_files
+from router.processes.gateway_process import GatewayApp
+from router.processes.picker_process import PickerApp
+from router.processes.relay_process import RelayApp
+from router.processes.risks import RISKS, warnings_of
+from router.processes.router_process import RouterApp
+
+ENGINE = {"id": "a", "engine": "vllm", "address": "http://127.0.0.1:1"}
+OPEN = "0.0.0.0:1"
+FAR = "tls://nats.example:4222"
+KEYED = {"keys": {"file": "keys.yaml"}}
+TLS = {"tls": {"certificate_file": "c", "key_file": "k"}}
+CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
+    "grpc.any_address": (
+        ServeConfig,
+        {"grpc": {"listen": OPEN, "any_address": True}},
+        {"grpc": {"listen": "127.0.0.1:1", "any_address": True}},
+    ),
+    "gateway.any_address": (
+        GatewayConfig,
+        {"gateway": {"listen": OPEN, "any_address": True}} | TLS,
+        {"gateway": {"listen": OPEN, "any_address": True}} | TLS | KEYED,
+    ),
+    "tls.certificate_file": (
+        ServeConfig,
+        {"grpc": {"fast_listen": "[::]:1"}} | KEYED,
+        {"grpc": {"fast_listen": "[::]:1"}} | KEYED | TLS,
+    ),
+    "metrics.tls": (
+        ServeConfig,
+        {"metrics": {"listen": OPEN}} | KEYED | TLS,
+        {"metrics": {"listen": OPEN, "tls": "server"}} | KEYED | TLS,
+    ),
+    "epp.mutual_tls": (
+        PickerConfig,
+        {"epp": {"listen": OPEN, "plain": False}} | TLS,
+        {"epp": {"listen": OPEN, "plain": False, "mutual_tls": True}} | TLS,
+    ),
+    "epp.plain": (
+        PickerConfig,
+        {"epp": {"listen": OPEN, "mutual_tls": True}} | TLS,
+        {"epp": {"listen": "127.0.0.1:1"}},
+    ),
+    "nats.allow_plaintext": (
+        RelayConfig,
+        {"nats": {"url": "nats://h:1", "user": "u", "allow_plaintext": True}},
+        {"nats": {"url": FAR, "user": "u", "allow_plaintext": True}},
+    ),
+    "nats.credentials_file": (
+        RelayConfig,
+        {"nats": {"url": FAR}},
+        {"nats": {"url": FAR, "nkey_seed_file": "s"}},
+    ),
+    "control.require_signed": (
+        ServeConfig,
+        {"nats": {"url": FAR, "user": "u"}},
+        {"nats": {"url": FAR, "user": "u"}, "control": {"require_signed": True}},
+    ),
+    "fleet.register_networks": (
+        ServeConfig,
+        {"fleet": {"register_networks": "10.0.0.0/8, ::/0"}},
+        {"fleet": {"register_networks": "10.0.0.0/8, fd00::/8"}},
+    ),
+    "grpc.unix_socket_mode": (
+        ServeConfig,
+        {"grpc": {"unix_socket": "s", "unix_socket_mode": "0666"}},
+        {"grpc": {"unix_socket": "s", "unix_socket_mode": "0660"}},
+    ),
+    "gateway.pass_keys": (
+        GatewayConfig,
+        {"gateway": {"pass_keys": True}} | KEYED,
+        {"gateway": {"pass_keys": True}},
+    ),
+    "to_router.tls": (
+        GatewayConfig,
+        {"router": "127.0.0.1:1, router.example:1"},
+        {"router": "router.example:1", "to_router": {"ca_file": "c"}},
+    ),
+    "tracing.endpoint": (
+        PickerConfig,
+        {"tracing": {"endpoint": "http://c.example:4317"}},
+        {"tracing": {"endpoint": "https://c.example:4317"}},
+    ),
+    "decision_log.hashes": (
+        ServeConfig,
+        {"decision_log": {"file": "d", "hashes": True}},
+        {"decision_log": {"hashes": True}},
+    ),
+    "grpc.max_message_mib": (ServeConfig, {"grpc": {"max_message_mib": 8}}, {}),
+    "workers": (ServeConfig, {"workers": []}, {"workers": [ENGINE]}),
+}
+
+
+def named(config: type[Settings], tree: dict[str, Any]) -> list[str]:
+    if config is ServeConfig and "workers" not in tree:
+        tree = {**tree, "workers": [ENGINE]}
+    return [sentence.split(" ")[0] for sentence in warnings_of(msgspec.convert(tree, config))]
+
+
+def test_every_risk_has_a_case() -> None:
+    assert {risk.key for risk in RISKS} == CASES.keys()
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_risk_is_named_where_it_is_one_and_nowhere_else(key: str) -> None:
+    config, risky, safe = CASES[key]
+    assert named(config, risky) == [key]
+    assert key not in named(config, safe)
+
+
+def test_the_gateways_plain_text_is_named_too() -> None:
+    tree = {"gateway": {"listen": OPEN}} | KEYED
+    assert named(GatewayConfig, tree) == ["tls.certificate_file"]
+    assert named(ServeConfig, tree) == ["tls.certificate_file"]
+
+
+@pytest.mark.parametrize("config", [RelayConfig, GatewayConfig, PickerConfig])
+def test_the_defaults_are_safe(config: type[Settings]) -> None:
+    assert named(config, {}) == []
+
+
+def test_the_routers_defaults_lack_workers_alone() -> None:
+    assert [line.split(" ")[0] for line in warnings_of(ServeConfig())] == ["workers"]
+    nats = {"nats": {"url": "nats://127.0.0.1:4222"}}
+    discovery = {"discovery": {"kubernetes": {"enabled": True}}}
+    networks = {"fleet": {"register_networks": "10.0.0.0/8"}}
+    for tree in (nats, discovery, networks):
+        assert warnings_of(msgspec.convert(tree, ServeConfig)) == []
+
+
+LISTENS = st.sampled_from(["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/s", OPEN, "[::]:1", ""])
+
+
+@given(grpc=LISTENS, fast=LISTENS, gateway=LISTENS, epp=LISTENS, metrics=LISTENS)
+def test_only_addresses_that_a_network_reaches_are_risks(**listens: str) -> None:
+    tree: dict[str, Any] = {"workers": [ENGINE], "epp": {}} | KEYED
+    sections = {"fast": ("grpc", "fast_listen")}
+    for name, listen in listens.items():
+        section, key = sections.get(name, (name, "listen"))
+        tree.setdefault(section, {})[key] = listen
+    far = [name for name, listen in listens.items() if listen in (OPEN, "[::]:1")]
+    seen = warnings_of(msgspec.convert(tree, ServeConfig))
+    expected = (
+        bool({"grpc", "fast"} & {*far})
+        + ("gateway" in far)
+        + ("metrics" in far)
+        + 2 * ("epp" in far)
+    )
+    assert len(seen) == expected
+    assert all(OPEN in line or "[::]:1" in line for line in seen)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("", "workers"), ("workers: []\n", "workers"), ("grpc: {max_message_mib: 8}", "grpc.max_")],
+)
+def test_check_config_prints_risks_on_stderr(
+    text: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kvroute.yaml"
+    file.write_text(text)
+    cli(["check-config", "--config", str(file)], standalone_mode=False)
+    printed = capsys.readouterr()
+    assert f"kvroute: warning: {key}" in printed.err
+    assert "warning" not in printed.out
+
+
+FILES = [
+    (config, key)
+    for config in (ServeConfig, RelayConfig, GatewayConfig, PickerConfig)
+    for key in keys(config)
+    if key.path[-1] == "file" or key.path[-1].endswith("_file")
+]
+APPS: dict[type[Settings], Any] = {
+    ServeConfig: RouterApp,
+    RelayConfig: RelayApp,
+    GatewayConfig: GatewayApp,
+    PickerConfig: PickerApp,
+}
+
+
+@pytest.mark.parametrize(
+    "place", [f for f in FILES if f[1].dotted not in WRITTEN], ids=lambda f: f[1].flag
+)
+def test_a_missing_file_is_named_with_its_key(place: Any, tmp_path: Path) -> None:
+    config, key = place
+    tree: dict[str, Any] = {}
+    if config is RelayConfig:
+        tree = {"workers": [ENGINE], "nats": {"url": "nats://127.0.0.1:1"}}
+    put_value(tree, key.path, str(tmp_path / "none"))
+    with pytest.raises(ConfigError) as refused:
+        APPS[config](msgspec.convert(tree, config))
+    assert str(refused.value) == (
+        f"{tmp_path / 'none'}: No such file or directory - at `$.{key.dotted}`"
+    )
+
+
+def test_files_that_are_written_need_not_be_there(tmp_path: Path) -> None:
+    check_files(
+        msgspec.convert(
+            {"fleet": {"state_file": "s"}, "decision_log": {"file": str(tmp_path / "d")}},
+            ServeConfig,
+        )
+    )
+    assert {*WRITTEN} <= {key.dotted for _, key in FILES}
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ({"jinja2"}, "jinja2 not installed: pip install 'kvroute[prompts]'"),
+        ({"fastokens", "tokenizers"}, "fastokens not installed"),
+        ({"jinja2", "fastokens", "tokenizers"}, "jinja2 and fastokens not installed"),
+        ({"fastokens"}, ""),
+        ({"tokenizers"}, ""),
+    ],
+)
+def test_prompts_of_a_folder_need_their_extra(
+    missing: set[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from router.processes import checks
+
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name in missing else name)
+    tree = {"models": [{"name": "a"}, {"name": "b", "prompts": {"folder": "/f"}}]}
+    config = msgspec.convert(tree, ServeConfig)
+    if not said:
+        check_extras(config.models)
+        return
+    with pytest.raises(ConfigError) as refused:
+        RouterApp(config)
+    assert said in str(refused.value)
+    assert str(refused.value).endswith("at `$.models[1].prompts.folder`")
