@@ -100,4 +100,6 @@ class LoadSample:
     model: str | None = None
     process_start_s: float | None = None
     """Unix time; a change means that the engine has restarted."""
+    asleep: bool = False
+    """It serves no requests until it is woken up, and its blocks are gone."""
     extras: dict[str, float] = field(default_factory=dict)

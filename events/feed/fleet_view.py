@@ -50,6 +50,7 @@ PREDICTED_BLOCKS_MAX = 1 << 16
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
 """The worker beats, but its relay's heartbeats were dropped, or there are none."""
 NOT_PROBED = "engine not probed yet"
+ASLEEP = "engine asleep"
 """Its relay has just started: the first probe takes a moment, or its whole time limit."""
 SLICE_BYTES = 64 * 1024
 """Bytes of hashes applied at once, about 1 ms of work; the rest of a recovery or of a long message
@@ -231,6 +232,10 @@ class FleetView:
         source.clock_skew_s = now_s - message.sent_at_s
         source.clock.heard(message.sent_at_s, now_s)
         self._changed[key] = None
+        if message.asleep and source.approximate:  # of others, the stream says so
+            self.index.clear(source.slot)
+            self.predictions.forget(source.slot)
+            source.gone_at_s = now_s
         return source
 
     def on_ring(
@@ -632,6 +637,8 @@ def schedulable(source: Source) -> str:
     """Why a worker is not schedulable, by its relay's messages; empty: it is schedulable."""
     if source.heartbeat is None:
         return "no heartbeat yet"
+    if source.heartbeat.asleep:
+        return ASLEEP
     if not source.heartbeat.healthy:
         return "engine not answering" if source.heartbeat.probed else NOT_PROBED
     if source.stream.state is StreamState.SILENT:

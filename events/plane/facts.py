@@ -170,6 +170,9 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     bootstrap_host: Name = ""
     """Host for KV transfers; empty: the host of the address."""
     bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    asleep: bool = False
+    """The engine sleeps: it holds no blocks, and serves no requests until it is woken up. healthy
+    is False meanwhile."""
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,31 +3,41 @@
 The shell around events/engines/pages/probe.py: timers, and the decision whether the engine is
 healthy.
 
-Law: any usable answer makes the engine healthy; a refused connection, or HEALTH_S without an
-answer, makes it unhealthy.
+Laws:
+- any usable answer makes the engine healthy, and of an engine whose model is configured any answer
+  of a process (401, a page without a known value); a refused connection, or HEALTH_S without such
+  an answer, makes it unhealthy;
+- a page that says nothing is requested at growing intervals, up to BACKOFF_MAX_S.
 """
 
 import asyncio
 import logging
+from asyncio import sleep
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 import aiohttp
 
 from events.engines.access import EngineAccess
 from events.engines.events import LoadSample
 from events.engines.pages.load import EngineIdentity
-from events.engines.pages.probe import Probe, http_session
+from events.engines.pages.probe import Answer, Probe, http_session
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 
 PROBE_S = 0.5
 """Seconds between two requests for the load."""
+MODELS_S = 2.0
+"""Seconds between two requests for the models of an engine that answers: LoRAs are loaded and
+unloaded while it runs."""
 IDENTITY_S = 30.0
-"""Seconds between two requests for the identity of an engine that answers."""
+"""The same of the rest of its identity."""
 HEALTH_S = 3.0
+BACKOFF_MAX_S = 30.0
+"""Longest interval between two requests for a load page that says nothing."""
 
 log = logging.getLogger("kvroute.relay")
 
@@ -65,8 +75,12 @@ class EnginePages:
         self._refused = False
         """The last probe's connection was refused: the engine is gone."""
         self._identified = asyncio.Event()
+        self._asked = asyncio.Event()
+        """Set when a request for the identity has ended, with or without an answer."""
         self._identity_due = asyncio.Event()
         """Set when the engine may have been replaced."""
+        self._models_due = asyncio.Event()
+        """Set when its models may have changed, too."""
         self._mooncake_due = asyncio.Event()
         """Set when the engine may have been replaced."""
 
@@ -105,31 +119,52 @@ class EnginePages:
         if self.session is not None:
             await self.session.close()
 
+    def look_at_models(self) -> None:
+        """A request was answered as if the engine lacked a model that it listed: its list is read
+        now, or PROBE_S after the last time."""
+        self._models_due.set()
+
     async def _ask_identity(self, probe: Probe) -> None:
         """Reads the identity, for ever; apart from the load, so that neither delays the other."""
+        loop, whole_at_s = asyncio.get_running_loop(), -inf
         while True:
-            self._identity_due.clear()
-            answered = await probe.ask_identity()
-            self._answered(probe, answered=answered)
-            if answered:
+            self._models_due.clear()
+            whole = self._identity_due.is_set() or loop.time() >= whole_at_s + IDENTITY_S
+            if whole:
+                self._identity_due.clear()
+                whole_at_s = loop.time()
+            answer = await probe.ask_identity(whole=whole)
+            self._answered(probe, answer)
+            if answer:
                 self._identified.set()
-            elif not self._identified.is_set():
-                self._counts["engine_silent"] += 1
-            await _within(self._identity_due, IDENTITY_S if answered else PROBE_S)
+            else:
+                whole_at_s = -inf
+                self._counts["engine_silent"] += not self._identified.is_set()
+            self._asked.set()
+            await sleep(PROBE_S)
+            if answer is not Answer.NONE and not self._identity_due.is_set():
+                await _within(self._models_due, MODELS_S - PROBE_S)
 
     async def _ask_load(self, probe: Probe) -> None:
         """Reads the load, for ever."""
-        await self._identified.wait()  # SGLang's load is in tokens, the identity has the block size
+        if self._settings.engine == "sglang":
+            await self._identified.wait()  # its load is in tokens, the identity has the block size
+        else:
+            await self._asked.wait()
+        wait_s = PROBE_S
         while True:
-            answered = await probe.ask_load()
-            self._answered(probe, answered=answered)
-            if answered:
+            answer = await probe.ask_load()
+            self._answered(probe, answer)
+            if answer:
                 self._on_loads(probe.loads)
             else:
                 self._counts["engine_silent"] += 1
-                self._identity_due.set()  # another engine may answer next
+            wait_s = min(2 * wait_s, BACKOFF_MAX_S) if answer is Answer.ODD else PROBE_S
+            if answer is Answer.NONE:  # another engine may answer next
+                self._identity_due.set()
+                self._models_due.set()
                 self._mooncake_due.set()
-            await asyncio.sleep(PROBE_S)
+            await sleep(wait_s)
 
     async def _ask_mooncake(self, probe: Probe) -> None:
         """Reads the engine's name at Mooncake's bootstrap server, for ever."""
@@ -138,12 +173,12 @@ class EnginePages:
             answered = await probe.ask_mooncake()
             await _within(self._mooncake_due, IDENTITY_S if answered else PROBE_S)
 
-    def _answered(self, probe: Probe, *, answered: bool) -> None:
+    def _answered(self, probe: Probe, answer: Answer) -> None:
         """A probe has ended: updates the health; a change makes a heartbeat at once."""
         now_s = self._clock()
         before = self.probed, self.is_healthy(now_s)
         self._refused, self.probed = probe.refused, True
-        if answered:
+        if answer or (answer is Answer.ODD and self._settings.model is not None):
             if now_s - self.answered_at_s >= HEALTH_S:
                 log.info("%s answers", self._settings.id)
             self.answered_at_s = now_s

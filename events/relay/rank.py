@@ -122,6 +122,8 @@ class Rank(RankStream[Ledger]):
         """When the first message of this life came."""
         self._process_start_s = 0.0
         """The latest start of the engine's process, from its pages."""
+        self._emptied = 0
+        """Times that the ledger was emptied since the engine sleeps."""
         self._kept: tuple[Checkpoint, Ledger] | None = None
         """The saved ledger of an earlier life of the relay, until the engine confirms it."""
 
@@ -137,9 +139,9 @@ class Rank(RankStream[Ledger]):
         return f"the stream is {kind} up to engine message {self._next_seq - 1}, with {blocks}"
 
     @property
-    def position(self) -> tuple[Epoch, int, float]:
+    def position(self) -> tuple[Epoch, int, float, int]:
         """Changes whenever the ledger should be saved again."""
-        return self.outbox.epoch, self._next_seq, self._process_start_s
+        return self.outbox.epoch, self._next_seq, self._process_start_s, self._emptied
 
     def kept(self, now_s: float) -> tuple[Checkpoint, LedgerCopy] | None:
         """The state for the relay's next start; None before the first message, and while a message
@@ -314,6 +316,18 @@ class Rank(RankStream[Ledger]):
         effects += self._new_life(now_s)
         self.state = EngineState.STARTING
         return effects + self.start()
+
+    def on_asleep(self, now_s: float) -> list[RankEffect]:
+        """The engine's page says that it sleeps: its blocks are gone. vLLM's event that says so
+        comes with its first step after waking; blocks of messages that were under way go with the
+        next page."""
+        if not len(self.ledger):
+            return []
+        self._emptied += 1
+        complete = self.complete
+        messages = self._forget_all(now_s)
+        self.complete = complete  # no removal is lost, since every block is gone
+        return _publish(messages)
 
     def _is_of_last_life(self, seq: int, payload: bytes) -> bool:
         """Whether a live message that waited for a replay was made before the replay's last

@@ -152,6 +152,10 @@ class Relay:
         if settings.events is None:
             log.info("%s publishes no KV events: routers predict its blocks", settings.id)
 
+    def look_at_models(self) -> None:
+        """Reads the engine's list of models soon: see EnginePages."""
+        self._pages.look_at_models()
+
     async def stop(self) -> None:
         """Ends all work: from now on another relay may publish for the engine."""
         async with AsyncExitStack() as stack:
@@ -338,8 +342,12 @@ class Relay:
             if not self.settings.load:
                 if shell.sampled_at_s is None:
                     self._publisher.beat_soon()  # until then it looks idle
+                if shell.load is None or shell.load.asleep != load.asleep:
+                    self._publisher.beat_soon()
                 shell.load = load
                 shell.sampled_at_s = now_s
+            if load.asleep:
+                self._perform(shell, shell.rank.on_asleep(now_s))
             if load.process_start_s is not None:
                 effects = shell.rank.on_process_start(load.process_start_s, now_s)
                 if effects:

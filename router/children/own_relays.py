@@ -134,6 +134,13 @@ class OwnRelays:
             return None
         return max(rank.outbox.epoch for _, rank in kept.relay.ranks)
 
+    def look_at_models(self, worker_id: str) -> None:
+        """A worker answered as if it lacked a model that it listed; a relay elsewhere notices it in
+        a few seconds by itself."""
+        kept = self._kept.get(worker_id)
+        if kept is not None and kept.relay is not None:
+            kept.relay.look_at_models()
+
     def leave(self, worker_id: str, reason: str) -> None:
         """Stops a relay for good, if it runs."""
         if (kept := self._kept.get(worker_id)) is not None:

@@ -38,6 +38,10 @@ UNIX_SECONDS_MAX = 1e11
 REASON_CHARS = 200
 READ_ERRORS = (ValueError, OverflowError, RecursionError)
 """All errors of msgspec for unreadable documents."""
+NAMES_MAX = 256
+LORAS_MAX = 4096
+"""Names of a model, and LoRAs; as in heartbeats."""
+Name = Annotated[str, Meta(max_length=1024)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 TokenCounter = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
 Signed = Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)]
@@ -83,12 +87,14 @@ class EngineIdentity:
     """prefill or decode, if it serves half of each request."""
     bootstrap_port: int | None = None
     """Port of a prefill engine's bootstrap server."""
+    troubles: tuple[str, ...] = ()
+    """Why pages were left out that an engine may lack, such as /version."""
     kv_engine_ids: Mapping[int, str] = field(default_factory=dict)
     """Rank -> engine_id, which vLLM's decode engines need to fetch from it by Mooncake."""
 
 
 class _ModelCard(Struct):
-    id: str
+    id: Name
     parent: str | None = None
     max_model_len: Signed | None = None
 
@@ -98,7 +104,7 @@ class _Models(Struct):
 
 
 class _Version(Struct):
-    version: str
+    version: Name
 
 
 _MODELS = msgspec.json.Decoder(_Models)
@@ -149,6 +155,8 @@ def read_models(document: bytes | str) -> tuple[str, tuple[str, ...], tuple[str,
     names = [card for card in cards if card.parent is None]
     if not names:
         raise LoadUnreadable("/v1/models names no model")
+    if len(names) > NAMES_MAX or len(cards) - len(names) > LORAS_MAX:
+        raise LoadUnreadable(f"/v1/models has {len(cards)} entries")
     return (
         names[0].id,
         tuple(card.id for card in names[1:]),
@@ -166,3 +174,20 @@ def read_json(
         return decoder.decode(document)
     except READ_ERRORS as error:
         raise LoadUnreadable(f"{what}: {error}") from None
+
+
+def optional_json(
+    document: bytes | str | None,
+    decoder: msgspec.json.Decoder[Document],
+    what: str,
+    troubles: list[str],
+) -> Document | None:
+    """A page that an engine may lack; one that can't be read is left out, with a line in
+    `troubles`."""
+    if document is None:
+        return None
+    try:
+        return read_json(document, decoder, what)
+    except LoadUnreadable as error:
+        troubles.append(error.reason)
+        return None

@@ -9,7 +9,9 @@ import errno
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
+from typing import TypeVar
 
 import aiohttp
 
@@ -27,15 +29,31 @@ is skipped. Longer pages are parsed in a thread."""
 REASON_CHARS = 300
 
 Loads = Mapping[int, LoadSample]
+Read = TypeVar("Read")
 
 
 class EngineSilent(Exception):
     """The engine gave no usable answer; the message says which page and why, without passwords."""
 
-    def __init__(self, reason: str, *, refused: bool = False) -> None:
+    def __init__(self, reason: str, *, refused: bool = False, status: int | None = None) -> None:
         super().__init__(masked(reason)[:REASON_CHARS])
         self.refused = refused
         """Whether the connection was refused: no process listens at the engine's port."""
+        self.status = status
+        """Of an answer that says nothing that can be used; None: no answer."""
+
+
+class Answer(Enum):
+    """What a request for a page brought."""
+
+    USABLE = "usable"
+    ODD = "odd"
+    """A process answers, with nothing that can be used: a page without a known value, a client's
+    mistake (401, 404). It is no fault of the process, which may serve requests."""
+    NONE = "none"
+
+    def __bool__(self) -> bool:
+        return self is Answer.USABLE
 
 
 def http_session() -> aiohttp.ClientSession:
@@ -73,15 +91,17 @@ class EngineHttp:
                 allow_redirects=False,
             ) as response:
                 if redirect := redirect_of(response):
-                    raise EngineSilent(f"{path}: {redirect}")
+                    raise EngineSilent(f"{path}: {redirect}", status=response.status)
                 if response.status != 200:
                     status = response.status
-                    raise EngineSilent(f"{path}: {refused_key(status) or f'status {status}'}")
+                    why = refused_key(status) or f"status {status}"
+                    raise EngineSilent(f"{path}: {why}", status=status)
                 body = bytearray()
                 async for part in response.content.iter_any():
                     body += part
                     if len(body) > DOCUMENT_BYTES_MAX:
-                        raise EngineSilent(f"{path}: more than {DOCUMENT_BYTES_MAX} bytes")
+                        reason = f"{path}: more than {DOCUMENT_BYTES_MAX} bytes"
+                        raise EngineSilent(reason, status=response.status)
         # ValueError: a URL that aiohttp or the resolver can't use.
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
@@ -100,43 +120,53 @@ class EngineHttp:
             return None
 
 
-async def _vllm_identity(engine: EngineHttp) -> EngineIdentity:
+Pages = tuple[bytes | None, ...]
+"""Of an identity, the pages that rarely change."""
+
+
+async def _vllm_identity(engine: EngineHttp, kept: Pages | None) -> tuple[EngineIdentity, Pages]:
     models = await engine.page("/v1/models")
-    version = await engine.optional_page("/version")
-    sources = await engine.optional_page("/kv_event_sources")
-    # In development mode only. The first answer inspects the whole machine and may come too late;
-    # the engine keeps the result for later answers.
-    info = await engine.optional_page("/server_info?config_format=json")
-    return vllm_identity(models, version, sources, info)
+    # /server_info in development mode only. The first answer inspects the whole machine and may
+    # come too late; the engine keeps the result for later answers.
+    kept = kept or (
+        await engine.optional_page("/version"),
+        await engine.optional_page("/kv_event_sources"),
+        await engine.optional_page("/server_info?config_format=json"),
+    )
+    return await _parsed(partial(vllm_identity, models, *kept), models, *kept), kept
 
 
-async def _read(page: bytes, read: Callable[[str], Loads]) -> Loads:
-    """The loads in a metrics page; long pages are parsed in a thread."""
-    text = page.decode("utf-8", "replace")
-    if len(page) <= SHORT_BYTES:
-        return read(text)
-    return await asyncio.to_thread(read, text)
+async def _parsed(read: Callable[[], Read], *pages: bytes | None) -> Read:
+    """What is read of pages; long ones are parsed in a thread."""
+    if sum(len(page) for page in pages if page is not None) <= SHORT_BYTES:
+        return read()
+    return await asyncio.to_thread(read)
 
 
 async def _vllm_load(engine: EngineHttp, _identity: EngineIdentity) -> Loads:
-    return await _read(await engine.page("/metrics"), vllm_loads)
+    page = await engine.page("/metrics")
+    return await _parsed(lambda: vllm_loads(page.decode("utf-8", "replace")), page)
 
 
-async def _sglang_identity(engine: EngineHttp) -> EngineIdentity:
-    info = await engine.page("/server_info")
+async def _sglang_identity(engine: EngineHttp, kept: Pages | None) -> tuple[EngineIdentity, Pages]:
+    kept = kept or (await engine.page("/server_info"), await engine.optional_page("/model_info"))
     models = await engine.optional_page("/v1/models")
-    return sglang_identity(info, models, await engine.optional_page("/model_info"))
+    info, model_info = kept
+    read = partial(sglang_identity, info or b"", models, model_info)
+    return await _parsed(read, models, *kept), kept
 
 
 async def _sglang_load(engine: EngineHttp, identity: EngineIdentity) -> Loads:
     loads = await engine.optional_page("/v1/loads?include=core")
     if loads is not None:
-        return sglang_loads(loads, identity.block_size or 1)
+        return await _parsed(partial(sglang_loads, loads, identity.block_size or 1), loads)
     page = await engine.page("/metrics")  # releases before /v1/loads; its values are older
-    return await _read(page, partial(sglang_metrics, page_size=identity.block_size))
+    size = identity.block_size
+    return await _parsed(lambda: sglang_metrics(page.decode("utf-8", "replace"), size), page)
 
 
-ReadIdentity = Callable[[EngineHttp], Awaitable[EngineIdentity]]
+ReadIdentity = Callable[[EngineHttp, Pages | None], Awaitable[tuple[EngineIdentity, Pages]]]
+"""The second argument: pages of an earlier identity, which are not requested again."""
 ReadLoad = Callable[[EngineHttp, EngineIdentity], Awaitable[Loads]]
 
 PROBES: dict[str, tuple[ReadIdentity, ReadLoad]] = {
@@ -146,7 +176,11 @@ PROBES: dict[str, tuple[ReadIdentity, ReadLoad]] = {
 
 
 class Probe:
-    """Identity and load of one engine, as last read. The three `ask_` methods may run together."""
+    """Identity and load of one engine, as last read. The three `ask_` methods may run together.
+
+    Law: whatever the engine answers, and at whatever pace, ends within its time limit in an Answer;
+    no exception leaves a method.
+    """
 
     def __init__(
         self,
@@ -166,6 +200,7 @@ class Probe:
         # A server of its own, which needs no key.
         self._mooncake = EngineHttp(session, EngineAccess(mooncake)) if mooncake else None
         self._kv_engine_ids: Mapping[int, str] = {}
+        self._kept: Pages | None = None
         self._troubles: dict[str, str] = {}
         """load, identity or mooncake -> why its last request failed."""
         self._counts = Counter[str]() if counts is None else counts
@@ -183,17 +218,19 @@ class Probe:
             "",
         )
 
-    async def ask_identity(self) -> bool:
-        """Reads the identity; returns whether the engine answered."""
+    async def ask_identity(self, *, whole: bool = True) -> Answer:
+        """Reads the identity. whole: False: its models alone, where the rest is known."""
         try:
-            self.identity = await self._read_identity(self._engine)
+            self.identity, self._kept = await self._read_identity(
+                self._engine, None if whole else self._kept
+            )
         except (EngineSilent, LoadUnreadable) as error:
             return self._failed("identity", error)
         self._set_engine_ids(self._kv_engine_ids)
-        return self._answered("identity")
+        return self._answered("identity", "; ".join(self.identity.troubles))
 
-    async def ask_load(self) -> bool:
-        """Reads the load; returns whether the engine answered."""
+    async def ask_load(self) -> Answer:
+        """Reads the load."""
         try:
             self.loads = await self._read_load(self._engine, self.identity or EngineIdentity())
         except (EngineSilent, LoadUnreadable) as error:
@@ -222,15 +259,22 @@ class Probe:
         if self.identity is not None:
             self.identity = replace(self.identity, kv_engine_ids=ids)
 
-    def _answered(self, page: str) -> bool:
+    def _answered(self, page: str, trouble: str = "") -> Answer:
         self._troubles.pop(page, None)
+        if trouble:
+            self._counts["malformed_page"] += 1
+            self._troubles[page] = masked(trouble)
         self.refused = False
-        return True
+        return Answer.USABLE
 
-    def _failed(self, page: str, error: EngineSilent | LoadUnreadable) -> bool:
+    def _failed(self, page: str, error: EngineSilent | LoadUnreadable) -> Answer:
         self._troubles[page] = masked(str(error))
         if isinstance(error, LoadUnreadable):
             self._counts["malformed_page"] += 1
-        else:
-            self.refused = self.refused or error.refused
-        return False
+            self.refused = False
+            return Answer.ODD
+        if error.status is not None and error.status < 500:
+            self.refused = False
+            return Answer.ODD
+        self.refused = self.refused or error.refused
+        return Answer.NONE

@@ -14,10 +14,12 @@ from events.engines.pages.load import (
     Count,
     EngineIdentity,
     LoadUnreadable,
+    Name,
     Signed,
     TokenCounter,
     bounded,
     natural,
+    optional_json,
     read_json,
     read_models,
     set_blocks,
@@ -179,9 +181,9 @@ class _SglangEvents(Struct):
 class _ServerInfo(Struct):
     """The used entries of some 550, which have every argument of the server."""
 
-    version: str | None = None
-    served_model_name: str | None = None
-    model_path: str | None = None
+    version: Name | None = None
+    served_model_name: Name | None = None
+    model_path: Name | None = None
     page_size: Signed | None = None
     dp_size: Signed | None = None
     max_total_num_tokens: Signed | None = None
@@ -198,8 +200,8 @@ class _ServerInfo(Struct):
 
 
 class _ModelInfo(Struct):
-    served_model_name: str | None = None
-    model_path: str | None = None
+    served_model_name: Name | None = None
+    model_path: Name | None = None
 
 
 def sglang_identity(
@@ -213,16 +215,20 @@ def sglang_identity(
     spans several pages. Raises LoadUnreadable.
     """
     info = read_json(server_info, _SERVER_INFO, "/server_info")
-    more = None if model_info is None else read_json(model_info, _MODEL_INFO, "/model_info")
+    troubles: list[str] = []
+    more = optional_json(model_info, _MODEL_INFO, "/model_info", troubles)
     model = info.served_model_name or (more and more.served_model_name)
     model = model or info.model_path or (more and more.model_path) or None
     aliases: tuple[str, ...] = ()
     lora_names: tuple[str, ...] = ()
     max_model_len = info.context_length
     if models is not None:
-        name, aliases, lora_names, listed_len = read_models(models)
-        model = model or name
-        max_model_len = listed_len or max_model_len
+        try:
+            name, aliases, lora_names, listed_len = read_models(models)
+            model = model or name
+            max_model_len = listed_len or max_model_len
+        except LoadUnreadable as error:
+            troubles.append(error.reason)
     ranks = info.dp_size if info.dp_size and info.dp_size > 0 else None
     slots = next(
         (state.effective_max_running_requests_per_dp for state in info.internal_states), None
@@ -250,6 +256,7 @@ def sglang_identity(
         low_priority_first=info.schedule_low_priority_values_first,
         role=info.disaggregation_mode if half else None,
         bootstrap_port=info.disaggregation_bootstrap_port if half else None,
+        troubles=tuple(troubles),
     )
 
 

@@ -15,6 +15,7 @@ from events.engines.pages.load import (
     LoadUnreadable,
     count,
     natural,
+    optional_json,
     positive,
     read_json,
     read_models,
@@ -46,7 +47,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
     The rank's blocks are kv_cache_size_tokens / block_size. Older releases have num_gpu_blocks
     alone, the sum over the engines behind the page, which is divided by their number. total_slots
     is not on the page; see vllm_identity. Extras, if on the page: prefix_hit_tokens and
-    prefix_query_tokens (since its start), and asleep (1 or 0). Raises LoadUnreadable.
+    prefix_query_tokens (since its start). Raises LoadUnreadable.
     """
     page = Page(text, _VLLM_NAMES)
     start_s = page.start_s()
@@ -87,7 +88,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
     for sample in page.samples("vllm:engine_sleep_state"):
         rank = rank_of(sample, "engine")
         if sample.labels.get("sleep_state") == "awake" and rank in loads:
-            loads[rank].extras["asleep"] = 0.0 if sample.value else 1.0
+            loads[rank].asleep = sample.value == 0
     return loads
 
 
@@ -120,18 +121,17 @@ def vllm_identity(
     event_sources: bytes | str | None = None,
     server_info: bytes | str | None = None,
 ) -> EngineIdentity:
-    """Identity from /v1/models, and, if available, /version, /kv_event_sources (0.31 and later),
-    and /server_info?config_format=json, which only the development mode has.
+    """Identity from /v1/models, and, if available and readable, /version, /kv_event_sources (0.31
+    and later), and /server_info?config_format=json, which only the development mode has.
 
     Raises LoadUnreadable.
     """
     model, aliases, lora_names, max_model_len = read_models(models)
-    ranks = (
-        None
-        if event_sources is None
-        else len(read_json(event_sources, _EVENT_SOURCES, "/kv_event_sources"))
-    )
-    scheduler = {} if server_info is None else _vllm_scheduler(server_info)
+    troubles: list[str] = []
+    sources = optional_json(event_sources, _EVENT_SOURCES, "/kv_event_sources", troubles)
+    release = optional_json(version, VERSION, "/version", troubles)
+    info = optional_json(server_info, _VLLM_SERVER_INFO, "/server_info", troubles)
+    scheduler = _vllm_scheduler(info)
     return EngineIdentity(
         model=model,
         aliases=aliases,
@@ -139,18 +139,19 @@ def vllm_identity(
         max_model_len=natural(max_model_len),
         total_slots=count(scheduler.get("max_num_seqs")),
         token_budget=count(scheduler.get("max_num_batched_tokens")),
-        version=None if version is None else read_json(version, VERSION, "/version").version,
-        dp_ranks=ranks or None,
+        version=None if release is None else release.version,
+        dp_ranks=len(sources or ()) or None,
+        troubles=tuple(troubles),
     )
 
 
-def _vllm_scheduler(server_info: bytes | str) -> Mapping[str, object]:
+def _vllm_scheduler(info: "_VllmServerInfo | None") -> Mapping[str, object]:
     """The scheduler's configuration; empty if the page has it as text.
 
     The page is for people and differs between releases: each used value is checked by itself, so
     that no other part of the page makes an engine unreadable.
     """
-    config = read_json(server_info, _VLLM_SERVER_INFO, "/server_info").vllm_config
+    config = None if info is None else info.vllm_config
     scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
     return scheduler if isinstance(scheduler, dict) else {}
 

@@ -343,6 +343,25 @@ def test_tombstones_are_bounded_and_the_one_that_ends_first_goes() -> None:
 # --- what is only predicted, or forgotten ---
 
 
+def test_an_engine_without_events_that_falls_asleep_holds_nothing_that_was_predicted() -> None:
+    fleet = Fleet()
+    fleet.beat(0, 0.0, seq=0)
+    fleet.heartbeat(0, 0.0)
+    source = fleet.view.sources[key(0)]
+    fleet.view.predict(source, np.arange(50, 60, dtype=np.uint64), 1.0)
+    fleet.heartbeat(0, 2.0)
+    assert fleet.index.predicted(source.slot) == 10
+    fleet.heartbeat(0, 3.0, healthy=False, asleep=True)
+    assert fleet.index.predicted(source.slot) == 0
+    fleet.view.predict(source, np.arange(50, 60, dtype=np.uint64), 4.0)
+    fleet.heartbeat(0, 5.0)
+    assert fleet.index.predicted(source.slot) == 10
+    for now_s in range(6, 600):
+        fleet.beat(0, float(now_s), seq=0)
+        fleet.view.tick(float(now_s))
+    assert fleet.index.predicted(source.slot) == 0
+
+
 def test_predictions_are_no_part_of_what_a_beat_is_compared_with() -> None:
     fleet = Fleet(1)
     source = fleet.view.sources[key(0)]

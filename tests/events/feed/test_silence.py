@@ -61,6 +61,15 @@ def test_a_worker_gets_requests_once_it_beats_with_a_healthy_engine() -> None:
     assert fleet.reasons() == {"w1/0": "engine not answering"}
 
 
+def test_a_sleeping_engine_has_a_reason_of_its_own_and_is_no_last_resort() -> None:
+    fleet = Fleet(5)
+    fleet.heartbeat(1, 1.0, healthy=False, asleep=True)
+    assert fleet.reasons()["w1/0"] == "engine asleep"
+    assert not fleet.view.last_resort(fleet.view.sources[key(1)])
+    fleet.heartbeat(1, 2.0)
+    assert fleet.reasons()["w1/0"] == ""
+
+
 # --- silence ---
 
 

@@ -52,6 +52,7 @@ class Fleet:
         healthy: bool = True,
         probed: bool = True,
         model: str = "",
+        asleep: bool = False,
     ) -> bool:
         message = Heartbeat(
             epoch=epoch,
@@ -60,6 +61,7 @@ class Fleet:
             model=model,
             healthy=healthy,
             probed=probed,
+            asleep=asleep,
             sent_at_s=now_s,
         )
         return self.view.on_heartbeat(key(number), encode(message), now_s) is not None

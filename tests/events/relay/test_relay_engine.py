@@ -20,6 +20,7 @@ from events.relay import relay as module
 from events.relay.engine_pages import HEALTH_S
 from events.relay.rank import EngineState
 from events.relay.relay import Relay
+from tests.events.relay.one_rank import stored
 from tests.stage.waiting import until
 from tests.stage.wire import Wire
 
@@ -44,9 +45,9 @@ class Engine:
             "/metrics": self.says(web.Response, text=ONE_RANK),
         }
         self.hanging = asyncio.Event()
+        """Set: pages that hang are let go."""
         self.page_s = 60.0
         """Longest wait for a page."""
-        """Set: pages that hang are let go."""
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -118,6 +119,7 @@ class Engine:
 async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
     monkeypatch.setattr(engine_pages, "PROBE_S", 0.01)
+    monkeypatch.setattr(engine_pages, "MODELS_S", 0.02)
     monkeypatch.setattr(engine_pages, "IDENTITY_S", 0.02)
     engine = Engine()
     await engine.listen()
@@ -241,6 +243,121 @@ async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:
     assert not told.done
     assert "answered with a redirect to http://***@127.0.0.1" in told.detail
     assert "/elsewhere" not in engine.asked
+
+
+def sleep_page(*, awake: bool) -> str:
+    states = {"awake": awake, "weights_offloaded": not awake, "discard_all": False}
+    return ONE_RANK + "".join(
+        f'vllm:engine_sleep_state{{engine="0",sleep_state="{name}"}} {value:.1f}\n'
+        for name, value in states.items()
+    )
+
+
+async def test_an_engine_that_sleeps_is_said_to_and_holds_no_blocks(engine: Engine) -> None:
+    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(awake=True))
+    relay = await engine.follow()
+    await engine.relay_says(healthy=True)
+    (shell,) = relay._shells
+    shell.rank.on_message(0, stored(1), 0.0)
+    shell.rank.complete = True
+    position, blocks = shell.rank.position, len(shell.rank.ledger)
+    assert blocks
+
+    def state() -> tuple[bool, bool] | None:
+        last = engine.last()
+        return last and (last.healthy, last.asleep)
+
+    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(awake=False))
+    await until(lambda: state() == (False, True), "a heartbeat of a sleeping engine")
+    await until(lambda: not len(shell.rank.ledger), "its blocks to be forgotten")
+    assert shell.rank.complete
+    assert shell.rank.position != position, "the saved ledger, too"
+    shell.rank.on_message(1, stored(2), 0.0)  # was under way as it fell asleep
+    await until(lambda: not len(shell.rank.ledger), "a late block to be forgotten")
+    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(awake=True))
+    await until(lambda: state() == (True, False), "a heartbeat of an engine that is awake")
+    shell.rank.on_message(2, stored(3), 0.0)
+    asked = len(engine.asked)
+    await until(lambda: len(engine.asked) > asked + 8, "further pages")
+    assert len(shell.rank.ledger)
+    await engine.leave()  # as a pod that is deleted while it sleeps
+    await until(lambda: state() == (False, False), "a heartbeat of an engine that is gone")
+
+
+async def test_its_models_are_read_at_once_on_request_and_the_rest_seldom(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_pages, "MODELS_S", 600.0)
+    monkeypatch.setattr(engine_pages, "IDENTITY_S", 600.0)
+    engine.pages["/version"] = engine.says(web.json_response, {"version": "0.32.0"})
+    relay = await engine.follow()
+    await engine.relay_says(healthy=True)
+    loras = [{"id": "m"}, {"id": "l", "parent": "m"}]
+    engine.pages["/v1/models"] = engine.says(web.json_response, {"data": loras})
+    relay.look_at_models()
+    await until(lambda: (last := engine.last()) and last.lora_names == ("l",), "the LoRA")
+    for _ in range(100):  # as many 404 as there are requests
+        relay.look_at_models()
+    asked = engine.asked.count("/metrics")
+    await until(lambda: engine.asked.count("/metrics") > asked + 5, "further pages")
+    assert engine.asked.count("/v1/models") < 8
+    assert engine.asked.count("/version") == 1
+
+
+async def test_a_page_that_says_nothing_is_requested_ever_more_seldom(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_pages, "BACKOFF_MAX_S", 0.08)
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def slept(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(engine_pages, "sleep", slept)
+    engine.pages["/metrics"] = engine.says(web.Response, text="up 1\n" * 9000)
+    await engine.follow()
+    await engine.relay_says(healthy=True)
+
+    def after(kind: float) -> list[float]:
+        return [wait for wait in waits if wait >= kind]
+
+    await until(lambda: len(after(0.08)) >= 2, "the longest interval")
+    assert after(0.02)[:4] == [0.02, 0.04, 0.08, 0.08]
+    await until(lambda: "no vllm:num_requests_running" in engine.warnings(), "the reason")
+    engine.pages["/metrics"] = engine.says(web.Response, text=ONE_RANK)
+    await until(lambda: not engine.warnings(), "a page with its load")
+    rest = len(waits)
+    await until(lambda: waits[rest:].count(0.01) >= 4, "the usual interval")
+    assert not [wait for wait in waits[rest + 1 :] if wait > 0.01]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_configured_model_is_served_without_a_list_of_models(
+    engine: Engine, status: int
+) -> None:
+    engine.pages["/v1/models"] = engine.says(web.Response, status=status)
+    engine.pages["/metrics"] = engine.says(web.Response, status=status)
+    await engine.follow(model="mine")
+    await engine.relay_says(healthy=True)
+    last = engine.last()
+    assert last is not None
+    assert last.model == "mine"
+    await until(lambda: f"status {status}" in engine.warnings(), "the reason")
+    assert ("it needs its API key: set engines.api_key_file" in engine.warnings()) == (
+        status != 404
+    )
+
+
+async def test_without_a_configured_model_an_engine_that_lists_none_serves_none(
+    engine: Engine,
+) -> None:
+    for path in ("/v1/models", "/metrics"):
+        engine.pages[path] = engine.says(web.Response, status=401)
+    await engine.follow()
+    await until(lambda: "status 401" in engine.warnings(), "the reason")
+    assert not engine.is_healthy()
 
 
 async def test_a_prefix_that_is_taken_back_at_once_frees_its_place(engine: Engine) -> None:

@@ -128,6 +128,19 @@ class TestEligibility:
         fleet.view.sources[key].heartbeat = None
         assert refused(fleet, prompt(8)).reason is Reason.NO_WORKER
 
+    def test_a_sleeping_engine_gets_nothing_until_it_wakes(self) -> None:
+        fleet = Fleet()
+        tired, well = fleet.add("tired"), fleet.add("well")
+        fleet.say(tired, healthy=False, asleep=True)
+        assert excluded(fleet, prompt(8)) == {"tired": "engine asleep"}
+        assert {fleet.picked(prompt(8)) for _ in range(8)} == {well.worker_id}
+        fleet.say(well, healthy=False, asleep=True)
+        refusal = refused(fleet, prompt(8))
+        assert refusal.reason is Reason.NO_WORKER
+        assert "engine asleep: 2" in str(refusal)
+        fleet.say(tired, healthy=True, asleep=False)
+        assert excluded(fleet, prompt(8)) == {"well": "engine asleep"}
+
     def test_an_unhealthy_heartbeat_takes_a_worker_out_at_once_and_a_healthy_one_back_in(
         self,
     ) -> None:
