@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
+from events.engines.access import EngineAccess
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.prompts import (
     CANARIES_MAX,
@@ -215,14 +216,18 @@ async def test_a_render_endpoint_that_an_engine_lacks_says_nothing_about_its_oth
             for _ in range(2):
                 with suppress(EngineAway):
                     await engines.ask(
-                        engine.address, EngineKind.VLLM, PromptKind.MESSAGES, chat(), "m"
+                        engine.access,
+                        EngineKind.VLLM,
+                        PromptKind.MESSAGES,
+                        chat(),
+                        "m",
                     )
-                made = await engines.ask(engine.address, EngineKind.VLLM, CHAT, chat(), "m")
+                made = await engines.ask(engine.access, EngineKind.VLLM, CHAT, chat(), "m")
                 assert made.token_bytes
             assert stand_in.asked == [messages, chats, chats]
             engines.forget(engine.address)
             with pytest.raises(EngineAway, match="messages"):
-                await engines.ask(engine.address, EngineKind.VLLM, PromptKind.MESSAGES, chat(), "m")
+                await engines.ask(engine.access, EngineKind.VLLM, PromptKind.MESSAGES, chat(), "m")
             assert stand_in.asked[3:] == [messages]
     finally:
         await engines.close()
@@ -280,12 +285,14 @@ async def test_an_answer_that_is_no_tokens_is_an_error_and_never_tokens(
         async with serving(StandIn(folder)) as engine:
             engine.answer = answer
             with pytest.raises(error, match=message):
-                await engines.ask(engine.address, EngineKind.SGLANG, CHAT, chat(), "m")
+                await engines.ask(engine.access, EngineKind.SGLANG, CHAT, chat(), "m")
             engine.answer = None
             with pytest.raises(EngineAway, match="within 0 s"):
-                await engines.ask(engine.address, EngineKind.SGLANG, CHAT, chat(), "m", left_s=0.0)
+                await engines.ask(engine.access, EngineKind.SGLANG, CHAT, chat(), "m", left_s=0.0)
         with pytest.raises(EngineAway):
-            await engines.ask("http://127.0.0.1:1", EngineKind.SGLANG, CHAT, chat(), "m")
+            await engines.ask(
+                EngineAccess("http://127.0.0.1:1"), EngineKind.SGLANG, CHAT, chat(), "m"
+            )
     finally:
         await engines.close()
 
@@ -306,7 +313,7 @@ async def test_what_tokenize_would_read_otherwise_is_not_sent_to_it(
     try:
         async with serving(StandIn(folder)) as engine:
             with pytest.raises(EngineAway):
-                await engines.ask(engine.address, EngineKind.VLLM, kind, content, "m")
+                await engines.ask(engine.access, EngineKind.VLLM, kind, content, "m")
             assert "/tokenize" not in engine.asked
     finally:
         await engines.close()
@@ -326,7 +333,7 @@ async def test_sglang_is_not_sent_what_only_its_tokenize_reads(folder: RendererS
     try:
         async with serving(Listening(folder)) as engine:
             content = json.dumps(body).encode()
-            await engines.ask(engine.address, EngineKind.SGLANG, CHAT, content, "m")
+            await engines.ask(engine.access, EngineKind.SGLANG, CHAT, content, "m")
     finally:
         await engines.close()
     assert sent == [{"messages": messages, "continue_final_message": True}]
@@ -353,10 +360,10 @@ async def test_sglang_is_not_sent_tools_that_its_tokenize_reorders(
     try:
         async with serving(engine):
             if is_sent:
-                await engines.ask(engine.address, EngineKind.SGLANG, CHAT, content, "m")
+                await engines.ask(engine.access, EngineKind.SGLANG, CHAT, content, "m")
             else:
                 with pytest.raises(EngineAway, match="reorders"):
-                    await engines.ask(engine.address, EngineKind.SGLANG, CHAT, content, "m")
+                    await engines.ask(engine.access, EngineKind.SGLANG, CHAT, content, "m")
     finally:
         await engines.close()
     assert bool(engine.asked) == is_sent

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from events.engines.access import EngineAccess
 from router.prompts.prompt_error import PromptError
 from router.prompts.prompts import (
     EngineAt,
@@ -44,6 +45,10 @@ class StandIn:
         self.asked: list[str] = []
         self.address = ""
         self.answer: Callable[[], web.Response] | None = None
+
+    @property
+    def access(self) -> EngineAccess:
+        return EngineAccess(self.address)
 
     def at(self, identity: str = "w0/1") -> EngineAt:
         worker_id = identity.partition("/")[0]
