@@ -32,6 +32,10 @@ class MetricsServer:
             also(app)
         self._http = HttpPort(app, listen, name="metrics", bounds=bounds, tls=tls)
 
+    def add(self, registry: CollectorRegistry) -> None:
+        """Serves the families of this registry, too."""
+        self._scrapes.add(registry)
+
     @property
     def connections(self) -> Connections:
         return self._http.connections

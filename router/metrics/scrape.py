@@ -1,4 +1,8 @@
-"""Scrapes of a registry: its values as text, on request."""
+"""Scrapes of a registry, and of others beside it: their values as text, on request.
+
+Law: a family of several registries is written once, and so is each of its series: the first
+registry's counts.
+"""
 
 import asyncio
 
@@ -17,19 +21,23 @@ between families; what a collector reads in one go, for each worker, takes up to
 
 
 class Scrapes:
-    """Scrapes of a registry, one at a time; those that come meanwhile share the next one.
+    """Scrapes of registries, one at a time; those that come meanwhile share the next one.
 
     An answer's values are never older than its request, and a thousand scrapes of one format that
     come at once cost as much as two.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self._registries = [registry]
         self._turn = asyncio.Lock()
         self._next: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
         """By format, the scrape that has not read its values yet."""
         self._not_before_s = 0.0
         """Loop time at which the pause after the last scrape ends."""
+
+    def add(self, registry: CollectorRegistry) -> None:
+        """Its families are written, too, from the next scrape on."""
+        self._registries.append(registry)
 
     async def text(self, accept: str = "") -> tuple[bytes, str]:
         """The content and its type. accept: the header of the scrape; OpenMetrics 1.0.0, the format
@@ -56,16 +64,29 @@ class Scrapes:
                 self._not_before_s = loop.time() + min(PAUSES * took_s, PAUSE_MAX_S)
 
     async def _read(self) -> list[Metric]:
-        """Reads the registry on the event loop, since collectors read the core there, in turns:
+        """Reads the registries on the event loop, since collectors read the core there, in turns:
         families are not of the same moment."""
-        families, rows = list[Metric](), 0
-        for family in self._registry.collect():
-            families.append(family)
-            rows += len(family.samples)
-            if rows >= TURN_ROWS:
-                rows = 0
-                await asyncio.sleep(0)
-        return families
+        families, rows = dict[str, Metric](), 0
+        for registry in self._registries:
+            for family in registry.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    _join(known, family)
+                rows += len(family.samples)
+                if rows >= TURN_ROWS:
+                    rows = 0
+                    await asyncio.sleep(0)
+        return list(families.values())
+
+
+def _join(family: Metric, other: Metric) -> None:
+    """Adds the series of another registry's family that this one does not have."""
+    known = {(sample.name, *sorted(sample.labels.items())) for sample in family.samples}
+    family.samples += [
+        sample
+        for sample in other.samples
+        if (sample.name, *sorted(sample.labels.items())) not in known
+    ]
 
 
 _OPENMETRICS_1 = f"{OPENMETRICS}; version=1.0.0"

@@ -137,6 +137,8 @@ class Listeners:
             tracing=self._tracing,
             accesses=self._accesses,
         )
+        if self._http is not None:
+            self._http.add(self._faces.gateway_registry)
         await self._faces.start()
 
     def set_serving(self) -> None:

@@ -34,14 +34,15 @@ class OwnFaces:
         tracing: Tracing | None = None,
         accesses: EngineAccesses | None = None,
     ) -> None:
-        """registry: of the router's metrics; the gateway serves its own on its own port. Raises
-        ConfigError."""
+        """registry: of the router's metrics, and of the picker's. Raises ConfigError."""
+        self.gateway_registry = CollectorRegistry()
+        """The gateway's own metrics, some of which have names of the router's."""
         self._gateway: Gateway | None = None
         if config.gateway.listen:
             self._gateway = Gateway(
                 config.gateway,
                 router,
-                CollectorRegistry(),
+                self.gateway_registry,
                 clock=clock,
                 broke=broke,
                 bounds=config.http,

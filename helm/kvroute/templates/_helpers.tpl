@@ -457,13 +457,26 @@ or relay, which differ only at NATS of this release. */}}
 {{- end }}
 {{- end }}
 
-{{/* SIGKILL comes after preStop, the drain, and a margin to leave in. */}}
+{{/* Seconds after SIGTERM that the gateway and the picker may take for their open requests, at the
+same time; gRPC's drain comes after them. */}}
+{{- define "kvroute.faceDrainSeconds" -}}
+{{- $longest := 0 }}
+{{- range $faces := list (list (include "kvroute.gatewayPort" .) .Values.config.gateway) (list (include "kvroute.eppPort" .) .Values.config.epp) }}
+{{- if first $faces }}
+{{- $face := default dict (last $faces) }}
+{{- $longest = maxf $longest (addf (default 300 $face.drain_timeout_s) (default 5 $face.accept_after_stop_s)) }}
+{{- end }}
+{{- end }}
+{{- $longest }}
+{{- end }}
+
+{{/* SIGKILL comes after preStop, the drains, and a margin to leave in. */}}
 {{- define "kvroute.terminationGracePeriodSeconds" -}}
-{{- $needed := addf (default 30 .Values.config.drain_timeout_s) .Values.preStopSleepSeconds }}
+{{- $needed := addf (include "kvroute.faceDrainSeconds" .) (default 30 .Values.config.drain_timeout_s) .Values.preStopSleepSeconds }}
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds }}
 {{- addf (ceil $needed) 10 | int }}
 {{- else if le (float64 .Values.terminationGracePeriodSeconds) $needed }}
-{{- fail (printf "terminationGracePeriodSeconds (%v) must be longer than preStopSleepSeconds and config.drain_timeout_s together (%v)" .Values.terminationGracePeriodSeconds $needed) }}
+{{- fail (printf "terminationGracePeriodSeconds (%v) must be longer than preStopSleepSeconds, the longer of the drains of config.gateway and config.epp, and config.drain_timeout_s together (%v)" .Values.terminationGracePeriodSeconds $needed) }}
 {{- else }}
 {{- int .Values.terminationGracePeriodSeconds }}
 {{- end }}

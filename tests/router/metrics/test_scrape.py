@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -163,3 +165,36 @@ async def test_a_pause_follows_a_scrape_in_proportion_and_with_a_bound(
     await scrapes.text()
     await scrapes.text()
     assert slept_s == [0.0, 0.125, 0.125, 1.0]
+
+
+SERIES = st.dictionaries(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), st.integers(0, 9), max_size=8
+)
+
+
+@given(st.lists(SERIES, min_size=1, max_size=3))
+async def test_series_of_several_registries_are_written_once_and_the_first_one_counts(
+    registries: list[dict[tuple[str, str], int]],
+) -> None:
+    scrapes: Scrapes | None = None
+    expected: dict[tuple[str, str], int] = {}
+    for values in registries:
+        registry = CollectorRegistry()
+        for name in sorted({name for name, _ in values}):
+            gauge = Gauge(name, "One of several.", ["label"], registry=registry)
+            for (owner, label), number in values.items():
+                if owner == name:
+                    gauge.labels(label).set(number)
+        expected = values | expected
+        if scrapes is None:
+            scrapes = Scrapes(registry)
+        else:
+            scrapes.add(registry)
+    assert scrapes is not None
+    body, _ = await scrapes.text()
+    families = list(text_string_to_metric_families(body.decode()))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    samples = [sample for family in families for sample in family.samples]
+    written = [((one.name, one.labels["label"]), one.value) for one in samples]
+    assert sorted(written) == sorted(expected.items())

@@ -8,6 +8,7 @@ import aiohttp
 import grpc
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvroute.client import KvRouteClient, Unauthenticated
 from router.cli.main import cli
@@ -15,11 +16,13 @@ from router.config.keys import ConfigError
 from router.config.settings.configurations import GatewayConfig
 from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.settings.keys_settings import KeysSettings, ProbesSettings
+from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
 from router.keys.key_ring import PREFIX, digest
 from router.processes.gateway_process import GatewayApp
 from router.processes.router_process import RouterApp
 from tests.stage.certificates import Authority, written
+from tests.stage.exported import gateway_families, picker_families
 from tests.stage.keys import identity, write_keys
 from tests.stage.loopback import serve_config
 
@@ -220,3 +223,30 @@ async def test_commands_bring_certificates_and_tokens(tmp_path: Path, authority:
 def test_a_token_is_made_with_its_hash() -> None:
     token, hashed = CliRunner().invoke(cli, ["token"]).output.split()
     assert hashed == PREFIX + digest(token).hex()
+
+
+async def test_metrics_of_the_gateway_and_the_picker_are_beside_the_routers() -> None:
+    """One endpoint is scraped, so that every alert and every panel has its series."""
+    app = RouterApp(
+        serve_config(
+            NOWHERE,
+            metrics=MetricsSettings(listen="127.0.0.1:0"),
+            gateway=GatewaySettings(listen="127.0.0.1:0"),
+            epp=PickerSettings(listen="127.0.0.1:0"),
+        )
+    )
+    try:
+        await app.start()
+        url = f"http://127.0.0.1:{app.listeners.metrics_port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            text = await answer.text()
+    finally:
+        await app.stop()
+    families = list(text_string_to_metric_families(text))
+    written = [family.name for family in families]
+    assert len(written) == len(set(written))
+    faces = {family.name for family in (*gateway_families(), *picker_families())}
+    assert faces <= set(written)
+    (connections,) = [one for one in families if one.name == "kvroute_http_connections"]
+    ports = [sample.labels["port"] for sample in connections.samples]
+    assert sorted(ports) == ["gateway", "metrics"]
