@@ -14,8 +14,10 @@ from router.cli.calls.dialing import complain, dial
 from router.cli.text import add_row, console, line, styled, table
 
 
-async def show_workers(target: str, model: str, as_json: bool, timeout_s: float) -> int:
-    """Prints the fleet; returns the exit code."""
+async def show_workers(
+    target: str, model: str, as_json: bool, timeout_s: float, required: int = 0
+) -> int:
+    """Prints the fleet; returns the exit code. required: workers that must be schedulable."""
     async with dial(target) as client:
         try:
             workers = await client.list_workers(model or None, timeout_s=timeout_s)
@@ -23,12 +25,25 @@ async def show_workers(target: str, model: str, as_json: bool, timeout_s: float)
             return complain(target, error)
     if as_json:
         click.echo(MessageToJson(ListWorkersResponse(workers=workers)))
+    else:
+        _show(target, model, workers)
+    able = sum(worker.schedulable for worker in workers)
+    if able >= required:
         return 0
+    click.echo(
+        f"kvroute: {target}: {able} of {len(workers)} workers can get requests, fewer than"
+        f" --require {required}",
+        err=True,
+    )
+    return 1
+
+
+def _show(target: str, model: str, workers: Sequence[WorkerStatus]) -> None:
     screen = console(WIDTH_MIN)
     if not workers:
         which = f" that serves {model!r}." if model else " yet."
         screen.print(line(f"{target} knows no worker{which}"))
-        return 0
+        return
     screen.print(_workers_table(workers), crop=False)
     for worker in workers:
         name = styled(f"{_name(worker)}:", "yellow")
@@ -36,7 +51,6 @@ async def show_workers(target: str, model: str, as_json: bool, timeout_s: float)
             screen.print(line(name, " ", _told_of(worker)))
         for warning in worker.warnings:
             screen.print(line(name, " ", masked(warning)))
-    return 0
 
 
 def _workers_table(workers: Sequence[WorkerStatus]) -> Table:

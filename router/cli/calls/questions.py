@@ -14,12 +14,20 @@ from router.request.refusal import Reason
 @target_flag
 @model_flag
 @timeout_flag
+@click.option(
+    "--require",
+    "required",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Workers that must be able to get requests; exit code 1 when fewer can.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The answer of ListWorkers, as JSON.")
-def workers(target: str, model: str, timeout_s: float, as_json: bool) -> None:
+def workers(target: str, model: str, timeout_s: float, required: int, as_json: bool) -> None:
     """Show the fleet as a router sees it."""
     from router.cli.calls.fleet import show_workers
 
-    run(show_workers(target, model, as_json, timeout_s))
+    run(show_workers(target, model, as_json, timeout_s, required))
 
 
 @click.command()

@@ -54,6 +54,26 @@ async def test_an_ejected_worker_is_shown_with_its_cause(
         assert "being probed with a few requests" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_too_few_workers_that_can_get_requests_are_an_exit_code(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    async with served() as stage:
+        target = f"127.0.0.1:{stage.server.port}"
+
+        async def shown(required: int) -> int:
+            return await show_workers(target, "", as_json, 60.0, required)
+
+        assert [await shown(required) for required in (0, 1)] == [0, 1]
+        assert "0 of 0 workers can get requests, fewer than --require 1" in capsys.readouterr().err
+        stage.fleet.add("w0")
+        stage.fleet.add("w1")
+        assert [await shown(required) for required in (0, 1, 2, 3)] == [0, 0, 0, 1]
+        stage.fleet.core.fleet.drained["w1"] = None
+        assert [await shown(required) for required in (1, 2)] == [0, 1]
+        assert "1 of 2 workers" in capsys.readouterr().err
+
+
 async def explained(stage: Served, capsys: pytest.CaptureFixture[str], **asked: Any) -> str:
     target = f"127.0.0.1:{stage.server.port}"
     code = await show_explanation(target, Question(**asked), timeout_s=60.0)
