@@ -16,6 +16,7 @@ import yaml
 from tests.helm.rendered import CHART, EXAMPLES, Rendered, values_of
 
 NOT_IN_KUBERNETES = (
+    "BackendTLSPolicy",
     "Certificate",
     "DestinationRule",
     "HTTPRoute",

@@ -19,6 +19,8 @@ class Rendered:
     """One release as Helm would install it: objects by template, and the notes."""
 
     def __init__(self, chart: helm.Chart, values: dict[str, Any]) -> None:
+        self.values = {**yaml.safe_load((CHART / "values.yaml").read_text()), **values}
+        """At the top level: those of the chart, and over them the given ones."""
         texts = chart.render(values, name="demo", namespace="inference")
         self.notes = texts.pop("kvroute/templates/NOTES.txt")
         self.by_template: dict[str, Object] = {}

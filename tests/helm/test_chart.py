@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import helm_python as helm
@@ -118,10 +119,30 @@ def test_notes_say_what_an_embedded_nats_server_can_not_do(
     default: Rendered, small_fleet: Rendered, production: Rendered
 ) -> None:
     assert "config.nats.url is empty" in default.notes
-    assert "there are none" in default.notes
+    assert "UNAVAILABLE" in default.notes
     assert "config.nats.url is empty" in small_fleet.notes
-    assert "there are none" not in small_fleet.notes
+    assert "UNAVAILABLE" not in small_fleet.notes
     assert "config.nats.url is empty" not in production.notes
+
+
+def test_notes_name_the_engines_that_a_release_has(render: Callable[..., Rendered]) -> None:
+    """UNAVAILABLE is foretold where no engine can ever come, and nowhere else."""
+    worker = {"id": "a", "engine": "vllm", "address": "http://a:8000"}
+    workers = {"workers": [worker, {**worker, "id": "b", "address": "http://b:8000"}]}
+    selected = {"discovery": {"kubernetes": {"enabled": True, "selector": "app=vllm"}}}
+    other = {"kubernetes": {"enabled": True, "pool": "qwen", "namespace": "gpu"}}
+    url = {"nats": {"url": "tls://nats:4222"}}
+    for configured in product((False, True), repeat=3):
+        config = {}
+        for part, wanted in zip((workers, selected, url), configured, strict=True):
+            config |= part if wanted else {}
+        notes = render(config=config).notes
+        assert ("UNAVAILABLE" in notes) == (not any(configured)), configured
+        assert ("2 of config.workers" in notes) == (configured[0] and not configured[2])
+        assert ("with\napp=vllm" in notes) == configured[1]
+        assert ("a second replica" in notes) == (not configured[2])
+    notes = render(config={"discovery": other}).notes
+    assert "pods of the namespace gpu in the\nInferencePool qwen" in notes
 
 
 # --- values.schema.json ---------------------------------------------------------------------------

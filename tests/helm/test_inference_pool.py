@@ -60,17 +60,36 @@ def test_the_picker_of_an_existing_pool(render: Callable[..., Rendered]) -> None
 
 def test_a_route_and_istios_rule(render: Callable[..., Rendered]) -> None:
     parents = [{"name": "inference-gateway"}]
-    rendered = render(
-        inferencePool=POOL | {"name": "qwen", "istio": True, "httpRoute": {"parentRefs": parents}}
-    )
+    pool = POOL | {"name": "qwen", "istio": True, "httpRoute": {"parentRefs": parents}}
+    rendered = render(inferencePool=pool, config={"epp": {"plain": False}})
     spec = rendered["httproute.yaml"]["spec"]
     assert spec["parentRefs"] == parents
     (backend,) = spec["rules"][0]["backendRefs"]
     assert (backend["kind"], backend["name"]) == ("InferencePool", "qwen")
     assert rendered["inferencepool.yaml"]["metadata"]["name"] == "qwen"
-    rule = rendered["istio-destinationrule.yaml"]["spec"]
-    assert rule["host"] == "demo-kvroute-epp.inference.svc"
-    assert rule["trafficPolicy"]["connectionPool"]["http"]["http2MaxRequests"] == 40_000
+    rule = rendered["istio-destinationrule.yaml"]
+    # Istio completes a short name by the rule's namespace and the cluster's domain, and takes a
+    # name with a dot as it is.
+    assert rule["spec"]["host"] == rendered["service-epp.yaml"]["metadata"]["name"]
+    assert "." not in rule["spec"]["host"]
+    assert rule["metadata"]["namespace"] == rendered["service-epp.yaml"]["metadata"]["namespace"]
+    assert rule["spec"]["trafficPolicy"] == {"tls": {"mode": "SIMPLE", "insecureSkipVerify": True}}
+
+
+@pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.parametrize("plain", [True, False, None])
+def test_istios_rule_is_made_where_the_picker_takes_tls_alone(
+    render: Callable[..., Rendered], tls: bool, plain: bool | None
+) -> None:
+    rendered = render(
+        inferencePool=POOL | {"istio": True},
+        tls={"enabled": tls},
+        config={"epp": {} if plain is None else {"plain": plain}},
+    )
+    encrypted = tls and plain is False
+    assert ("istio-destinationrule.yaml" in rendered) == encrypted
+    (port,) = rendered["service-epp.yaml"]["spec"]["ports"]
+    assert port["appProtocol"] == ("http2" if encrypted else "kubernetes.io/h2c")
 
 
 def test_a_pool_without_pods_is_refused(chart: helm.Chart) -> None:

@@ -141,3 +141,31 @@ def test_the_engines_key_is_mounted_where_the_router_reads_it(
     assert volume["secret"]["secretName"] == "vllm"
     assert item["key"] == "api-key"
     assert engines["api_key_file"] == f"{mounts['engine-key']}/{item['path']}"
+
+
+@pytest.mark.parametrize("discovery", [False, True])
+@pytest.mark.parametrize("accounts", [False, True])
+def test_accounts_get_the_pods_token_and_a_way_to_kubernetes(
+    render: Callable[..., Rendered], accounts: bool, discovery: bool
+) -> None:
+    pods = {"enabled": discovery, "selector": "app=vllm"}
+    rendered = render(
+        keys={"existingSecret": "mine", "accounts": accounts},
+        config={"discovery": {"kubernetes": pods}},
+        networkPolicy={"enabled": True, "kubernetesTo": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]},
+    )
+    needed = accounts or discovery
+    assert rendered.pod["spec"]["automountServiceAccountToken"] is needed
+    ways = [
+        rule
+        for rule in rendered["networkpolicy.yaml"]["spec"]["egress"]
+        if {"port": 6443, "protocol": "TCP"} in rule["ports"]
+    ]
+    assert len(ways) == needed
+    assert all(rule["to"] == [{"ipBlock": {"cidr": "10.0.0.1/32"}}] for rule in ways)
+    assert ("role.yaml" in rendered) == discovery  # verifying a token takes no right
+
+
+def test_accounts_without_a_key_file_are_refused(chart: helm.Chart) -> None:
+    with pytest.raises(helm.HelmRenderError, match=r"keys\.accounts needs keys\.existingSecret"):
+        chart.render({"keys": {"accounts": True}})

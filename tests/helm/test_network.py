@@ -1,11 +1,13 @@
 """Services, ports, network policies and monitors."""
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
 import helm_python as helm
 import pytest
 import yaml
+from cryptography import x509
 
 from tests.helm.rendered import EXAMPLES, Object, Rendered, values_of
 
@@ -16,7 +18,57 @@ def test_service_exposes_grpc_and_metrics(default: Rendered) -> None:
     ports = {port["name"]: port for port in default["service.yaml"]["spec"]["ports"]}
     assert {name: port["port"] for name, port in ports.items()} == {"grpc": 50051, "metrics": 9464}
     assert all(port["targetPort"] == name for name, port in ports.items())
-    assert ports["grpc"]["appProtocol"] == "grpc"
+
+
+@pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.parametrize("metrics", ["off", "server", "mutual"])
+def test_services_say_https_wherever_a_port_speaks_tls(
+    render: Callable[..., Rendered], tls: bool, metrics: str
+) -> None:
+    rendered = render(
+        tls={"enabled": tls},
+        config={
+            "grpc": {"fast_listen": "[::]:50052"},
+            "gateway": {"listen": "[::]:8080"},
+            "metrics": {"tls": metrics},
+        },
+    )
+    plain = {"grpc": "grpc", "fast-grpc": "grpc", "http": "http", "metrics": "http"}
+    encrypted = dict.fromkeys(plain, tls) | {"metrics": metrics != "off"}
+    for service in ("service.yaml", "service-headless.yaml"):
+        for port in rendered[service]["spec"]["ports"]:
+            name = port["name"]
+            assert port["appProtocol"] == ("https" if encrypted[name] else plain[name]), name
+
+
+def test_a_monitor_calls_metrics_over_tls_as_they_are_served(
+    render: Callable[..., Rendered], chart: helm.Chart
+) -> None:
+    def endpoint(tls: str, **monitor: Any) -> Object:
+        values = {"metrics": {"tls": tls}}
+        rendered = render(config=values, serviceMonitor={"enabled": True, **monitor})
+        (one,) = rendered["servicemonitor.yaml"]["spec"]["endpoints"]
+        return one
+
+    assert not {"scheme", "tlsConfig"} & endpoint("off").keys()
+    over_tls = endpoint("server")
+    assert over_tls["scheme"] == "https"
+    secret = render()["tls-secret.yaml"]
+    named = over_tls["tlsConfig"]["ca"]["secret"]
+    assert named["name"] == secret["metadata"]["name"]
+    assert named["key"] in secret["data"]
+    pem = base64.b64decode(secret["data"]["tls.crt"])
+    names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    known = names.value.get_values_for_type(x509.DNSName)
+    assert over_tls["tlsConfig"]["serverName"] in known
+    own = {"ca": {"configMap": {"name": "cas", "key": "c"}}, "certFile": "/c", "keyFile": "/k"}
+    assert endpoint("mutual", tlsConfig=own)["tlsConfig"] == own
+    with pytest.raises(helm.HelmRenderError, match=r"needs serviceMonitor\.tlsConfig"):
+        chart.render(
+            {"config": {"metrics": {"tls": "mutual"}}, "serviceMonitor": {"enabled": True}}
+        )
 
 
 def test_headless_service_lists_ready_routers_for_grpc_alone(default: Rendered) -> None:

@@ -1,8 +1,10 @@
 """The router's Deployment: probes, ends, image, memory, placing."""
 
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import helm_python as helm
 import pytest
@@ -88,14 +90,44 @@ def test_termination_grace_outlasts_pre_stop_and_drain(
     render: Callable[..., Rendered], name: str, tmp_path: Path
 ) -> None:
     rendered = render(**values_of(name))
-    pre_stop_s = rendered.router["lifecycle"]["preStop"]["sleep"]["seconds"]
-    drain_s = program_config(rendered, tmp_path).drain_timeout_s
-    assert rendered.pod["spec"]["terminationGracePeriodSeconds"] > pre_stop_s + drain_s
+    needed_s = stopping_s(rendered, tmp_path)
+    assert needed_s + 10 <= rendered.pod["spec"]["terminationGracePeriodSeconds"] < needed_s + 12
 
 
-def test_a_termination_grace_shorter_than_the_drain_is_refused(chart: helm.Chart) -> None:
-    with pytest.raises(helm.HelmRenderError, match=r"terminationGracePeriodSeconds \(35\)"):
-        chart.render({"terminationGracePeriodSeconds": 35})
+def stopping_s(rendered: Rendered, folder: Path) -> float:
+    """The longest time from a pod's deletion to its router's end, by the program's own settings."""
+    config = program_config(rendered, folder)
+    faces = [0.0]
+    for face in (config.gateway, config.epp):
+        if face.listen:
+            taken_s = getattr(face, "accept_after_stop_s", 5.0)
+            faces.append(face.drain_timeout_s + taken_s)
+    pre_stop_s = rendered.values["preStopSleepSeconds"]
+    return pre_stop_s + max(faces) + config.drain_timeout_s
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_grace_of_any_drains_is_enough_and_a_shorter_one_is_refused(
+    chart: helm.Chart, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+
+    def seconds(key: str, *choice: float) -> dict[str, float]:
+        return rng.choice([{}, *({key: each} for each in choice)])
+
+    config: dict[str, Any] = seconds("drain_timeout_s", 0.5, 29.5, 600)
+    for face, listen in (("gateway", "[::]:8080"), ("epp", "[::]:9002")):
+        config[face] = {"listen": rng.choice(["", listen])}
+        config[face] |= seconds("drain_timeout_s", 0.5, 40, 1800)
+    config["epp"] |= seconds("accept_after_stop_s", 0.1, 60)
+    values = {"config": config, "preStopSleepSeconds": rng.choice([0, 5, 20])}
+    rendered = Rendered(chart, values)
+    needed_s = stopping_s(rendered, tmp_path)
+    grace_s = rendered.pod["spec"]["terminationGracePeriodSeconds"]
+    assert needed_s + 10 <= grace_s < needed_s + 11, values
+    chart.render({**values, "terminationGracePeriodSeconds": int(needed_s) + 1})
+    with pytest.raises(helm.HelmRenderError, match="terminationGracePeriodSeconds"):
+        chart.render({**values, "terminationGracePeriodSeconds": int(needed_s)})
 
 
 def test_pre_stop_can_be_left_out(render: Callable[..., Rendered]) -> None:

@@ -1,10 +1,16 @@
 """Autoscalers, monitors of relays, the API's port, and `helm test`."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import helm_python as helm
 import pytest
+import yaml
 from click.testing import CliRunner
+from typing_extensions import override
 
 from router.cli.main import cli
 from tests.helm.rendered import EXAMPLES, Object, Rendered, values_of
@@ -16,10 +22,88 @@ def test_an_autoscaler_owns_the_number_of_routers(render: Callable[..., Rendered
     rendered = render(**values_of("nats-cluster"))
     scaler = rendered["horizontalpodautoscaler.yaml"]["spec"]
     deployment = rendered["deployment.yaml"]
-    assert "replicas" not in deployment["spec"]
+    assert deployment["spec"]["replicas"] == scaler["minReplicas"]
     assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 6)
     assert "poddisruptionbudget.yaml" in rendered
+
+
+@pytest.mark.parametrize(("there", "rendered"), [(None, 2), (0, 2), (1, 2), (3, 3), (6, 6), (9, 6)])
+def test_an_upgrade_to_an_autoscaler_keeps_the_routers_that_are_there(
+    chart: helm.Chart, there: int | None, rendered: int
+) -> None:
+    """A manifest without the number would leave one of them."""
+    values = {
+        "autoscaling": {"enabled": True, "minReplicas": 2, "maxReplicas": 6},
+        "nats": {"server": {"enabled": True}},
+    }
+    with cluster({} if there is None else {"demo-kvroute": {"spec": {"replicas": there}}}) as url:
+        config = helm.Config(kubeconfig_content=KUBECONFIG % url, namespace="inference")
+        try:
+            texts = config.render(chart, values, name="demo", namespace="inference")
+        finally:
+            config.close()
+    deployment = yaml.safe_load(texts["kvroute/templates/deployment.yaml"])
+    assert deployment["spec"]["replicas"] == rendered
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: here
+clusters: [{name: here, cluster: {server: "%s"}}]
+contexts: [{name: here, context: {cluster: here, user: me}}]
+users: [{name: me, user: {}}]
+"""
+
+
+@contextmanager
+def cluster(deployments: dict[str, Object]) -> Iterator[str]:
+    """The URL of an API server that knows these Deployments, and no Secret."""
+    kinds = {
+        "/apis/apps/v1": ("apps/v1", "deployments", "Deployment"),
+        "/api/v1": ("v1", "secrets", "Secret"),
+    }
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            answer: Object | None = None
+            if path in kinds:
+                group, plural, kind = kinds[path]
+                resource = {"name": plural, "kind": kind, "namespaced": True, "verbs": ["get"]}
+                resource["singularName"] = ""
+                answer = {
+                    "kind": "APIResourceList",
+                    "apiVersion": "v1",
+                    "groupVersion": group,
+                    "resources": [resource],
+                }
+            elif (name := path.removeprefix(DEPLOYMENTS)) in deployments:
+                answer = {"apiVersion": "apps/v1", "kind": "Deployment", **deployments[name]}
+            status = {"kind": "Status", "apiVersion": "v1", "reason": "NotFound", "code": 404}
+            body = json.dumps(answer or status).encode()
+            self.send_response(200 if answer else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        @override
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        serving = Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+DEPLOYMENTS = "/apis/apps/v1/namespaces/inference/deployments/"
 
 
 def test_an_autoscaler_needs_nats(chart: helm.Chart) -> None:
@@ -87,7 +171,10 @@ def container(rendered: Rendered) -> Object:
 
 def test_the_test_calls_a_router_as_a_client_would(default: Rendered) -> None:
     test = default["test-workers.yaml"]
-    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert test["metadata"]["annotations"] == {
+        "helm.sh/hook": "test",
+        "helm.sh/hook-delete-policy": "before-hook-creation",  # logs are read after the pod's end
+    }
     assert container(default)["image"] == default.router["image"]
     arguments = container(default)["args"]
     assert "--target=demo-kvroute.inference.svc:50051" in arguments
@@ -106,6 +193,13 @@ def test_the_tests_flags_are_the_programs(render: Callable[..., Rendered], name:
         return
     result = CliRunner().invoke(cli, [*container(rendered)["args"], "--help"])
     assert result.exit_code == 0, result.output
+
+
+def test_the_test_fails_where_no_worker_is_there(
+    default: Rendered, render: Callable[..., Rendered]
+) -> None:
+    assert "--require=1" in container(default)["args"]
+    assert "--require=8" in container(render(helmTest={"workersMin": 8}))["args"]
 
 
 def test_the_tests_labels_are_no_routers(default: Rendered) -> None:

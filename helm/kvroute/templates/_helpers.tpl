@@ -87,9 +87,19 @@ app.kubernetes.io/part-of: kvroute
 {{ regexFind "[0-9]+$" .Values.config.metrics.listen }}
 {{- end }}
 
+{{/* `true` if the metrics are served over TLS; empty otherwise. */}}
+{{- define "kvroute.metricsTls" -}}
+{{- if has (default "off" .Values.config.metrics.tls) (list "server" "mutual") }}true{{ end }}
+{{- end }}
+
 {{/* Port of Envoy's endpoint picker; empty without one. */}}
 {{- define "kvroute.eppPort" -}}
 {{ regexFind "[0-9]+$" (include "kvroute.eppListen" .) }}
+{{- end }}
+
+{{/* `true` if the picker takes no connections without TLS; empty otherwise. */}}
+{{- define "kvroute.eppTlsOnly" -}}
+{{- if and (include "kvroute.eppPort" .) .Values.tls.enabled (eq false (dig "plain" true (default dict .Values.config.epp))) }}true{{ end }}
 {{- end }}
 
 {{/* An InferencePool needs a picker. */}}
@@ -109,6 +119,23 @@ app.kubernetes.io/part-of: kvroute
 {{/* `true` if routers watch pods; empty otherwise. */}}
 {{- define "kvroute.discovery" -}}
 {{- if (default dict (default dict .Values.config.discovery).kubernetes).enabled }}true{{ end }}
+{{- end }}
+
+{{/* `true` if routers call Kubernetes' API; empty otherwise. */}}
+{{- define "kvroute.kubernetesApi" -}}
+{{- if or (include "kvroute.discovery" .) (and .Values.keys.enabled .Values.keys.accounts) }}true{{ end }}
+{{- end }}
+
+{{/* Routers of the Deployment. A manifest without the number would stop all of them but one, so with
+autoscaling it is the number that is there, within the autoscaler's bounds. */}}
+{{- define "kvroute.replicas" -}}
+{{- if .Values.autoscaling.enabled }}
+{{- $there := lookup "apps/v1" "Deployment" .Release.Namespace (include "kvroute.fullname" .) }}
+{{- $count := dig "spec" "replicas" .Values.autoscaling.minReplicas $there }}
+{{- max .Values.autoscaling.minReplicas (min .Values.autoscaling.maxReplicas $count) }}
+{{- else }}
+{{- .Values.replicaCount }}
+{{- end }}
 {{- end }}
 
 {{/* Namespace of the pods that routers watch. */}}
@@ -282,6 +309,40 @@ cluster = {
 {{- end }}
 {{- end }}
 {{- concat (rest $names) (list "localhost") .Values.tls.extraNames | toJson }}
+{{- end }}
+
+{{/* `true` if the chart makes the certificate; empty otherwise. */}}
+{{- define "kvroute.trialCertificate" -}}
+{{- if and .Values.tls.enabled (not .Values.tls.existingSecret) (not .Values.tls.certManager.enabled) }}true{{ end }}
+{{- end }}
+
+{{/* The trial's certificate as data of a Secret, in YAML: that of the cluster, else one that is made once in
+a rendering and kept in .Values, since the CA is in a ConfigMap, too. */}}
+{{- define "kvroute.trialPair" -}}
+{{- if not (hasKey .Values "trialPair") }}
+{{- $name := include "kvroute.tlsSecret" . }}
+{{- $known := lookup "v1" "Secret" .Release.Namespace $name }}
+{{- if $known }}
+{{- $_ := set .Values "trialPair" $known.data }}
+{{- else }}
+{{- $names := include "kvroute.hostNames" . | fromJsonArray }}
+{{- $ca := genCA (printf "%s-ca" $name) 3650 }}
+{{- $pair := genSignedCert (first $names) nil $names 3650 $ca }}
+{{- $_ := set .Values "trialPair" (dict "ca.crt" (b64enc $ca.Cert) "tls.crt" (b64enc $pair.Cert) "tls.key" (b64enc $pair.Key)) }}
+{{- end }}
+{{- end }}
+{{- toYaml .Values.trialPair }}
+{{- end }}
+
+{{/* Name of the ConfigMap with the CA of the routers' certificate, for gateways; empty: there is none. */}}
+{{- define "kvroute.caConfigMap" -}}
+{{- $own := ternary (printf "%s-ca" (include "kvroute.fullname" .)) "" (eq "true" (include "kvroute.trialCertificate" .)) }}
+{{- default $own .Values.gatewayRoute.caConfigMap }}
+{{- end }}
+
+{{/* appProtocol of a port, which gateways and meshes believe: https wherever it speaks TLS. Takes {tls, plain}. */}}
+{{- define "kvroute.appProtocol" -}}
+{{- ternary "https" .plain .tls }}
 {{- end }}
 
 {{/* config.yaml: the values, and the paths of the files that Secrets bring. */}}
@@ -581,5 +642,24 @@ annotations:
 {{- end }}
 {{- if and .Values.serviceMonitor.enabled (not (include "kvroute.metricsPort" .)) }}
 {{- fail "serviceMonitor.enabled needs config.metrics.listen." }}
+{{- end }}
+{{- if and .Values.serviceMonitor.enabled (eq "mutual" (default "off" .Values.config.metrics.tls)) (not .Values.serviceMonitor.tlsConfig) }}
+{{- fail "serviceMonitor.enabled with config.metrics.tls mutual needs serviceMonitor.tlsConfig: routers take only scrapers with a certificate." }}
+{{- end }}
+{{- with .Values.gatewayRoute }}
+{{- if .parentRefs }}
+{{- if not (include "kvroute.gatewayPort" $) }}
+{{- fail "gatewayRoute.parentRefs needs config.gateway.listen: the port of OpenAI's API." }}
+{{- end }}
+{{- if and $.Values.tls.enabled (not (include "kvroute.caConfigMap" $)) }}
+{{- fail "gatewayRoute.parentRefs needs gatewayRoute.caConfigMap: a ConfigMap with ca.crt of the certificate, which the chart did not make." }}
+{{- end }}
+{{- if $.Values.tls.clientCertificates }}
+{{- fail "gatewayRoute.parentRefs with tls.clientCertificates: a BackendTLSPolicy brings no certificate of the gateway." }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.keys.accounts (not .Values.keys.existingSecret) }}
+{{- fail "keys.accounts needs keys.existingSecret: a key file with accounts and issuers." }}
 {{- end }}
 {{- end }}
