@@ -29,6 +29,8 @@ class FrontRefusal(Exception):
         self.message = message
         self.param = param
         self.retry_after_s: float | None = None
+        self.closes = False
+        """Whether the connection ends: what follows on it can't be read."""
 
 
 class Answer(NamedTuple):
@@ -81,12 +83,16 @@ STATUS: Mapping[str, int] = {
     "DEADLINE_EXCEEDED": 504,
     # the gateway's own
     "INVALID_BODY": 400,
+    "MALFORMED_REQUEST": 400,
     "RESPONSE_GONE": 404,
     "UNKNOWN_PATH": 404,
     "METHOD_NOT_ALLOWED": 405,
     "BODY_TOO_SLOW": 408,
     "BODY_TOO_LARGE": 413,
+    "UNSUPPORTED_ENCODING": 415,
+    "EXPECTATION_FAILED": 417,
     "TOO_MANY_REQUESTS": 429,
+    "HEAD_TOO_LARGE": 431,
     "GATEWAY_FAULT": 500,
     "PAIR_UNSUPPORTED": 501,
     "WORKER_FAILED": 502,

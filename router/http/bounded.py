@@ -1,14 +1,19 @@
 """An HTTP connection with bounds: time for each request's head, time without requests, and a body
 that nobody reads.
 
+Laws:
+- a body is handed on as it came: nothing on this connection is unpacked;
+- after its request's answer, the rest of a body is dropped, REST_BYTES_MAX of it at most.
+
 aiohttp counts no connections, and bounds a head by its size alone. `_waiter` of its RequestHandler
-is set while it waits for a head, and `_request_count` counts whole heads: private names, which
-tests/router/http/test_port.py watches.
+is set while it waits for a head, `_request_count` counts whole heads, and `_current_request` is the
+one that is being answered: private names, which tests/router/http/test_port.py watches.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -21,6 +26,12 @@ REASONS = ("full", "slow_head", "idle", "malformed")
 http.head_timeout_s. idle: no request for http.idle_timeout_s. malformed: no HTTP, or a head
 past its bounds."""
 
+REST_BYTES_MAX = 1 << 25
+"""Of a body that nobody reads any more: past it the connection is closed."""
+READ_BYTES = 1 << 16
+"""Of a body that wait for their reader; twice as many, and the connection is read no further. A
+sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
+
 
 class Connections:
     """Those of one port."""
@@ -31,12 +42,26 @@ class Connections:
         self.open = 0
         self.closed: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         """By the port itself, by reason."""
+        self._left = asyncio.Event()
+
+    def left(self) -> None:
+        """A connection is over."""
+        self.open -= 1
+        self._left.set()
+
+    async def none_left(self, wait_s: float) -> None:
+        """Returns when no connection is open, or after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self.open:
+                    self._left.clear()
+                    await self._left.wait()
 
 
 class BoundedHandler(web.RequestHandler):
     """One connection, from the end of its TLS handshake on."""
 
-    __slots__ = ("_connections", "_head_timeout_s", "_head_timer", "_left")
+    __slots__ = ("_connections", "_dropped", "_head_timeout_s", "_head_timer", "_left")
 
     def __init__(
         self,
@@ -57,7 +82,10 @@ class BoundedHandler(web.RequestHandler):
             lingering_time=bounds.linger_s,
             max_line_size=head_bytes_max,
             max_field_size=head_bytes_max,
+            read_bufsize=READ_BYTES,
+            auto_decompress=False,
         )
+        self._dropped = 0
         self._connections = connections
         self._left = left
         self._head_timeout_s = bounds.head_timeout_s
@@ -71,9 +99,15 @@ class BoundedHandler(web.RequestHandler):
     @override
     def data_received(self, data: bytes) -> None:
         heads = self._request_count
+        if self._current_request is None and self._waiter is None:  # an answered request's rest
+            self._dropped += len(data)
+            if self._dropped > REST_BYTES_MAX:
+                self.force_close()
         super().data_received(data)
         if self._request_count != heads:
             self._cancel_timer()
+            self._dropped = 0
+            self._end_broken_body()
         elif self._head_timer is None and self._waiter is not None:
             self._await_head()  # of a later request: its first bytes
 
@@ -99,6 +133,21 @@ class BoundedHandler(web.RequestHandler):
         response = web.Response(status=status, text="malformed request\n", headers=headers)
         response.force_close()
         return response
+
+    def _end_broken_body(self) -> None:
+        """aiohttp's parser queues what is wrong with a body as the next message, and leaves the
+        body's reader waiting."""
+        request = self._current_request
+        if request is None or not self._messages:
+            return
+        fault = getattr(self._messages[-1][0], "exc", None)
+        if isinstance(fault, HttpProcessingError):
+            request.content.set_exception(web.RequestPayloadError(fault.message))
+
+    def close_if_idle(self) -> None:
+        """Ends a connection that no request is on, and no part of one."""
+        if self._waiter is not None and self._head_timer is None:
+            self.force_close()
 
     def _await_head(self) -> None:
         loop = asyncio.get_running_loop()

@@ -90,6 +90,13 @@ class HttpPort:
         self._sockets = []
         await self._runner.cleanup()
 
+    def close_idle(self) -> None:
+        """Ends every connection that no request is on."""
+        server = self._runner.server
+        for connection in () if server is None else server.connections:
+            if isinstance(connection, BoundedHandler):
+                connection.close_if_idle()
+
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -115,7 +122,7 @@ class HttpPort:
         def left() -> None:
             if peer in self._peers:
                 self._peers.remove(peer)
-                self.connections.open -= 1
+                self.connections.left()
 
         def handler() -> BoundedHandler:
             server = self._runner.server

@@ -4,10 +4,13 @@
     certificate      -> the identity that has one of its names; without a key file: its own name
     unix socket      -> all rights: the permissions of its file let the caller in
 
-Law: a caller that brings a token is that token's identity or nobody, whatever else it brings.
+Laws:
+- a caller that brings a token is that token's identity or nobody, whatever else it brings;
+- a fault of the door's own lets nobody in: the caller is refused as one without a valid key.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -22,12 +25,15 @@ from router.keys.identity import UNIX, Identity, unauthenticated
 from router.keys.issuers import Issuers, UnknownKeyError
 from router.keys.key_ring import KeyFile, KeyRing, digest
 from router.keys.usage import Usage
+from router.request.refusal import Refusal
 
 FILE_BYTES_MAX = 16 << 20
 IDENTITIES_SHOWN = 64
 """Of which metrics name the refusals."""
 _CERTIFIED_MAX = 4096
 """Callers without a key file whose certificates' names are kept."""
+
+log = logging.getLogger("kvroute.keys")
 
 CURRENT: ContextVar[Usage | None] = ContextVar("kvroute_caller", default=None)
 """Whose call the running task handles; None: a listener without keys."""
@@ -51,6 +57,8 @@ class Door:
         self.issuers = Issuers((), clock)
         self._usages: dict[str, Usage] = {}
         self._unix = Usage(UNIX, clock)
+        self.faults = 0
+        """Calls that were refused for a fault of our own."""
         if self._file is not None:
             try:
                 self.reload()
@@ -112,6 +120,22 @@ class Door:
 
         names: of its verified certificate, if it has one: see KeyRing.of_certificate.
         """
+        try:
+            return self._entered(token, names, is_unix=is_unix)
+        except (Refusal, UnknownKeyError):
+            raise
+        except Exception as fault:
+            raise self._fault(fault) from None
+
+    def _fault(self, fault: Exception) -> Refusal:
+        self.faults += 1
+        # By its kind alone: its text may have the token.
+        log.error("a key could not be looked at: %s", type(fault).__name__)
+        return unauthenticated()
+
+    def _entered(
+        self, token: str | None, names: Callable[[], Iterable[str]], *, is_unix: bool
+    ) -> Usage:
         if token is not None:
             identity = self._ring.of_token(digest(token))
             if identity is None and (account := self.issuers.verify(token)) is not None:
@@ -130,12 +154,16 @@ class Door:
         self, error: UnknownKeyError, token: str, names: Callable[[], Iterable[str]]
     ) -> Usage:
         """Like `enter`, after keys of the token's issuer were fetched; raises Refusal."""
-        # In a task of its own: the first step of a call may have none, which HTTP clients need.
-        await asyncio.create_task(self.issuers.fetch(str(error)))
         try:
+            # In a task of its own: the first step of a call may have none, which HTTP clients need.
+            await asyncio.create_task(self.issuers.fetch(str(error)))
             return self.enter(token, names, is_unix=False)
         except UnknownKeyError:
             raise unauthenticated() from None
+        except Refusal:
+            raise
+        except Exception as fault:
+            raise self._fault(fault) from None
 
     def follow(self, followed: Followed) -> None:
         """Has the key file read again when it changes."""

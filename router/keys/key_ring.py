@@ -142,8 +142,8 @@ class KeyRing:
 
 
 def digest(token: str) -> bytes:
-    """SHA-256 of a token."""
-    return hashlib.sha256(token.encode()).digest()
+    """SHA-256 of a token; one that is no text, as of bytes that are no UTF-8, has one, too."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 def new_token() -> tuple[str, str]:

@@ -47,6 +47,11 @@ class Bucket:
         self._left -= amount
         return 0.0
 
+    def owe(self, amount: float, now_s: float) -> None:
+        """Takes what is gone already; the next ones wait longer."""
+        self.take(0, now_s)
+        self._left -= amount
+
 
 class Usage:
     """Of one identity."""
@@ -72,6 +77,11 @@ class Usage:
         """A message came; raises Refusal."""
         if self._bytes is not None and (wait_s := self._bytes.take(size, self._clock())):
             raise self._over("mib_per_s", wait_s)
+
+    def came(self, size: int) -> None:
+        """Bytes came that no message had announced: later messages wait for them."""
+        if self._bytes is not None:
+            self._bytes.owe(size, self._clock())
 
     def request(self) -> None:
         """A request came; raises Refusal."""

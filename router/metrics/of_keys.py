@@ -39,3 +39,8 @@ class KeyCollector(Collector):
             for labels, count in sorted(self._door.refused().items()):
                 limits.add_metric(labels, count)
         yield limits
+        yield CounterMetricFamily(
+            "kvroute_key_faults",
+            "Calls that were refused as without a valid key for a fault of the router's own.",
+            value=0 if self._door is None else self._door.faults,
+        )

@@ -56,8 +56,15 @@ class GatewaySettings(Settings, frozen=True):
     drain_timeout_s: Annotated[
         Seconds, Meta(description="longest wait for open requests at SIGTERM")
     ] = 300.0
+    accept_after_stop_s: Annotated[
+        Seconds,
+        Meta(
+            description="seconds after SIGTERM in which requests are still served, each as the last"
+            " of its connection; part of gateway.drain_timeout_s"
+        ),
+    ] = 5.0
     body_mib_max: Annotated[
-        int, Meta(ge=1, le=1024, description="largest body of a request, in MiB")
+        int, Meta(ge=1, le=1024, description="largest body of a request, unpacked, in MiB")
     ] = 32
     bodies_mib_max: Annotated[
         int, Meta(ge=1, le=1 << 20, description="bodies of all open requests together, in MiB")
@@ -65,6 +72,24 @@ class GatewaySettings(Settings, frozen=True):
     open_max: Annotated[
         int, Meta(ge=1, le=1_000_000, description="open requests; more are answered with 429")
     ] = 4096
+    client_share: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="share of gateway.open_max and gateway.bodies_mib_max that one client may"
+            " hold: a key, or an address where clients need none; 1 behind a proxy that is the"
+            " address of all clients",
+        ),
+    ] = 0.5
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="origins whose pages may read answers in a browser, such as"
+            " https://chat.example, or `*` for all; without cookies and certificates; none: only"
+            " the gateway's own"
+        ),
+    ] = ("*",)
     header_kib_max: Annotated[
         int, Meta(ge=1, le=1024, description="longest header of a request, in KiB")
     ] = 16

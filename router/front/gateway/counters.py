@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from router.front.gateway.room import Room
 from router.front.openai_body import PATHS
 
 PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -17,6 +18,10 @@ OUTCOMES = ("finished", "worker_refused", "refused", "failed", "cut", "cancelled
 gateway or a router. failed: no worker answered. cut: the worker failed after the first byte.
 cancelled: the client left."""
 
+OWN_PATHS = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/NAME")
+MODEL_PATH = OWN_PATHS[-1]
+OTHER_PATH = "other"
+"""Of requests for a path that the gateway does not have, and of heads that are no HTTP."""
 
 FULL = ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES")
 """Reasons for which a gateway that is itself full refuses requests."""
@@ -46,7 +51,9 @@ class GatewayCounters:
             ["reason"],
             registry=registry,
         )
-        self.open = Gauge("kvroute_gateway_open_requests", "Open requests.", registry=registry)
+        self.open = Gauge(
+            "kvroute_gateway_open_requests", "Open requests for workers.", registry=registry
+        )
         self.body_bytes = Gauge(
             "kvroute_gateway_body_bytes", "Bytes of the bodies of open requests.", registry=registry
         )
@@ -80,11 +87,20 @@ class GatewayCounters:
             buckets=FIRST_BYTE_S,
             registry=registry,
         )
+        for path in OWN_PATHS:
+            for outcome in ("finished", "refused"):
+                self.requests.labels(path, outcome)
+        self.requests.labels(OTHER_PATH, "refused")
         for path in PATHS:  # rates need the zero before the first request
             for outcome in OUTCOMES:
                 self.requests.labels(path, outcome)
         for reason in FULL:
             self.refusals.labels(reason)
+
+    def watch(self, room: Room) -> None:
+        """The gauges of open requests are read at a scrape."""
+        self.open.set_function(lambda: room.open)
+        self.body_bytes.set_function(lambda: room.bytes)
 
 
 class ClientCollector(Collector):

@@ -1,18 +1,23 @@
-"""The gateway's HTTP server: paths, limits, errors.
+"""The gateway's HTTP server: paths, answers, errors, the end.
 
-POST  the paths of openai_body.PATHS, each forwarded to a worker
-GET   /v1/models, /v1/models/NAME, /health (the process), /ready (some worker may be picked),
-      /metrics
+POST     the paths of openai_body.PATHS, each forwarded to a worker
+GET      /v1/models, /v1/models/NAME, /health (the process), /ready (some worker may be picked),
+         /metrics
+OPTIONS  every path, without a key: what a browser asks first
 
-Law: every request is counted once, by its path and its outcome, and leaves no body behind.
+Laws:
+- every request is counted once, by its path and its outcome, and leaves no body behind;
+- every request passes through the entrance, and every answer through `_prepared`;
+- at SIGTERM a connection ends after an answer that says so, or while it is idle.
 """
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
+from typing_extensions import override
 
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.life import failure_reason
@@ -21,10 +26,18 @@ from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.serving_settings import HttpSettings
 from router.front.exchange import Blame, Exchange
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
-from router.front.gateway.counters import FULL, GatewayCounters
-from router.front.gateway.entrance import entered, without_keys
+from router.front.gateway.cors import Cors
+from router.front.gateway.counters import FULL, MODEL_PATH, OTHER_PATH, OWN_PATHS, GatewayCounters
+from router.front.gateway.entrance import (
+    Entrance,
+    front_refusal,
+    keeps_connection,
+    query_of,
+    without_keys,
+)
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
+from router.front.gateway.unpacking import ENCODINGS
 from router.front.gateway.upstreams import WorkerAnswered
 from router.front.openai_body import PATHS, shape_of
 from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
@@ -32,6 +45,7 @@ from router.http.port import HttpPort
 from router.keys.certificates import Contexts
 from router.keys.door import Door
 from router.keys.exposure import check_exposure, split_address
+from router.keys.rights import Right
 from router.keys.usage import Usage
 from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrapes
@@ -44,9 +58,6 @@ REQUEST_ID_MAX = 256
 """Characters of a client's X-Request-Id; a longer one, or one that isn't printable, is replaced."""
 SERVED = ("finished", "worker_refused")
 """Outcomes that are no failure of the fleet."""
-BODY_S = 120.0
-"""For the bytes of a request's body, during which it holds one of gateway.open_max places."""
-_MIB = 1 << 20
 
 log = logging.getLogger("kvroute.gateway")
 
@@ -65,8 +76,7 @@ class _Call:
         """Of its span."""
         self.id = uuid.uuid4().hex
         self.ended: bool | None = None
-        self.held = 0
-        """Bytes that the request's body is reckoned with."""
+        self.path = request.rel_url.raw_path
         known = request.headers.get("X-Request-Id", "")
         usable = known and len(known) <= REQUEST_ID_MAX and known.isprintable()
         self.request_id = known if usable else uuid.uuid4().hex
@@ -74,7 +84,7 @@ class _Call:
     def end_trace(self) -> None:
         """The request is over."""
         if self.trace is not None:
-            path, error = self.request.path, "" if self.outcome in SERVED else self.outcome
+            path, error = self.path, "" if self.outcome in SERVED else self.outcome
             about = {"http.route": path, "kvroute.outcome": self.outcome, **self.about}
             self.trace.end(f"POST {path}", about, error)
 
@@ -102,15 +112,19 @@ class GatewayServer:
         request, by its traceparent or ""; None: no request has spans. Raises ConfigError for an
         address that is none, or that the settings don't allow."""
         self._begin_trace = begin_trace
-        self._door = door
         self._settings = settings
         self._forwarder = forwarder
         self._roster = roster
         self._counters = counters
         self._scrapes = Scrapes(counters.registry)
-        self._open = 0
-        self._body_bytes = 0
+        self._entrance = Entrance(settings, door)
+        self._cors = Cors(settings.cors_origins)
+        self._requests = 0
+        """Without their answer, of all paths."""
+        self._leaving = False
+        """Each answer is the last of its connection."""
         self._stopping = False
+        """Requests for workers are refused."""
         self._idle = asyncio.Event()
         self._idle.set()
         check_address(settings, door is not None)
@@ -126,21 +140,16 @@ class GatewayServer:
             shutdown_timeout_s=1.0,
         )
         counters.registry.register(HttpCollector(self._http.connections))
+        counters.watch(self._entrance.room)
 
     @property
     def port(self) -> int:
         return self._http.port
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=self._settings.body_mib_max * _MIB)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/ready", self._ready)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/v1/models/{name:.+}", self._model)
-        for path in PATHS:
-            app.router.add_post(path, self._forward)
-        app.router.add_route("*", "/{path:.*}", self._unknown)
+        app = web.Application()
+        app._router = _OneRoute(self._handle)
+        app.on_response_prepare.append(self._prepared)
         return app
 
     async def start(self) -> None:
@@ -148,102 +157,84 @@ class GatewayServer:
         await self._http.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Refuses new requests, waits for the open ones, then closes every connection."""
+        """Serves what comes on open connections for gateway.accept_after_stop_s, refuses it then,
+        waits for the open requests, and closes every connection: all within drain_s."""
+        ends_s = asyncio.get_running_loop().time() + drain_s
+        self._leaving = True
+        accept_s = min(self._settings.accept_after_stop_s, drain_s)
+        await self._http.connections.none_left(accept_s)
         self._stopping = True
+        self._http.close_idle()
         try:
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout_at(ends_s):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("%d requests were still open after %g s", self._open, drain_s)
+            log.warning("%d requests were still open after %g s", self._requests, drain_s)
         await self._http.stop()
+
+    # Every request, and every answer
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        call = _Call(request, asyncio.get_running_loop().time())
+        path = call.path
+        self._requests += 1
+        self._idle.clear()
+        forwarded, route = path in PATHS, path
+        if not forwarded:
+            route = MODEL_PATH if path.startswith("/v1/models/") else path
+            route = route if route in OWN_PATHS else OTHER_PATH
+        try:
+            self._entrance.check_head(request)
+            if request.method == "OPTIONS":
+                return self._options(call, route)
+            if forwarded and request.method == "POST":
+                return await self._forward(call)
+            return await self._own(call, route)
+        except FrontRefusal as refusal:
+            return self._refused(call, refusal)
+        except Exception:
+            return self._fault(call)
+        finally:
+            call.ended = True
+            self._counters.requests.labels(route, call.outcome).inc()
+            call.end_trace()
+            self._requests -= 1
+            if not self._requests:
+                self._idle.set()
+
+    async def _prepared(self, request: web.Request, answer: web.StreamResponse) -> None:
+        """The head of an answer is about to be written."""
+        headers = answer.headers
+        is_options = request.method == "OPTIONS"
+        self._cors.apply(request.headers, headers, methods=headers["Allow"] if is_options else "")
+        if self._leaving or not keeps_connection(request):
+            answer.force_close()
+            headers["Connection"] = "close"
+
+    def _options(self, call: _Call, route: str) -> web.Response:
+        call.outcome = "finished"
+        return web.Response(status=204, headers={"Allow": _methods(route)})
 
     # Requests to workers
 
-    async def _forward(self, request: web.Request) -> web.StreamResponse:
-        call = _Call(request, asyncio.get_running_loop().time())
+    async def _forward(self, call: _Call) -> web.StreamResponse:
+        request, entrance = call.request, self._entrance
         if self._begin_trace is not None:
             call.trace = self._begin_trace(request.headers.get(HEADER, ""))
-        self._open += 1
-        self._idle.clear()
-        self._counters.open.set(self._open)
-        try:
-            if self._door is not None:
-                call.usage = await self._enter(request)
-            self._hold(call)
-            return await self._served(call)
-        except FrontRefusal as refusal:
-            return self._refused(call, refusal)
-        finally:
-            call.ended = True
-            self._open -= 1
-            self._counters.open.set(self._open)
-            self._hold_bytes(call, 0)
-            self._counters.requests.labels(request.path, call.outcome).inc()
-            call.end_trace()
-            if not self._open:
-                self._idle.set()
-
-    async def _enter(self, request: web.Request) -> Usage:
-        """Whose request it is; raises FrontRefusal."""
-        if self._door is None:
-            raise AssertionError("clients need no keys")
-        try:
-            return await entered(self._door, request)
-        except Refusal as refusal:
-            raise _front(refusal) from None
-
-    def _admit(self, call: _Call, exchange: Exchange) -> None:
-        """Checks a request against its client's rights and limits; raises FrontRefusal."""
-        usage = call.usage
-        if usage is None:
-            return
-        try:
-            usage.check_model(exchange.facts.model)
-            usage.message(len(exchange.body))
-            usage.request()
-        except Refusal as refusal:
-            raise _front(refusal) from None
-        usage.reserved(call)
-
-    def _hold(self, call: _Call) -> None:
-        """Reckons with the request and with its body; raises FrontRefusal past a limit."""
-        settings, request = self._settings, call.request
         if self._stopping:
             raise FrontRefusal("STOPPING", "the gateway is stopping")
-        if self._open > settings.open_max:
-            raise FrontRefusal("TOO_MANY_REQUESTS", f"{settings.open_max} requests are open")
-        most = settings.body_mib_max * _MIB
-        length = request.content_length
-        if length is not None and length > most:
-            raise FrontRefusal("BODY_TOO_LARGE", f"the body is over {settings.body_mib_max} MiB")
-        # Of unknown length, or compressed, it may be the largest until it is read.
-        unknown = length is None or "Content-Encoding" in request.headers
-        size = most if unknown else length or 0
-        if self._body_bytes + size > max(settings.bodies_mib_max * _MIB, most):
-            message = f"bodies of open requests hold {settings.bodies_mib_max} MiB"
-            raise FrontRefusal("TOO_MANY_BYTES", message)
-        self._hold_bytes(call, size)
+        usage = call.usage = await entrance.usage(request, Right.ROUTE)
+        with entrance.place(request, usage, call) as place:
+            return await self._served(call, await entrance.body(request, usage, place))
 
-    def _hold_bytes(self, call: _Call, size: int) -> None:
-        """Reckons with so many bytes for the request's body from now on."""
-        self._body_bytes += size - call.held
-        call.held = size
-        self._counters.body_bytes.set(self._body_bytes)
-
-    async def _read(self, call: _Call) -> bytes:
-        """The body; raises FrontRefusal."""
+    def _admit(self, call: _Call, exchange: Exchange) -> None:
+        """Checks a request against its client's rights; raises FrontRefusal."""
+        if call.usage is None:
+            return
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await call.request.read()
-        except TimeoutError:
-            raise FrontRefusal("BODY_TOO_SLOW", f"no body within {BODY_S:g} s") from None
-        except web.HTTPRequestEntityTooLarge:
-            message = f"the body is over {self._settings.body_mib_max} MiB"
-            raise FrontRefusal("BODY_TOO_LARGE", message) from None
-        except (ConnectionError, web.RequestPayloadError) as error:
-            raise FrontRefusal("INVALID_BODY", f"the body can't be read: {error}") from None
-        self._hold_bytes(call, len(body))
-        return body
+            call.usage.check_model(exchange.facts.model)
+        except Refusal as refusal:
+            raise front_refusal(refusal) from None
 
     def _headers(self, call: _Call) -> Mapping[str, str]:
         """A request's headers, with the key that workers shall see."""
@@ -251,13 +242,13 @@ class GatewayServer:
         strips = call.usage is not None and not self._settings.pass_keys
         return without_keys(headers) if strips else headers
 
-    async def _served(self, call: _Call) -> web.StreamResponse:
+    async def _served(self, call: _Call, body: bytes) -> web.StreamResponse:
         request, usage = call.request, call.usage
         exchange = Exchange(
-            request.path,
-            await self._read(call),
+            call.path,
+            body,
             self._headers(call),
-            query=request.rel_url.raw_query_string,
+            query=query_of(request),
             request_id=call.request_id,
             low_first=self._settings.priority == "lower",
             tenant="" if usage is None else usage.identity.tenant,
@@ -281,11 +272,9 @@ class GatewayServer:
             call.outcome = "failed"
             return self._failed(call, error)
         except Exception:
-            log.exception("a request failed in the gateway itself")
-            call.outcome = "failed"
             if exchange.passed and request.transport is not None:
                 request.transport.close()  # the client may not take what it has for whole
-            return self._answer(call, "GATEWAY_FAULT", "the gateway failed")
+            return self._fault(call)
         call.outcome = _outcome(exchange)
         if call.trace is not None:
             call.about = _about(exchange, response.status)
@@ -310,7 +299,7 @@ class GatewayServer:
         silent = failure_reason(error) == FailureReason.FAILURE_REASON_TIMEOUT
         reason = "WORKER_SILENT" if silent else "WORKER_FAILED"
         notes = "; ".join(getattr(error, "__notes__", ()))
-        log.warning("%s: %s: %s %s", call.request.path, type(error).__name__, error, notes)
+        log.warning("%s: %s: %s %s", call.path, type(error).__name__, error, notes)
         message = "no worker answered in time" if silent else "no worker answered"
         return self._answer(call, reason, f"{message}: {type(error).__name__}: {error}")
 
@@ -319,7 +308,20 @@ class GatewayServer:
         call.outcome = "refused"
         self._counters.refusals.labels(reason).inc()
         retry_after_s = refusal.retry_after_s or (1.0 if reason in FULL else None)
-        return self._answer(call, reason, message, retry_after_s=retry_after_s, param=refusal.param)
+        answer = self._answer(
+            call, reason, message, retry_after_s=retry_after_s, param=refusal.param
+        )
+        if reason == "UNSUPPORTED_ENCODING":
+            answer.headers["Accept-Encoding"] = ", ".join(ENCODINGS)  # RFC 9110, 15.5.16
+        if refusal.closes:
+            answer.force_close()
+        return answer
+
+    def _fault(self, call: _Call) -> web.Response:
+        """A fault of our own is being handled."""
+        log.exception("a request failed in the gateway itself")
+        call.outcome = "failed"
+        return self._answer(call, "GATEWAY_FAULT", "the gateway failed")
 
     def _answer(
         self,
@@ -330,59 +332,89 @@ class GatewayServer:
         retry_after_s: float | None = None,
         param: str | None = None,
     ) -> web.Response:
-        kind = PATHS.get(call.request.path)
+        kind = PATHS.get(call.path)
         shape = Shape.OPENAI if kind is None else shape_of(kind)
         answer = answer_of(reason, message, shape, retry_after_s=retry_after_s, param=param)
         return _response(answer, call.request_id)
 
     # Its own paths
 
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    async def _own(self, call: _Call, route: str) -> web.Response:
+        """The answer to a path of the gateway itself; raises FrontRefusal."""
+        if route == OTHER_PATH:
+            raise FrontRefusal("UNKNOWN_PATH", f"{call.path[:200]} is no path of the gateway")
+        methods = _methods(route)
+        if call.request.method not in methods.split(", "):
+            message = f"{call.path[:200]} takes {methods} alone"
+            answer = self._refused(call, FrontRefusal("METHOD_NOT_ALLOWED", message))
+            answer.headers["Allow"] = methods
+            return answer
+        match route:
+            case "/health":
+                answer = web.Response(text="ok\n")
+            case "/ready":
+                answer = self._ready()
+            case "/metrics":
+                answer = await self._metrics(call.request)
+            case "/v1/models":
+                cards = await self._cards(call.request)
+                answer = web.json_response({"object": "list", "data": cards})
+            case _:
+                answer = await self._model(call.request)
+        call.outcome = "finished"
+        return answer
 
-    async def _ready(self, request: web.Request) -> web.Response:
-        ready = self._roster.ready and not self._stopping
+    def _ready(self) -> web.Response:
+        ready = self._roster.ready and not self._leaving
         return web.Response(
             text="ready\n" if ready else "not ready\n", status=200 if ready else 503
         )
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        await self._entrance.usage(request, Right.OBSERVE)
         body, content_type = await self._scrapes.text(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _models(self, request: web.Request) -> web.Response:
-        if not self._roster.ready:
-            await self._roster.refresh()
-        try:
-            cards = await self._cards(request)
-        except FrontRefusal as refusal:
-            return self._refused(_Call(request, 0.0), refusal)
-        return web.json_response({"object": "list", "data": cards})
-
     async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        try:
-            cards = await self._cards(request)
-        except FrontRefusal as refusal:
-            return self._refused(_Call(request, 0.0), refusal)
-        for card in cards:
+        name = request.path.removeprefix("/v1/models/")
+        for card in await self._cards(request):
             if card["id"] == name:
                 return web.json_response(card)
-        return self._answer(_Call(request, 0.0), "UNKNOWN_MODEL", f"no model is called {name!r}")
+        raise FrontRefusal("UNKNOWN_MODEL", f"no model is called {name[:200]!r}")
 
     async def _cards(self, request: web.Request) -> list[dict[str, object]]:
         """The models that a client may use; raises FrontRefusal."""
+        usage = await self._entrance.usage(request, Right.ROUTE)
+        if not self._roster.ready:
+            await self._roster.refresh()
         cards = self._roster.models()
-        if self._door is None:
+        if usage is None:
             return cards
-        identity = (await self._enter(request)).identity
-        return [card for card in cards if identity.may_use(str(card["id"]))]
+        return [card for card in cards if usage.identity.may_use(str(card["id"]))]
 
-    async def _unknown(self, request: web.Request) -> web.Response:
-        known = request.path in PATHS
-        reason = "METHOD_NOT_ALLOWED" if known else "UNKNOWN_PATH"
-        message = f"{request.method} {request.path[:200]} is no path of the gateway"
-        return self._answer(_Call(request, 0.0), reason, message)
+
+class _OneRoute(web.UrlDispatcher):
+    """Each request goes to one handler: aiohttp's own search costs more the longer a path is, and
+    answers by itself where it finds nothing, or something that is expected."""
+
+    def __init__(self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
+        super().__init__()
+        resource = self.add_resource("/")
+        self._route = resource.add_route("*", handler, expect_handler=_expects_nothing)
+
+    @override
+    async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
+        return web.UrlMappingMatchInfo({}, self._route)
+
+
+async def _expects_nothing(_request: web.Request) -> None:
+    """The entrance looks at Expect."""
+
+
+def _methods(route: str) -> str:
+    if route in PATHS:
+        return "POST, OPTIONS"
+    return "GET, HEAD, OPTIONS" if route in OWN_PATHS else "GET, HEAD, POST, OPTIONS"
 
 
 def _outcome(exchange: Exchange) -> str:
@@ -409,12 +441,6 @@ def _about(exchange: Exchange, status: int) -> dict[str, Value]:
     if outcome.usage.cached_tokens is not None:
         about["kvroute.cached_tokens"] = outcome.usage.cached_tokens
     return about
-
-
-def _front(refusal: Refusal) -> FrontRefusal:
-    front = FrontRefusal(refusal.reason.value, refusal.message)
-    front.retry_after_s = refusal.retry_after_s
-    return front
 
 
 def _response(answer: Answer, request_id: str) -> web.Response:

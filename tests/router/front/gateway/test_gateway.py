@@ -436,25 +436,3 @@ async def test_other_addresses_need_a_switch() -> None:
     client = KvRouteClient("127.0.0.1:1")
     with pytest.raises(ConfigError, match="any_address"):
         Gateway(settings, client, CollectorRegistry(), clock=lambda: 0, broke=print)
-
-
-async def test_a_gateway_that_stops_serves_its_open_requests() -> None:
-    go = asyncio.Event()
-
-    async def play(request: web.Request, _: bytes) -> web.StreamResponse:
-        await go.wait()
-        return web.Response(body=WHOLE)
-
-    worker = Worker(play)
-    async with a_gateway(worker) as stage:
-        first = asyncio.ensure_future(stage.post(CHAT, BODY).__aenter__())
-        await stage.until(lambda: len(worker.bodies) == 1)
-        stopping = asyncio.ensure_future(stage.gateway.server.stop(10))
-        await asyncio.sleep(0)
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 503
-            assert (await answer.json())["error"]["code"] == "STOPPING"
-        go.set()
-        async with await first as answer:
-            assert await answer.read() == WHOLE
-        await stopping

@@ -71,6 +71,7 @@ async def test_rights_models_and_limits_are_those_of_the_key(tmp_path: Path) -> 
         identity("b", models=["other"]),
         identity("c", rights=("observe",)),
         identity("d", limits={"requests_per_s": 0.001}),
+        identity("e", rights=("route",)),
     )
     async with a_gateway(Worker(answering(DONE)), door=door) as stage:
         assert await chat(stage, bearer("a-token")) == 200
@@ -88,9 +89,13 @@ async def test_rights_models_and_limits_are_those_of_the_key(tmp_path: Path) -> 
                 assert answer.status == (200 if models else 404)
         async with stage.http.get(f"{stage.base}/v1/models") as answer:
             assert answer.status == 401
-        for path in ("health", "ready", "metrics"):
+        for path in ("health", "ready"):
             async with stage.http.get(f"{stage.base}/{path}") as answer:
                 assert answer.status == 200
+        url = f"{stage.base}/metrics"
+        for headers, status in ((None, 401), (bearer("e-token"), 403), (bearer("c-token"), 200)):
+            async with stage.http.get(url, headers=headers) as answer:
+                assert answer.status == status
 
 
 async def test_the_tenant_of_the_key_reaches_the_router(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Cross-origin requests of browsers (CORS, in WHATWG's Fetch): who may read answers. Pure.
+
+Laws:
+- every answer has the headers of the gateway's own rule, a refusal too, and none of an engine's;
+- no answer allows credentials, so that a page can use no cookie and no certificate of its visitor.
+"""
+
+import re
+from collections.abc import Mapping, MutableMapping
+
+from router.config.keys import ConfigError
+
+ANY = "*"
+MAX_AGE_S = 600
+"""For which a browser keeps the answer to a preflight."""
+REQUESTED_MAX = 2048
+"""Characters of Access-Control-Request-Headers that are answered."""
+USUAL = "Authorization, Content-Type, X-Api-Key"
+"""Headers that a page may send if it does not say which."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s,*]+")
+_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]*", re.ASCII)
+
+
+class Cors:
+    """The rule of one gateway."""
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        """origins: scheme://host[:port] each, or "*"; empty: pages of other origins read nothing.
+        Raises ConfigError."""
+        for i, origin in enumerate(origins):
+            if origin != ANY and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"{origin!r} is no origin, such as https://chat.example, and not `*`"
+                    f" - at `$.gateway.cors_origins[{i}]`"
+                )
+        self._any = ANY in origins
+        self._origins = frozenset(origins)
+
+    def apply(
+        self, request: Mapping[str, str], answer: MutableMapping[str, str], *, methods: str = ""
+    ) -> None:
+        """request: headers of a request. answer: headers of its answer, which are changed. methods:
+        of the path, for the answer to OPTIONS."""
+        for name in {name for name in answer if name.lower().startswith("access-control-")}:
+            del answer[name]  # an engine's own
+        if not self._origins:
+            return
+        if not self._any:
+            _vary(answer, "Origin")
+        origin = request.get("Origin")
+        if origin is None or not (self._any or origin in self._origins):
+            return
+        answer["Access-Control-Allow-Origin"] = ANY if self._any else origin
+        answer["Access-Control-Expose-Headers"] = "*"
+        if methods:
+            requested = request.get("Access-Control-Request-Headers", "")
+            if len(requested) > REQUESTED_MAX or not _NAMES.fullmatch(requested):
+                requested = ""
+            _vary(answer, "Access-Control-Request-Headers")
+            answer["Access-Control-Allow-Methods"] = methods
+            # By name: `*` does not stand for Authorization.
+            answer["Access-Control-Allow-Headers"] = requested or USUAL
+            answer["Access-Control-Max-Age"] = str(MAX_AGE_S)
+
+
+def _vary(answer: MutableMapping[str, str], name: str) -> None:
+    varied = answer.get("Vary")
+    answer["Vary"] = f"{varied}, {name}" if varied else name
