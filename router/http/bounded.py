@@ -58,10 +58,22 @@ class Connections:
                     await self._left.wait()
 
 
+def malformed(_error: HttpProcessingError) -> web.Response:
+    """The answer of most ports to what is no HTTP."""
+    return web.Response(status=400, text="malformed request\n")
+
+
 class BoundedHandler(web.RequestHandler):
     """One connection, from the end of its TLS handshake on."""
 
-    __slots__ = ("_connections", "_dropped", "_head_timeout_s", "_head_timer", "_left")
+    __slots__ = (
+        "_connections",
+        "_dropped",
+        "_head_timeout_s",
+        "_head_timer",
+        "_left",
+        "_malformed",
+    )
 
     def __init__(
         self,
@@ -71,9 +83,10 @@ class BoundedHandler(web.RequestHandler):
         left: Callable[[], None],
         *,
         head_bytes_max: int,
+        malformed: Callable[[HttpProcessingError], web.Response],
     ) -> None:
         """left: is called at the connection's end. head_bytes_max: of the request line, and of each
-        header."""
+        header. malformed: the answer to what is no HTTP."""
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -88,6 +101,7 @@ class BoundedHandler(web.RequestHandler):
         self._dropped = 0
         self._connections = connections
         self._left = left
+        self._malformed = malformed
         self._head_timeout_s = bounds.head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -129,8 +143,8 @@ class BoundedHandler(web.RequestHandler):
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         self._connections.closed["malformed"] += 1
-        headers = {"Server": "kvroute"}  # without the versions of Python and aiohttp
-        response = web.Response(status=status, text="malformed request\n", headers=headers)
+        response = self._malformed(exc)
+        response.headers["Server"] = "kvroute"  # without the versions of Python and aiohttp
         response.force_close()
         return response
 

@@ -7,14 +7,15 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from aiohttp import web
 from aiohttp.http import SERVER_SOFTWARE
+from aiohttp.http_exceptions import HttpProcessingError
 
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import HttpSettings
-from router.http.bounded import BoundedHandler, Connections
+from router.http.bounded import BoundedHandler, Connections, malformed
 from router.keys.certificates import Contexts
 from router.keys.exposure import split_address
 
@@ -41,16 +42,18 @@ class HttpPort:
         cancels: bool = False,
         head_bytes_max: int = _HEAD_BYTES_MAX,
         shutdown_timeout_s: float = 60.0,
+        malformed: Callable[[HttpProcessingError], web.Response] = malformed,
     ) -> None:
         """name: in metrics and errors, and of the configuration's section. cancels: a request whose
-        client leaves is cancelled. head_bytes_max: of the request line, and of each header. Raises
-        ConfigError for an address that is none."""
+        client leaves is cancelled. head_bytes_max: of the request line, and of each header.
+        malformed: the answer to what is no HTTP. Raises ConfigError for an address that is none."""
         self._host, self._port = split_address(listen)
         app.on_response_prepare.append(_named)
         self._bounds = bounds
         self._tls = tls
         self._reuse_port = reuse_port
         self._head_bytes_max = head_bytes_max
+        self._malformed = malformed
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -134,6 +137,7 @@ class HttpPort:
                 self.connections,
                 left,
                 head_bytes_max=self._head_bytes_max,
+                malformed=self._malformed,
             )
 
         try:

@@ -87,11 +87,15 @@ class GatewayCounters:
             buckets=FIRST_BYTE_S,
             registry=registry,
         )
+        self._begin()
+
+    def _begin(self) -> None:
+        """Rates need the zero before the first request."""
         for path in OWN_PATHS:
             for outcome in ("finished", "refused"):
                 self.requests.labels(path, outcome)
         self.requests.labels(OTHER_PATH, "refused")
-        for path in PATHS:  # rates need the zero before the first request
+        for path in PATHS:
             for outcome in OUTCOMES:
                 self.requests.labels(path, outcome)
         for reason in FULL:

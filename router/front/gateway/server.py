@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from typing_extensions import override
 
 from kvroute.client import KvRouteError, RouterUnreachable
@@ -138,6 +139,7 @@ class GatewayServer:
             cancels=True,
             head_bytes_max=settings.header_kib_max * 1024,
             shutdown_timeout_s=1.0,
+            malformed=self._malformed,
         )
         counters.registry.register(HttpCollector(self._http.connections))
         counters.watch(self._entrance.room)
@@ -210,6 +212,16 @@ class GatewayServer:
         if self._leaving or not keeps_connection(request):
             answer.force_close()
             headers["Connection"] = "close"
+
+    def _malformed(self, error: HttpProcessingError) -> web.Response:
+        """The answer to a head that is none."""
+        reason, message = "MALFORMED_REQUEST", "the request is no HTTP"
+        if isinstance(error, LineTooLong):
+            reason = "HEAD_TOO_LARGE"
+            message = f"a header is over {self._settings.header_kib_max} KiB"
+        self._counters.requests.labels(OTHER_PATH, "refused").inc()
+        self._counters.refusals.labels(reason).inc()
+        return _response(answer_of(reason, message, Shape.OPENAI), uuid.uuid4().hex)
 
     def _options(self, call: _Call, route: str) -> web.Response:
         call.outcome = "finished"

@@ -67,12 +67,17 @@ PORTS: Mapping[str, tuple[str, list[Path]]] = {
                 "/ready",
                 "200 while a worker can be picked and the gateway isn't stopping, else 503",
             ),
-            Path("GET", "/metrics", "the gateway's metrics"),
+            Path(
+                "GET",
+                "/metrics",
+                "the gateway's metrics; needs the right `observe` where keys are on",
+            ),
             Path(
                 "GET", "/v1/models", "the models that workers serve, with their LoRAs and aliases"
             ),
             Path("GET", "/v1/models/{name}", "one of them"),
             *(Path("POST", path, _KINDS[kind]) for path, kind in PATHS.items()),
+            Path("OPTIONS", "*", "204, without a key: what a browser asks first (CORS)"),
             Path(
                 "any",
                 "any other",

@@ -11,7 +11,9 @@ from kvroute import v1
 from kvroute.client import KvRouteClient
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.serving_settings import HttpSettings
+from router.front.gateway.counters import OWN_PATHS
 from router.front.gateway.gateway import Gateway
+from router.front.openai_body import PATHS
 from router.front.refusals import STATUS as HTTP_STATUS
 from router.http.port import HttpPort
 from router.metrics.http import MetricsServer
@@ -87,6 +89,8 @@ async def test_the_paths_are_those_that_the_servers_have(monkeypatch: pytest.Mon
         clock=unix_now,
         broke=lambda error: None,
     )
+    gateway = {("POST", path) for path in PATHS} | {("*", "/{path}"), ("OPTIONS", "*")}
+    gateway |= {("GET", path.replace("NAME", "{name}")) for path in OWN_PATHS}
     for key, (_, paths) in PORTS.items():
         routes = [route for route in apps[key].router.routes() if route.method != "HEAD"]
         served = {
@@ -94,6 +98,9 @@ async def test_the_paths_are_those_that_the_servers_have(monkeypatch: pytest.Mon
             for route in routes
             if route.resource is not None
         }
+        if key == "gateway.listen":
+            assert served == {("*", "/")}, "one handler, which has tables of its own"
+            served = gateway
         written = {
             ("*", "/{path}") if one.method == "any" else (one.method, one.path) for one in paths
         }

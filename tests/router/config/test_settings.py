@@ -35,6 +35,7 @@ COMPOUND = (
     ("queue", "bands"),
     ("queue", "tenants", "named"),
     ("console", "hosts"),
+    ("gateway", "cors_origins"),
 )
 SCALARS = [key for key in SERVE_KEYS if key.path not in COMPOUND]
 
@@ -92,6 +93,7 @@ def other_value(key: Key) -> object:
         "fleet.beat_timeout_s": 2.5,
         "log.format": "json",
         "log.level": "debug",
+        "gateway.client_share": 0.25,
         "routing.shadow_share": 0.5,
         "decision_log.share": 0.5,
         "tracing.share": 0.5,
