@@ -49,6 +49,7 @@ PREDICTED_BLOCKS_MAX = 1 << 16
 """Predicted blocks of a worker that doesn't report its total_blocks."""
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
 """The worker beats, but its relay's heartbeats were dropped, or there are none."""
+NOT_ANSWERING = "engine not answering"
 NOT_PROBED = "engine not probed yet"
 ASLEEP = "engine asleep"
 """Its relay has just started: the first probe takes a moment, or its whole time limit."""
@@ -633,6 +634,11 @@ def _parted(fact: Stored | Removed, size: int) -> tuple[Stored | Removed, Stored
     return Removed(head, fact.tier), Removed(tail, fact.tier)
 
 
+def away(source: Source) -> bool:
+    """Whether a worker stopped answering, by its relay's messages, or by their end."""
+    return schedulable(source) in (NOT_ANSWERING, StreamState.SILENT.value)
+
+
 def schedulable(source: Source) -> str:
     """Why a worker is not schedulable, by its relay's messages; empty: it is schedulable."""
     if source.heartbeat is None:
@@ -640,7 +646,7 @@ def schedulable(source: Source) -> str:
     if source.heartbeat.asleep:
         return ASLEEP
     if not source.heartbeat.healthy:
-        return "engine not answering" if source.heartbeat.probed else NOT_PROBED
+        return NOT_ANSWERING if source.heartbeat.probed else NOT_PROBED
     if source.stream.state is StreamState.SILENT:
         return "silent"
     if source.heartbeat_overdue:

@@ -76,6 +76,8 @@ class Verdict(StrEnum):
     """Passed on; the worker blames the request."""
     ELSEWHERE = "elsewhere"
     """Another worker is tried; passed on if there is none."""
+    UNUSABLE = "unusable"
+    """Another worker is tried; never passed on: 101, 3xx and statuses that HTTP does not have."""
 
 
 class Upstream(NamedTuple):
@@ -266,7 +268,7 @@ class Exchange:
             return Verdict.PASS
         if 400 <= status < 500 and status not in (408, 429):
             return Verdict.REFUSED
-        return Verdict.ELSEWHERE
+        return Verdict.ELSEWHERE if 400 <= status < 600 else Verdict.UNUSABLE
 
     def data(self, chunk: bytes) -> bytes:
         """The bytes to pass on."""

@@ -33,5 +33,8 @@ class Router(AbstractAsyncContextManager[Any], Protocol):
     ) -> Attempts:
         """See RequestCalls.attempts."""
 
-    async def list_workers(self) -> list[WorkerStatus]:
-        """Every worker that the router knows, by id and rank."""
+    async def list_workers(
+        self, model: str | None = None, *, away: bool = False
+    ) -> list[WorkerStatus]:
+        """Every worker that the router knows, by id and rank. away: only those that stopped
+        answering."""

@@ -229,6 +229,11 @@ def _usage_in(data: bytes) -> Mapping[str, Any] | None:
     return None
 
 
+def cached_in(usage: object) -> int | None:
+    """The prompt tokens that an engine reused, by the usage of its answer; None: not said."""
+    return read_usage(usage).cached_tokens if isinstance(usage, dict) else None
+
+
 def read_usage(usage: Mapping[str, Any]) -> Usage:
     """OpenAI's usage of chats and completions, that of responses, or Anthropic's."""
     prompt = count(usage.get("prompt_tokens", usage.get("input_tokens")))

@@ -73,7 +73,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def ListWorkers(  # type: ignore[override]  # answers are bytes
         self, request: fleet_pb2.ListWorkersRequest, context: Context
     ) -> bytes:
-        return await self.feed.list(request.model, _identity())
+        return await self.feed.list(request.model, _identity(), only_away=request.away)
 
     @override
     async def WatchWorkers(  # type: ignore[override]  # answers are bytes

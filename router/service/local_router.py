@@ -14,7 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from kvroute.client import (
     KvRouteError,
@@ -42,6 +42,12 @@ PENDING_MAX = 65_536
 """Last reports under way. A report is applied in its task's first turn, so there are few."""
 
 
+class ListBytes(Protocol):
+    """WorkerFeed.list."""
+
+    def __call__(self, model: str, *, only_away: bool = False) -> Awaitable[bytes]: ...
+
+
 class LocalRouter(RequestCalls):
     """Takes the place of a KvRouteClient where the router is in the same process."""
 
@@ -50,13 +56,12 @@ class LocalRouter(RequestCalls):
         texts: Texts,
         reports: Reports,
         guard: Guard,
-        list_workers: Callable[[str], Awaitable[bytes]],
+        list_workers: ListBytes,
         *,
         rng: random.Random,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """guard: has the bounds of messages. list_workers: a model, or "" for all, -> the bytes of
-        a ListWorkersResponse."""
+        """guard: has the bounds of messages. list_workers: WorkerFeed.list."""
         super().__init__(
             self._route,
             RequestReports(self._report, timeout_s=TIMEOUT_S, wait_s=1.0, pending_max=PENDING_MAX),
@@ -82,9 +87,12 @@ class LocalRouter(RequestCalls):
         """Waits for last reports."""
         await self._reports.flush()
 
-    async def list_workers(self, model: str | None = None) -> list[WorkerStatus]:
-        """Every worker that the router knows, by id and rank; absent model: of all models."""
-        content = await self._list_workers(model or "")
+    async def list_workers(
+        self, model: str | None = None, *, away: bool = False
+    ) -> list[WorkerStatus]:
+        """Every worker that the router knows, by id and rank; absent model: of all models. away:
+        only those that stopped answering."""
+        content = await self._list_workers(model or "", only_away=away)
         return list(ListWorkersResponse.FromString(content).workers)
 
     async def _route(

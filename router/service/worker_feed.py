@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from events.feed.fleet_view import Source
+from events.feed.fleet_view import Source, away
 from events.plane.facts import Heartbeat
 from indexer.identity import WorkerKey
 from kvroute.v1 import fleet_pb2
@@ -109,10 +109,13 @@ class WorkerFeed:
         """The next round, once a watcher waits for it."""
         self._writer: asyncio.Task[None] | None = None
 
-    async def list(self, model: str, identity: Identity = ANYBODY) -> bytes:
-        """A ListWorkersResponse of now, of the workers that an identity may see."""
+    async def list(
+        self, model: str, identity: Identity = ANYBODY, *, only_away: bool = False
+    ) -> bytes:
+        """A ListWorkersResponse of now, of the workers that an identity may see. only_away: those
+        that stopped answering, unless so many did at once that the broker may have failed."""
         pieces = []
-        async for source, settled, ages in self._statuses(model):
+        async for source, settled, ages in self._statuses(model, only_away=only_away):
             if not _may_see(identity, source.key, source.heartbeat):
                 continue
             pieces.append(answer_codec.framed(1, settled + ages))
@@ -205,7 +208,9 @@ class WorkerFeed:
             now.ages[source.key] = ages
         return now
 
-    async def _statuses(self, model: str) -> AsyncIterator[tuple[Source, bytes, bytes]]:
+    async def _statuses(
+        self, model: str, *, only_away: bool = False
+    ) -> AsyncIterator[tuple[Source, bytes, bytes]]:
         """Workers with their statuses, and the ages of these, written; by id and rank."""
         sources = self._core.fleet.view.sources
         for n, key in enumerate(sorted(sources)):
@@ -213,6 +218,8 @@ class WorkerFeed:
                 await asyncio.sleep(0)  # other calls have a turn
             source = sources.get(key)
             if source is None or (model and not self._core.fleet.serves(source, model)):
+                continue
+            if only_away and (not away(source) or self._core.fleet.last_resort(source)):
                 continue
             self.statuses_written += 1
             status = worker_codec.write_worker(source, self._core, self._clock())

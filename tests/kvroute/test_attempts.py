@@ -17,7 +17,7 @@ from kvroute.client import (
     UnknownModel,
 )
 from kvroute.client.requests.attempts import REFUSED_MAX
-from kvroute.client.requests.life import connection_refused
+from kvroute.client.requests.failures import connection_refused
 from kvroute.v1 import FailureReason, PrefillWorker, Progress, ProgressState
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
 

@@ -18,7 +18,7 @@ from kvroute.client import (
     RouterUnreachable,
     UnusableAnswer,
 )
-from kvroute.client.requests.life import failure_reason
+from kvroute.client.requests.failures import failure_reason
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
 from tests.stage.garbage import freed_at_once

@@ -71,6 +71,7 @@ from kvroute.client.errors import (
     UnknownModel,
     UnknownSession,
     UnknownWorker,
+    UnusableAnswer,
     WorkerExists,
     error_from_status,
 )
@@ -88,7 +89,7 @@ from kvroute.client.messages.tokens import pack_tokens, unpack_tokens
 from kvroute.client.messages.usage import Usage, cached_tokens, read_usage
 from kvroute.client.requests.attempts import Attempt, Attempts
 from kvroute.client.requests.budget import RetryBudget, RetryBudgetPolicy
-from kvroute.client.requests.life import RoutedRequest, UnusableAnswer
+from kvroute.client.requests.life import RoutedRequest
 from kvroute.client.requests.requests import RequestCalls
 
 __all__ = [

@@ -19,6 +19,14 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
+class UnusableAnswer(Exception):
+    """Raised by a caller inside a request, when an engine's answer makes no sense.
+
+    Counts against the worker, and attempts() tries another worker. A KeyError counts against no
+    worker, since a bug in the caller's own code looks the same.
+    """
+
+
 class KvRouteError(Exception):
     """A call got no usable answer.
 

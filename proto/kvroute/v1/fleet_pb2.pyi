@@ -309,14 +309,18 @@ class ListWorkersRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
+    AWAY_FIELD_NUMBER: builtins.int
     model: builtins.str
     """empty: workers of all models"""
+    away: builtins.bool
+    """only workers whose relay is silent or whose engine does not answer its relay. Routers of older releases list all workers"""
     def __init__(
         self,
         *,
         model: builtins.str = ...,
+        away: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["away", b"away", "model", b"model"]) -> None: ...
 
 Global___ListWorkersRequest: typing_extensions.TypeAlias = ListWorkersRequest
 

@@ -3,7 +3,9 @@
 Laws:
 - a client that leaves takes the worker's connection with it, and the reservation ends CANCELLED;
 - bytes are read from a worker only as fast as the client takes them;
-- an answer whose worker fails after its first byte is cut, never ended as if it were whole.
+- an answer whose worker fails after its first byte is cut, never ended as if it were whole;
+- a prefill worker's answer of another form than a hand-over, or one that comes too slowly, is
+  none: the decode worker computes the prompt itself.
 """
 
 import asyncio
@@ -12,27 +14,27 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import msgspec
 from aiohttp import web
 
 from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer
-from kvroute.client.requests.life import failure_reason
+from kvroute.client.requests.failures import judgement
 from kvroute.v1 import FailureReason
 from router.front.exchange import Blame, Exchange, Upstream, Verdict, returned
-from router.front.gateway.upstreams import Sent, WorkerAnswered
-from router.front.usage import read_usage
+from router.front.gateway import hand_over
+from router.front.gateway.upstreams import Seat, Sent, WorkerAnswered, WorkerGone
+from router.front.usage import cached_in
 from router.tracing.front_trace import FrontTrace
 
 if TYPE_CHECKING:
     from router.front.gateway.forwarding import Forwarder
 
-PREFILL_ANSWER_MAX = 1 << 24
-"""Bytes of a prefill worker's answer, which may list the blocks of a long prompt."""
-WORKER_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, UnusableAnswer)
+WORKER_ERRORS = (
+    aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, WorkerGone, UnusableAnswer,
+)  # fmt: skip
 """What a worker's failure raises."""
-
 _BLAMES = {
     FailureReason.FAILURE_REASON_TIMEOUT: Blame.TIMEOUT,
+    FailureReason.FAILURE_REASON_CLIENT: Blame.CLIENT,
     FailureReason.FAILURE_REASON_CANCELLED: Blame.CANCELLED,
 }
 _REASONS = {
@@ -64,7 +66,11 @@ class WorkerAttempt:
         routed: RoutedRequest,
         began_s: float,
         trace: FrontTrace | None = None,
+        *,
+        movable: bool = False,
     ) -> None:
+        """movable: whether another worker may take the request before its first byte."""
+        self._movable = movable
         self._began_s = began_s
         self._trace = trace
         self._forwarder = forwarder
@@ -78,11 +84,7 @@ class WorkerAttempt:
         """The answer, which the client has by then; raises what Forwarder.serve names."""
         try:
             return await self._run()
-        except aiohttp.ClientResponseError as error:
-            # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
-            # for the client's mistake.
-            raise UnusableAnswer(f"the worker's answer is no HTTP: {error.message}") from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, UnusableAnswer, WorkerGone) as error:
             _forget_frames(error)
             raise
 
@@ -107,7 +109,7 @@ class WorkerAttempt:
                 fields=fields,
                 tokens=tokens,
             )
-            sent = self._forwarder.post(upstream, pick.worker_id)
+            sent = self._forwarder.post(upstream, self._seat(pick))
             async with sent as answer:
                 return await self._pass_on(sent, answer)
 
@@ -126,26 +128,22 @@ class WorkerAttempt:
         """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
         cache."""
         upstream = self._prefill_request(prefill)
+        fields: dict[str, Any] = {}
         async with (
             asyncio.timeout(self._forwarder.prefill_timeout_s),
-            self._forwarder.post(upstream, prefill.worker_id) as answer,
+            self._forwarder.post(upstream, self._seat(prefill)) as answer,
         ):
             if answer.status != 200:  # a client's mistake ends the attempts, too
-                raise await WorkerAnswered.read(answer)
-            content = await answer.content.read(PREFILL_ANSWER_MAX)
-            while not answer.content.at_eof() and len(content) < PREFILL_ANSWER_MAX:
-                content += await answer.content.read(PREFILL_ANSWER_MAX)
-        try:
-            said = msgspec.json.decode(content, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise UnusableAnswer(
-                f"the prefill worker's answer is no JSON object: {error}"
-            ) from None
-        usage = said.get("usage")
-        self._prefill_cached = read_usage(usage).cached_tokens if isinstance(usage, dict) else None
-        self._routed.cached_tokens = self._prefill_cached
+                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+            try:
+                said = await hand_over.read(answer.content)
+                fields = prefill.decode_body(said)
+                self._prefill_cached = cached_in(said.get("usage"))
+                self._routed.cached_tokens = self._prefill_cached
+            except hand_over.NO_HAND_OVER as error:
+                self._forwarder.unusable_hand_over(prefill.worker_id, error)
         self._forwarder.first_token(self._routed, answering=False)
-        return await self._send(prefill.decode_body(said))
+        return await self._send(fields)
 
     async def _at_once(self, prefill: PrefillWorker) -> web.StreamResponse:
         """SGLang: both workers get the request, and the answer is the decode worker's."""
@@ -165,6 +163,10 @@ class WorkerAttempt:
                 task.cancel()
             await asyncio.gather(computing, serving, return_exceptions=True)
 
+    def _seat(self, worker: Pick | PrefillWorker) -> Seat:
+        model, movable = self._exchange.facts.model, self._movable
+        return Seat(worker.worker_id, worker.dp_rank or 0, model, movable)
+
     def _prefill_request(self, prefill: PrefillWorker) -> Upstream:
         return self._exchange.upstream(
             prefill.address,
@@ -174,13 +176,12 @@ class WorkerAttempt:
         )
 
     async def _drained(self, prefill: PrefillWorker) -> None:
-        upstream = self._prefill_request(prefill)
         async with (
             asyncio.timeout(self._forwarder.prefill_timeout_s),
-            self._forwarder.post(upstream, prefill.worker_id) as answer,
+            self._forwarder.post(self._prefill_request(prefill), self._seat(prefill)) as answer,
         ):
             if answer.status != 200:
-                raise await WorkerAnswered.read(answer)
+                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
             async for _ in answer.content.iter_any():
                 pass
 
@@ -192,8 +193,8 @@ class WorkerAttempt:
         verdict = exchange.answered(
             answer.status, head.get("Content-Type", ""), head.get("Content-Encoding", "")
         )
-        if verdict is Verdict.ELSEWHERE:
-            raise await WorkerAnswered.read(answer)
+        if verdict not in (Verdict.PASS, Verdict.REFUSED) or answer.status == 404:
+            raise await WorkerAnswered.read(answer, exchange.facts.model)
         response = self._response(answer)
         try:
             await self._bytes(sent, answer.content, response)
@@ -304,13 +305,13 @@ class WorkerAttempt:
 
     async def _cut(self, response: web.StreamResponse, error: Exception) -> None:
         """Ends an answer whose worker failed, so that its client can't take it for whole."""
-        reason = failure_reason(error)
-        blame = _BLAMES.get(reason, Blame.WORKER)
+        judged = judgement(error)
+        blame = _BLAMES.get(judged.reported, Blame.WORKER)
         silent = blame is Blame.TIMEOUT
-        name = "WORKER_SILENT" if silent else "WORKER_FAILED"
         message = "the worker sent nothing for too long" if silent else "the worker's answer broke"
+        name = judged.reason or "WORKER_FAILED"
         last = self._exchange.broke(blame, name, f"{message}: {error}")
-        await self._report(reason)
+        await self._report(judged.reported)
         try:
             if last:
                 await _write(response, last)

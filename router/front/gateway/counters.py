@@ -100,6 +100,22 @@ class GatewayCounters:
                 self.requests.labels(path, outcome)
         for reason in FULL:
             self.refusals.labels(reason)
+        self._count_workers(self.registry)
+
+    def _count_workers(self, registry: CollectorRegistry) -> None:
+        """What workers do wrong that no client sees."""
+        self.unusable_hand_overs = Counter(
+            "kvroute_gateway_unusable_hand_overs",
+            "Answers of prefill workers in another form than a hand-over; the decode worker"
+            " computed the prompt itself.",
+            registry=registry,
+        )
+        self.moved = Counter(
+            "kvroute_gateway_moved",
+            "Requests without a byte of an answer that were taken from a worker which is silent to"
+            " the router.",
+            registry=registry,
+        )
 
     def watch(self, room: Room) -> None:
         """The gauges of open requests are read at a scrape."""

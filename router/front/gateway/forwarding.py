@@ -1,6 +1,7 @@
 """Requests of a gateway: what it asks a router for, and what it learns of each answer."""
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,7 +16,7 @@ from router.front.forwarded_tokens import token_fields
 from router.front.gateway.attempt import WorkerAttempt
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.roster import Roster
-from router.front.gateway.upstreams import Sent, Upstreams
+from router.front.gateway.upstreams import Seat, Sent, Upstreams
 from router.front.openai_body import Kind
 from router.front.output_lengths import OutputLengths
 from router.front.refusals import FrontRefusal
@@ -23,6 +24,8 @@ from router.front.response_workers import ResponseWorkers
 from router.front.routers import Router
 from router.keys.engine_accesses import EngineAccesses
 from router.tracing.front_trace import FrontTrace
+
+log = logging.getLogger("kvroute.gateway")
 
 
 class Forwarder:
@@ -92,7 +95,9 @@ class Forwarder:
             options["return_tokens"] = True
         if settings.pairs == "auto" and self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
+        movable = settings.attempts_max > 1
         if worker_id := self._holder(exchange):
+            movable = False
             options["allowed_worker_ids"] = (worker_id,)
         if trace is not None:
             options["traceparent"] = trace.pick_header()
@@ -104,7 +109,10 @@ class Forwarder:
                     self._picked(began_s, trace)
                 if trace is not None:
                     trace.picked(routed.pick.worker_id)
-                return await WorkerAttempt(self, request, exchange, routed, began_s, trace).run()
+                work = WorkerAttempt(
+                    self, request, exchange, routed, began_s, trace, movable=movable
+                )
+                return await work.run()
         raise RuntimeError("attempts ended without an answer and without an error")
 
     def _pairs(self, exchange: Exchange) -> bool:
@@ -160,11 +168,16 @@ class Forwarder:
             self._counters.with_tokens.labels(engine).inc()
         return fields
 
-    def post(self, upstream: Upstream, worker_id: str) -> Sent:
+    def post(self, upstream: Upstream, seat: Seat) -> Sent:
         """Sends a request to a worker, with that worker's key if it has one."""
-        access = self._accesses.of_worker(worker_id, upstream.url)
+        access = self._accesses.of_worker(seat.worker_id, upstream.url)
         headers = access.headers(upstream.headers)
-        return self._upstreams.post(upstream._replace(headers=headers), access.tls)
+        return self._upstreams.post(upstream._replace(headers=headers), seat, access.tls)
+
+    def unusable_hand_over(self, worker_id: str, error: Exception) -> None:
+        """A prefill worker's answer is no hand-over; the decode worker computes the prompt."""
+        self._counters.unusable_hand_overs.inc()
+        log.warning("%s handed nothing over: %s: %s", worker_id, type(error).__name__, error)
 
     @property
     def prefill_timeout_s(self) -> float:

@@ -16,6 +16,7 @@ from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
 from router.front.gateway.server import GatewayServer
+from router.front.gateway.silent_workers import SilentWorkers
 from router.front.gateway.upstreams import Upstreams
 from router.front.routers import Router
 from router.keys.certificates import Certificates
@@ -64,6 +65,7 @@ class Gateway:
         self.roster = Roster(self.client, clock)
         self.counters = GatewayCounters(registry)
         registry.register(ClientCollector(lambda: self.client.counts))
+        self.silent = SilentWorkers(router, self._upstreams, self.roster, self.counters)
         self._tasks = Tasks(broke)
         forwarder = Forwarder(
             self.client,
@@ -96,6 +98,7 @@ class Gateway:
         await self._stack.enter_async_context(self._upstreams)
         await self.server.start()
         self._tasks.spawn(self.roster.keep(), "list of workers")
+        self._tasks.spawn(self.silent.keep(), "silent workers")
         self._tasks.spawn(self._followed.run(), "files of keys")
         if self._door is not None:
             self._tasks.spawn(self._door.run(), "keys of issuers")

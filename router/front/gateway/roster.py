@@ -6,7 +6,7 @@ Law: an old list stays while no router answers; requests go on with the client's
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from kvroute.client import KvRouteError
@@ -105,6 +105,17 @@ class Roster:
     def count(self, model: str) -> int:
         """Workers of the model; without a name: of all."""
         return self._counts[model]
+
+    def has_other(self, model: str, role: str, gone: Collection[tuple[str, int]]) -> bool:
+        """Whether a worker of this model and role may be picked that is not among these, by id and
+        rank. Without a model's name: of any model."""
+        return any(
+            each.schedulable
+            and each.role == role
+            and (each.worker_id, each.dp_rank) not in gone
+            and (not model or model in _names(each))
+            for each in self._workers
+        )
 
     def estimate_max(self, model: str) -> int:
         """Most tokens of an estimated length: half of what the model's shortest worker takes, since

@@ -21,8 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from typing_extensions import override
 
 from kvroute.client import KvRouteError, RouterUnreachable
-from kvroute.client.requests.life import failure_reason
-from kvroute.v1 import FailureReason
+from kvroute.client.requests.failures import Kind, judgement
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.serving_settings import HttpSettings
 from router.front.exchange import Blame, Exchange
@@ -59,6 +58,14 @@ REQUEST_ID_MAX = 256
 """Characters of a client's X-Request-Id; a longer one, or one that isn't printable, is replaced."""
 SERVED = ("finished", "worker_refused")
 """Outcomes that are no failure of the fleet."""
+_FAILED = {
+    "WORKER_FAILED": "no worker answered",
+    "WORKER_SILENT": "no worker answered in time",
+    "ANSWER_HEAD_TOO_LARGE": "the worker's answer can't be passed on",
+    "HOST_FAILED": "the gateway's own host can't reach a worker",
+    "GATEWAY_FAULT": "the gateway failed",
+}
+"""What a failure of an upstream request means to its client, by the reason of its answer."""
 
 log = logging.getLogger("kvroute.gateway")
 
@@ -275,13 +282,12 @@ class GatewayServer:
         except KvRouteError as error:
             return self._unrouted(call, error)
         except WorkerAnswered as error:
-            refused = failure_reason(error) == FailureReason.FAILURE_REASON_CLIENT
+            refused = error.failure in (Kind.REJECTED, Kind.NO_MODEL)
             call.outcome = "worker_refused" if refused else "failed"
             answer = web.Response(status=error.status, body=error.body, headers=error.headers)
             answer.headers["X-Request-Id"] = exchange.request_id
             return answer
         except WORKER_ERRORS as error:
-            call.outcome = "failed"
             return self._failed(call, error)
         except Exception:
             if exchange.passed and request.transport is not None:
@@ -308,12 +314,14 @@ class GatewayServer:
         return self._answer(call, reason, error.message, retry_after_s=error.retry_after_s)
 
     def _failed(self, call: _Call, error: Exception) -> web.Response:
-        silent = failure_reason(error) == FailureReason.FAILURE_REASON_TIMEOUT
-        reason = "WORKER_SILENT" if silent else "WORKER_FAILED"
+        reason = judgement(error).reason or "WORKER_FAILED"
         notes = "; ".join(getattr(error, "__notes__", ()))
         log.warning("%s: %s: %s %s", call.path, type(error).__name__, error, notes)
-        message = "no worker answered in time" if silent else "no worker answered"
-        return self._answer(call, reason, f"{message}: {type(error).__name__}: {error}")
+        call.outcome = "failed"
+        if reason == "HOST_FAILED":
+            call.outcome = "refused"
+            self._counters.refusals.labels(reason).inc()
+        return self._answer(call, reason, f"{_FAILED[reason]}: {type(error).__name__}: {error}")
 
     def _refused(self, call: _Call, refusal: FrontRefusal) -> web.Response:
         reason, message = refusal.reason, refusal.message

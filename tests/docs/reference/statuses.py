@@ -6,6 +6,8 @@ from pathlib import Path
 import grpc
 import yaml
 
+from kvroute.client.requests.failures import FAILURES, Kind
+from kvroute.v1 import FailureReason
 from router.desk.statuses import STATUS as GRPC
 from router.front.refusals import STATUS as HTTP
 from router.request.refusal import Reason
@@ -22,6 +24,21 @@ gRPC refusals carry the reason in `google.rpc.ErrorInfo` (domain `kvroute`), HTT
 themselves. `UNAVAILABLE` is tried again, `RESOURCE_EXHAUSTED` only with `RetryInfo`, other
 statuses never. Every 503 and every refusal with `RetryInfo` has `Retry-After` in HTTP.
 """
+FAILURES_HEAD = """## Failures of a request on its worker
+
+The one judgement of failures (`kvroute/client/requests/failures.py`), of the gateway and of
+`RoutedRequest` and `Attempts` of the Python client alike. *Reported*: the `FailureReason` in the
+report to the router; only `WORKER` and `TIMEOUT` count against the worker (a refused connection
+counts at once). *Again*: while no byte of an answer was passed on, within `gateway.attempts_max`
+and the retry budget; after the first byte the answer is cut. *Answer*: the gateway's, if nothing is
+left to try.
+"""
+OTHERS = {
+    **dict.fromkeys((Kind.FAILED, Kind.NO_MODEL, Kind.REJECTED), "the worker's own"),
+    Kind.STALE: "that of the fresh connection",
+    Kind.CANCELLED: "none",
+}
+"""Answers to the client that are none of the gateway's."""
 NO_RETRY_INFO = {Reason.MESSAGE_TOO_LARGE}
 """Of RESOURCE_EXHAUSTED: another try would be refused as well."""
 _MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text(encoding="utf-8"))
@@ -44,6 +61,19 @@ def page() -> str:
     lines += [*table(("reason", "gRPC", "HTTP", "again", "meaning"), rows), ""]
     lines += ["## Of the gateway and the endpoint picker", ""]
     lines += [*table(("reason", "HTTP", "meaning"), own), ""]
+    rows = [
+        (
+            kind.value.replace("_", " "),
+            cell(judged.about),
+            FailureReason.Name(judged.reported).removeprefix("FAILURE_REASON_"),
+            judged.again.value,
+            "the worker" if judged.blames else "nobody",
+            f"{HTTP[judged.reason]} {code(judged.reason)}" if judged.reason else OTHERS[kind],
+        )
+        for kind, judged in FAILURES.items()
+    ]
+    lines += [FAILURES_HEAD]
+    lines += [*table(("kind", "known by", "reported", "again", "blamed", "answer"), rows), ""]
     return "\n".join(lines)
 
 

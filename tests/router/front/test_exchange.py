@@ -108,7 +108,7 @@ def test_an_answer_is_expected_to_be_a_usual_one_unless_its_limit_is_less(
         (400, Verdict.REFUSED),
         (404, Verdict.REFUSED),
         (422, Verdict.REFUSED),
-        (302, Verdict.ELSEWHERE),
+        (302, Verdict.UNUSABLE),
         (408, Verdict.ELSEWHERE),
         (429, Verdict.ELSEWHERE),
         (500, Verdict.ELSEWHERE),

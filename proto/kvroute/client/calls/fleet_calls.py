@@ -58,10 +58,11 @@ class FleetCalls:
         self._transport = transport
 
     async def list_workers(
-        self, model: str | None = None, *, timeout_s: float | None = None
+        self, model: str | None = None, *, away: bool = False, timeout_s: float | None = None
     ) -> list[WorkerStatus]:
-        """Every worker the router knows, by id and rank; absent model: workers of all models."""
-        message = ListWorkersRequest(model=model or "")
+        """Every worker the router knows, by id and rank; absent model: workers of all models. away:
+        only workers whose relay is silent or whose engine does not answer its relay."""
+        message = ListWorkersRequest(model=model or "", away=away)
         response = await self._transport.unary(
             lambda line: line.fleet.ListWorkers, message, timeout_s
         )

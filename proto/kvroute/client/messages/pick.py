@@ -8,9 +8,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from kvroute.client.errors import unreachable
+from kvroute.client.errors import UnusableAnswer, unreachable
 from kvroute.client.messages.tokens import unpack_tokens
 from kvroute.v1 import PromptSource, Receipt, RouteResponse, router_pb2
+
+HAND_OVER_DEPTH_MAX = 32
+"""Objects and lists inside one another in a hand-over; vLLM's connectors have 3."""
+_INTS = range(-(1 << 63), 1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +92,12 @@ class PrefillWorker:
         """Fields to add to the JSON body of the picked worker's request.
 
         answer: the JSON that this worker answered; not needed for SGLang. Empty if the answer has
-        no kv_transfer_params: the picked worker then computes the prompt itself.
+        no kv_transfer_params: the picked worker then computes the prompt itself. Raises
+        UnusableAnswer as hand_over does.
         """
         if self.prefill_kv_transfer_params is None:
             return self._bootstrap
-        params = self.decode_kv_transfer_params or (answer or {}).get("kv_transfer_params")
+        params = self.decode_kv_transfer_params or hand_over(answer)
         return {"kv_transfer_params": dict(params)} if params else {}
 
     @property
@@ -266,6 +271,43 @@ class Pick:
         response = self.response
         paired = response.HasField("prefill_worker") and response.prefill_worker.engine == "vllm"
         return _headers(self.dp_rank, self.request_id if paired else "")
+
+
+def hand_over(answer: object) -> Mapping[str, Any] | None:
+    """The kv_transfer_params in the JSON that a prefill worker answered; None: it has none.
+
+    Raises UnusableAnswer for what is no object, for more than HAND_OVER_DEPTH_MAX objects and lists
+    inside one another, and for integers over 64 bits: engines' readers of JSON refuse them, and the
+    client would get that refusal.
+    """
+    if answer is None:
+        return None
+    if not isinstance(answer, Mapping):
+        raise UnusableAnswer(f"the prefill worker answered {_named(answer)}, no JSON object")
+    params = answer.get("kv_transfer_params")
+    if params is None:
+        return None
+    if not isinstance(params, Mapping):
+        raise UnusableAnswer(f"kv_transfer_params are {_named(params)}, no JSON object")
+    level: list[object] = [params]
+    for _ in range(HAND_OVER_DEPTH_MAX):
+        inner: list[object] = []
+        for value in level:
+            items = value.values() if isinstance(value, Mapping) else value
+            for item in items:  # type: ignore[attr-defined]  # level has objects and lists
+                if isinstance(item, int):
+                    if item not in _INTS:
+                        raise UnusableAnswer("kv_transfer_params have an integer over 64 bits")
+                elif isinstance(item, (Mapping, list)):
+                    inner.append(item)
+        if not inner:
+            return params
+        level = inner
+    raise UnusableAnswer(f"kv_transfer_params are nested over {HAND_OVER_DEPTH_MAX} deep")
+
+
+def _named(value: object) -> str:
+    return "null" if value is None else type(value).__name__
 
 
 def prompt_tokens(message: router_pb2.PromptTokens) -> PromptTokens:

@@ -12,9 +12,9 @@ A failed attempt ends its reservation with its reason. Another attempt follows, 
 if all of these hold; otherwise the exception is raised unchanged:
 
 - `request.prefill_done()` was not called, and the body has not ended the request itself;
-- the reason is WORKER or TIMEOUT (see failure_reason; the body raises UnusableAnswer for an answer
-  that makes no sense): errors of the caller's own code, cancellations and kvroute's own errors
-  would be the same on another worker;
+- failures.py has another worker for it (the body raises UnusableAnswer for an answer that makes no
+  sense): errors of the caller's own code or host, cancellations and kvroute's own errors would be
+  the same on another worker;
 - there were fewer than `attempts_max` attempts, and the client's retry budget allows another. The
   first REFUSED_MAX refused connections don't count as attempts, unless `attempts_max` is 1: nothing
   of the request arrived, and when half of a fleet dies at once three workers in a row may be dead;
@@ -37,19 +37,14 @@ from typing_extensions import override
 from kvroute.client.errors import KvRouteError
 from kvroute.client.messages.pick import Pick
 from kvroute.client.requests.budget import RetryBudget
-from kvroute.client.requests.life import RoutedRequest, connection_refused, failure_reason
+from kvroute.client.requests.failures import Again, judgement
+from kvroute.client.requests.life import RoutedRequest
 from kvroute.v1 import FailureReason
 
 NOTE_MAX = 300
 """Characters of an earlier attempt's error in a note."""
 REFUSED_MAX = 8
 """Attempts with a refused connection that don't count, for one request; further attempts count."""
-_ELSEWHERE = frozenset((
-    FailureReason.FAILURE_REASON_WORKER,
-    FailureReason.FAILURE_REASON_TIMEOUT,
-))  # fmt: skip
-"""Failures that another worker may avoid."""
-
 log = logging.getLogger("kvroute.client")
 
 RouteAgain = Callable[[int, tuple[str, ...]], Awaitable[Pick]]
@@ -154,9 +149,10 @@ class Attempts:
         self._failures.clear()
 
     def _another(self, request: RoutedRequest, error: BaseException) -> bool:
-        if request.answering or request.ended or failure_reason(error) not in _ELSEWHERE:
+        judged = judgement(error)
+        if request.answering or request.ended or judged.again is not Again.ELSEWHERE:
             return False
-        if self._attempts_max > 1 and self._refused < REFUSED_MAX and connection_refused(error):
+        if self._attempts_max > 1 and self._refused < REFUSED_MAX and judged.refused:
             self._refused += 1
         if self._number - self._refused >= self._attempts_max:
             self._counts["retries_over_attempts"] += 1
@@ -222,9 +218,8 @@ class Attempt:
             await request.finished()
             return False
         again = self._attempts.failed(request, error)
-        await request.failed(
-            failure_reason(error), refused=connection_refused(error), wait=not again
-        )
+        judged = judgement(error)
+        await request.failed(judged.reported, refused=judged.refused, wait=not again)
         return again
 
     def _leave(self) -> None:

@@ -7,9 +7,7 @@ made good by the lease.
 """
 
 import asyncio
-import json
 import logging
-import socket
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +19,7 @@ from kvroute.client.errors import InvalidRequest, KvRouteError, broken_by
 from kvroute.client.messages.bodies import HttpBody
 from kvroute.client.messages.pick import Pick, PromptTokens
 from kvroute.client.messages.usage import count, read_usage
+from kvroute.client.requests.failures import judgement
 from kvroute.client.requests.reports import Reports
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 
@@ -31,36 +30,7 @@ RENEW_S_MIN = 0.1
 RENEW_S_MAX = 3600.0
 """Most seconds between renewals."""
 
-_OUR_MISTAKES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    TypeError,
-    ValueError,
-)
-_UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
-"""ValueErrors about bytes from elsewhere: inside a request, from the engine."""
-_NO_CONNECTION = frozenset(("ClientConnectorError", "ConnectError"))
-_CAUSES_MAX = 8
-"""Causes of an exception that are examined."""
-_BLAME = (
-    FailureReason.FAILURE_REASON_WORKER,
-    FailureReason.FAILURE_REASON_TIMEOUT,
-    FailureReason.FAILURE_REASON_CLIENT,
-    FailureReason.FAILURE_REASON_CANCELLED,
-)
-
 log = logging.getLogger("kvroute.client")
-
-
-class UnusableAnswer(Exception):
-    """Raised by a caller inside a request, when an engine's answer makes no sense.
-
-    Counts against the worker, and attempts() tries another worker. A KeyError counts against no
-    worker, since a bug in the caller's own code looks the same.
-    """
 
 
 class RoutedRequest:
@@ -68,7 +38,7 @@ class RoutedRequest:
 
     Entering routes and reserves, with the errors of route(). Inside, a task renews the lease every
     third of it. Leaving reports the end: FINISHED with the counts, or FAILED with the reason that
-    `failure_reason` gives for the exception, which is raised unchanged.
+    failures.py has for the exception, which is raised unchanged.
 
     Leaving waits until the last report is delivered, at most the client's report_timeout_s; after
     that the report goes on in the background, and the client's close() waits for it. A cancelled
@@ -206,7 +176,8 @@ class RoutedRequest:
         if error is None:
             await self.finished()
         else:
-            await self.failed(failure_reason(error), refused=connection_refused(error))
+            judged = judgement(error)
+            await self.failed(judged.reported, refused=judged.refused)
 
     async def prefill_done(self, *, answering: bool = True) -> None:
         """Reports that the first token is out; later calls do nothing.
@@ -353,62 +324,3 @@ def _no_count(name: str, value: object) -> InvalidRequest:
     """For a count in an engine's answer that is no count: the step is reported without it."""
     message = f"{name} is {value!r:.80}; a whole number below 2^32 is wanted: it was not reported"
     return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, None, message)
-
-
-def failure_reason(error: BaseException) -> FailureReason.ValueType:
-    """The FailureReason of an exception, by its type.
-
-    CANCELLED  the task or the async generator was closed from outside, the program is ending
-    TIMEOUT    TimeoutError (those of asyncio and aiohttp are subclasses)
-    CLIENT     errors of this client, programming errors, an HTTP answer 4xx but 408 and 429
-    WORKER     anything else: connections that break, HTTP 5xx, bytes that are no JSON or no UTF-8,
-               UnusableAnswer and every other exception of the caller's own
-    A group has the reason of its worst member, in the order WORKER, TIMEOUT, CLIENT, CANCELLED.
-    Never raises.
-    """
-    match error:
-        case BaseExceptionGroup():
-            reasons = {failure_reason(member) for member in error.exceptions}
-            return next(reason for reason in _BLAME if reason in reasons)
-        case asyncio.CancelledError() | GeneratorExit() | KeyboardInterrupt() | SystemExit():
-            return FailureReason.FAILURE_REASON_CANCELLED
-        case KvRouteError():  # before TimeoutError: a slow router is no slow worker
-            return FailureReason.FAILURE_REASON_CLIENT
-        case TimeoutError():
-            return FailureReason.FAILURE_REASON_TIMEOUT
-        case _:
-            status = _http_status(error)
-    if status is None:
-        ours = isinstance(error, _OUR_MISTAKES) and not isinstance(error, _UNREADABLE)
-    else:
-        ours = 400 <= status < 500 and status not in {408, 429}
-    return FailureReason.FAILURE_REASON_CLIENT if ours else FailureReason.FAILURE_REASON_WORKER
-
-
-def connection_refused(error: BaseException) -> bool:
-    """Whether the connection was refused, by the types of an exception and its causes.
-
-    Knows ConnectionRefusedError, aiohttp's ClientConnectorError and httpx's ConnectError, which the
-    openai package raises, too. A name without an address is no refusal by a worker. Never raises.
-    """
-    refused = False
-    cause: BaseException | None = error
-    for _ in range(_CAUSES_MAX):
-        if cause is None:
-            break
-        if isinstance(cause, socket.gaierror):
-            return False
-        names = {kind.__name__ for kind in type(cause).__mro__}
-        refused |= isinstance(cause, ConnectionRefusedError) or not _NO_CONNECTION.isdisjoint(names)
-        cause = cause.__cause__ or cause.__context__
-    return refused
-
-
-def _http_status(error: BaseException) -> int | None:
-    """The HTTP status in an error of aiohttp (status), openai (status_code), httpx (response)."""
-    response = getattr(error, "response", None)
-    for holder, name in ((error, "status"), (error, "status_code"), (response, "status_code")):
-        status = getattr(holder, name, None)
-        if isinstance(status, int):
-            return status
-    return None

@@ -1,0 +1,169 @@
+"""Connections to workers: aiohttp's client, with bounds on what comes before an answer's body.
+
+aiohttp reads interim answers (1xx) for as long as they come, keeps what comes on an idle connection
+and does not say whether a connection was used before. `_factory` of its connector makes the
+protocol of each connection: a private name, which tests/router/front/gateway/test_connections.py
+watches.
+
+Laws:
+- a head is parsed in pieces of PIECE_BYTES, and the bytes up to its end, those of interim answers
+  included, are bounded: HEAD_SLACK times the bound of a head;
+- bytes that no request waits for close the connection;
+- a host that answers no packet for DEAD_S fails the connection, whatever waits on it.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from typing_extensions import override
+
+from kvroute.client import UnusableAnswer
+from kvroute.client.requests.failures import Kind
+
+INTERIM_MAX = 16
+"""Interim answers before an answer; engines send none."""
+HEAD_SLACK = 4
+"""A good answer whose head is over the bound, and not over so many times the bound, is known as
+such; past it, an answer is unusable."""
+PIECE_BYTES = 1 << 14
+DEAD_S = 30
+"""A dead host is noticed after it: TCP keepalive, and TCP_USER_TIMEOUT for bytes on their way."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+"""10 + 4 * 5 s are DEAD_S."""
+
+used: ContextVar[Callable[["AnswerProtocol"], None]] = ContextVar("used")
+"""Takes the connection of the request that the current task sends."""
+
+
+class LongHead(UnusableAnswer):
+    """A good answer whose head is too long to be passed on: another worker's would be as long."""
+
+    failure = Kind.LONG_HEAD
+
+
+class AnswerProtocol(ResponseHandler):
+    """One connection to a worker."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, head_bytes_max: int) -> None:
+        super().__init__(loop)
+        self._head_bytes_max = head_bytes_max
+        self._left: int | None = None
+        """Bytes up to the end of the awaited head; None: no head is awaited."""
+        self._interim = 0
+        self.uses = 0
+        """Requests so far, the present one included."""
+        self.heard = False
+        """Whether a byte has come since the present request."""
+
+    @property
+    def unanswered_reuse(self) -> bool:
+        """Whether the connection was used before, and nothing was answered to this request."""
+        return self.uses > 1 and not self.heard
+
+    @override
+    def set_response_params(self, **params: Any) -> None:
+        """A request is about to be written."""
+        self.uses += 1
+        self.heard = False
+        self._interim = 0
+        self._left = HEAD_SLACK * self._head_bytes_max
+        super().set_response_params(**params)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._left is None:
+            super().data_received(data)
+        else:
+            self._head(data)
+
+    def _head(self, data: bytes) -> None:
+        """Bytes while a head is awaited."""
+        self.heard = True
+        at = 0
+        while self._left is not None and at < len(data):
+            if not self._left:
+                self._refuse(UnusableAnswer(f"the answer's head has no end within {at} bytes"))
+                return
+            piece = data[at : at + min(PIECE_BYTES, self._left)]
+            self._left -= len(piece)
+            at += len(piece)
+            super().data_received(piece)
+            if self.exception() is not None:
+                return
+        if at < len(data):
+            super().data_received(data[at:])
+
+    @override
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """A head was parsed: an interim one is dropped, one without a request closes the
+        connection."""
+        message = data[0]
+        if self._left is None:
+            self._close()
+        elif 100 <= message.code < 200 and message.code != 101:
+            self._interim += 1
+            if self._interim > INTERIM_MAX:
+                self._refuse(UnusableAnswer(f"over {INTERIM_MAX} interim answers (1xx) came"))
+        elif self._long(message) and 200 <= message.code < 300:
+            bound = self._head_bytes_max
+            self._refuse(LongHead(f"its head is over {bound} bytes (gateway.header_kib_max)"))
+        else:
+            self._left = None
+            super().feed_data(data, size)
+
+    def _long(self, message: Any) -> bool:
+        sizes = (len(name) + len(value) + 4 for name, value in message.raw_headers)
+        return sum(sizes) > self._head_bytes_max
+
+    def _refuse(self, error: Exception) -> None:
+        self._left = None
+        if self.exception() is None:
+            self.set_exception(error)
+        self._close()
+
+    def _close(self) -> None:
+        self.force_close()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def leave(self, error: Exception) -> None:
+        """Ends the request that waits here for its head."""
+        self._refuse(error)
+
+
+class Connector(aiohttp.TCPConnector):
+    """Connections to all workers, or, with force_close, one for each request."""
+
+    def __init__(self, head_bytes_max: int, **options: Any) -> None:
+        super().__init__(limit=0, socket_factory=_socket, **options)
+        loop = asyncio.get_running_loop()
+        made: Any = partial(AnswerProtocol, loop, head_bytes_max)
+        self._factory = made
+
+    @override
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+        connection = await super().connect(req, traces, timeout)
+        protocol = connection.protocol
+        assert isinstance(protocol, AnswerProtocol)
+        used.get()(protocol)
+        return connection
+
+
+def _socket(address: Any) -> socket.socket:
+    """A socket on which a dead host is noticed."""
+    family, kind, protocol = address[:3]
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    if family in (socket.AF_INET, socket.AF_INET6):
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options = _KEEPALIVE | {"TCP_USER_TIMEOUT": DEAD_S * 1000}
+        for name, value in options.items():
+            if number := getattr(socket, name, None):  # not every system has all of them
+                made.setsockopt(socket.IPPROTO_TCP, number, value)
+    return made

@@ -1,0 +1,34 @@
+"""A prefill worker's answer, read within bounds.
+
+Law: whatever the worker answers, and however slowly, ends within HAND_OVER_S in a JSON object, or
+in one of NO_HAND_OVER.
+"""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from kvroute.client import UnusableAnswer
+
+ANSWER_MAX = 1 << 21
+"""Bytes of an answer, which lists the blocks of a prompt: 300 KiB for a million tokens. A longer
+one would hold up other requests while it is read."""
+HAND_OVER_S = 1.0
+"""From the answer's head to its end."""
+NO_HAND_OVER = (
+    aiohttp.ClientError, OSError, UnusableAnswer, msgspec.DecodeError, UnicodeError, RecursionError,
+)  # fmt: skip
+"""TimeoutError is an OSError."""
+
+
+async def read(content: aiohttp.StreamReader) -> dict[str, Any]:
+    """The answer's JSON object; raises NO_HAND_OVER."""
+    text = bytearray()
+    async with asyncio.timeout(HAND_OVER_S):
+        while chunk := await content.readany():
+            text += chunk
+            if len(text) > ANSWER_MAX:
+                raise UnusableAnswer(f"the answer is over {ANSWER_MAX} bytes")
+    return msgspec.json.decode(text, type=dict[str, Any])
