@@ -11,51 +11,20 @@ one that is being answered: private names, which tests/router/http/test_port.py 
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from typing_extensions import override
 
 from router.config.settings.serving_settings import HttpSettings
-
-REASONS = ("full", "slow_head", "idle", "malformed")
-"""full: a connection past http.connections_max. slow_head: TLS or a head took longer than
-http.head_timeout_s. idle: no request for http.idle_timeout_s. malformed: no HTTP, or a head
-past its bounds."""
+from router.listener.connections import Connections
 
 REST_BYTES_MAX = 1 << 25
 """Of a body that nobody reads any more: past it the connection is closed."""
 READ_BYTES = 1 << 16
 """Of a body that wait for their reader; twice as many, and the connection is read no further. A
 sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
-
-
-class Connections:
-    """Those of one port."""
-
-    def __init__(self, port: str) -> None:
-        """port: its name in metrics."""
-        self.port = port
-        self.open = 0
-        self.closed: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-        """By the port itself, by reason."""
-        self._left = asyncio.Event()
-
-    def left(self) -> None:
-        """A connection is over."""
-        self.open -= 1
-        self._left.set()
-
-    async def none_left(self, wait_s: float) -> None:
-        """Returns when no connection is open, or after so many seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while self.open:
-                    self._left.clear()
-                    await self._left.wait()
 
 
 def malformed(_error: HttpProcessingError) -> web.Response:
@@ -105,10 +74,10 @@ class BoundedHandler(web.RequestHandler):
         self._head_timeout_s = bounds.head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
 
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._await_head()
+    @property
+    def begun(self) -> bool:
+        """Whether its first head is whole; until then the listener has its time."""
+        return self._request_count > 0
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -122,7 +91,7 @@ class BoundedHandler(web.RequestHandler):
             self._cancel_timer()
             self._dropped = 0
             self._end_broken_body()
-        elif self._head_timer is None and self._waiter is not None:
+        elif heads and self._head_timer is None and self._waiter is not None:
             self._await_head()  # of a later request: its first bytes
 
     @override
@@ -160,7 +129,7 @@ class BoundedHandler(web.RequestHandler):
 
     def close_if_idle(self) -> None:
         """Ends a connection that no request is on, and no part of one."""
-        if self._waiter is not None and self._head_timer is None:
+        if self.begun and self._waiter is not None and self._head_timer is None:
             self.force_close()
 
     def _await_head(self) -> None:

@@ -1,9 +1,7 @@
 """Sockets of HTTP/2.
 
-Laws:
-- a connection whose preface is not whole after Bounds.preface_s is closed;
-- nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait for
-  their turn (frames.TURN_STREAMS).
+Law: nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait
+for their turn (frames.TURN_STREAMS).
 """
 
 import asyncio
@@ -20,9 +18,7 @@ from router.http2.messages import Service
 from router.listener.seldom import Seldom
 
 log = logging.getLogger("kvroute.http2")
-
-
-_faults = Seldom()
+_faults = Seldom(log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +32,6 @@ class Bounds:
     """Bytes of a call's headers."""
     ping_every_s: float = 0.0
     """See machine.Calm."""
-    preface_s: float = 20.0
-    """In which TLS and HTTP/2's preface are over."""
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -58,18 +52,15 @@ class Http2Protocol(asyncio.Protocol):
             headers_max=bounds.headers_max,
             ping_every_s=bounds.ping_every_s,
         )
-        self._bounds = bounds
         self._left = left
         self._transport: Any = None
         self._clock = asyncio.get_running_loop().time
         self.received_s = self._clock()
         """When the peer last sent something."""
         self.fault = ""
-        """Why it is closed from here: `malformed`, `slow_head`; empty: for another reason. One that
-        has a reason before it is made is closed at once."""
+        """Why it is closed from here: `malformed`; empty: for another reason."""
         self.pinged = False
         """Whether a ping of ours was sent since the peer last sent something."""
-        self._preface: asyncio.TimerHandle | None = None
         self._room: asyncio.Future[None] | None = None
         """Done once the socket takes bytes again; None: it does."""
         self._receiving = False
@@ -85,11 +76,6 @@ class Http2Protocol(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if self.fault:
-            self.abort()
-            return
-        loop = asyncio.get_running_loop()
-        self._preface = loop.call_later(self._bounds.preface_s, self._end_unless_begun)
         self.flush()
 
     @override
@@ -137,8 +123,6 @@ class Http2Protocol(asyncio.Protocol):
 
     @override
     def connection_lost(self, error: Exception | None) -> None:
-        if self._preface is not None:
-            self._preface.cancel()
         self._gone = True
         self._has_room()
         if not self._waits:
@@ -194,6 +178,11 @@ class Http2Protocol(asyncio.Protocol):
             self._transport.abort()
 
     @property
+    def begun(self) -> bool:
+        """Whether HTTP/2's preface is whole."""
+        return self.http2.began
+
+    @property
     def socket(self) -> Any:
         """The asyncio transport, for what it knows of its other side."""
         return self._transport
@@ -203,13 +192,6 @@ class Http2Protocol(asyncio.Protocol):
         """Address of the other side."""
         name = self._transport.get_extra_info("peername") if self._transport else None
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "?")
-
-    def _end_unless_begun(self) -> None:
-        self._preface = None
-        if not self.http2.began:
-            self.fault = "slow_head"
-            log.info("%s: no HTTP/2 after %g s", self.peer, self._bounds.preface_s)
-            self.abort()
 
     def _has_room(self) -> None:
         room, self._room = self._room, None

@@ -1,138 +1,301 @@
-"""Accepts connections: TLS and plain ones on one port.
+"""Accepts the connections of one port, and sees them through their TLS handshake.
 
-Gateways come either way, some without a choice: the first byte of a connection tells (0x16 is TLS's
-handshake, `P` begins HTTP/2's preface).
+The first byte of a connection says whether it has TLS (0x16 begins a handshake), so that one port
+can take both: gateways come either way, some without a choice.
 
-Law: a connection that has sent nothing after FIRST_BYTE_S, or what its server says, is closed;
-PEEKING_MAX wait at most.
+Laws:
+- every port of the router has its connections from here, with the bounds of Connections;
+- a connection has its place from its acceptance on, and gives it back on every way out;
+- until its first byte a connection costs its socket, until the end of its handshake its TLS state:
+  what serves it is made after that;
+- a port of one protocol with TLS takes no connection that has not agreed on it (ALPN);
+- whatever comes, a turn of the event loop accepts ACCEPTED_TURN connections, begins
+  HANDSHAKES_TURN handshakes, and closes LATE_TURN that are late, at most.
 """
 
 import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, cast
 
-FIRST_BYTE_S = 10.0
-PEEKING_MAX = 1024
-"""Connections that have sent nothing yet; the one that came first is closed for the next."""
-_TLS_HANDSHAKE = b"\x16"
+from typing_extensions import override
 
-log = logging.getLogger("kvroute.http2")
+from router.listener.addresses import client_of, listening, unmapped
+from router.listener.connections import Connections, Place
+from router.listener.seldom import Seldom
+
+ACCEPTED_TURN = 16
+HANDSHAKES_TURN = 4
+"""A handshake's first step costs about 1 ms."""
+LATE_TURN = 256
+NO_DESCRIPTORS_S = 0.1
+"""Before the next attempt to accept a connection, after one failed."""
+LINGER_S = 1.0
+"""For which the rest of a refused request is read, so that its client gets to see the answer."""
+_LINGER_BYTES = 1 << 20
+_LINGER_READ = 1 << 16
+_TLS_HANDSHAKE = 0x16
+_SPEAKS_TLS = b"this port speaks TLS\n"
+NO_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\nServer: kvroute\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(_SPEAKS_TLS), _SPEAKS_TLS)
+)
+"""What a client that speaks plain HTTP/1 to a port with TLS gets."""
+_HTTP2 = b"PRI "
+"""The first bytes of HTTP/2 without TLS: its clients take no answer of HTTP/1, and try without end
+to send a call again that HTTP/2 itself refuses."""
+
+log = logging.getLogger("kvroute.connections")
+
+
+class Serves(Protocol):
+    """What serves a connection: an asyncio protocol that calls `left` of its making at its end."""
+
+    @property
+    def begun(self) -> bool:
+        """See connections.Begins."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Speaks:
+    """The protocols of a port."""
+
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    """In force now; None: connections with TLS are closed."""
+    plain: bool = True
+    """Else connections without TLS are closed."""
+    alpn: str | None = None
+    """What connections with TLS must have agreed on; None: anything."""
 
 
 class Listener:
-    """Accepts connections on one port, with TLS or without."""
+    """One port."""
 
     def __init__(
         self,
-        make: Callable[[], asyncio.Protocol],
-        tls: Callable[[], ssl.SSLContext | None],
+        make: Callable[[Callable[[], None]], Serves],
+        connections: Connections,
+        speaks: Speaks,
         *,
-        allows_plain: bool,
-        came: Callable[[str], None],
-        first_byte_s: float | None = None,
+        came: Callable[[str], None] = lambda _kind: None,
     ) -> None:
-        """tls: in force now; None: connections with TLS are closed. allows_plain: else connections
-        without TLS are closed. came: is called with `tls`, `plain` or `refused` for each.
-        first_byte_s: None: FIRST_BYTE_S."""
+        """make: takes `left`, which must be called at the connection's end. came: is called with
+        `tls`, `plain` or `refused` for each connection that sends something."""
         self._make = make
-        self._tls = tls
-        self._allows_plain = allows_plain
+        self._connections = connections
+        self._speaks = speaks
         self._came = came
-        self._first_byte_s = first_byte_s
-        self._socket: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
+        self._hellos: deque[tuple[socket.socket, Place]] = deque()
+        """Connections whose handshake is to begin."""
+        self._late: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._peeking: dict[socket.socket, None] = {}
+        self._full = Seldom(log)
+        self._strange = Seldom(log)
+        self._failed = Seldom(log, logging.INFO)
         self.port = 0
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Listens; raises OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((host, port))
-            listening.listen(1024)
-            listening.setblocking(False)
-        except OSError:
-            listening.close()
-            raise
-        self._socket = listening
-        self.port = listening.getsockname()[1]
-        self._spawn(self._accept(listening))
+        self._loop = asyncio.get_running_loop()
+        self._sockets = await listening(host, port, reuse_port=reuse_port)
+        self.port = self._sockets[0].getsockname()[1]
+        for each in self._sockets:
+            self._loop.add_reader(each, self._accept, each)
 
     async def stop(self) -> None:
-        """Accepts no more."""
-        for task in list(self._tasks):
-            task.cancel()
+        """Accepts no more, and closes connections that nothing serves yet."""
+        for each in self._sockets:
+            self._loop.remove_reader(each)
+            each.close()
+        self._sockets = []
+        if self._late is not None:
+            self._late.cancel()
+        for place in self._connections.unserved():
+            self._connections.leave(place)
+            place.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for peer in list(self._peeking):
-            peer.close()
-        self._peeking.clear()
-        if self._socket is not None:
-            self._socket.close()
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    # From acceptance to the first byte
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTED_TURN):
             try:
-                peer, _ = await loop.sock_accept(listening)
-            except OSError as error:  # no file descriptors are left
-                log.warning("a connection can't be accepted: %s", error)
-                await asyncio.sleep(0.1)
-                continue
-            peer.setblocking(False)
-            if len(self._peeking) >= PEEKING_MAX:
-                oldest = next(iter(self._peeking))
-                del self._peeking[oldest]
-                oldest.shutdown(socket.SHUT_RDWR)
-            self._peeking[peer] = None
-            self._spawn(self._serve(peer))
+                peer, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:  # such as: no file descriptors are left
+                self._warn(self._full, "a connection can't be accepted: %s", error.strerror)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(NO_DESCRIPTORS_S, self._accept_again, listening)
+                return
+            self._admit(peer, address[0])
 
-    async def _serve(self, peer: socket.socket) -> None:
-        try:
-            first = await self._first_byte(peer)
-        except (TimeoutError, OSError):
-            first = b""
-        held = self._peeking.pop(peer, False) is None
-        tls = self._tls() if first == _TLS_HANDSHAKE else None
-        if not held or not first or (tls is None and not self._may_be_plain(first)):
-            if held and first:
-                self._came("refused")
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _admit(self, peer: socket.socket, host: str) -> None:
+        place, left = self._connections.admit(client_of(host), self._loop.time())
+        if left is not None:
+            left.close()
+        if place is None:
             peer.close()
+            open_ = self._connections.open
+            words = "a connection of %s is closed: it is over a bound, with %d open ones"
+            self._warn(self._full, words, unmapped(host), open_)
             return
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._came("plain" if tls is None else "tls")
-        loop = asyncio.get_running_loop()
+        peer.setblocking(False)
+        place.close = partial(self._close, peer)
+        self._loop.add_reader(peer, self._readable, peer, place)
+        self._watch()
+
+    def _close(self, peer: socket.socket) -> None:
+        self._loop.remove_reader(peer)
+        peer.close()
+
+    def _watch(self) -> None:
+        """Has the loop look for connections that are late."""
+        late_s = self._connections.late_s
+        if self._late is None and late_s is not None:
+            self._late = self._loop.call_at(late_s, self._end_late)
+
+    def _end_late(self) -> None:
+        self._late = None
+        late = self._connections.late(self._loop.time(), LATE_TURN)
+        for place in late:
+            place.close()
+        if late:
+            words = "%d connections have not begun after %g s, and are closed"
+            self._warn(self._failed, words, len(late), self._connections.bounds.begin_s)
+        self._watch()
+
+    # From the first byte to the end of the handshake
+
+    def _readable(self, peer: socket.socket, place: Place) -> None:
+        self._loop.remove_reader(peer)
         try:
-            await loop.connect_accepted_socket(self._make, peer, ssl=tls)
+            first = peer.recv(len(_HTTP2), socket.MSG_PEEK)
+        except OSError:
+            first = b""
+        if not first:
+            self._end(peer, place)
+        elif first[0] != _TLS_HANDSHAKE:
+            if self._speaks.plain:
+                self._spawn(peer, place, self._serve(peer, place, None))
+            else:
+                self._refused("%s sends plain text, but this port speaks TLS", peer)
+                self._spawn(peer, place, self._refuse(peer, b"" if first == _HTTP2 else NO_TLS))
+        elif self._speaks.tls() is None:
+            self._refused("%s begins TLS, but this port speaks plain text", peer)
+            self._end(peer, place)
+        else:
+            place.close = peer.close
+            self._hellos.append((peer, place))
+            if len(self._hellos) == 1:
+                self._loop.call_soon(self._shake_hands)
+
+    def _shake_hands(self) -> None:
+        for _ in range(min(HANDSHAKES_TURN, len(self._hellos))):
+            peer, place = self._hellos.popleft()
+            if place.open:
+                self._spawn(peer, place, self._serve(peer, place, self._speaks.tls()))
+        if self._hellos:
+            self._loop.call_soon(self._shake_hands)
+
+    async def _serve(
+        self, peer: socket.socket, place: Place, context: ssl.SSLContext | None
+    ) -> None:
+        """Hands a connection over to what serves it, after its handshake if it has TLS."""
+        about: dict[str, Any] = {}
+        if context is not None:
+            about = {"ssl": context, "ssl_handshake_timeout": self._connections.bounds.begin_s}
+        try:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(
+                lambda: _Doorway(partial(self._enter, place)), peer, **about
+            )
         except (OSError, ssl.SSLError) as error:
-            log.info("a connection with TLS failed: %s", error)
-            peer.close()
+            if place.open and context is not None:
+                self._connections.closed["tls"] += 1
+                self._warn(self._failed, "a TLS handshake failed: %s", error)
 
-    def _may_be_plain(self, first: bytes) -> bool:
-        return self._allows_plain and first != _TLS_HANDSHAKE
+    def _enter(self, place: Place, transport: asyncio.Transport) -> None:
+        """The handshake is over."""
+        if not place.open:
+            transport.abort()
+            return
+        secured = transport.get_extra_info("ssl_object")
+        wanted = self._speaks.alpn
+        if secured and wanted and secured.selected_alpn_protocol() != wanted:
+            words = f"%s has TLS, but has not agreed on {wanted} by ALPN"
+            self._refused(words, transport.get_extra_info("socket"))
+            transport.abort()
+            return
+        self._came("tls" if secured else "plain")
+        place.close = transport.abort
+        place.served_by = serving = self._make(partial(self._connections.leave, place))
+        transport.set_protocol(serving)  # type: ignore[arg-type]  # it has all that is called
+        serving.connection_made(transport)
 
-    async def _first_byte(self, peer: socket.socket) -> bytes:
-        """The first byte, which stays to be read; raises TimeoutError and OSError."""
-        loop = asyncio.get_running_loop()
-        readable = loop.create_future()
-
-        def ready() -> None:
-            if not readable.done():
-                readable.set_result(None)
-
-        loop.add_reader(peer.fileno(), ready)
+    async def _refuse(self, peer: socket.socket, answer: bytes) -> None:
+        """Closes a connection after an answer, as soon as its client closes it, too."""
         try:
-            async with asyncio.timeout(self._first_byte_s or FIRST_BYTE_S):
-                await readable
-        finally:
-            loop.remove_reader(peer.fileno())
-        return peer.recv(1, socket.MSG_PEEK)
+            async with asyncio.timeout(LINGER_S):
+                await self._loop.sock_sendall(peer, answer)
+                peer.shutdown(socket.SHUT_WR)
+                for _ in range(_LINGER_BYTES // _LINGER_READ):
+                    if not await self._loop.sock_recv(peer, _LINGER_READ):
+                        break
+        except (OSError, TimeoutError) as error:
+            log.debug("port %s: an answer was not taken: %s", self._connections.port, error)
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _refused(self, words: str, peer: Any) -> None:
+        self._connections.closed["tls"] += 1
+        self._came("refused")
+        self._warn(self._strange, words + ": it is closed", _name(peer))
+
+    def _warn(self, subject: Seldom, words: str, *about: object) -> None:
+        subject.log(self._loop.time(), "port %s: " + words, self._connections.port, *about)
+
+    def _spawn(self, peer: socket.socket, place: Place, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        place.close = task.cancel
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._over, peer, place))
+
+    def _over(self, peer: socket.socket, place: Place, task: asyncio.Task[None]) -> None:
+        """The work for a connection is over, or was cancelled before its first step."""
+        self._tasks.discard(task)
+        if place.served_by is None:
+            self._end(peer, place)
+
+    def _end(self, peer: socket.socket, place: Place) -> None:
+        self._connections.leave(place)
+        peer.close()
+
+
+class _Doorway(asyncio.Protocol):
+    """Stands for a connection until its handshake is over."""
+
+    def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:
+        self._enter = enter
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._enter(cast("asyncio.Transport", transport))
+
+
+def _name(peer: Any) -> str:
+    try:
+        host, port = peer.getpeername()[:2]
+    except OSError:
+        return "a client"
+    return f"{unmapped(host)}:{port}"

@@ -6,13 +6,13 @@ from math import inf
 LOG_S = 10.0
 """Between two log lines about connections that broke their protocol or a bound."""
 
-log = logging.getLogger("kvroute.http2")
-
 
 class Seldom:
-    """Warnings that anybody may cause, as often as they like: one in LOG_S at most."""
+    """Log lines of one subject: one in LOG_S at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: logging.Logger, level: int = logging.WARNING) -> None:
+        self._log = log
+        self._level = level
         self._logged_s = -inf
         self._more = 0
         """Since the last one."""
@@ -24,4 +24,4 @@ class Seldom:
             return
         others = f" ({self._more} more since the last such line)" if self._more else ""
         self._logged_s, self._more = now_s, 0
-        log.warning(words + "%s", *about, others)
+        self._log.log(self._level, words + "%s", *about, others)

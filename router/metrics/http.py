@@ -6,9 +6,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from router.config.settings.serving_settings import HttpSettings
-from router.http.bounded import Connections
 from router.http.port import HttpPort
 from router.keys.certificates import Contexts
+from router.listener.connections import Connections
 from router.metrics.scrape import Scrapes
 
 

@@ -1,27 +1,12 @@
-"""Metrics of HTTP ports' connections."""
+"""Metrics of ports' connections."""
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-
-class Connections(Protocol):
-    """What a port counts."""
-
-    @property
-    def port(self) -> str:
-        """Its name."""
-
-    @property
-    def open(self) -> int:
-        """Open connections."""
-
-    @property
-    def closed(self) -> Mapping[str, int]:
-        """Bound -> connections that were closed because of it."""
+from router.listener.connections import Connections
 
 
 class HttpCollector(Collector):
@@ -35,6 +20,16 @@ class HttpCollector(Collector):
         connections = GaugeMetricFamily(
             "kvroute_http_connections", "Open connections of HTTP ports.", labels=["port"]
         )
+        incomplete = GaugeMetricFamily(
+            "kvroute_http_connections_incomplete",
+            "Open connections without a whole TLS handshake and a whole head of a request.",
+            labels=["port"],
+        )
+        of_address = GaugeMetricFamily(
+            "kvroute_http_connections_of_address",
+            "Open connections of the client address that has most.",
+            labels=["port"],
+        )
         closed = CounterMetricFamily(
             "kvroute_http_connections_closed",
             "Connections that an HTTP port closed by itself, by the bound that they met.",
@@ -42,7 +37,11 @@ class HttpCollector(Collector):
         )
         for port in self._ports:
             connections.add_metric([port.port], port.open)
+            incomplete.add_metric([port.port], port.incomplete)
+            of_address.add_metric([port.port], port.most_of_one)
             for reason, count in sorted(port.closed.items()):
                 closed.add_metric([port.port, reason], count)
         yield connections
+        yield incomplete
+        yield of_address
         yield closed

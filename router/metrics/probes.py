@@ -11,8 +11,8 @@ from collections.abc import Callable
 from aiohttp import web
 
 from router.config.settings.serving_settings import HttpSettings
-from router.http.bounded import Connections
 from router.http.port import HttpPort
+from router.listener.connections import Connections
 
 
 class ProbeServer:

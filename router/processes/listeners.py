@@ -11,7 +11,7 @@ from router.console.console import Console
 from router.front.routers import Router
 from router.keys.engine_accesses import EngineAccesses
 from router.metrics.http import MetricsServer
-from router.metrics.of_http import Connections, HttpCollector
+from router.metrics.of_http import HttpCollector
 from router.metrics.probes import ProbeServer
 from router.processes.console_face import ConsoleFace
 from router.processes.locks import Locks
@@ -117,12 +117,8 @@ class Listeners:
         if self._probes is not None:
             await self._probes.start()
             log.info("probes on %s (port %d)", config.probes.listen, self._probes.port)
-        faces = (self._http, self._probes)
-        ports: list[Connections] = [face.connections for face in faces if face is not None]
         if self._grpc.fast is not None:
-            ports.append(self._grpc.fast.counts)
             log.info("gRPC on %s, too (port %d)", config.grpc.fast_listen, self._grpc.fast.port)
-        self._registry.register(HttpCollector(*ports))
         tasks.spawn(locks.followed.run(), "files of keys")
         if locks.door is not None:
             tasks.spawn(locks.door.run(), "keys of issuers")
@@ -139,6 +135,9 @@ class Listeners:
         )
         if self._http is not None:
             self._http.add(self._faces.gateway_registry)
+        servers = (self._http, self._probes, self._grpc.fast)
+        ports = [server.connections for server in servers if server is not None]
+        self._registry.register(HttpCollector(*ports, *self._faces.connections))
         await self._faces.start()
 
     def set_serving(self) -> None:

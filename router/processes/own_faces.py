@@ -13,6 +13,7 @@ from router.front.routers import Router
 from router.keys.certificates import Certificates
 from router.keys.door import Door
 from router.keys.engine_accesses import EngineAccesses
+from router.listener.connections import Connections
 from router.tracing.spans import Tracing
 
 log = logging.getLogger("kvroute")
@@ -59,6 +60,7 @@ class OwnFaces:
                 registry,
                 clock=clock,
                 broke=broke,
+                bounds=config.http,
                 certificates=certificates,
                 tracing=tracing,
             )
@@ -72,6 +74,11 @@ class OwnFaces:
     def picker_port(self) -> int:
         """0: there is none."""
         return self._picker.port if self._picker is not None else 0
+
+    @property
+    def connections(self) -> tuple[Connections, ...]:
+        """Those of the picker, if there is one; the gateway's metrics are on its own port."""
+        return () if self._picker is None else (self._picker.connections,)
 
     async def start(self) -> None:
         """Listens; raises ConfigError when an address can't be had."""

@@ -27,6 +27,7 @@ class PickerApp(FaceApp):
             self.registry,
             clock=unix_now,
             broke=self._broke,
+            bounds=config.http,
             certificates=certificates,
             tracing=self.tracing.spans,
         )
@@ -39,7 +40,8 @@ class PickerApp(FaceApp):
         if listen := config.probes.listen:
             self._probes = ProbeServer(listen, lambda: self.picker.ready, config.http)
             self._http.append(self._probes)
-        self.registry.register(HttpCollector(*(server.connections for server in self._http)))
+        ports = [server.connections for server in (self.picker, *self._http)]
+        self.registry.register(HttpCollector(*ports))
 
     @property
     def probes_port(self) -> int:

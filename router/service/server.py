@@ -25,10 +25,12 @@ from kvroute.v1 import (
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import GrpcSettings
 from router.desk.methods import REPORT, ROUTE
-from router.http2.fast_server import FastServer, ServerBounds
+from router.http2.fast_server import FastServer
+from router.http2.port import ServerBounds
 from router.http2.sockets import Bounds
 from router.keys.certificates import Certificates
 from router.keys.exposure import UNIX, split_address
+from router.listener.connections import PortBounds
 from router.service.calls import Collected, Handler
 from router.service.credentials import server_credentials
 from router.service.fleet_service import FleetService, fleet_handlers
@@ -172,9 +174,12 @@ def _fast_server(
             message_max=bytes_max,
             headers_max=settings.metadata_kib_max * 1024,
             ping_every_s=PING_EVERY_S,
-            preface_s=settings.handshake_timeout_s,
         ),
-        connections_max=settings.connections_max,
+        port=PortBounds(
+            settings.connections_max,
+            settings.address_connections_max,
+            settings.handshake_timeout_s,
+        ),
         keepalive_s=settings.keepalive_s,
         age_s=settings.max_connection_age_s,
         age_grace_s=settings.max_connection_age_grace_s,

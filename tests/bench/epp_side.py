@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from kvroute.client import KvRouteClient
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.serving_settings import HttpSettings
 from router.front.picker.calls import EXT_PROC, PROCESS
 from router.front.picker.request_stream import Question, RequestStream
 from router.front.picker.server import PickerServer
@@ -80,7 +81,9 @@ async def serve(kind: str, target: str, stack: AsyncExitStack) -> int:
         router: Router = KvRouteClient(target)
         if kind == "local":
             router = (await stack.enter_async_context(a_router())).local()
-        picker = PickerServer(settings, router, registry, clock=time.time, broke=broke)
+        picker = PickerServer(
+            settings, router, registry, clock=time.time, broke=broke, bounds=HttpSettings()
+        )
         await picker.start()
         while not picker.ready:  # noqa: ASYNC110  # nothing to await
             await asyncio.sleep(0.01)

@@ -25,8 +25,8 @@ from router.discovery.kubernetes import KubernetesDiscovery
 from router.fleet.topology import PlaceLabels
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.picker.counters import PickerCounters
-from router.http.bounded import Connections
 from router.keys.followed import Followed
+from router.listener.connections import Connections, PortBounds
 from router.metrics.of_audit import WatchCollector
 from router.metrics.of_copies import HotPrefixCollector
 from router.metrics.of_discovery import DiscoveryCollector
@@ -69,7 +69,7 @@ def router_families() -> list[Metric]:
     followed = Followed()
     followed.counts["keys", "ok"] = 1
     registry.register(KeyCollector(followed, None))
-    registry.register(HttpCollector(Connections("metrics")))
+    registry.register(HttpCollector(Connections("metrics", PortBounds(10))))
     registry.register(PromptCollector(Prompts({"m": ModelPrompts()}), lambda: 0))
     registry.register(HotPrefixCollector(fleet.core))
     registry.register(WatchCollector(_watchers()))
@@ -145,7 +145,7 @@ def gateway_families() -> list[Metric]:
     registry = CollectorRegistry()
     GatewayCounters(registry)
     registry.register(ClientCollector(dict))
-    registry.register(HttpCollector(Connections("gateway")))
+    registry.register(HttpCollector(Connections("gateway", PortBounds(10))))
     registry.register(KeyCollector(Followed(), None))
     return list(registry.collect())
 

@@ -13,6 +13,7 @@ from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.serving_settings import HttpSettings
 from router.front.picker.calls import PROCESS
 from router.front.picker.server import PickerServer
 from router.keys.certificates import Certificates
@@ -73,6 +74,7 @@ async def a_picker(
     certificates: Certificates | None = None,
     in_process: bool = False,
     tracing: Tracing | None = None,
+    http: HttpSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A picker before a fleet of these workers, w0, w1 ...; the tests add others."""
@@ -95,6 +97,7 @@ async def a_picker(
             registry,
             clock=unix_now,
             broke=broken.append,
+            bounds=http or HttpSettings(),
             certificates=certificates,
             tracing=tracing,
         )

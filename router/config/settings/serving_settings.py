@@ -92,6 +92,13 @@ class GrpcSettings(Settings, frozen=True):
         int,
         Meta(ge=1, le=1_000_000, description="open connections; the next one is closed at once"),
     ] = 10_000
+    address_connections_max: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        Meta(
+            description="open connections of one client address, or one IPv6 /64; none: seven"
+            " times as many as the port has free places, which bounds them in any case"
+        ),
+    ] = None
     metadata_kib_max: Annotated[
         int, Meta(ge=1, le=1024, description="KiB of a call's metadata; more is refused")
     ] = 16
@@ -146,7 +153,7 @@ class MetricsSettings(Settings, frozen=True):
 
 
 class HttpSettings(Settings, frozen=True):
-    """Bounds on the connections of each HTTP port: those of gateway, metrics and probes."""
+    """Bounds on the connections of each HTTP port: those of gateway, picker, metrics and probes."""
 
     connections_max: Annotated[
         int,
@@ -156,11 +163,18 @@ class HttpSettings(Settings, frozen=True):
             description="open connections of an HTTP port; the next one is closed at once",
         ),
     ] = 10_000
+    address_connections_max: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        Meta(
+            description="open connections of one client address, or one IPv6 /64; none: seven"
+            " times as many as the port has free places, which bounds them in any case"
+        ),
+    ] = None
     head_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="seconds that a connection has for TLS, and then for a request's line and"
-            " headers"
+            description="seconds that a connection has for TLS and its first request's line and"
+            " headers, or HTTP/2's first bytes, and then for each later request's"
         ),
     ] = 20.0
     idle_timeout_s: Annotated[

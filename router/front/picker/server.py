@@ -7,6 +7,7 @@ would cut them, whatever the gateway's failure mode is.
 
 import asyncio
 import logging
+import random
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -17,17 +18,19 @@ from prometheus_client import CollectorRegistry
 from events.plane.tasks import Tasks
 from router.config.keys import ConfigError
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.roster import Roster
 from router.front.picker.calls import Calls, Health
 from router.front.picker.counters import PickerCounters
 from router.front.picker.endpoints import Endpoints
 from router.front.picker.picks import Picker
 from router.front.routers import Router
+from router.http2.port import Http2Port, ServerBounds
 from router.http2.sockets import Bounds, Http2Protocol
 from router.keys.certificates import Certificates, Contexts
 from router.keys.exposure import split_address
 from router.keys.followed import Followed
-from router.listener.listener import Listener
+from router.listener.connections import Connections, PortBounds
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Tracing
 
@@ -45,28 +48,31 @@ class PickerServer:
         *,
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
+        bounds: HttpSettings,
         certificates: Certificates | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
-        the picker's own tasks. certificates: for connections with TLS. tracing: spans of requests;
-        None: no spans. Raises ConfigError for an address that is none."""
+        the picker's own tasks. bounds: of connections. certificates: for connections with TLS.
+        tracing: spans of requests; None: no spans. Raises ConfigError for what is no address."""
         self._followed = Followed()
         if certificates is not None:
             self._followed.add("certificates", certificates)
         self._settings = settings
-        self._host, self._port = split_address(settings.listen)
+        self._address = split_address(settings.listen)
         self._tls = _context(settings, certificates)
         self.client = router
         self.roster = Roster(self.client, clock)
         self.counters = PickerCounters(registry)
         self._tasks = Tasks(broke)
         self._health = Health()
-        self._connections: set[Http2Protocol] = set()
         self._leaving = False
-        self._listener = Listener(
-            self._connection,
-            lambda: None if self._tls is None else self._tls.now,
+        self._port = Http2Port(
+            "epp",
+            self._calls,
+            _bounds(settings, bounds),
+            rng=random.Random(),
+            tls=lambda: None if self._tls is None else self._tls.now,
             allows_plain=settings.plain,
             came=lambda kind: self.counters.connections.labels(kind).inc(),
         )
@@ -76,7 +82,12 @@ class PickerServer:
 
     @property
     def port(self) -> int:
-        return self._listener.port
+        return self._port.port
+
+    @property
+    def connections(self) -> Connections:
+        """Its open connections, and those that it closed."""
+        return self._port.connections
 
     @property
     def ready(self) -> bool:
@@ -97,7 +108,7 @@ class PickerServer:
             self._begin_trace,
         )
         try:
-            await self._listener.start(self._host, self._port)
+            await self._port.start(*self._address)
         except OSError as error:
             await self._stack.aclose()
             raise ConfigError(
@@ -117,26 +128,21 @@ class PickerServer:
             if picker is not None:
                 await self._drain(picker)
         finally:
-            await self._listener.stop()
-            for connection in list(self._connections):
-                connection.close()
+            await self._port.stop_accepting()
+            self._port.close()
             await self._tasks.close()
             await asyncio.shield(self._stack.aclose())
 
     async def _drain(self, picker: Picker) -> None:
-        if self._connections:
+        if self._port.open:
             await asyncio.sleep(self._settings.accept_after_stop_s)
-        for connection in list(self._connections):
-            connection.http2.go_away(last=False)
-            connection.flush()
+        self._port.go_away(last=False)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await picker.idle.wait()
         except TimeoutError:
             log.warning("%d requests are still open, and are cut", picker.open)
-        for connection in list(self._connections):
-            connection.http2.go_away(last=True)
-            connection.flush()
+        self._port.go_away(last=True)
 
     async def _keep_health(self) -> None:
         """SERVING while some worker can be picked."""
@@ -144,16 +150,21 @@ class PickerServer:
             self._health.set(serving=self.roster.ready)
             await asyncio.sleep(0.1 if not self.roster.ready else 1.0)
 
-    def _connection(self) -> Http2Protocol:
+    def _calls(self, protocol: Http2Protocol) -> Calls:
         picker = self._picker
         assert picker is not None  # it is set before the first connection comes
-        connection = Http2Protocol(
-            lambda protocol: Calls(protocol, picker, self._health),
-            bounds=Bounds(self._settings.streams_max),
-            left=self._connections.discard,
-        )
-        self._connections.add(connection)
-        return connection
+        return Calls(protocol, picker, self._health)
+
+
+def _bounds(settings: PickerSettings, bounds: HttpSettings) -> ServerBounds:
+    return ServerBounds(
+        connection=Bounds(settings.streams_max),
+        port=PortBounds(
+            bounds.connections_max, bounds.address_connections_max, bounds.head_timeout_s
+        ),
+        keepalive_s=settings.keepalive_s,
+        age_s=settings.max_connection_age_s,
+    )
 
 
 def _context(settings: PickerSettings, certificates: Certificates | None) -> Contexts | None:

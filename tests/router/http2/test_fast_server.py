@@ -11,19 +11,21 @@ import grpc
 import grpc.aio
 import pytest
 
-from router.http2 import fast_server, sockets
+from router.http2 import port, sockets
 from router.http2.calls import timeout_s
-from router.http2.fast_server import FastServer, ServerBounds
+from router.http2.fast_server import FastServer
 from router.http2.frames import PREFACE, frame
+from router.http2.port import ServerBounds
 from router.http2.sockets import Bounds
 from router.listener import seldom
+from router.listener.connections import PortBounds
 from tests.stage.waiting import until
 
 GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""
 BOUNDS = ServerBounds(
     connection=Bounds(streams_max=100, message_max=1 << 20, headers_max=4096),
-    connections_max=10,
+    port=PortBounds(10),
     keepalive_s=60.0,
     age_s=None,
     age_grace_s=60.0,
@@ -294,7 +296,7 @@ async def test_a_stop_lets_open_calls_end_and_takes_no_new_ones() -> None:
         call = asyncio.ensure_future(stage.call("Slow"))
         await stage.handlers.began.wait()
         stopping = asyncio.create_task(stage.server.stop(GUARD_S))
-        (connection,) = stage.server._connections
+        (connection,) = stage.server._port.open
         await until(lambda: connection.http2._leaving, "the client is told")
         other = asyncio.ensure_future(failure(stage.call("Echo")))
         assert (await other).code() is Code.UNAVAILABLE
@@ -316,55 +318,55 @@ async def test_a_stop_cancels_what_outlasts_its_grace() -> None:
 async def test_an_old_connection_is_left_by_its_client_without_a_failed_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fast_server, "LOOK_S", 0.01)
-    monkeypatch.setattr(fast_server, "FAREWELL_S", 0.05)
+    monkeypatch.setattr(port, "LOOK_S", 0.01)
+    monkeypatch.setattr(port, "FAREWELL_S", 0.05)
     made = 0
     async with serving(age_s=0.1) as stage:
-        make = stage.server._connection
+        make = stage.server._port._service
 
-        def counted() -> Any:
+        def counted(protocol: Any) -> Any:
             nonlocal made
             made += 1
-            return make()
+            return make(protocol)
 
-        stage.server._listener._make = counted
+        stage.server._port._service = counted
         slow = asyncio.ensure_future(stage.call("Slow"))
         async with asyncio.timeout(GUARD_S):
             while made < 4:
                 assert await stage.call("Echo") == b"hello"
         stage.handlers.go.set()
         assert await slow == b"hello"
-        await until(lambda: stage.server.connections <= 2, "old connections are closed")
+        await until(lambda: stage.server.connections.open <= 2, "old connections are closed")
 
 
 async def test_a_call_that_outlasts_the_grace_of_its_connections_age_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fast_server, "LOOK_S", 0.01)
+    monkeypatch.setattr(port, "LOOK_S", 0.01)
     async with serving(age_s=0.05, age_grace_s=0.05) as stage:
         error = await failure(stage.call("Slow"))
         assert error.code() is Code.UNAVAILABLE
-        assert stage.server.counts.closed["age"] == 1
+        assert stage.server.connections.closed["age"] == 1
         await until(lambda: stage.handlers.ends == ["cancelled"], "the handler ends")
 
 
 async def test_a_silent_connection_is_pinged_then_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_server, "LOOK_S", 0.01)
-    monkeypatch.setattr(fast_server, "KEEPALIVE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(port, "LOOK_S", 0.01)
+    monkeypatch.setattr(port, "KEEPALIVE_TIMEOUT_S", 0.3)
     async with serving(keepalive_s=0.05) as stage:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
         writer.write(PREFACE + frame(4, 0, 0))
         async with asyncio.timeout(GUARD_S):
             last = await reader.read()
         assert frame(6, 0, 0, bytes(8)) in last
-        assert stage.server.counts.closed["keepalive"] == 1
+        assert stage.server.connections.closed["keepalive"] == 1
         writer.close()
 
 
 async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "_faults", seldom.Seldom())
+    monkeypatch.setattr(sockets, "_faults", seldom.Seldom(sockets.log))
     async with serving() as stage:
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
@@ -372,7 +374,7 @@ async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
             async with asyncio.timeout(GUARD_S):
                 await reader.read()
             writer.close()
-        await until(lambda: stage.server.counts.closed["malformed"] == 5, "each is counted")
+        await until(lambda: stage.server.connections.closed["malformed"] == 5, "each is counted")
         assert caplog.text.count("the connection is closed: no HTTP/2") == 1
         assert "127.0.0.1:" in caplog.text
         sockets._faults.log(asyncio.get_running_loop().time() + seldom.LOG_S, "%s", "another")
@@ -380,12 +382,12 @@ async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
 
 
 async def test_a_preface_that_does_not_end_closes_its_connection() -> None:
-    async with serving(connection=replace(BOUNDS.connection, preface_s=0.05)) as stage:
+    async with serving(port=PortBounds(10, begin_s=0.05)) as stage:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
         writer.write(PREFACE[:10])
         async with asyncio.timeout(GUARD_S):
             await reader.read()
-        await until(lambda: stage.server.counts.closed["slow_head"], "it is counted")
+        await until(lambda: stage.server.connections.closed["slow_head"], "it is counted")
         writer.close()
 
 

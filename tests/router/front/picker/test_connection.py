@@ -9,8 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.config.keys import ConfigError
+from router.config.settings.serving_settings import HttpSettings
+from router.http2 import port
+from router.http2.frames import PING, PREFACE, SETTINGS, frame
 from router.keys.certificates import Certificates
-from router.listener import listener
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Worker, answering
 from tests.stage.picker import Stage, a_picker, request_headers
@@ -97,23 +99,54 @@ async def test_what_is_no_http2_is_closed(sent: bytes) -> None:
         assert await status(plain(stage)) == SERVING
 
 
-async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "FIRST_BYTE_S", 0.05)
-    async with a_picker(worker()) as stage:
+async def test_a_connection_that_says_nothing_is_closed_and_counted() -> None:
+    async with a_picker(worker(), http=HttpSettings(head_timeout_s=0.05)) as stage:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
         assert await reader.read() == b""
+        assert stage.picker.connections.closed["slow_head"] == 1
         writer.close()
 
 
-async def test_silent_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "PEEKING_MAX", 3)
-    async with a_picker(worker()) as stage:
+async def test_silent_connections_make_room_for_others() -> None:
+    async with a_picker(worker(), http=HttpSettings(connections_max=3)) as stage:
         opened = [await asyncio.open_connection("127.0.0.1", stage.picker.port) for _ in range(6)]
         for reader, _ in opened[:3]:
             assert await reader.read() == b""
         assert await status(plain(stage)) == SERVING
+        assert stage.picker.connections.open <= 3
         for _, writer in opened:
             writer.close()
+
+
+async def test_a_silent_gateway_is_pinged_and_one_that_is_gone_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port, "LOOK_S", 0.01)
+    monkeypatch.setattr(port, "KEEPALIVE_TIMEOUT_S", 0.05)
+    async with a_picker(worker(), keepalive_s=0.05) as stage:
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0))
+        assert frame(PING, 0, 0, bytes(8)) in await reader.read()
+        assert stage.picker.connections.closed["keepalive"] == 1
+        writer.close()
+        assert await status(plain(stage)) == SERVING
+
+
+async def test_an_old_connection_is_left_by_its_gateway_and_its_requests_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port, "LOOK_S", 0.01)
+    monkeypatch.setattr(port, "FAREWELL_S", 0.05)
+    async with a_picker(worker(), max_connection_age_s=0.05) as stage:
+        call = stage.call()
+        await call.write(request_headers("/v1/chat/completions"))
+        await until(lambda: stage.sample("kvroute_epp_open_requests") == 1, "it is open")
+        for _ in range(20):
+            assert await status(plain(stage)) == SERVING
+        assert stage.sample("kvroute_epp_open_requests") == 1, "its request goes on"
+        call.cancel()
+        await until(lambda: stage.picker.connections.open == 0, "old connections are closed")
+        assert stage.picker.connections.closed["age"] == 0
 
 
 async def test_a_connection_that_breaks_ends_its_requests() -> None:

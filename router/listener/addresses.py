@@ -1,0 +1,113 @@
+"""Sockets that listen, and how clients' addresses are counted.
+
+Laws:
+- `[::]`, like no host at all, is every address of both families; on a host without IPv6, every IPv4
+  address. `0.0.0.0` is every IPv4 address;
+- a name is each of its addresses that this host has, on one port;
+- an IPv6 client is its /64, in which a host may take any address; one behind an IPv4-mapped address
+  is an IPv4 client.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+BACKLOG = 1024
+_MISSING = frozenset(
+    (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.EPFNOSUPPORT)
+)
+"""Errors for an address, or a family of addresses, that this host does not have."""
+_ATTEMPTS = 8
+"""At a free port that every address of a name has."""
+_MAPPED = bytes(10) + b"\xff\xff"
+
+
+async def listening(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
+    """Sockets for each address of a host, on one port; port 0: a free one. Raises OSError."""
+    if _is_every(host):
+        try:
+            return [_bound(socket.AF_INET6, ("::", port), reuse_port, dual=True)]
+        except OSError as error:
+            if error.errno not in _MISSING:
+                raise
+            return [_bound(socket.AF_INET, ("0.0.0.0", port), reuse_port)]
+    infos = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
+    for _ in range(_ATTEMPTS - 1 if port == 0 and len(addresses) > 1 else 0):
+        try:
+            return _all_bound(addresses, reuse_port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return _all_bound(addresses, reuse_port)
+
+
+def unmapped(host: str) -> str:
+    """A client's address as it is in its own family: 10.0.0.1 for ::ffff:10.0.0.1."""
+    return host[7:] if host.startswith("::ffff:") and "." in host else host
+
+
+def client_of(host: str) -> str:
+    """Under which name connections of a client's address are counted."""
+    if ":" not in host:
+        return host
+    packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    if packed.startswith(_MAPPED):
+        return socket.inet_ntoa(packed[12:])
+    return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8)) + "/64"
+
+
+def _is_every(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host or "::")
+    except ValueError:
+        return False
+    return address.version == 6 and address.is_unspecified
+
+
+def _all_bound(
+    addresses: Sequence[tuple[socket.AddressFamily, tuple[object, ...]]], reuse_port: bool
+) -> list[socket.socket]:
+    """Those that this host has; raises OSError if it has none, or another one can't be had."""
+    sockets: list[socket.socket] = []
+    try:
+        for left, (family, (host, port, *more)) in enumerate(addresses, 1 - len(addresses)):
+            port = sockets[0].getsockname()[1] if sockets else port
+            try:
+                sockets.append(_bound(family, (host, port, *more), reuse_port))
+            except OSError as error:
+                if error.errno not in _MISSING or not (left or sockets):
+                    raise
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
+
+def _bound(
+    family: socket.AddressFamily,
+    address: tuple[object, ...],
+    reuse_port: bool,
+    *,
+    dual: bool = False,
+) -> socket.socket:
+    """dual: with IPv4 clients, behind IPv4-mapped addresses."""
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not dual)
+        made.bind(address)
+        made.listen(BACKLOG)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made
