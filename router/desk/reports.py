@@ -219,7 +219,9 @@ class Reports:
                 result = self._core.report(cancelled, now_s, caller.host)
             self._on_change()
             return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
-        result = self._admission.reprioritize(step.request_id, step.priority, now_s)
+        most = caller.priority_max
+        priority = step.priority if most is None else min(step.priority, most)
+        result = self._admission.reprioritize(step.request_id, priority, now_s)
         if result is ProgressResult.UNKNOWN and reservation and reservation.ended is None:
             return _unchanged("")
         self._on_change()

@@ -93,8 +93,11 @@ def receive(content: bytes, prompt_tokens_max: int) -> Received:
 
 
 def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFIED) -> Request:
-    """A request of a caller, checked; raises Refusal."""
+    """A request of a caller, checked; raises Refusal. Lowers the message's priority to what the
+    caller may have."""
     message = received.message
+    if message.priority > (most := caller.allowed(message.priority)):
+        message.priority = most
     given = _given(message)
     role = _ROLES.get(message.phase)
     if role is None:

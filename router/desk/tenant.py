@@ -1,4 +1,4 @@
-"""Whose request it is: the one place where a request gets its tenant.
+"""Whose request it is: the one place where a request gets its tenant, and its priority's bound.
 
     the caller has a verified identity with a tenant  ->  that tenant, whatever the request says
     else                                              ->  the request's field `tenant`
@@ -26,6 +26,12 @@ class Caller(NamedTuple):
     none."""
     owner: str = ""
     """Name of the caller's identity; empty: the face verified none."""
+
+    def allowed(self, priority: int) -> int:
+        """Of a priority, what the caller's key may have."""
+        usage = self.usage
+        most = None if usage is None else usage.identity.limits.priority
+        return priority if most is None else min(priority, most)
 
     def owns(self, reservation: Reservation) -> None:
         """The caller's request made a reservation."""
@@ -58,6 +64,8 @@ class Reporter(NamedTuple):
     """The caller's address, if known."""
     for_all: bool = False
     """Whether it may report on the requests of others."""
+    priority_max: int | None = None
+    """The greatest that its steps may give; None: any."""
 
     def may(self, owner: str) -> bool:
         """Whether it may report on the requests of an identity."""
@@ -69,4 +77,5 @@ def reporter_of(usage: Usage | None, host: str) -> Reporter:
     if usage is None:
         return Reporter(host=host)
     identity = usage.identity
-    return Reporter(identity.name, host, Right.REPORT_ANY in identity.rights)
+    for_all = Right.REPORT_ANY in identity.rights
+    return Reporter(identity.name, host, for_all, identity.limits.priority)

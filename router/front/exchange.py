@@ -12,20 +12,25 @@ The gateway has sockets around it; Envoy's picker has Envoy.
 Laws:
 - another worker is tried only while no byte of an answer was passed on, and never for an answer
   that blames the client;
-- an exchange has one outcome, and the first one counts.
+- an exchange has one outcome, and the first one counts;
+- a rank in a queue, the router's or the engine's, is at most what the client's key allows, and
+  reaches the engine by the router's pick alone.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, NamedTuple
 
-import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
-from router.front.openai_body import PATHS, Kind, patched, read, shape_of
+from router.front.engine_plane import is_of_plane
+from router.front.openai_body import BOM, PATHS, TENANT_HEADERS, Kind, read, shape_of
 from router.front.refusals import error_event
+from router.front.top_level import changed
 from router.front.usage import AnswerReader, Usage
+from router.keys.identity import Identity
 
 BYTES_A_TOKEN = 4
 """For a prompt's length where its tokens are not known."""
@@ -40,9 +45,9 @@ HOP_BY_HOP = frozenset((
 """Headers of one connection (RFC 9110, 7.6.1)."""
 _NOT_FORWARDED = HOP_BY_HOP | {
     "host", "content-length", "content-encoding", "accept-encoding", "expect", "x-request-id",
-    "x-data-parallel-rank",
 }  # fmt: skip
-"""Request headers that the gateway writes itself, or that belong to the client's own connection."""
+"""Request headers that the gateway writes itself, or that belong to the client's own connection;
+those of the engines' plane are in engine_plane.py."""
 _NOT_RETURNED = HOP_BY_HOP | {"date", "server", "x-request-id", "content-length"}
 _BODY_FIELDS = {
     Kind.CHAT: "chat_completion_body",
@@ -111,21 +116,30 @@ class Exchange:
         request_id: str = "",
         low_first: bool = False,
         changes_bodies: bool = True,
-        tenant: str = "",
+        identity: Identity | None = None,
+        salts_tenants: bool = False,
     ) -> None:
         """path: one of PATHS. headers: without regard to case. query: what follows `?`, as the
         client wrote it. Raises FrontRefusal for a body that can't be read. low_first: the body's
         priority is lower for sooner, as vLLM's own. changes_bodies: False where neither the body
-        nor the answer is the caller's to change. tenant: of the client's key; empty: that of the
-        request counts."""
+        nor the answer is the caller's to change. identity: of the client's key; None: clients
+        need none. salts_tenants: the prompt's cache is that of the request's tenant alone."""
         self.path = path
-        self.tenant = tenant
         self.query = query
         self.kind = PATHS[path]
         self.shape = shape_of(self.kind)
-        self.body = body
+        self.body = body.removeprefix(BOM)
+        self.identity = identity
         self._forwarded = forwarded(headers.items())
-        self.facts = read(body, self._forwarded, low_first=low_first)
+        self.facts = read(self.body, self._forwarded, low_first=low_first)
+        self.tenant = self.facts.tenant
+        if identity is not None and identity.tenant:
+            self.tenant = identity.tenant
+            for name in TENANT_HEADERS:
+                self._forwarded.pop(name, None)
+            self._forwarded[TENANT_HEADERS[0]] = self.tenant
+        self._salt = self._of_tenant() if salts_tenants else None
+        """In the place of the client's; None: the client's stays."""
         self.request_id = request_id
         self._changes_bodies = changes_bodies
         self.passed = False
@@ -151,21 +165,23 @@ class Exchange:
         """
         facts = self.facts
         options: dict[str, Any] = {}
-        field = None if by_load else _BODY_FIELDS.get(self.kind)
+        field = _BODY_FIELDS[self.kind] if self.has_body and not by_load else None
         if field is not None:
             options[field] = self.body
-            if facts.cache_salt:
-                options["cache_salt"] = facts.cache_salt
+            if cache_salt := facts.cache_salt if self._salt is None else self._salt:
+                options["cache_salt"] = cache_salt
         else:
             tokens = max(1, min(len(self.body) // BYTES_A_TOKEN, tokens_max))
             options |= {"token_ids": bytes(4 * tokens), "cache_salt": salt}
-        for name in ("model", "session_id", "tenant"):
+        for name in ("model", "session_id"):
             if value := getattr(facts, name):
                 options[name] = value
+        if facts.ttft_slo_ms is not None:
+            options["ttft_slo_ms"] = facts.ttft_slo_ms
         if self.tenant:
             options["tenant"] = self.tenant
         if facts.priority is not None:
-            options["priority"] = facts.priority
+            options["priority"] = self._allowed(facts.priority)
         counts = (facts.output_tokens_max, output_tokens)
         bounds = [count for count in counts if count is not None]
         if bounds:
@@ -176,12 +192,12 @@ class Exchange:
     @property
     def has_body(self) -> bool:
         """Whether a router can make tokens of the body."""
-        return self.kind in _BODY_FIELDS
+        return self.kind in _BODY_FIELDS and self.facts.is_readable
 
     @property
     def may_have_tokens(self) -> bool:
         """Whether a worker may get the prompt's tokens beside the body."""
-        return self.kind is Kind.CHAT and not self.facts.names_tokens
+        return self.kind is Kind.CHAT and self.has_body and not self.facts.names_tokens
 
     def pairs_on(self, engine: str) -> bool:
         """Whether a prefill worker and a decode worker of this engine can share the request.
@@ -202,10 +218,10 @@ class Exchange:
 
     def prefill_fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """A prefill worker's fields (PrefillWorker.prefill_body), as this path names them."""
-        if self.kind is not Kind.RESPONSES:
-            return fields
-        bound = {"max_output_tokens": 1} if "max_tokens" in fields else {}
-        return {**fields, **bound, "store": False}
+        named = {name: UNSET if value is None else value for name, value in fields.items()}
+        if self.kind is Kind.RESPONSES:
+            named |= {"max_output_tokens": 1, "store": False}
+        return named
 
     # The worker
 
@@ -224,21 +240,20 @@ class Exchange:
         absent = not more
         more |= tokens or {}
         if self.takes_usage_out and "stream_options" not in more:
-            options = {"include_usage": True}
-            if facts.names_stream_options:
-                options = self._stream_options() | options
-                absent = False
-            more["stream_options"] = options
-        if self.kind in (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES):
-            if facts.names_priority:
-                more["priority"] = UNSET if engine_priority is None else engine_priority
-                absent = False
-            elif engine_priority:
-                more["priority"] = engine_priority
+            more["stream_options"] = {**(facts.stream_options or {}), "include_usage": True}
+            absent &= not facts.names_stream_options
+        if facts.names_priority:
+            more["priority"] = UNSET if engine_priority is None else engine_priority
+            absent = False
+        elif engine_priority and self.kind in (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES):
+            more["priority"] = engine_priority
+        if self._salt is not None:
+            more["cache_salt"] = self._salt
+            absent &= not facts.names_salt
         sent = self._forwarded | {"Accept-Encoding": "identity"}
         if self.request_id:
             sent["X-Request-Id"] = self.request_id
-        body = patched(self.body, more, absent=absent)
+        body = changed(self.body, more, absent=absent)
         url = address.rstrip("/") + self.path
         if self.query:
             url += "?" + self.query
@@ -252,6 +267,7 @@ class Exchange:
             self._changes_bodies
             and facts.is_stream
             and not facts.wants_usage
+            and facts.stream_options is not None
             and self.kind in (Kind.CHAT, Kind.COMPLETION)
         )
 
@@ -327,11 +343,35 @@ class Exchange:
         lead = b"\n\n" if self._reader.inside_event else b""
         return lead + error_event(reason, message, self.shape)
 
-    def _stream_options(self) -> dict[str, Any]:
-        """The client's own, which are read here alone."""
-        top = msgspec.json.decode(self.body, type=dict[str, Raw])
-        options = msgspec.json.decode(top["stream_options"])
-        return options if isinstance(options, dict) else {}
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose an answer is: the identity, unless it has a tenant, and the tenant. Without keys:
+        the tenant of the headers, which a proxy that checks callers sets."""
+        identity = self.identity
+        if identity is None:
+            tenants = (self._forwarded.get(name) for name in TENANT_HEADERS)
+            return "", next(filter(None, tenants), "")
+        return "" if identity.tenant else identity.name, self.tenant
+
+    def check_rights(self) -> None:
+        """Raises Refusal for what the client's key may not name."""
+        if self.identity is not None:
+            self.identity.check_body(self.facts.model, self.facts.adapters, self.facts.of_plane)
+
+    def _allowed(self, priority: int) -> int:
+        """Of a priority, what the client's key may have."""
+        return priority if self.identity is None else min(priority, self.identity.priority_max)
+
+    def _of_tenant(self) -> str | None:
+        """A salt of the request's tenant, or of its key: of a fixed length, so that nothing that a
+        client adds makes it another's. None: neither is known."""
+        name = "" if self.identity is None or self.identity.tenant else self.identity.name
+        if not name and not self.tenant:
+            return None
+        salted = sha256(b"kvroute tenant")
+        for part in (name, self.tenant, self.facts.cache_salt):
+            salted.update(sha256(part.encode(errors="surrogatepass")).digest())
+        return salted.hexdigest()
 
 
 def goes_by_load(reason: str | None, code: str) -> bool:
@@ -348,7 +388,7 @@ def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     kept: dict[str, str] = {}
     for name, value in pairs:
         lower = name.lower()
-        if lower not in _NOT_FORWARDED and lower not in of_connection:
+        if not (lower in _NOT_FORWARDED or lower in of_connection or is_of_plane(lower)):
             text = _text(value)
             kept[lower] = f"{kept[lower]}, {text}" if lower in kept else text
     return kept

@@ -3,27 +3,40 @@
 Pure. The body is decoded once, without its messages. The client's own bytes go on to the engine,
 with fields patched in front where the gateway needs them.
 
-Law: a body without patched fields stays as it is, byte for byte.
+Laws:
+- a body without patched fields stays as it is, byte for byte, but for a byte order mark;
+- a field that helps routing refuses nobody: what can't be read has its default, and goes on for the
+  engine to judge. Only fields that a key's rights are about have to be readable.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from hashlib import sha256
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
+from router.front import engine_plane
+from router.front.lenient import flag, text, whole
 from router.front.refusals import FrontRefusal, Shape
+from router.front.top_level import decoded, span
 
 TEXT_MAX = 1024
 """Characters of a model, session, tenant or salt: the router's own bound."""
 INT32_MAX = (1 << 31) - 1
 EXPECTED_TOKENS_MAX = 1 << 20
 """A limit on the answer above this says nothing about its length."""
+ANSWERS_MAX = 4096
+"""Of one request, `n`; more are for the engine to refuse."""
+ASIDE_BYTES_MAX = 1 << 16
+"""Of a field beside the prompt that is looked into."""
 PRIORITY_OF_TIER = {"priority": 1, "flex": -1}
 """OpenAI's service_tier as the router's priority; other tiers have none."""
+BOM = b"\xef\xbb\xbf"
+"""A byte order mark, with which some clients begin UTF-8; it says nothing."""
 
 
 class Kind(StrEnum):
@@ -72,46 +85,54 @@ TENANT_HEADERS = (
     "x-gateway-inference-fairness-id",
 )
 PRIORITY_HEADERS = ("x-priority",)
+TTFT_SLO_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+"""Milliseconds to the first token that a client wants."""
+_TTFT_SLO_MAX = (1 << 32) - 1
 _CLAUDE_SESSION = re.compile(r"_session_([0-9a-f-]{8,64})$")
 """The end of the metadata.user_id that Claude Code sends."""
 
-Text = Annotated[str, Meta(max_length=TEXT_MAX)]
-Int32 = Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)]
-Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+_NULL = Raw(b"null")
+_Known = Raw | UnsetType
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
+class _Body(msgspec.Struct):
+    """Values as the client wrote them."""
+
+    model: Raw = _NULL
+    stream: Raw = _NULL
+    stream_options: _Known = UNSET
+    user: Raw = _NULL
+    prompt_cache_key: Raw = _NULL
+    priority: _Known = UNSET
+    service_tier: Raw = _NULL
+    max_tokens: Raw = _NULL
+    max_completion_tokens: Raw = _NULL
+    max_output_tokens: Raw = _NULL
+    n: Raw = _NULL
+    cache_salt: _Known = UNSET
+    previous_response_id: Raw = _NULL
+    background: Raw = _NULL
+    input_ids: _Known = UNSET
+    metadata: Raw = _NULL
+    prompt: Raw = _NULL
+    lora_path: Raw = _NULL
+    vllm_xargs: Raw = _NULL
+
+
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "_Fields", [(name, _Known, UNSET) for name in engine_plane.FIELDS], bases=(_Body,)
+    )
+)
 
 
 class _Metadata(msgspec.Struct):
     user_id: str | None = None
 
 
-class _Body(msgspec.Struct):
-    model: Text | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | UnsetType | None = UNSET
-    user: str | None = None
-    prompt_cache_key: str | None = None
-    priority: Int32 | UnsetType | None = UNSET
-    service_tier: str | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    max_output_tokens: Count | None = None
-    n: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    cache_salt: Text | None = None
-    previous_response_id: Text | None = None
-    background: bool | None = None
-    kv_transfer_params: Raw | UnsetType = UNSET
-    input_ids: Raw | UnsetType = UNSET
-    metadata: Raw = Raw(b"null")
-    prompt: Raw = Raw(b"null")
-
-
-_decoder = msgspec.json.Decoder(_Body)
 _metadata = msgspec.json.Decoder(_Metadata | None)
-_AT = re.compile(r" - at `\$\.?(.*)`$")
+_object = msgspec.json.Decoder(dict[str, Raw])
+_adapters = msgspec.json.Decoder(str | list[str | None] | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +143,16 @@ class Facts:
     is_stream: bool
     wants_usage: bool
     """The client requested the usage of a stream."""
+    stream_options: Mapping[str, Raw] | None
+    """The client's own; None: they can't be read, and stay as they are."""
     names_stream_options: bool
     names_priority: bool
+    names_salt: bool
     session_id: str
     tenant: str
     priority: int | None
     """The router's: higher is sooner."""
+    ttft_slo_ms: int | None
     output_tokens_max: int | None
     """Of all answers together; None: the client sets no bound."""
     cache_salt: str
@@ -138,6 +163,12 @@ class Facts:
     """A response that its engine goes on with after the answer."""
     names_tokens: bool
     """The body has fields of its own in which engines take tokens."""
+    adapters: tuple[str, ...]
+    """Models of engine_plane.ADAPTER; "" among them: it can't be read."""
+    of_plane: tuple[str, ...]
+    """Fields of the engines' own plane, see engine_plane.py."""
+    is_readable: bool
+    """False: routers can't read the body, though engines can: it has NaN or Infinity."""
 
 
 def shape_of(kind: Kind) -> Shape:
@@ -146,64 +177,133 @@ def shape_of(kind: Kind) -> Shape:
 
 
 def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) -> Facts:
-    """Reads a request; raises FrontRefusal for a body that is no JSON object, or a field of another
-    type. headers: names in lower case. low_first: the body's priority is lower for sooner.
+    """Reads a request; raises FrontRefusal for a body that is no JSON object, or a model that is no
+    text. headers: names in lower case. low_first: the body's priority is lower for sooner.
     """
-    try:
-        fields = _decoder.decode(body)
-    except msgspec.ValidationError as error:
-        where = _AT.search(str(error))
-        sentence = _AT.sub("", str(error))
-        param = where[1] if where and where[1] else None
-        at = f"{param}: " if param else "the body: "
-        raise FrontRefusal("INVALID_BODY", f"{at}{sentence}", param=param) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise FrontRefusal("INVALID_BODY", f"the body is no JSON: {error}") from None
-    options = fields.stream_options
-    usage = isinstance(options, _StreamOptions) and bool(options.include_usage)
+    fields, within = decoded(_decoder, body)
+    if within is not body:
+        _read_again(fields, within, body)
+    options, wants_usage = _stream_options(fields.stream_options)
+    salt = fields.cache_salt
     return Facts(
-        model=fields.model or "",
-        is_stream=bool(fields.stream),
-        wants_usage=usage,
-        names_stream_options=options is not UNSET,
+        model=_model(fields.model),
+        is_stream=flag(fields.stream) or False,
+        wants_usage=wants_usage,
+        stream_options=options,
+        names_stream_options=fields.stream_options is not UNSET,
         names_priority=fields.priority is not UNSET,
+        names_salt=salt is not UNSET,
         session_id=_session(fields, headers),
-        tenant=(_header(headers, TENANT_HEADERS) or fields.user or "")[:TEXT_MAX],
+        tenant=(_header(headers, TENANT_HEADERS) or text(fields.user) or "")[:TEXT_MAX],
         priority=_priority(fields, headers, low_first),
+        ttft_slo_ms=_ttft_slo_ms(headers),
         output_tokens_max=_output_tokens_max(fields),
-        cache_salt=fields.cache_salt or "",
+        cache_salt="" if salt is UNSET else _short(text(salt) or ""),
         has_one_prompt=not _is_list_of_prompts(fields.prompt),
-        previous_response_id=fields.previous_response_id or "",
-        is_background=bool(fields.background),
-        names_tokens=fields.kv_transfer_params is not UNSET or fields.input_ids is not UNSET,
+        previous_response_id=_text_of(fields.previous_response_id),
+        is_background=flag(fields.background) or False,
+        names_tokens=not (fields.kv_transfer_params is UNSET and fields.input_ids is UNSET),
+        adapters=_adapters_of(fields.lora_path),
+        of_plane=_of_plane(fields),
+        is_readable=within is body,
     )
 
 
-def patched(body: bytes, fields: Mapping[str, Any], *, absent: bool) -> bytes:
-    """The body with these fields in the place of its own of the same names; UNSET takes one out.
+def _read_again(fields: _Body, within: bytes, body: bytes) -> None:
+    """Puts the client's own values in the place of those that lie in other bytes."""
+    for name in fields.__struct_fields__:
+        value = getattr(fields, name)
+        if value is not UNSET and value is not _NULL:
+            start, end = span(value, within)
+            setattr(fields, name, Raw(body[start:end]))
 
-    absent: the body has none of them, so that they are inserted behind its first brace and all else
-    stays as it is; otherwise its top level is written again, with the values' own bytes.
-    """
-    if not fields:
-        return body
-    if absent:
-        start = body.index(b"{") + 1
-        rest = body[start:]
-        separator = b"" if rest.lstrip()[:1] == b"}" else b","
-        inserted = msgspec.json.encode(fields)[1:-1]
-        return b"".join((body[:start], inserted, separator, rest))
-    top: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Raw])
-    top.update(fields)
-    return msgspec.json.encode({name: value for name, value in top.items() if value is not UNSET})
+
+def _is_null(value: Raw) -> bool:
+    return bytes(memoryview(value)[:1]) == b"n"
+
+
+def _is_there(fields: _Body, name: str) -> bool:
+    """Whether a field is there, and is not null."""
+    value = getattr(fields, name)
+    return value is not UNSET and not _is_null(value)
+
+
+def _model(value: Raw) -> str:
+    if _is_null(value):
+        return ""
+    name = text(value)
+    if name is None or len(name) > TEXT_MAX:
+        sentence = f"model: expected a text of at most {TEXT_MAX} characters"
+        raise FrontRefusal("INVALID_BODY", sentence, param="model")
+    return name
+
+
+def _text_of(value: Raw) -> str:
+    """A text, or the bytes of what is none: for names that have to be the same."""
+    if _is_null(value):
+        return ""
+    written = text(value)
+    if written is None:
+        written = bytes(memoryview(value)[:TEXT_MAX]).decode("latin1")
+    return written[:TEXT_MAX]
+
+
+def _short(salt: str) -> str:
+    """A salt that routers take: a long one's digest, which no other salt has."""
+    return salt if len(salt) <= TEXT_MAX else sha256(salt.encode()).hexdigest()
+
+
+def _stream_options(value: _Known) -> tuple[Mapping[str, Raw] | None, bool]:
+    """The options, see Facts, and whether they want the usage."""
+    if value is UNSET or _is_null(value):
+        return {}, False
+    options = _aside(value)
+    if options is None:
+        return None, False
+    include = options.get("include_usage", _NULL)
+    wants = flag(include)
+    return (None, False) if wants is None and not _is_null(include) else (options, bool(wants))
+
+
+def _aside(value: Raw) -> dict[str, Raw] | None:
+    """A small object; None: it is none, or not small."""
+    if len(memoryview(value)) > ASIDE_BYTES_MAX:
+        return None
+    try:
+        return _object.decode(value)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+def _adapters_of(value: Raw) -> tuple[str, ...]:
+    if _is_null(value):
+        return ()
+    if len(memoryview(value)) > ASIDE_BYTES_MAX:
+        return ("",)
+    try:
+        named = _adapters.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ("",)
+    each = {named} if isinstance(named, str) else set(named or ())
+    return tuple(name for name in each if name is not None)
+
+
+def _of_plane(fields: _Body) -> tuple[str, ...]:
+    named = [name for name in engine_plane.FIELDS if _is_there(fields, name)]
+    if not _is_null(fields.vllm_xargs):
+        inner = _aside(fields.vllm_xargs)
+        named += (
+            [engine_plane.NESTED] if inner is None else engine_plane.NESTED_FIELDS & inner.keys()
+        )
+    return tuple(named)
 
 
 def _session(fields: _Body, headers: Mapping[str, str]) -> str:
-    name = _header(headers, SESSION_HEADERS) or fields.prompt_cache_key
-    if not name and bytes(fields.metadata) != b"null":
+    name = _header(headers, SESSION_HEADERS) or text(fields.prompt_cache_key)
+    if not name and not _is_null(fields.metadata):
         try:
             metadata = _metadata.decode(fields.metadata)
-        except msgspec.DecodeError:  # metadata of other clients, which is theirs
+        except (msgspec.DecodeError, UnicodeError):  # metadata of other clients, which is theirs
             return ""
         ended = _CLAUDE_SESSION.search((metadata and metadata.user_id) or "")
         name = ended[1] if ended else ""
@@ -211,31 +311,36 @@ def _session(fields: _Body, headers: Mapping[str, str]) -> str:
 
 
 def _priority(fields: _Body, headers: Mapping[str, str], low_first: bool) -> int | None:
-    text = _header(headers, PRIORITY_HEADERS)
-    if text:
-        try:
-            number = int(text[:32])
-        except ValueError:
-            number = INT32_MAX + 1
-        if abs(number) > INT32_MAX:
-            raise FrontRefusal("INVALID_BODY", "x-priority is no whole number of 32 bits")
-        return number
-    if isinstance(fields.priority, int):
-        return -fields.priority if low_first else fields.priority
-    return PRIORITY_OF_TIER.get(fields.service_tier or "")
+    number = whole(msgspec.json.encode(_header(headers, PRIORITY_HEADERS)[:TEXT_MAX]))
+    if number is None and fields.priority is not UNSET:
+        number = whole(fields.priority)
+        number = -number if low_first and number is not None else number
+    if number is None:
+        return PRIORITY_OF_TIER.get(text(fields.service_tier) or "")
+    return max(-INT32_MAX, min(number, INT32_MAX))
+
+
+def _ttft_slo_ms(headers: Mapping[str, str]) -> int | None:
+    slo = _header(headers, TTFT_SLO_HEADERS)
+    if not (slo.isascii() and slo.isdigit()):
+        return None
+    number = int(slo[:12])
+    return number if number <= _TTFT_SLO_MAX else None
 
 
 def _output_tokens_max(fields: _Body) -> int | None:
-    for most in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
-        if most is not None:
-            tokens = most * (fields.n or 1)
+    for value in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
+        most = whole(value)
+        if most is not None and most >= 0:
+            answers = whole(fields.n) or 1
+            tokens = most * (answers if 1 <= answers <= ANSWERS_MAX else 1)
             return tokens if tokens <= EXPECTED_TOKENS_MAX else None
     return None
 
 
 def _is_list_of_prompts(prompt: Raw) -> bool:
-    text = bytes(memoryview(prompt)[:64]).translate(None, b" \t\r\n")
-    return text[:2] in (b'["', b"[[")
+    start = bytes(memoryview(prompt)[:64]).translate(None, b" \t\r\n")
+    return start[:2] in (b'["', b"[[")
 
 
 def _header(headers: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -3,11 +3,15 @@
 Engines keep responses in their own memory, so a request with `previous_response_id` can be served
 by the worker that gave that response, and by no other.
 
-Law: at most `most` responses are known, each for ttl_s; past the bound the oldest is forgotten.
+Laws:
+- a response is known to its owner alone; its id stays the first owner's;
+- at most `most` responses are known, each for ttl_s; past the bound the oldest is forgotten.
 """
 
 from collections import OrderedDict
 
+Owner = tuple[str, str]
+"""See Exchange.owner."""
 RESPONSES_MAX = 65_536
 RESPONSE_TTL_S = 24 * 3600.0
 
@@ -18,23 +22,31 @@ class ResponseWorkers:
     def __init__(self, most: int = RESPONSES_MAX, ttl_s: float = RESPONSE_TTL_S) -> None:
         self._most = most
         self._ttl_s = ttl_s
-        self._known: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        """Response -> worker, and when it is forgotten; the oldest first."""
+        self._known: OrderedDict[str, tuple[str, Owner, float]] = OrderedDict()
+        """Response -> worker, owner, and when it is forgotten; the oldest first."""
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, response_id: str, worker_id: str, now_s: float) -> None:
-        """A worker has given this response."""
+    def add(self, response_id: str, worker_id: str, now_s: float, owner: Owner = ("", "")) -> None:
+        """A worker has given this response to a request of this owner."""
+        known = self._known.get(response_id)
+        if known is not None and known[1] != owner and now_s < known[2]:
+            return
         self._known.pop(response_id, None)
-        self._known[response_id] = worker_id, now_s + self._ttl_s
-        while len(self._known) > self._most or next(iter(self._known.values()))[1] <= now_s:
+        self._known[response_id] = worker_id, owner, now_s + self._ttl_s
+        while len(self._known) > self._most or next(iter(self._known.values()))[2] <= now_s:
             self._known.popitem(last=False)
 
-    def worker(self, response_id: str, now_s: float) -> str | None:
-        """None: not known, or no longer."""
-        worker_id, until_s = self._known.get(response_id, ("", now_s))
-        return worker_id if now_s < until_s else None
+    def worker(self, response_id: str, now_s: float, owner: Owner = ("", "")) -> str | None:
+        """None: not known to this owner, or no longer."""
+        worker_id, known_to, until_s = self._known.get(response_id, ("", owner, now_s))
+        return worker_id if now_s < until_s and known_to == owner else None
+
+    def is_anothers(self, response_id: str, now_s: float, owner: Owner) -> bool:
+        """Whether it is known, and to somebody else."""
+        _, known_to, until_s = self._known.get(response_id, ("", owner, now_s))
+        return now_s < until_s and known_to != owner
 
     def forget(self, response_id: str) -> None:
         """Its worker is gone."""

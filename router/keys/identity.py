@@ -1,6 +1,6 @@
 """An identity: a caller that brought a key, and what it may do. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -8,6 +8,9 @@ from router.keys.rights import ALL, Right
 from router.request.refusal import Reason, Refusal
 
 TENANT_MAX = 256
+PRIORITY_MAX = 0
+"""Of a gateway's clients, unless their key says more: a request may stand back, and may not push
+in. Shares by tenant are no default for it, since they change the order of everybody's requests."""
 EVERYTHING = ("*",)
 
 
@@ -23,6 +26,9 @@ class Allowance:
     """Calls open at once that stream."""
     mib_per_s: float | None = None
     """Of messages to the router; a burst may have those of one second, and one message."""
+    priority: int | None = None
+    """The greatest that a request may have; None: PRIORITY_MAX through a gateway, any over gRPC,
+    whose callers rank the requests of others."""
 
 
 NO_LIMITS = Allowance()
@@ -56,6 +62,21 @@ class Identity:
         """Raises Refusal. A request that names no model needs the right to all."""
         if not self.may_use(model):
             raise _denied("this key is not for the model of the request", "field", "model")
+
+    def check_body(self, model: str, adapters: Iterable[str], engine_fields: Sequence[str]) -> None:
+        """Of a request to an engine; raises Refusal. adapters: models in the place of the named
+        one. engine_fields: of the engines' own plane that it names."""
+        for name in (model, *adapters):
+            self.check_model(name)
+        if engine_fields and Right.ENGINE_FIELDS not in self.rights:
+            first = engine_fields[0][:100]
+            sentence = f"this key may not name {first!r}: it needs the right `engine_fields`"
+            raise _denied(sentence, "field", first)
+
+    @property
+    def priority_max(self) -> int:
+        """The greatest priority through a gateway."""
+        return PRIORITY_MAX if self.limits.priority is None else self.limits.priority
 
     def may_use(self, model: str) -> bool:
         """Whether requests may name a model."""

@@ -25,6 +25,7 @@ KEYS_MAX = 64
 """Of each kind of an identity: more than a rotation needs."""
 TOKEN_BYTES = 32
 PREFIX = "sha256:"
+INT32_MAX = (1 << 31) - 1
 
 Hash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
 Text = Annotated[str, Meta(min_length=1, max_length=2048)]
@@ -60,13 +61,16 @@ class Limits(Settings, frozen=True):
     reservations: Annotated[int, Meta(ge=1)] | None = None
     streams: Annotated[int, Meta(ge=1)] | None = None
     mib_per_s: Annotated[float, Meta(gt=0)] | None = None
+    priority: Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)] | None = None
 
 
 class Entry(Settings, frozen=True):
     """One identity."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
-    rights: tuple[Literal["route", "report", "report_any", "observe", "administer"], ...]
+    rights: tuple[
+        Literal["route", "report", "report_any", "observe", "administer", "engine_fields"], ...
+    ]
     tokens: Annotated[tuple[Hash, ...], Meta(max_length=KEYS_MAX)] = ()
     certificates: Annotated[tuple[Text, ...], Meta(max_length=KEYS_MAX)] = ()
     """URIs (spiffe://...) and host names of certificates, or cn:NAME."""

@@ -19,6 +19,8 @@ class Right(StrEnum):
     """Reads the state of fleet and queue, and explanations; changes nothing."""
     ADMINISTER = "administer"
     """Commands to the fleet."""
+    ENGINE_FIELDS = "engine_fields"
+    """Through a gateway: names fields by which engines and routers speak to each other."""
 
 
 ALL = frozenset(Right)

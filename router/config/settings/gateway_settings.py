@@ -108,6 +108,14 @@ class GatewaySettings(Settings, frozen=True):
         Literal["higher", "lower"],
         Meta(description="whether a higher or a lower `priority` in a body is sooner"),
     ] = "higher"
+    salt: Annotated[
+        Literal["client", "tenant"],
+        Meta(
+            description="whose `cache_salt` routers and engines get. client: the body's own, so"
+            " that tenants share prefixes and can tell what others have cached; tenant: one made of"
+            " the request's tenant, or of its key where that has none"
+        ),
+    ] = "client"
     answer_headers: Annotated[
         bool,
         Meta(description="answers have X-Kvroute-Worker, -Overlap-Tokens and -Reservation"),

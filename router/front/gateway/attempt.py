@@ -148,7 +148,7 @@ class WorkerAttempt:
     async def _at_once(self, prefill: PrefillWorker) -> web.StreamResponse:
         """SGLang: both workers get the request, and the answer is the decode worker's."""
         computing = asyncio.create_task(self._drained(prefill))
-        serving = asyncio.create_task(self._send(prefill.prefill_body))
+        serving = asyncio.create_task(self._send(prefill.decode_body()))
         try:
             await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done() and not self._exchange.passed:

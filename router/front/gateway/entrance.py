@@ -11,7 +11,7 @@ Laws:
 - a refusal costs what a head costs: the rest of the body is dropped as it came.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -32,6 +32,10 @@ KEY_HEADERS = ("Authorization", "X-Api-Key")
 """The second is that of Anthropic's clients."""
 REST_BYTES_MAX = 1 << 16
 """Of a refused request's body: a longer rest, or one of unknown length, ends its connection."""
+CREDENTIALS = (
+    *KEY_HEADERS, "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Amz-Security-Token", "Cookie",
+)  # fmt: skip
+"""Headers of a client's that say who it is: they are for what checks it, and for no engine."""
 _BEARER = "bearer "
 
 
@@ -132,11 +136,12 @@ def front_refusal(refusal: Refusal) -> FrontRefusal:
     return front
 
 
-def without_keys(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """A request's headers for a worker."""
+def without_keys(headers: Mapping[str, str], but: Collection[str] = ()) -> CIMultiDict[str]:
+    """A request's headers for a worker. but: credentials that go on."""
     kept = CIMultiDict(headers)
-    for name in KEY_HEADERS:
-        kept.popall(name, None)
+    for name in CREDENTIALS:
+        if name not in but:
+            kept.popall(name, None)
     return kept
 
 

@@ -125,8 +125,12 @@ class Forwarder:
         previous = exchange.facts.previous_response_id
         if exchange.kind is not Kind.RESPONSES or not previous:
             return None
-        worker_id = self._responses.worker(previous, asyncio.get_running_loop().time())
-        if worker_id is None and self._roster.count(exchange.facts.model) > 1:
+        now_s = asyncio.get_running_loop().time()
+        worker_id = self._responses.worker(previous, now_s, exchange.owner)
+        is_fenced = exchange.identity is not None or self._responses.is_anothers(
+            previous, now_s, exchange.owner
+        )
+        if worker_id is None and (is_fenced or self._roster.count(exchange.facts.model) > 1):
             raise _gone(previous, "this gateway passed on no such answer lately")
         return worker_id
 
@@ -150,7 +154,8 @@ class Forwarder:
         if exchange.has_body:
             self._lengths.add(exchange.facts.model, output_tokens)
         if response_id := exchange.response_id:
-            self._responses.add(response_id, worker_id, asyncio.get_running_loop().time())
+            now_s = asyncio.get_running_loop().time()
+            self._responses.add(response_id, worker_id, now_s, exchange.owner)
             self._counters.responses.set(len(self._responses))
 
     def first_token(self, routed: RoutedRequest, *, answering: bool) -> None:

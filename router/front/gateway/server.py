@@ -29,6 +29,7 @@ from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.cors import Cors
 from router.front.gateway.counters import FULL, MODEL_PATH, OTHER_PATH, OWN_PATHS, GatewayCounters
 from router.front.gateway.entrance import (
+    KEY_HEADERS,
     Entrance,
     front_refusal,
     keeps_connection,
@@ -251,15 +252,16 @@ class GatewayServer:
         if call.usage is None:
             return
         try:
-            call.usage.check_model(exchange.facts.model)
+            exchange.check_rights()
         except Refusal as refusal:
             raise front_refusal(refusal) from None
 
     def _headers(self, call: _Call) -> Mapping[str, str]:
         """A request's headers, with the key that workers shall see."""
         headers = call.request.headers
-        strips = call.usage is not None and not self._settings.pass_keys
-        return without_keys(headers) if strips else headers
+        if call.usage is None:
+            return headers
+        return without_keys(headers, but=KEY_HEADERS if self._settings.pass_keys else ())
 
     async def _served(self, call: _Call, body: bytes) -> web.StreamResponse:
         request, usage = call.request, call.usage
@@ -270,7 +272,8 @@ class GatewayServer:
             query=query_of(request),
             request_id=call.request_id,
             low_first=self._settings.priority == "lower",
-            tenant="" if usage is None else usage.identity.tenant,
+            identity=None if usage is None else usage.identity,
+            salts_tenants=self._settings.salt == "tenant",
         )
         self._admit(call, exchange)
         try:

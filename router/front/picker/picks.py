@@ -31,8 +31,6 @@ from router.tracing.traceparent import HEADER
 _MIB = 1 << 20
 _OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 _MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
-_TTFT_SLOS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
-_TTFT_SLO_MAX = (1 << 32) - 1
 _REASONS = {
     Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
     Blame.TIMEOUT: FailureReason.FAILURE_REASON_TIMEOUT,
@@ -406,9 +404,6 @@ def _more_options(headers: Mapping[str, str], objectives: Mapping[str, int]) -> 
     priority = objectives.get(_first(headers, _OBJECTIVES))
     if priority is not None:
         options["priority"] = priority
-    slo = _first(headers, _TTFT_SLOS)
-    if slo.isascii() and slo.isdigit() and int(slo[:12]) <= _TTFT_SLO_MAX:
-        options["ttft_slo_ms"] = int(slo[:12])
     return options
 
 

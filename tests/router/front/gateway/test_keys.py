@@ -1,5 +1,6 @@
 """A gateway with keys: which clients it serves, and what workers and the router see of them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from router.config.keys import ConfigError
 from router.config.settings.keys_settings import DialSettings
+from router.front.gateway.entrance import CREDENTIALS
 from router.keys.dialing import TokenFile, dial_options
 from router.keys.followed import FOLLOW_S
 from tests.stage.certificates import Authority, written
@@ -24,6 +26,19 @@ async def chat(stage: Stage, headers: dict[str, str] | None = None, **fields: An
         return int(answer.status)
 
 
+def requests_of(stage: Stage) -> list[Any]:
+    """The requests that come to the router from now on."""
+    admission, seen = stage.served.desk.admission, list[Any]()
+    admit = admission.route
+
+    def spy(request: Any, *rest: Any, **named: Any) -> Any:
+        seen.append(request)
+        return admit(request, *rest, **named)
+
+    admission.route = spy  # type: ignore[method-assign]
+    return seen
+
+
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
@@ -34,7 +49,8 @@ async def test_only_clients_with_a_key_are_served_and_workers_never_see_it(
     worker = Worker(answering(DONE))
     async with a_gateway(worker, door=a_door(tmp_path, identity("a", rights=("route",)))) as stage:
         assert await chat(stage, bearer("a-token")) == 200
-        assert await chat(stage, {"x-api-key": "a-token"}) == 200  # Anthropic's clients
+        others = dict.fromkeys(CREDENTIALS[1:], "secret") | {"x-api-key": "a-token"}
+        assert await chat(stage, others) == 200  # Anthropic's clients
         for headers in (None, bearer("wrong"), {"Authorization": "Basic YTpi"}):
             async with stage.post(CHAT, BODY, headers=headers) as answer:
                 assert answer.status == 401
@@ -44,16 +60,17 @@ async def test_only_clients_with_a_key_are_served_and_workers_never_see_it(
             assert error["code"] == "invalid_api_key"
         assert len(worker.requests) == 2
         for request in worker.requests:
-            assert not {"Authorization", "X-Api-Key"} & set(request.headers)
+            assert not set(CREDENTIALS) & set(request.headers)
         assert stage.sample("kvroute_gateway_refusals_total", reason="UNAUTHENTICATED") == 3
 
 
 async def test_keys_go_on_to_workers_only_if_configured(tmp_path: Path) -> None:
     worker = Worker(answering(DONE))
     async with a_gateway(worker, door=a_door(tmp_path, identity("a")), pass_keys=True) as stage:
-        assert await chat(stage, bearer("a-token")) == 200
+        assert await chat(stage, bearer("a-token") | {"Cookie": "a=b"}) == 200
     (request,) = worker.requests
     assert request.headers["Authorization"] == "Bearer a-token"
+    assert "Cookie" not in request.headers
 
 
 async def test_without_keys_of_its_own_a_gateway_passes_them_on() -> None:
@@ -100,19 +117,74 @@ async def test_rights_models_and_limits_are_those_of_the_key(tmp_path: Path) -> 
 
 async def test_the_tenant_of_the_key_reaches_the_router(tmp_path: Path) -> None:
     door = a_door(tmp_path, identity("a", tenant="acme"), identity("b"))
-    seen: list[str] = []
-    async with a_gateway(Worker(answering(DONE)), door=door) as stage:
-        admission = stage.served.desk.admission
-        admit = admission.route
-
-        def spy(request: Any, *rest: Any, **named: Any) -> Any:
-            seen.append(request.tenant)
-            return admit(request, *rest, **named)
-
-        admission.route = spy  # type: ignore[method-assign]
+    worker = Worker(answering(DONE))
+    async with a_gateway(worker, door=door) as stage:
+        requests = requests_of(stage)
         for token in ("a-token", "b-token"):
             assert await chat(stage, bearer(token) | {"X-Tenant-Id": "other"}) == 200
-    assert seen == ["acme", "other"]
+        workers = [one.headers["X-Tenant-Id"] for one in worker.requests]
+    assert [one.tenant for one in requests] == workers == ["acme", "other"]
+
+
+async def test_a_field_of_the_engines_plane_is_refused_by_its_name(tmp_path: Path) -> None:
+    worker = Worker(answering(DONE))
+    may = identity("b", rights=("route", "engine_fields"))
+    async with a_gateway(worker, door=a_door(tmp_path, identity("a"), may)) as stage:
+        fields = {"bootstrap_host": "10.0.0.1", "bootstrap_room": 7}
+        async with stage.post(CHAT, BODY | fields, headers=bearer("a-token")) as answer:
+            assert answer.status == 403
+            assert "bootstrap_host" in (await answer.json())["error"]["message"]
+        assert await chat(stage, bearer("a-token"), lora_path="secret") == 200, "all models"
+        assert await chat(stage, bearer("b-token"), **fields) == 200
+        await stage.until(lambda: stage.open == 0)
+    assert len(worker.bodies) == 2
+
+
+async def test_a_salt_by_tenant_reaches_the_router_and_the_engine(tmp_path: Path) -> None:
+    door = a_door(tmp_path, identity("a", tenant="acme"), identity("b"), identity("c"))
+    worker = Worker(answering(DONE))
+    cases = [("a", {}), ("b", {}), ("c", {}), ("a", {"cache_salt": "x"}), ("b", {"cache_salt": ""})]
+    async with a_gateway(worker, door=door, salt="tenant") as stage:
+        for token, fields in cases:
+            assert await chat(stage, bearer(f"{token}-token"), **fields) == 200
+    salts = [json.loads(sent)["cache_salt"] for sent in worker.bodies]
+    assert len(set(salts[:4])) == 4
+    assert salts[4] == salts[1], "an empty salt is none"
+    assert {len(salt) for salt in salts} == {64}
+
+
+async def test_a_response_goes_on_for_its_tenant_alone(tmp_path: Path) -> None:
+    door = a_door(
+        tmp_path,
+        identity("a", tenant="acme"),
+        identity("a2", tenant="acme"),
+        identity("b", tenant="other"),
+        identity("c"),
+    )
+    said = b'{"id": "resp_1", "object": "response", "status": "completed", "output": []}'
+    worker = Worker(answering(said))
+    body = {"model": "m", "input": "hello"}
+    async with a_gateway(worker, door=door) as stage:
+
+        async def asks(token: str, previous: str | None) -> int:
+            about = {} if previous is None else {"previous_response_id": previous}
+            headers = bearer(f"{token}-token")
+            async with stage.post("/v1/responses", body | about, headers=headers) as answer:
+                if answer.status == 404:
+                    assert answer.headers["X-Kvroute-Reason"] == "RESPONSE_GONE"
+                await answer.read()
+                return int(answer.status)
+
+        assert await asks("a", None) == 200
+        assert [await asks(token, "resp_1") for token in ("a", "a2", "b", "c")] == [
+            200,
+            200,
+            404,
+            404,
+        ]
+        assert await asks("a", "resp_of_another_gateway") == 404, "whose it is nobody knows"
+        assert await asks("b", None) == 200, "the engine gives an id twice"
+        assert [await asks(token, "resp_1") for token in ("a", "b")] == [200, 404]
 
 
 async def test_a_gateway_brings_the_router_its_own_token(tmp_path: Path) -> None:

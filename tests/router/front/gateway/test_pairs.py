@@ -31,7 +31,8 @@ async def test_vllms_prefill_worker_answers_first_and_hands_over() -> None:
             assert await answer.read() == b"".join([*EVENTS, DONE])
             assert answer.headers["X-Request-Id"] == "mine"
         first, second = json.loads(prefill.bodies[0]), json.loads(decode.bodies[0])
-        assert (first["max_tokens"], first["stream"], first["stream_options"]) == (1, False, None)
+        assert (first["n"], first["max_tokens"], first["stream"]) == (1, 1, False)
+        assert not {"stream_options", "stop", "best_of"} & first.keys()
         assert first["kv_transfer_params"]["do_remote_decode"] is True
         assert second["kv_transfer_params"] == HANDED
         assert (second["max_tokens"], second["stream"]) == (50, True)
@@ -79,8 +80,15 @@ async def test_sglangs_workers_get_the_request_at_once() -> None:
         async with stage.post(CHAT, LONG) as answer:
             assert await answer.read() == WHOLE
         first, second = json.loads(prefill.bodies[0]), json.loads(decode.bodies[0])
-        assert first == second
-        assert first["bootstrap_port"] == 8998
+        for sent in (first, second):
+            assert sent["bootstrap_port"] == 8998
+        assert first["bootstrap_room"] == second["bootstrap_room"]
+        assert (first["n"], first["max_tokens"], first["ignore_eos"]) == (1, 1, True)
+        assert second.keys() - LONG.keys() == {
+            "bootstrap_host",
+            "bootstrap_port",
+            "bootstrap_room",
+        }
         assert first["messages"] == LONG["messages"]
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
 
