@@ -31,6 +31,7 @@ from kvroute.client import (
     error_from_status,
 )
 from kvroute.client.connections.channel import Target, targets_of
+from kvroute.client.messages.pick import INSTANCE_LABEL, ONE_TOKEN
 from kvroute.v1 import (
     Alternative,
     BlockHashes,
@@ -99,12 +100,29 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
     assert pick.prefill_worker is not None
     assert pick.prefill_worker.dp_rank is None
     both = {"bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": 77}
-    assert pick.prefill_worker.prefill_body == pick.prefill_worker.decode_body() == both
+    assert pick.prefill_worker.prefill_body == {**ONE_TOKEN, **both}
+    assert pick.prefill_worker.decode_body() == both
     assert pick.prefill_worker.headers == {}
     (other,) = pick.alternatives
     assert (other.worker_id, other.dp_rank, other.cost) == ("w8", 3, 0.5)
     assert pick.receipt.policy == "least-loaded"
     assert pick.response == server.router.answer
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+async def test_a_pick_behind_dynamos_frontend_names_its_instance(
+    server: Server, rank: int | None
+) -> None:
+    labels = {INSTANCE_LABEL: "7587890123456789"}
+    server.router.answer = RouteResponse(reservation_id="r", dp_rank=rank, labels=labels)
+    async with make_client(server) as client:
+        pick = await client.route(token_ids=TOKENS)
+        ranked = {"X-data-parallel-rank": "3", "x-dynamo-dp-rank": "3"} if rank else {}
+        assert pick.headers == {"x-dynamo-worker-instance-id": "7587890123456789", **ranked}
+        for odd in ("", "a\r\nx: y", "-1", "\u0663"):
+            server.router.answer.labels[INSTANCE_LABEL] = odd
+            pick = await client.route(token_ids=TOKENS)
+            assert "x-dynamo-worker-instance-id" not in pick.headers
 
 
 NIXL_ANSWER = {
@@ -141,11 +159,7 @@ async def test_a_vllm_pair_is_told_by_kv_transfer_params(server: Server) -> None
         assert pick.prefill_worker.headers == told_both | {"X-data-parallel-rank": "2"}
         assert pick.headers == told_both
         assert pick.prefill_worker.prefill_body == {
-            "max_tokens": 1,
-            "max_completion_tokens": 1,
-            "min_tokens": 0,
-            "stream": False,
-            "stream_options": None,
+            **ONE_TOKEN,
             "kv_transfer_params": {"do_remote_decode": True},
         }
         answer = {"kv_transfer_params": NIXL_ANSWER}

@@ -15,6 +15,26 @@ from kvroute.v1 import PromptSource, Receipt, RouteResponse, router_pb2
 HAND_OVER_DEPTH_MAX = 32
 """Objects and lists inside one another in a hand-over; vLLM's connectors have 3."""
 _INTS = range(-(1 << 63), 1 << 64)
+ONE_TOKEN: Mapping[str, Any] = {
+    "n": 1,
+    "best_of": None,
+    "use_beam_search": False,
+    "max_tokens": 1,
+    "max_completion_tokens": 1,
+    "min_tokens": 0,
+    "stop": None,
+    "stop_token_ids": None,
+    "stop_regex": None,
+    "stop_sequences": None,
+    "ignore_eos": True,
+    "stream": False,
+    "stream_options": None,
+}
+"""Of a prefill worker's request: one answer of one token, which nothing but its length ends. vLLM's
+connectors hand over no blocks of a request that ends otherwise. vLLM refuses min_tokens above
+max_tokens, and stream_options without stream; chats are bounded by max_completion_tokens."""
+INSTANCE_LABEL = "kvroute.io/dynamo-instance"
+"""Label of a worker behind Dynamo's frontend: the number by which the frontend knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +90,16 @@ class PrefillWorker:
     @property
     def headers(self) -> dict[str, str]:
         """HTTP headers of its request: the id, and the rank if the engine has several."""
-        return _headers(self.dp_rank, self.request_id if self.engine == "vllm" else "")
+        return _headers(self.dp_rank, self.request_id if self.engine == "vllm" else "", {})
 
     @property
     def prefill_body(self) -> dict[str, Any]:
-        """Fields for the JSON body of its request, which replace the caller's of the same name."""
+        """Fields for the JSON body of its request, which replace the caller's of the same name;
+        None takes one out, or is sent as null."""
         if self.prefill_kv_transfer_params is None:
-            return self._bootstrap
-        # vLLM refuses min_tokens above max_tokens, and stream_options without stream; chats are
-        # bounded by max_completion_tokens.
-        return {
-            "max_tokens": 1,
-            "max_completion_tokens": 1,
-            "min_tokens": 0,
-            "stream": False,
-            "stream_options": None,
-            "kv_transfer_params": dict(self.prefill_kv_transfer_params),
-        }
+            return {**ONE_TOKEN, **self._bootstrap}
+        params = dict(self.prefill_kv_transfer_params)
+        return {**ONE_TOKEN, "kv_transfer_params": params}
 
     def decode_body(self, answer: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Fields to add to the JSON body of the picked worker's request.
@@ -266,11 +279,12 @@ class Pick:
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers of the request: the picked rank if its engine has several, and the id if the
-        request belongs to a pair; see PrefillWorker."""
+        """HTTP headers of the request: the picked rank if its engine has several, the picked
+        instance for Dynamo's frontend, and the id if the request belongs to a pair; see
+        PrefillWorker."""
         response = self.response
         paired = response.HasField("prefill_worker") and response.prefill_worker.engine == "vllm"
-        return _headers(self.dp_rank, self.request_id if paired else "")
+        return _headers(self.dp_rank, self.request_id if paired else "", response.labels)
 
 
 def hand_over(answer: object) -> Mapping[str, Any] | None:
@@ -325,9 +339,16 @@ def prompt_tokens(message: router_pb2.PromptTokens) -> PromptTokens:
     )
 
 
-def _headers(rank: int | None, request_id: str) -> dict[str, str]:
+def _headers(rank: int | None, request_id: str, labels: Mapping[str, str]) -> dict[str, str]:
     headers = {"X-Request-Id": request_id} if request_id else {}
-    return headers if rank is None else headers | {"X-data-parallel-rank": str(rank)}
+    if rank is not None:
+        headers["X-data-parallel-rank"] = str(rank)
+    instance = labels.get(INSTANCE_LABEL, "")
+    if instance.isascii() and instance.isdigit():
+        headers["x-dynamo-worker-instance-id"] = instance
+        if rank is not None:
+            headers["x-dynamo-dp-rank"] = str(rank)
+    return headers
 
 
 def _prefill_worker(message: router_pb2.PrefillWorker, request_id: str) -> PrefillWorker:
