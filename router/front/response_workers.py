@@ -44,7 +44,7 @@ class ResponseWorkers:
         return worker_id if now_s < until_s and known_to == owner else None
 
     def is_anothers(self, response_id: str, now_s: float, owner: Owner) -> bool:
-        """Whether it is known, and to somebody else."""
+        """Whether it is known, to another owner."""
         _, known_to, until_s = self._known.get(response_id, ("", owner, now_s))
         return now_s < until_s and known_to != owner
 

@@ -31,15 +31,15 @@ def decoded(decoder: msgspec.json.Decoder[Fields], body: bytes) -> tuple[Fields,
     FrontRefusal for what is no JSON object."""
     try:
         return decoder.decode(body), body
+    except msgspec.ValidationError as error:
+        raise FrontRefusal("INVALID_BODY", f"the body: {error}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        refusal = _no_object(error)
+        sentence = f"the body is no JSON: {error}"
     read = body.replace(b"NaN", b"0e0").replace(b"Infinity", b"0.000000")
-    if read != body:
-        try:
-            return decoder.decode(read), read
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            pass  # the first error is that of the client's own bytes
-    raise refusal
+    try:
+        return decoder.decode(read), read
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        raise FrontRefusal("INVALID_BODY", sentence) from None
 
 
 def span(value: Raw, within: bytes) -> tuple[int, int]:
@@ -66,8 +66,8 @@ def changed(body: bytes, fields: Mapping[str, Any], *, absent: bool = False) -> 
 def _without(body: bytes, names: tuple[str, ...]) -> bytes:
     decoder = _decoder(names)
     for _ in range(REPEATS_MAX + 1):
-        found, read = decoded(decoder, body)
-        values = [value for name in names if (value := getattr(found, name)) is not UNSET]
+        fields, read = decoded(decoder, body)
+        values = [value for name in names if (value := getattr(fields, name)) is not UNSET]
         if not values:
             return body
         body = _cut(body, sorted(span(value, read) for value in values))
@@ -93,8 +93,8 @@ def _cut(body: bytes, values: list[tuple[int, int]]) -> bytes:
 
 
 def _after_space(body: bytes, at: int) -> int:
-    found = _NO_SPACE.search(body, at)
-    return found.start() if found else len(body)
+    match = _NO_SPACE.search(body, at)
+    return match.start() if match else len(body)
 
 
 @lru_cache(maxsize=64)
@@ -106,8 +106,3 @@ def _decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
 def _address(view: Raw | bytes) -> int:
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
     return address
-
-
-def _no_object(error: Exception) -> FrontRefusal:
-    what = "the body" if isinstance(error, msgspec.ValidationError) else "the body is no JSON"
-    return FrontRefusal("INVALID_BODY", f"{what}: {error}")

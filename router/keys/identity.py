@@ -10,7 +10,8 @@ from router.request.refusal import Reason, Refusal
 TENANT_MAX = 256
 PRIORITY_MAX = 0
 """Of a gateway's clients, unless their key says more: a request may stand back, and may not push
-in. Shares by tenant are no default for it, since they change the order of everybody's requests."""
+in. Fair shares by default would not do: they change the order of all requests, and a rank still
+decides within a tenant's bands."""
 EVERYTHING = ("*",)
 
 

@@ -90,6 +90,11 @@ def _gateway_for_all(values: Values) -> str:
     return values.open("gateway.listen") if allowed else ""
 
 
+def _shared_caches(values: Values) -> str:
+    shared = values["keys.file"] and values["gateway.salt"] == "client"
+    return values.open("gateway.listen") if shared else ""
+
+
 def _plain(*keys: str) -> Callable[[Values], str]:
     return lambda values: "" if values["tls.certificate_file"] else values.open(*keys)
 
@@ -227,6 +232,12 @@ RISKS: tuple[Risk, ...] = (
         "gateway.pass_keys",
         lambda values: values["gateway.pass_keys"] and values.keyed,
         "is set: each worker gets the keys by which clients prove themselves to this gateway",
+    ),
+    Risk(
+        "gateway.salt",
+        _shared_caches,
+        "is client: clients of {} share prefixes with those of other tenants, and can tell what"
+        " these have cached; tenant ends it, and so does a single tenant",
     ),
     Risk(
         "to_router.tls",

@@ -90,6 +90,11 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
         {"gateway": {"pass_keys": True}} | KEYED,
         {"gateway": {"pass_keys": True}},
     ),
+    "gateway.salt": (
+        ServeConfig,
+        {"gateway": {"listen": OPEN}} | KEYED | TLS,
+        {"gateway": {"listen": OPEN, "salt": "tenant"}} | KEYED | TLS,
+    ),
     "to_router.tls": (
         GatewayConfig,
         {"router": "127.0.0.1:1, router.example:1"},
@@ -128,7 +133,7 @@ def test_a_risk_is_named_where_it_is_one_and_nowhere_else(key: str) -> None:
 
 
 def test_the_gateways_plain_text_is_named_too() -> None:
-    tree = {"gateway": {"listen": OPEN}} | KEYED
+    tree = {"gateway": {"listen": OPEN, "salt": "tenant"}} | KEYED
     assert named(GatewayConfig, tree) == ["tls.certificate_file"]
     assert named(ServeConfig, tree) == ["tls.certificate_file"]
 
@@ -161,7 +166,7 @@ def test_only_addresses_that_a_network_reaches_are_risks(**listens: str) -> None
     seen = warnings_of(msgspec.convert(tree, ServeConfig))
     expected = (
         bool({"grpc", "fast"} & {*far})
-        + ("gateway" in far)
+        + 2 * ("gateway" in far)
         + ("metrics" in far)
         + 2 * ("epp" in far)
     )
