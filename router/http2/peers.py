@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from router.listener.addresses import unmapped
+
 
 class Peer:
     """As grpc.aio's context has them: `peer()` and `auth_context()`."""
@@ -16,7 +18,7 @@ class Peer:
 def _address(peername: Any) -> str:
     if not isinstance(peername, tuple) or len(peername) < 2:
         return "unix:" if isinstance(peername, (str, bytes)) else "?"
-    host, port = peername[:2]
+    host, port = unmapped(peername[0]), peername[1]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 from router.http2.frames import HEADERS_MAX, MESSAGE_MAX, ConnectionFault
 from router.http2.machine import Connection
 from router.http2.messages import Service
+from router.listener.addresses import unmapped
 from router.listener.seldom import Seldom
 
 log = logging.getLogger("kvroute.http2")
@@ -191,7 +192,7 @@ class Http2Protocol(asyncio.Protocol):
     def peer(self) -> str:
         """Address of the other side."""
         name = self._transport.get_extra_info("peername") if self._transport else None
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "?")
+        return f"{unmapped(name[0])}:{name[1]}" if isinstance(name, tuple) else str(name or "?")
 
     def _has_room(self) -> None:
         room, self._room = self._room, None

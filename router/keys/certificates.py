@@ -3,7 +3,8 @@
 Laws:
 - what the files hold takes effect for new connections only; open ones go on;
 - files that don't fit together change nothing: a rotation in two steps is read when it is whole;
-- the oldest protocol version is TLS 1.2.
+- the oldest protocol version is TLS 1.2, with the suites that HTTP/2 allows (RFC 9113, appendix A)
+  and no others, on every port: AEAD, with keys by ECDHE.
 """
 
 import ssl
@@ -15,6 +16,9 @@ from router.config.keys import ConfigError
 from router.config.settings.keys_settings import TlsSettings
 from router.config.settings.serving_settings import MetricsSettings
 from router.keys.followed import reason_of
+
+SUITES = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2. All of TLS 1.3 are such suites."""
 
 
 class Pem(NamedTuple):
@@ -94,6 +98,7 @@ class Certificates:
         def make() -> ssl.SSLContext:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_ciphers(SUITES)
             context.verify_mode = verify
             if protocols:
                 context.set_alpn_protocols(protocols)

@@ -48,6 +48,7 @@ from router.keys.door import Door
 from router.keys.exposure import check_exposure, split_address
 from router.keys.rights import Right
 from router.keys.usage import Usage
+from router.listener.connections import Connections
 from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrapes
 from router.request.refusal import Refusal
@@ -155,6 +156,11 @@ class GatewayServer:
     @property
     def port(self) -> int:
         return self._http.port
+
+    @property
+    def connections(self) -> Connections:
+        """Its open connections, and those that it closed."""
+        return self._http.connections
 
     def _app(self) -> web.Application:
         app = web.Application()
