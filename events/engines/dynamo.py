@@ -1,17 +1,25 @@
 """Reads the messages that workers of an NVIDIA Dynamo fleet publish on NATS: KV events, load. Pure.
 
     envelope  {publisher_id, sequence, published_at, topic, payload}     MessagePack, named
-    payload   one RouterEvent, or a list of them (1.6); on `kv_metrics` an ActiveLoad
+    payload   one RouterEvent, or a list of them (1.6); on `kv_metrics` an ActiveLoad, on
+              `forward-pass-metrics` a ForwardPassMetrics
     JSON      a RouterEvent without an envelope, as older releases send it
 
     RouterEvent {worker_id, storage_tier, event: {event_id, dp_rank, data}}
     data        {stored: {parent_hash, start_position, blocks: [{block_hash, tokens_hash}]}}
                 | {removed: {block_hashes}} | "cleared"
 
-`block_hash` is the engine's own name for a block; `tokens_hash` is our BlockHash.
+    ForwardPassMetrics {version, worker_id, dp_rank, scheduled_requests, queued_requests}
+    requests           {num_prefill_requests, num_decode_requests, ...}
 
-Law: for any bytes the result is a DynamoMessage. An event that can't be used keeps its number, if
-that is readable, and a reason, so that the numbers have no gap and the loss is known.
+`block_hash` is the engine's own name for a block; `tokens_hash` is our BlockHash. A worker sends
+its forward-pass metrics after each step, and each second while it has none.
+
+Laws:
+- for any bytes the result is a DynamoMessage. An event that can't be used keeps its number, if that
+  is readable, and a reason, so that the numbers have no gap and the loss is known;
+- a message on load proves its worker's presence as soon as worker and rank are readable, whatever
+  its numbers are.
 
 Source: ai-dynamo/dynamo lib/kv-router/src/protocols.rs and lib/runtime (event plane), release
 1.6.1; its publishers' bytes are in tests/events/engines/test_dynamo.py.
@@ -41,6 +49,9 @@ STORAGE_TIERS = {"device": Tier.DEVICE, "host_pinned": Tier.HOST, "disk": Tier.D
 SHARED_TIERS = frozenset({"external"})
 EVENT_TOPICS = frozenset({"kv-events", "kv_events"})
 LOAD_TOPICS = frozenset({"kv_metrics", "kv-metrics"})
+PASS_TOPICS = frozenset({"forward-pass-metrics", "forward_pass_metrics"})
+PASS_VERSION = 1
+"""Version of ForwardPassMetrics whose numbers are read; of any other, worker and rank alone."""
 
 _I64_MIN = -(1 << 63)
 
@@ -96,14 +107,20 @@ class WorkerEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A worker's load. None: absent in the message."""
+    """A worker's presence, and its load. None: absent in the message."""
 
     worker_id: int
     dp_rank: int
-    used_blocks: int | None
+    used_blocks: int | None = None
     """All KV blocks in use, by the engine's count."""
-    decode_blocks: int | None
+    decode_blocks: int | None = None
     """Blocks of requests that decode, by the sender's count."""
+    running: int | None = None
+    """Requests of the engine's last step."""
+    waiting: int | None = None
+    """Requests that its last step left in its queue."""
+    from_pass: bool = False
+    """Whether these are forward-pass metrics, which an idle worker sends, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +211,25 @@ class _ActiveLoad(Struct):
     kv_used_blocks: Annotated[int, Meta(ge=0)] | None = None
 
 
+Requests = Annotated[int, Meta(ge=0, le=1 << 30)]
+
+
+class _Requests(Struct, frozen=True):
+    num_prefill_requests: Requests = 0
+    num_decode_requests: Requests = 0
+
+
+class _Presence(Struct):
+    worker_id: Annotated[str, Meta(pattern="^[0-9]{1,20}$")] | Unsigned
+    version: int = PASS_VERSION
+    dp_rank: Annotated[int, Meta(ge=0, le=RANK_MAX)] = 0
+
+
+class _ForwardPass(_Presence):
+    scheduled_requests: _Requests = _Requests()
+    queued_requests: _Requests = _Requests()
+
+
 class _Wire:
     """The decoders of one encoding."""
 
@@ -206,6 +242,8 @@ class _Wire:
         self.parts = decoder(Annotated[list[Raw], Meta(max_length=EVENTS_MAX)])
         self.kinds = decoder(dict[str, Raw] | str)
         self.load = decoder(_ActiveLoad)
+        self.forward_pass = decoder(_ForwardPass)
+        self.presence = decoder(_Presence)
 
 
 _ENVELOPE = msgspec.msgpack.Decoder(_Envelope)
@@ -216,7 +254,8 @@ _JSON = _Wire(msgspec.json.Decoder)
 def decode_dynamo(
     data: bytes, *, bytes_max: int = MESSAGE_BYTES_MAX, hashes_max: int = HASHES_MAX
 ) -> DynamoMessage:
-    """One message of a `kv-events` or `kv_metrics` subject; never raises."""
+    """One message of a subject of `kv-events`, `kv_metrics` or `forward-pass-metrics`; never
+    raises."""
     if len(data) > bytes_max:
         # Not decoded; the numbers of the next events will show the gap.
         return DynamoMessage(
@@ -236,6 +275,8 @@ def decode_dynamo(
     origin = Origin(envelope.publisher_id, envelope.sequence, digest)
     if envelope.topic in LOAD_TOPICS:
         return _read_load(envelope.payload, origin)
+    if envelope.topic in PASS_TOPICS:
+        return _read_pass(envelope.payload, origin)
     if envelope.topic in EVENT_TOPICS:
         return _read_events(envelope.payload, origin, hashes_max)
     return DynamoMessage(origin, dropped=("other_topic",))
@@ -255,6 +296,39 @@ def _read_load(payload: bytes, origin: Origin) -> DynamoMessage:
             load.worker_id, load.dp_rank, load.kv_used_blocks, load.active_decode_blocks
         ),
     )
+
+
+def _read_pass(payload: bytes, origin: Origin) -> DynamoMessage:
+    wire = _JSON if _is_json(payload) else _MSGPACK
+    dropped: tuple[str, ...] = ()
+    detail = ""
+    read: _Presence
+    try:
+        read = wire.forward_pass.decode(payload)
+    except READ_ERRORS as error:
+        dropped, detail = ("malformed_load",), _because(error)
+        try:
+            read = wire.presence.decode(payload)
+        except READ_ERRORS:
+            return DynamoMessage(origin, dropped=dropped, detail=detail)
+    worker_id = int(read.worker_id)
+    if worker_id > U64_MASK:
+        return DynamoMessage(origin, dropped=("malformed_load",), detail="worker_id is no u64")
+    if read.version != PASS_VERSION:
+        dropped = ("other_version",)
+        detail = f"forward-pass metrics of version {read.version}"[:REASON_CHARS]
+    if dropped or not isinstance(read, _ForwardPass):
+        load = WorkerLoad(worker_id, read.dp_rank, from_pass=True)
+        return DynamoMessage(origin, load=load, dropped=dropped, detail=detail)
+    running, waiting = read.scheduled_requests, read.queued_requests
+    load = WorkerLoad(
+        worker_id,
+        read.dp_rank,
+        running=running.num_prefill_requests + running.num_decode_requests,
+        waiting=waiting.num_prefill_requests + waiting.num_decode_requests,
+        from_pass=True,
+    )
+    return DynamoMessage(origin, load=load)
 
 
 def _read_events(payload: bytes, origin: Origin, hashes_max: int) -> DynamoMessage:

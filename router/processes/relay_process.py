@@ -18,6 +18,7 @@ from events.plane.clock import unix_now
 from events.plane.nats_check import on_loopback, without_secret
 from events.plane.permissions import beyond_relay
 from events.plane.settings import DynamoSettings, NatsSettings
+from events.plane.subjects import control
 from events.plane.tasks import Tasks, named
 from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
@@ -47,6 +48,12 @@ class RelayApp:
         if config.nats.url is None:
             raise ConfigError("a relay needs the routers' NATS: give --nats URL (nats.url)")
         check_files(config)
+        if dynamo and config.state_dir:
+            raise ConfigError(
+                "the relay of a Dynamo fleet saves no blocks, since nothing would show after its"
+                " restart which of them the workers removed meanwhile; leave --state-dir out - at"
+                " `$.state_dir`"
+            )
         for worker in config.workers:
             check_engine(worker)
         self._config = config
@@ -143,7 +150,8 @@ class RelayApp:
             self._tasks.spawn(work, f"connection of {dynamo.settings.id}")
 
     async def _check_rights(self) -> None:
-        """Warns when the credentials let this relay speak for other workers, or to the fleet.
+        """Warns when the credentials let this relay command the fleet; rights for the fleet's
+        workers alone, whose relays then share a user, are said without a warning.
 
         Skipped where there are no credentials and the server is on loopback.
         """
@@ -152,7 +160,9 @@ class RelayApp:
         if not given and not nats.tls_certificate_file and on_loopback(nats.url or ""):
             return
         excess = await self._broker.allowed(beyond_relay(fleet))
-        if excess:
+        if excess and all(attempt.subject != control(fleet) for attempt in excess):
+            log.info("relays share the NATS user of this one: it may speak for all their workers")
+        elif excess:
             log.warning(
                 "the NATS credentials of this relay allow more than it needs: it could %s."
                 " `kvroute nats-permissions --fleet %s --worker ID` prints what it needs",

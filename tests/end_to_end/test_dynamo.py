@@ -32,6 +32,7 @@ from tests.stage.waiting import until
 BLOCK_SIZE = 16
 EVENTS = "namespace.dyn.component.backend.endpoint.generate.kv-events"
 LOAD = "namespace.dyn.component.backend.endpoint.generate.kv_metrics"
+PASSES = "namespace.dyn.component.backend.endpoint.generate.forward-pass-metrics"
 SETTINGS = DynamoSettings(
     subject=EVENTS,
     address="http://frontend:8000/{worker_id}",
@@ -104,6 +105,12 @@ class Publisher:
     async def load(self, used_blocks: int) -> None:
         told = {"worker_id": self.worker_id, "dp_rank": self.dp_rank, "kv_used_blocks": used_blocks}
         await self.send(LOAD, "kv_metrics", told)
+
+    async def idle(self) -> None:
+        """The sign of life of a worker without requests, each second."""
+        told = {"version": 1, "worker_id": str(self.worker_id), "dp_rank": self.dp_rank}
+        none = {"num_prefill_requests": 0, "num_decode_requests": 0}
+        await self.send(PASSES, "forward-pass-metrics", {**told, "queued_requests": none})
 
     async def send(self, subject: str, topic: str, payload: Any) -> None:
         envelope = {
@@ -233,6 +240,18 @@ async def test_what_workers_publish_is_the_overlap_that_explain_shows() -> None:
             assert (worker.engine, worker.model, worker.block_size) == ("dynamo", "the-model", 16)
             await fleet.in_step(int(worker.worker_id))
             assert list(worker.warnings) == []
+
+
+async def test_a_cold_fleet_is_served_by_all_its_workers() -> None:
+    async with a_fleet() as fleet:
+        for worker_id in range(1, 5):
+            await fleet.publisher(worker_id).idle()
+        for worker_id in range(1, 5):
+            await fleet.holding(0, worker_id)
+        picks = [
+            await fleet.client.route(token_ids=prompt(seed), model="the-model") for seed in range(8)
+        ]
+        assert {pick.worker_id for pick in picks} == {"1", "2", "3", "4"}
 
 
 async def test_the_older_json_form_is_followed_too() -> None:
@@ -493,6 +512,7 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
         (("--replay", "tcp://x:1"), "unknown key `replay`"),
         (("--label", "zone"), "write NAME=VALUE"),
         (("--subject", "a b"), "$.subject"),
+        (("--state-dir", "state", "--nats", "nats://127.0.0.1:1"), "leave --state-dir out"),
     ],
 )
 async def test_wrong_flags_end_with_one_line(flags: tuple[str, ...], told: str) -> None:

@@ -1,14 +1,18 @@
 """The relay of a Dynamo fleet: turns the KV events of its workers on NATS into facts.
 
-    workers ──NATS (kv-events, kv_metrics)──> DynamoRank, one a (worker, rank) ──NATS──> routers
+    workers ──NATS (kv-events, kv_metrics, forward-pass-metrics)──> DynamoRank, one a (worker, rank)
+                                                                    ──NATS──> routers
 
 The shell around events/relay/dynamo/rank.py: subscriptions and timers, no decisions; the streams
 leave by events/relay/stream_publisher.py. One subject carries many workers: each becomes a stream
 of its own with its first message, and ends after a silence of `worker_timeout_s` or by a fleet
 command.
 
-Law: a failure costs the worker or the message that caused it. Each failure is counted and shown as
-a warning of the workers concerned; a loop that fails runs again after a back-off.
+Laws:
+- a message of any of the three subjects makes its worker known, and keeps it: a worker that sends
+  forward-pass metrics is there before its first request, and while it is idle;
+- a failure costs the worker or the message that caused it. Each failure is counted and shown as a
+  warning of the workers concerned; a loop that fails runs again after a back-off.
 """
 
 import asyncio
@@ -64,7 +68,12 @@ class _Worker(OutgoingStream[DynamoRank]):
     ) -> None:
         super().__init__(key, rank, supervisor)
         self.dynamo_id = dynamo_id
+        self.known_since_s = now_s
         self.heard_at_s = now_s
+        self.sends_passes = False
+        """Whether forward-pass metrics came from it."""
+        self.running = 0
+        self.waiting = 0
         self.used_blocks: int | None = None
         self.decode_blocks: int | None = None
         self.sampled_at_s: float | None = None
@@ -145,8 +154,8 @@ class DynamoRelay:
         await self._listen(routers, snapshots, self._snapshot_requested, "snapshot")
         await self._listen(routers, subjects.hello(fleet), self._publisher.on_hello, "hello")
         await self._listen(routers, subjects.control(fleet), self._control_came, "control")
-        if (load := _load_subject(self.settings)) is not None:
-            await self._listen(self._source, load, self._load_came, "load")
+        for work, subject in _load_subjects(self.settings).items():
+            await self._listen(self._source, subject, self._load_came, work)
         await self._listen(self._source, self.settings.subject, self._events_came, "events")
         log.info("relay for the Dynamo workers on %s", self.settings.subject)
 
@@ -172,12 +181,17 @@ class DynamoRelay:
             self._before_loss -= 1
             if not self._before_loss:
                 self._doubt()
-        self._taken += 1
-        if self._taken % _TURN_MESSAGES == 0:
-            await asyncio.sleep(0)
+        await self._turn()
 
     async def _load_came(self, message: Msg) -> None:
         self._take(message)
+        await self._turn()
+
+    async def _turn(self) -> None:
+        """Lets other work of the event loop have its turn after _TURN_MESSAGES messages."""
+        self._taken += 1
+        if self._taken % _TURN_MESSAGES == 0:
+            await asyncio.sleep(0)
 
     def _take(self, message: Msg) -> None:
         """Applies a message of the workers: KV events, load, or both, by its envelope."""
@@ -213,7 +227,10 @@ class DynamoRelay:
         worker = self._worker(load.worker_id, load.dp_rank, now_s)
         if worker is None:
             return
+        worker.sends_passes = worker.sends_passes or load.from_pass
         # Dynamo's routers publish here, too; each sender sets only the values that it has.
+        if load.running is not None and load.waiting is not None:
+            worker.running, worker.waiting = load.running, load.waiting
         if load.used_blocks is not None:
             worker.used_blocks = load.used_blocks
         if load.decode_blocks is not None:
@@ -339,6 +356,8 @@ class DynamoRelay:
             role=settings.role,
             labels=settings.labels,
             multi_rank=worker.key.worker_id in self._higher_ranks,
+            running=worker.running,
+            waiting=worker.waiting,
             used_blocks=None if used is None else float(min(used, _BLOCKS_PLAUSIBLE)),
             total_blocks=settings.total_blocks,
             total_slots=settings.slots,
@@ -349,12 +368,16 @@ class DynamoRelay:
         )
 
 
-def _load_subject(settings: DynamoSettings) -> str | None:
-    """The subject of the workers' load; None: the subject of the events includes it."""
-    if settings.load_subject is not None:
-        return settings.load_subject
+def _load_subjects(settings: DynamoSettings) -> dict[str, str]:
+    """The subjects of the workers' load, by the name of the work; empty: the subject of the events
+    includes them."""
+    subjects_of: dict[str, str] = {}
     base, separator, topic = settings.subject.rpartition(".")
-    return f"{base}.kv_metrics" if separator and topic == "kv-events" else None
+    if separator and topic == "kv-events":
+        subjects_of = {"load": f"{base}.kv_metrics", "passes": f"{base}.forward-pass-metrics"}
+    if settings.load_subject is not None:
+        subjects_of["load"] = settings.load_subject
+    return subjects_of
 
 
 def _warnings(worker: _Worker, now_s: float, *, connected: bool) -> list[str]:
@@ -371,4 +394,9 @@ def _warnings(worker: _Worker, now_s: float, *, connected: bool) -> list[str]:
         warnings.append("the NATS server of the Dynamo fleet is away")
     elif now_s - worker.heard_at_s >= QUIET_S:
         warnings.append("the worker is quiet: idle, or gone")
+    if not worker.sends_passes and now_s - worker.known_since_s >= QUIET_S:
+        warnings.append(
+            "the worker sends no forward-pass metrics, so that it is not known before its first"
+            " request, and lost while it is idle: set DYN_FORWARDPASS_METRIC_PORT at the worker"
+        )
     return warnings

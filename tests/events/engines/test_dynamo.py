@@ -1,5 +1,7 @@
 """Bytes of Dynamo's publishers, whole and broken, into events."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,10 +20,12 @@ from events.engines.dynamo import (
     WorkerLoad,
     decode_dynamo,
 )
+from events.engines.wire import RANK_MAX
 from indexer.hashing import block_hashes, hash_seed, pack_tokens
 from indexer.identity import Tier
 
 U64_MAX = (1 << 64) - 1
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 # What ai-dynamo-runtime 1.6.1 published on NATS (event plane "nats", discovery "mem") for endpoint
 # dyn.backend.generate. First a KvEventPublisher(worker_id=77, kv_block_size=16, dp_rank=0):
@@ -297,6 +301,106 @@ def test_no_truncation_raises_or_becomes_an_event() -> None:
             assert message.dropped
 
 
+# Of ai-dynamo 1.6.1's mocker: idle ranks and busy ones, as it published them.
+CAPTURED = [
+    msgspec.json.decode(line)
+    for line in (GOLDEN / "dynamo-1.6.1" / "load.jsonl").read_bytes().splitlines()
+]
+
+
+@pytest.mark.parametrize("number", range(len(CAPTURED)))
+def test_captured_load_is_read_as_it_says(number: int) -> None:
+    captured = CAPTURED[number]
+    message = decode_dynamo(bytes.fromhex(captured["data"]))
+    said = captured["decoded"]["payload"]
+    assert (message.events, message.dropped, message.detail) == ((), (), "")
+    assert message.load is not None
+    assert (message.load.worker_id, message.load.dp_rank) == (
+        int(said["worker_id"]),
+        said["dp_rank"],
+    )
+    if captured["decoded"]["topic"] == "kv_metrics":
+        assert message.load.used_blocks == said["kv_used_blocks"]
+        assert (message.load.running, message.load.from_pass) == (None, False)
+        return
+    running, waiting = said["scheduled_requests"], said["queued_requests"]
+    assert message.load.from_pass
+    assert message.load.running == sum(running[f"num_{half}_requests"] for half in HALVES)
+    assert message.load.waiting == sum(waiting[f"num_{half}_requests"] for half in HALVES)
+
+
+HALVES = ("prefill", "decode")
+
+
+def test_the_capture_has_idle_ranks_and_busy_ones_and_queues() -> None:
+    loads = [decode_dynamo(bytes.fromhex(one["data"])).load for one in CAPTURED]
+    passes = [load for load in loads if load is not None and load.from_pass]
+    assert len(passes) < len(loads)
+    idle = {(load.worker_id, load.dp_rank) for load in passes if not load.running}
+    assert len(idle) == 4
+    assert any(load.waiting for load in passes)
+
+
+def test_no_truncated_pass_raises_or_proves_a_worker() -> None:
+    for captured in CAPTURED:
+        data = bytes.fromhex(captured["data"])
+        for end in range(len(data)):
+            message = decode_dynamo(data[:end])
+            assert (message.load, len(message.dropped)) == (None, 1)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), U64_MAX) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+ID = st.integers(0, U64_MAX) | st.integers(0, U64_MAX).map(str) | st.text("0123456789", min_size=19)
+COUNTS = st.fixed_dictionaries(
+    {}, optional={f"num_{half}_requests": st.integers(0, 1 << 31) | JUNK for half in HALVES}
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "worker_id": ID | JUNK,
+            "dp_rank": st.integers(0, 2000) | JUNK,
+            "version": st.just(1) | JUNK,
+            "scheduled_requests": COUNTS | JUNK,
+            "queued_requests": COUNTS | JUNK,
+            "later": JUNK,
+        },
+    ),
+    st.booleans(),
+)
+def test_an_odd_pass_proves_its_worker_as_far_as_it_is_readable(
+    said: dict[str, Any], as_json: bool
+) -> None:
+    if as_json:
+        payload = msgspec.json.encode(said)
+        said = msgspec.json.decode(payload)  # nan is null there
+    else:
+        payload = msgspec.msgpack.encode(said)
+    message = decode_dynamo(envelope(payload, "forward-pass-metrics"))
+    worker, rank = said.get("worker_id"), said.get("dp_rank", 0)
+    is_worker = (isinstance(worker, str) and re.fullmatch("[0-9]{1,20}", worker)) or (
+        isinstance(worker, int) and not isinstance(worker, bool) and worker >= 0
+    )
+    is_rank = isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= RANK_MAX
+    is_version = type(said.get("version", 1)) is int
+    if message.load is None:
+        readable = is_worker and int(worker or 0) <= U64_MAX and is_rank and is_version
+        assert not readable
+        assert message.dropped == ("malformed_load",)
+        return
+    assert (message.load.worker_id, message.load.dp_rank) == (int(worker or 0), rank)
+    numbers = (message.load.running, message.load.waiting)
+    assert (None in numbers) == bool(message.dropped)
+    for number in numbers:
+        assert number is None or 0 <= number < 1 << 31  # as heartbeats may have it
+
+
 def test_no_truncated_payload_raises() -> None:
     payload = msgspec.msgpack.encode([router_event(stored([1], [2]))])
     for end in range(len(payload)):
@@ -314,11 +418,12 @@ def test_nesting_without_end_is_malformed(brackets: bytes) -> None:
 def test_random_bytes_never_raise(data: bytes) -> None:
     for message in (decode_dynamo(data), decode_dynamo(envelope(data))):
         assert isinstance(message, DynamoMessage)
-    assert isinstance(decode_dynamo(envelope(data, "kv_metrics")), DynamoMessage)
+    for topic in ("kv_metrics", "forward-pass-metrics"):
+        assert isinstance(decode_dynamo(envelope(data, topic)), DynamoMessage)
 
 
 @given(
-    st.sampled_from([BATCH, OF_RANK_1, LOAD]),
+    st.sampled_from([BATCH, OF_RANK_1, LOAD, *(bytes.fromhex(one["data"]) for one in CAPTURED)]),
     st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=4),
 )
 def test_flipped_bytes_never_raise_and_numbers_stay_in_range(
