@@ -186,6 +186,13 @@ class EngineSettings(Settings, frozen=True):
             " estimate"
         ),
     ] = None
+    total_blocks: Annotated[
+        Count | None,
+        Meta(
+            description="KV blocks of a rank, in blocks of the engine; default: the engine's own"
+            " figure. Without either its load by blocks counts as 0"
+        ),
+    ] = None
     loads_loras: Annotated[
         bool,
         Meta(

@@ -73,7 +73,8 @@ class Heartbeats:
         size = canonical_block_size(engine_size, settings.block_size) if engine_size else None
         scale = engine_size / size if engine_size and size else 0.0
         used = None if load.used_blocks is None else self._canonical(load.used_blocks, scale)
-        total = self._canonical(load.total_blocks or identity.total_blocks or 0, scale)
+        blocks = settings.total_blocks or load.total_blocks or identity.total_blocks or 0
+        total = self._canonical(blocks, scale)
         priority = settings.priority_scheduling or bool(identity.priority_scheduling)
         lower_first = settings.engine == "vllm" or bool(identity.low_priority_first)
         coded, plain = self._coded_warnings(shell), self._warnings(shell, engine_size)

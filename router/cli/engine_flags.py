@@ -20,7 +20,6 @@ _DYNAMO_NAMES = {
     "nats_url": "--dynamo-nats",
     "nats_credentials_file": "--dynamo-nats-credentials",
     "max_model_len": "--max-model-len",
-    "total_blocks": "--total-blocks",
     "worker_timeout_s": "--worker-timeout-s",
 }
 """Keys that a Dynamo fleet has and an engine has not."""

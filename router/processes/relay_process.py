@@ -43,25 +43,13 @@ class RelayApp:
 
     def __init__(self, config: RelayConfig, dynamo: Sequence[DynamoSettings] = ()) -> None:
         """Raises ConfigError for what only this process can find wrong."""
-        if not config.workers and not dynamo:
-            raise ConfigError("no engine to relay: give --worker-id and its like, or `workers:`")
-        if config.nats.url is None:
-            raise ConfigError("a relay needs the routers' NATS: give --nats URL (nats.url)")
-        check_files(config)
-        if dynamo and config.state_dir:
-            raise ConfigError(
-                "the relay of a Dynamo fleet saves no blocks, since nothing would show after its"
-                " restart which of them the workers removed meanwhile; leave --state-dir out - at"
-                " `$.state_dir`"
-            )
-        for worker in config.workers:
-            check_engine(worker)
+        url = _checked_url(config, dynamo)
         self._config = config
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
         state_dir = _writable(config.state_dir) if config.state_dir else None
         self._tasks = Tasks(self._broke)
-        self._broker = checked_broker(config.nats, config.nats.url, "kvroute relay")
+        self._broker = checked_broker(config.nats, url, "kvroute relay")
         rng = random.Random(secrets.randbits(64))
         accesses = EngineAccesses.of(config.engines, workers=config.workers)
         self._relays = [
@@ -183,6 +171,24 @@ class RelayApp:
     def _broke(self, error: BaseException) -> None:
         self._failed = error
         self._stop.set()
+
+
+def _checked_url(config: RelayConfig, dynamo: Sequence[DynamoSettings]) -> str:
+    """The URL of the routers' NATS; raises ConfigError for what no relay can do."""
+    if not config.workers and not dynamo:
+        raise ConfigError("no engine to relay: give --worker-id and its like, or `workers:`")
+    if config.nats.url is None:
+        raise ConfigError("a relay needs the routers' NATS: give --nats URL (nats.url)")
+    check_files(config)
+    if dynamo and config.state_dir:
+        raise ConfigError(
+            "the relay of a Dynamo fleet saves no blocks, since nothing would show after its"
+            " restart which of them the workers removed meanwhile; leave --state-dir out - at"
+            " `$.state_dir`"
+        )
+    for worker in config.workers:
+        check_engine(worker)
+    return config.nats.url
 
 
 def _source(settings: DynamoSettings, *, allow_plaintext: bool) -> Broker | None:

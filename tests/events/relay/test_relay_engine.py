@@ -495,3 +495,21 @@ async def test_a_publisher_that_comes_back_is_followed_by_the_same_socket(
 
         await until(bound, "the port")
     assert not relay.failures
+
+
+@pytest.mark.parametrize("total_blocks", [None, 100])
+async def test_blocks_that_no_page_has_are_those_of_the_settings(
+    engine: Engine, total_blocks: int | None
+) -> None:
+    sizes = 'vllm:cache_config_info{engine="0",block_size="32"} 1\n'
+    engine.pages["/metrics"] = engine.says(web.Response, text=ONE_RANK + sizes)
+    await engine.follow(total_blocks=total_blocks, block_size=16)
+
+    def is_known() -> bool:
+        last = engine.last()
+        return last is not None and last.block_size == 16
+
+    await until(is_known, "the block size")
+    last = engine.last()
+    assert last is not None
+    assert last.total_blocks == (None if total_blocks is None else 200)

@@ -42,6 +42,7 @@ ENGINE: dict[str, Any] = {
     "priority_scheduling": True,
     "warm": True,
     "slots": 8,
+    "total_blocks": 4096,
     "loads_loras": True,
 }
 """A value for each key that a caller may give, none of them the default."""

@@ -174,6 +174,12 @@ class TestBlockSizes:
             dealings = known(sizes={16: 2, 32: 2, 64: 1})
             assert "block_size" in told(a_source(block_size=size), dealings)
 
+    def test_unknown_blocks_are_told_with_what_they_cost(self) -> None:
+        sentence = told(a_source(total_blocks=None))["blocks_unknown"]
+        assert "longer to their first token" in sentence
+        assert "set total_blocks" in sentence
+        assert told(a_source(total_blocks=1)) == {}
+
     def test_sizes_are_compared_among_workers_of_one_model_by_any_of_its_names(self) -> None:
         fleet = Fleet()
         keys = [fleet.add(f"w{i}", block_size=32) for i in range(2)]

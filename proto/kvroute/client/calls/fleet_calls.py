@@ -188,6 +188,7 @@ class FleetCalls:
         priority_scheduling: bool = False,
         warm: bool = False,
         slots: int | None = None,
+        total_blocks: int | None = None,
         loads_loras: bool = False,
         timeout_s: float | None = None,
     ) -> int:
@@ -221,6 +222,7 @@ class FleetCalls:
             priority_scheduling=priority_scheduling,
             warm=warm,
             slots=slots,
+            total_blocks=total_blocks,
             loads_loras=loads_loras,
         )
         return await self._ranks(lambda line: line.fleet.RegisterWorker, message, timeout_s)
