@@ -221,8 +221,9 @@ class Desk:
         self._on_change()
 
     def unsent(self, reservation: Reservation) -> None:
-        """The answer of a call could not be sent: nobody knows of what it reserved."""
-        if not reservation.shared:
+        """The answer of a call could not be sent, or was given up: nobody knows of what it
+        reserved."""
+        if not reservation.shared and reservation.ended is None:
             self._metrics.answers_unsent.inc()
             self.cancel(reservation)
 

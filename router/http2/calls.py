@@ -3,25 +3,25 @@
 A handler takes what grpc.aio's server gives it: bytes or an iterator of them, and a context. The
 context here has the methods of grpc.aio.ServicerContext that handlers of this project use.
 
-    HEADERS -> Call -> a message, and the end of the request -> handler: its first step at once
-                                                        waits -> a task, ended by the deadline,
-                                                                 the peer, or the server's end
+    HEADERS -> Gate -> Call -> a message, and the end of the request -> handler: its first step at
+                                                     once; waits -> a task, ended by the deadline,
+                                                                    the peer, or the server's end
 
 A unary handler of `at_once` that needs no wait is over within the read of its bytes, and no task is
 made: asyncio.current_task() is None in its first step, so nothing in that step may need a task.
 
 Laws:
-- a call ends once: by its answer, its abort, its deadline, its peer or the connection's end;
+- a call that the gate refuses, by its headers alone, has nothing kept of it;
+- a call ends once: by its answer, its abort, its deadline, its peer or the connection's end; the
+  deadline counts from its headers, whether its request is whole or not;
 - messages that a handler has not read hold the peer's window back; a handler that writes waits for
   the peer's room, and for the socket's.
 """
 
 import asyncio
 import base64
-import binascii
 import logging
 import types
-from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -40,12 +40,14 @@ import grpc
 import grpc.aio
 
 from router.http2.frames import Status
+from router.http2.gate import Gate, Metadata, RefusedError
 from router.http2.peers import Peer
+from router.http2.received import Received
+from router.http2.requests import Head
 from router.http2.sending import Stream
 from router.http2.sockets import Http2Protocol
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
 _UNITS_S = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
 _DEADLINE = "the call's deadline passed before its answer"
@@ -53,12 +55,12 @@ _DEADLINE = "the call's deadline passed before its answer"
 log = logging.getLogger("kvroute.grpc")
 
 
-class Call:
+class Call(Received):
     """One call, and its handler's context."""
 
     __slots__ = (
-        "_calls", "_came", "_content", "_deadline_s", "_ended", "_headers", "_late", "_messages",
-        "_runs", "_stream", "_task", "_unsent", "aborted", "at_once", "handler",
+        "_calls", "_deadline_s", "_entering", "_head", "_late", "_runs", "_task", "_unsent",
+        "aborted", "at_once", "entered", "handler",
     )  # fmt: skip
 
     def __init__(
@@ -66,22 +68,19 @@ class Call:
         calls: "Calls",
         stream: Stream,
         handler: Handler,
-        headers: Mapping[str, str],
+        head: Head,
         deadline_s: float | None,
     ) -> None:
         """deadline_s: by the loop's clock; None: there is none."""
+        super().__init__(calls.protocol, stream, streams=handler.request_streaming)
         self._calls = calls
-        self._stream = stream
         self.handler = handler
-        self._headers = headers
+        self._head = head
         self._deadline_s = deadline_s
-        self._content: bytes | None = None
-        """The one message of a unary request."""
-        self._messages: deque[bytes] = deque()
-        self._came: asyncio.Event | None = None
-        """Set at a message or the end of a request that is a stream; None: it is no stream."""
-        self._ended = False
-        """Whether no more messages come."""
+        self.entered: Any = None
+        """Whose call it is, as the gate has it."""
+        self._entering: asyncio.Task[None] | None = None
+        """While the gate waits for something."""
         self._task: asyncio.Task[None] | None = None
         self._runs = False
         """Whether the task has had its first turn; one that is cancelled before runs nothing."""
@@ -102,11 +101,7 @@ class Call:
 
     def invocation_metadata(self) -> Metadata:
         """What the caller sent beside the message; values of `-bin` keys as bytes."""
-        return [
-            (name, _binary(value) if name.endswith("-bin") else value)
-            for name, value in self._headers.items()
-            if name[0] != ":" and name not in _RESERVED
-        ]
+        return self._head.metadata or ()
 
     def peer(self) -> str:
         """The caller's address, as gRPC writes it."""
@@ -124,27 +119,15 @@ class Call:
         raise grpc.aio.AbortError
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Sends the headers of the answer; metadata of handlers is always empty."""
-        self._calls.protocol.http2.accept(self._stream)
-        self._calls.protocol.flush()
-
-    async def read(self) -> Any:
-        """The next message of a streaming request, or grpc.aio.EOF."""
-        assert self._came is not None
-        while not self._messages:
-            if self._ended:
-                return grpc.aio.EOF
-            self._came.clear()
-            await self._came.wait()
-        content = self._messages.popleft()
-        if not self._messages:
-            self._calls.protocol.http2.hold(self._stream, held=False)
-            self._calls.protocol.flush()
-        return content
+        """Sends the headers of the answer; metadata: none, there is no way for it."""
+        if metadata:
+            raise NotImplementedError("initial metadata")
+        self._protocol.http2.accept(self._stream)
+        self._protocol.flush()
 
     async def write(self, content: bytes) -> None:
         """Sends a message; returns once the peer and the socket have room for the next."""
-        stream, protocol = self._stream, self._calls.protocol
+        stream, protocol = self._stream, self._protocol
         if stream.finished:
             raise asyncio.CancelledError  # the peer has left: its call's task is being cancelled
         protocol.http2.send(stream, content)
@@ -164,32 +147,65 @@ class Call:
 
     # What the connection brings
 
+    def enter_after(self, entering: Coroutine[Any, Any, None]) -> None:
+        """The gate lets the call in, or not, once this is through."""
+        self._entering = asyncio.get_running_loop().create_task(entering)
+        self._entering.add_done_callback(self._through)
+
+    def _through(self, entering: "asyncio.Task[None]") -> None:
+        self._entering = None
+        if entering.cancelled() or self._stream.finished:
+            return
+        if (error := entering.exception()) is not None:
+            self.refuse(error)
+        elif self._came is not None:
+            self.begin_stream()
+        elif self._ended:
+            self.half_closed()
+
+    @property
+    def path(self) -> str:
+        """/package.Service/Method"""
+        return self._head.path
+
+    def too_large(self, refused: RefusedError) -> None:
+        """A message, or the begin of one, has more bytes than the method takes."""
+        self.refuse(refused)
+        self.reset()
+
+    def refuse(self, error: BaseException) -> None:
+        """Ends a call that the gate does not let in."""
+        if isinstance(error, RefusedError):
+            self._finish(error.status, error.message, error.metadata)
+        else:
+            self._failed(error)
+
     def begin_stream(self) -> None:
         """Runs the handler of a streaming request."""
-        self._came = asyncio.Event()
-        stream_stream: Any = self.handler.stream_stream
-        self._spawn(lambda: stream_stream(self._requests(), self))
+        if self._entering is None:
+            stream_stream: Any = self.handler.stream_stream
+            self._spawn(lambda: stream_stream(self._requests(), self))
 
-    def message(self, content: bytes) -> None:
+    def message(self, content: bytes, *, packed: bool) -> None:
         """A message of the request."""
-        if self._came is not None:
-            self._messages.append(content)
-            self._calls.protocol.http2.hold(self._stream, held=True)
-            self._came.set()
-        elif self._content is None and not self.handler.request_streaming:
-            self._content = content
-        else:
+        if self._came is None and self._content is not None:
             self._finish(Status.INTERNAL, "a unary request of two messages")
+        else:
+            self.keep(content, packed=packed)
 
     def half_closed(self) -> None:
         """The request is whole."""
         self._ended = True
         if self._came is not None:
             self._came.set()
-            return
-        content, self._content = self._content, None
+        elif self._entering is None:
+            self._begin_unary()
+
+    def _begin_unary(self) -> None:
+        content = self.take()
         if content is None:
-            self._finish(Status.INTERNAL, "a unary request without a message")
+            if not self._stream.finished:
+                self._finish(Status.INTERNAL, "a unary request without a message")
         elif self.handler.response_streaming:
             unary_stream: Any = self.handler.unary_stream
             self._spawn(lambda: unary_stream(content, self))
@@ -231,20 +247,19 @@ class Call:
 
     def _answer(self, content: bytes) -> None:
         self._close()
-        stream, protocol = self._stream, self._calls.protocol
+        stream, protocol = self._stream, self._protocol
         if stream.finished:
             self.reset()
             return
+        stream.unsent, self._unsent = self._unsent, None  # from here on it is the connection's
+        self._calls.over(stream)
         protocol.http2.reply(stream, content)
         protocol.flush()
-        self._calls.over(stream)
 
     def _spawn(self, work: Callable[[], Awaitable[Any]], context: Any = None) -> None:
         """context: of contextvars, where a first step was taken in it."""
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._run(work, begun=context is not None), context=context)
-        if self._deadline_s is not None:
-            self._late = loop.call_at(self._deadline_s, self._past_deadline)
 
     async def _run(self, work: Callable[[], Awaitable[Any]], *, begun: bool) -> None:
         self._runs = True
@@ -260,6 +275,12 @@ class Call:
             self._finish(Status.OK)
         finally:
             self._task = None
+
+    def await_deadline(self) -> None:
+        """Ends the call at its deadline, if it is not over by now."""
+        if self._deadline_s is not None and not self._stream.finished:
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_at(self._deadline_s, self._past_deadline)
 
     def _past_deadline(self) -> None:
         self._finish(Status.DEADLINE_EXCEEDED, _DEADLINE)
@@ -279,14 +300,19 @@ class Call:
     def _finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:
         self._close()
         packed = [(name.encode(), _packed(name, value)) for name, value in metadata]
-        self._calls.protocol.http2.finish(self._stream, status, message, packed)
-        self._calls.protocol.flush()
+        self._protocol.http2.finish(self._stream, status, message, packed)
+        self._protocol.flush()
         self._calls.over(self._stream)
 
     def _close(self) -> None:
+        """The call is over, or about to be: what it keeps goes."""
         if self._late is not None:
             self._late.cancel()
             self._late = None
+        if self._entering is not None:
+            self._entering.cancel()
+            self._entering = None
+        self.drop()
 
     async def _requests(self) -> AsyncIterator[bytes]:
         while (content := await self.read()) is not grpc.aio.EOF:
@@ -302,6 +328,7 @@ class Calls:
         methods: Mapping[str, Handler],
         at_once: Collection[str],
         open_calls: set[Call],
+        gate: Gate,
     ) -> None:
         """methods: /package.Service/Method -> handler. at_once: unary methods whose handlers' first
         steps need no task around them. open_calls: of all connections."""
@@ -310,6 +337,9 @@ class Calls:
         self._methods = methods
         self._at_once = at_once
         self._open = open_calls
+        self._gate = gate
+        self._with_deadline: list[Call] = []
+        """Calls of this turn: few are open still at its end, and only those get a timer."""
         self._peer: Peer | None = None
 
     @property
@@ -319,35 +349,51 @@ class Calls:
             self._peer = Peer(self.protocol.socket)
         return self._peer
 
-    def opened(self, stream: Stream, path: str, headers: Mapping[str, str]) -> None:
+    def opened(self, stream: Stream, head: Head) -> None:
         """See messages.Service."""
+        path = head.path
         handler = self._methods.get(path)
-        trouble = None
         deadline_s = None
         if handler is None:
-            trouble = Status.UNIMPLEMENTED, f"there is no method {path[:200]}"
-        elif not headers.get("content-type", "").startswith("application/grpc"):
-            trouble = Status.UNKNOWN, "this is no gRPC: its content-type says so"
-        elif (timeout := headers.get("grpc-timeout")) is not None:
-            seconds = timeout_s(timeout)
-            if seconds is None:
-                trouble = Status.INTERNAL, f"no grpc-timeout: {timeout[:32]!r}"
-            else:
-                deadline_s = self.clock() + seconds
-        if trouble is not None or handler is None:
-            self.protocol.http2.finish(stream, *(trouble or (Status.INTERNAL, "")))
-            self.protocol.flush()
+            self._refuse(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
             return
-        call = stream.call = Call(self, stream, handler, headers, deadline_s)
-        call.at_once = path in self._at_once
+        if head.metadata is None:
+            self._refuse(stream, Status.INTERNAL, "metadata of a -bin name that is no base64")
+            return
+        if head.timeout is not None:
+            seconds = timeout_s(head.timeout)
+            if seconds is None:
+                self._refuse(stream, Status.INTERNAL, f"no grpc-timeout: {head.timeout[:32]!r}")
+                return
+            deadline_s = self.clock() + seconds
+        call = stream.call = Call(self, stream, handler, head, deadline_s)
         self._open.add(call)
+        stream.bytes_max = self._gate.bytes_max(path)
+        call.at_once = path in self._at_once
+        try:
+            entering = self._gate.enter(call, path)
+        except RefusedError as refused:
+            call.refuse(refused)
+            return
+        if entering is not None:
+            call.enter_after(entering)
+        if deadline_s is not None:
+            if not self._with_deadline:
+                asyncio.get_running_loop().call_soon(self._await_deadlines)
+            self._with_deadline.append(call)
         if handler.request_streaming:
             call.begin_stream()
 
-    def message(self, stream: Stream, content: bytes) -> None:
+    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
         """See messages.Service."""
         if stream.call is not None:
-            stream.call.message(content)
+            stream.call.message(content, packed=packed)
+
+    def too_large(self, stream: Stream, size: int) -> None:
+        """See messages.Service."""
+        call = stream.call
+        if call is not None:
+            call.too_large(self._gate.too_large(call, call.path, size))
 
     def half_closed(self, stream: Stream) -> None:
         """See messages.Service."""
@@ -365,6 +411,15 @@ class Calls:
         """A call has ended here."""
         call, stream.call = stream.call, None
         self._open.discard(call)
+
+    def _refuse(self, stream: Stream, status: Status, message: str) -> None:
+        self.protocol.http2.finish(stream, status, message)
+        self.protocol.flush()
+
+    def _await_deadlines(self) -> None:
+        calls, self._with_deadline = self._with_deadline, []
+        for call in calls:
+            call.await_deadline()
 
 
 @types.coroutine
@@ -394,19 +449,6 @@ def timeout_s(text: str) -> float | None:
     if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
         return None
     return int(digits) * unit
-
-
-_RESERVED = frozenset(
-    ("te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
-)
-
-
-def _binary(value: str) -> bytes:
-    """A `-bin` value; what is not base64 is given as it is."""
-    try:
-        return base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
-    except (binascii.Error, ValueError):
-        return value.encode(errors="replace")
 
 
 def _packed(name: str, value: str | bytes) -> bytes:

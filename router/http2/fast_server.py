@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from router.http2.calls import Call, Calls, Handler
+from router.http2.gate import Gate, Open
 from router.http2.port import Http2Port, ServerBounds
 from router.listener.connections import Connections
 
@@ -26,14 +27,17 @@ class FastServer:
         at_once: Collection[str] = (),
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         allows_plain: bool = True,
+        gate: Gate | None = None,
     ) -> None:
         """rng: draws how much older or younger than age_s each connection gets. at_once: see
-        Calls. tls: in force now; None: connections with TLS are closed."""
+        Calls. gate: lets calls in by their headers; None: all. tls: in force now; None: connections
+        with TLS are closed."""
+        doorway = gate or Open(bounds.connection.message_max)
         self._methods: dict[str, Handler] = {}
         self._open: set[Call] = set()
         self._port = Http2Port(
             "fast_grpc",
-            lambda protocol: Calls(protocol, self._methods, at_once, self._open),
+            lambda protocol: Calls(protocol, self._methods, at_once, self._open, doorway),
             bounds,
             rng=rng,
             tls=tls,
@@ -63,14 +67,15 @@ class FastServer:
         await self._port.start(host, port)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more connections and calls, and ends after the open ones, at the latest after
-        grace_s."""
+        """Takes no more connections and calls, and ends after the open ones and the last bytes of
+        their answers, at the latest after grace_s."""
         await self._port.stop_accepting()
         self._port.go_away(last=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._open:  # noqa: ASYNC110  # ends of calls set no event
                     await asyncio.sleep(0.01)
+                await self._port.until_sent()
         self._port.close()
         for call in list(self._open):
             call.reset()

@@ -10,25 +10,46 @@ STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 1 << 26
 MESSAGE_MAX = (64 << 20) + (1 << 16)
 """Bytes of a gRPC message: a buffered body and what is around it."""
-UNENDED_MAX = 128 << 20
-"""Bytes of messages on one connection whose end has not come."""
 HEADERS_MAX = 1 << 16
 """Bytes of a header block."""
 FRAME_MAX = 1 << 14
 """Bytes of a frame's payload that a peer may send: HTTP/2's own default."""
 STREAM_WAITING_MAX = 1 << 20
-TURN_STREAMS = 8
-"""Streams of one connection that are opened, or ended with it, in one turn: below 1 ms, in which no
-other connection is served."""
+WINDOW_MAX = (1 << 31) - 1
+
+TURN_WORK = 512
+"""Work of one connection in one turn, in which no other connection is served: below 1 ms. A frame
+is 1, what it causes is added."""
+OPEN_WORK = 64
+"""Of a stream that is opened."""
+RESET_WORK = 16
+"""Of a call that is broken off."""
+MESSAGE_WORK = 8
+TURN_STREAMS = TURN_WORK // OPEN_WORK
+"""Streams of one connection that are opened, or ended with it, in one turn."""
+PUMP_BYTES = 1 << 18
+PUMP_STREAMS = 64
+"""Bytes, and streams, of what waits for room that are sent in one turn."""
+
 CONTROL_MAX = 1000
-"""Frames a second that carry nothing: PING, SETTINGS, PRIORITY, empty DATA."""
+"""Frames a second that carry nothing. See calm.Calm."""
+CONTROL_PER_ANSWER = 4
+"""Of these frames, how many more each frame of an answer allows: updates of both windows, a ping,
+and one to spare."""
+CONTROL_SAVED_MAX = 100_000
+"""Of these, how many a connection may have saved."""
+SMALL_FRAME = 1024
+"""Bytes below which DATA of a stream that is over, and a part of a header block, carry nothing."""
+SETTINGS_STREAMS = 256
+"""Open streams for which SETTINGS of another window count as one frame more."""
 RESETS_MAX = 10_000
 """RST_STREAM a second: clients that leave."""
 PING_SLACK = 0.9
 """Of the time between two pings, which clients and networks keep roughly."""
 PING_STRIKES = 2
 """Pings that come too soon, before their connection ends."""
-WINDOW_MAX = (1 << 31) - 1
+REMEMBERED_MAX = 4096
+"""Streams that are over, of one connection, of which something is still known."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY = range(8)
 WINDOW_UPDATE, CONTINUATION = 8, 9
@@ -51,6 +72,7 @@ class Code(IntEnum):
     STREAM_CLOSED = 5
     FRAME_SIZE_ERROR = 6
     REFUSED_STREAM = 7
+    CANCEL = 8
     COMPRESSION_ERROR = 9
     ENHANCE_YOUR_CALM = 11
 
@@ -90,6 +112,11 @@ def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
     return HEAD.pack(len(payload) << 8 | kind, flags, number) + payload
 
 
+def reset_frame(number: int, code: Code) -> bytes:
+    """RST_STREAM."""
+    return frame(RST_STREAM, 0, number, U32.pack(code))
+
+
 def literal(name: bytes, value: bytes) -> bytes:
     """A header field without indexing (RFC 7541, 6.2.2), not Huffman-coded."""
     return b"\0" + _string(name) + _string(value)
@@ -112,13 +139,20 @@ ALONE = b"\x88" + literal(b"content-type", b"application/grpc")  # 0x88: `:statu
 """Before the trailers of an answer without a message."""
 OPENING = ALONE + literal(b"grpc-accept-encoding", ACCEPTED)
 CLOSING = literal(b"grpc-status", b"0")
+NO_GRPC = b"\x08\x03415"
+"""`:status: 415`, with which gRPC answers a content-type that is none of its own."""
+MESSAGE_BYTES_MAX = 1024
+"""Of a status message; its details have it whole."""
 
 
 def percent(message: str) -> bytes:
     """gRPC's form of a status message."""
+    encoded = message.encode(errors="replace")
+    if len(encoded) > MESSAGE_BYTES_MAX:  # up to a whole character
+        encoded = encoded[:MESSAGE_BYTES_MAX].decode(errors="ignore").encode()
     return b"".join(
         bytes((byte,)) if 0x20 <= byte < 0x7F and byte != 0x25 else b"%%%02X" % byte
-        for byte in message.encode(errors="replace")[:1024]
+        for byte in encoded
     )
 
 

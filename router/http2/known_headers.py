@@ -8,10 +8,9 @@ Laws: KNOWN_MAX blocks of at most BLOCK_MAX bytes are kept; a block that changes
 all of them unknown.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from hpack import Decoder
+
+from router.http2.requests import Head
 
 KNOWN_MAX = 64
 BLOCK_MAX = 1024
@@ -26,32 +25,30 @@ class KnownHeaders:
         6.5.2). hard_max: the same, past which the block is not decoded to its end."""
         self._bytes_max = list_bytes_max
         self._decoder = Decoder(max_header_list_size=hard_max)
-        self._known: dict[bytes, Mapping[str, str]] = {}
+        self._known: dict[bytes, Head] = {}
 
-    def read(self, block: bytes) -> Mapping[str, str] | None:
-        """Name -> value; values of a name that comes twice are joined by a comma. None: there are
-        more than list_bytes_max. Raises HPACKError, also past hard_max, and UnicodeDecodeError:
-        then no further block can be decoded."""
+    def read(self, block: bytes) -> Head | None:
+        """A block's fields, in their order. None: there are more than list_bytes_max. Raises
+        HPACKError, also past hard_max: then no further block can be decoded."""
         known = self._known.get(block)
         if known is not None:
             return known
         keeps = keeps_table(block)
         if not keeps:
             self._known.clear()
-        headers: dict[str, str] = {}
+        fields = []
         size = 0
-        for name, value in self._decoder.decode(block):
-            key, text = _text(name), _text(value)
-            size += len(key) + len(text) + 32
-            headers[key] = f"{headers[key]},{text}" if key in headers else text
+        for name, value in self._decoder.decode(block, raw=True):
+            size += len(name) + len(value) + 32
+            fields.append((_text(name), _text(value).strip(" \t")))
         if size > self._bytes_max:
             return None
-        fixed = MappingProxyType(headers)
+        head = Head(fields)
         if keeps and len(block) <= BLOCK_MAX:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
-            self._known[block] = fixed
-        return fixed
+            self._known[block] = head
+        return head
 
 
 def keeps_table(block: bytes) -> bool:
@@ -96,5 +93,5 @@ def _after_string(block: bytes, at: int) -> int:
     return after + size
 
 
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")
+def _text(value: bytes) -> str:
+    return str(value, errors="replace")

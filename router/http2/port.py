@@ -18,6 +18,7 @@ from math import inf
 from router.http2.messages import Service
 from router.http2.sockets import Bounds, Http2Protocol
 from router.listener.connections import Connections, PortBounds
+from router.listener.held import PortHeld
 from router.listener.listener import Listener, Speaks
 
 KEEPALIVE_TIMEOUT_S = 20.0
@@ -61,6 +62,7 @@ class Http2Port:
         self._bounds = bounds
         self._rng = rng
         self.connections = Connections(name, bounds.port)
+        self._held = self.connections.held = PortHeld()
         self.open: dict[Http2Protocol, float] = {}
         """-> when it gets a GOAWAY, by the loop's clock."""
         self._leaving: dict[Http2Protocol, float] = {}
@@ -86,6 +88,11 @@ class Http2Port:
         for connection in list(self.open):
             self._go_away(connection, last=last)
 
+    async def until_sent(self) -> None:
+        """Returns once the kernel has all bytes for all peers."""
+        while any(connection.unsent_bytes for connection in self.open):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # nothing says so
+
     def close(self) -> None:
         """Closes the connections after what was written."""
         if self._looking is not None:
@@ -95,7 +102,10 @@ class Http2Port:
 
     def _connection(self, left: Callable[[], None]) -> Http2Protocol:
         connection = Http2Protocol(
-            self._service, bounds=self._bounds.connection, left=partial(self._left, left)
+            self._service,
+            bounds=self._bounds.connection,
+            left=partial(self._left, left),
+            held=self._held,
         )
         age_s = self._bounds.age_s
         now_s = asyncio.get_running_loop().time()

@@ -1,7 +1,9 @@
 """Sockets of HTTP/2.
 
-Law: nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait
-for their turn (frames.TURN_STREAMS).
+Laws:
+- nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait for
+  their turn (frames.TURN_WORK);
+- answers of which a peer takes nothing for Bounds.read_s end, whole or not.
 """
 
 import asyncio
@@ -16,10 +18,13 @@ from router.http2.frames import HEADERS_MAX, MESSAGE_MAX, ConnectionFault
 from router.http2.machine import Connection
 from router.http2.messages import Service
 from router.listener.addresses import unmapped
+from router.listener.held import Held, PortHeld
 from router.listener.seldom import Seldom
 
 log = logging.getLogger("kvroute.http2")
 _faults = Seldom(log)
+LOOK_S = 1.0
+"""Between two looks at what waits for a peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,9 @@ class Bounds:
     headers_max: int = HEADERS_MAX
     """Bytes of a call's headers."""
     ping_every_s: float = 0.0
-    """See machine.Calm."""
+    """See calm.Calm."""
+    read_s: float = 20.0
+    """In which a peer must take some of what waits for it."""
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -44,22 +51,28 @@ class Http2Protocol(asyncio.Protocol):
         *,
         bounds: Bounds,
         left: Callable[["Http2Protocol"], None],
+        held: PortHeld,
     ) -> None:
-        """service: made for each connection. left: is called when the connection is gone."""
+        """service: made for each connection. left: is called when the connection is gone. held:
+        the account of its port."""
         self.http2 = Connection(
             service(self),
             streams_max=bounds.streams_max,
             message_max=bounds.message_max,
             headers_max=bounds.headers_max,
             ping_every_s=bounds.ping_every_s,
+            held=Held(held, self._drop),
         )
+        self._read_s = bounds.read_s
         self._left = left
         self._transport: Any = None
         self._clock = asyncio.get_running_loop().time
         self.received_s = self._clock()
         """When the peer last sent something."""
         self.fault = ""
-        """Why it is closed from here: `malformed`; empty: for another reason."""
+        """Why it is closed from here: `malformed`, `held`; empty: for another reason."""
+        self._look: asyncio.TimerHandle | None = None
+        """While bytes wait for the peer."""
         self.pinged = False
         """Whether a ping of ours was sent since the peer last sent something."""
         self._room: asyncio.Future[None] | None = None
@@ -77,6 +90,7 @@ class Http2Protocol(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self.http2.held.open()
         self.flush()
 
     @override
@@ -86,6 +100,8 @@ class Http2Protocol(asyncio.Protocol):
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
+        if self.fault:
+            return  # it is being closed
         self._receiving = True
         try:
             if self.http2.receive(data, self.received_s):
@@ -98,6 +114,9 @@ class Http2Protocol(asyncio.Protocol):
             return
         finally:
             self._receiving = False
+        if self.http2.trouble:
+            _faults.log(self.received_s, "%s: %s", self.peer, self.http2.trouble)
+            self.http2.trouble = ""
         self._write()
 
     def flush(self) -> None:
@@ -110,12 +129,15 @@ class Http2Protocol(asyncio.Protocol):
     @override
     def pause_writing(self) -> None:
         self._room = asyncio.get_running_loop().create_future()
+        self.http2.stuff(full=True)
         self._read_or_pause()
 
     @override
     def resume_writing(self) -> None:
         self._has_room()
+        self.http2.stuff(full=False)
         self._read_or_pause()
+        self.flush()
 
     async def room(self) -> None:
         """Returns once the socket takes bytes, or is closed."""
@@ -124,6 +146,8 @@ class Http2Protocol(asyncio.Protocol):
 
     @override
     def connection_lost(self, error: Exception | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
         self._gone = True
         self._has_room()
         if not self._waits:
@@ -184,6 +208,13 @@ class Http2Protocol(asyncio.Protocol):
         return self.http2.began
 
     @property
+    def unsent_bytes(self) -> int:
+        """Bytes for the peer that the kernel does not have yet."""
+        transport = self._transport
+        buffered = 0 if transport is None else transport.get_write_buffer_size()
+        return self.http2.waiting_bytes + sum(map(len, self.http2.out)) + int(buffered)
+
+    @property
     def socket(self) -> Any:
         """The asyncio transport, for what it knows of its other side."""
         return self._transport
@@ -201,8 +232,31 @@ class Http2Protocol(asyncio.Protocol):
 
     def _write(self) -> None:
         self._flushing = False
-        out = self.http2.out
-        if out and self._transport is not None:
-            if not self._transport.is_closing():
-                self._transport.write(b"".join(out))
-            out.clear()
+        transport, http2 = self._transport, self.http2
+        if transport is None:
+            return
+        if transport.is_closing():
+            http2.out.clear()
+            return
+        more = http2.pump()
+        if http2.out:
+            transport.write(b"".join(http2.out))
+            http2.out.clear()
+        if more:
+            self.flush()
+        if self._look is None and http2.waiting_bytes:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._end_unread)
+
+    def _end_unread(self) -> None:
+        self._look = None
+        now_s = self._clock()
+        if ended := self.http2.end_unread(now_s, self._read_s):
+            words = "%s: %d answers end that it did not read for %g s"
+            _faults.log(now_s, words, self.peer, ended, self._read_s)
+        self._write()
+
+    def _drop(self) -> None:
+        """Of all connections of the port, this one holds most, and the port holds too much."""
+        self.fault = "held"
+        _faults.log(self._clock(), "%s: closed, since its port holds too many bytes", self.peer)
+        self.abort()

@@ -21,15 +21,18 @@ from itertools import islice
 from math import inf
 from typing import Protocol
 
+from router.listener.held import PortHeld
+
 FREE_TIMES = 7
 LOOKED_AT = 64
 """Connections that are looked at, at most, for one that makes room."""
-REASONS = ("full", "address", "slow_head", "idle", "malformed", "tls", "keepalive", "age")
+REASONS = ("full", "address", "slow_head", "idle", "malformed", "tls", "keepalive", "age", "held")
 """Why a port closed a connection by itself. full: past connections_max, or to make room then.
 address: past its client's part, or to make room then. slow_head: TLS, or a request's head, took too
 long. idle: it had no request for too long. malformed: what came is not the port's protocol, or is
 past a bound of it. tls: a handshake that failed, or bytes without TLS where the port wants TLS, or
-the reverse. keepalive: no answer to a ping. age: calls went on after the grace of its age."""
+the reverse. keepalive: no answer to a ping. age: calls went on after the grace of its age. held: it
+held most of a port that held too much, see held.PortHeld."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Connections:
         self.open = 0
         self.closed: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         """By the port itself, by reason."""
+        self.held: PortHeld | None = None
+        """Bytes that are kept for the peers; None: of a port that keeps no account."""
         self._clients: dict[str, _Client] = {}
         self._waiting: dict[Place, None] = {}
         """As _Client.waiting."""

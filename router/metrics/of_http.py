@@ -35,7 +35,15 @@ class HttpCollector(Collector):
             "Connections that an HTTP port closed by itself, by the bound that they met.",
             labels=["port", "reason"],
         )
+        held = GaugeMetricFamily(
+            "kvroute_http_held_bytes",
+            "Bytes of messages that wait for their handlers, of answers that wait for their peers,"
+            " and of open streams, on ports of HTTP/2.",
+            labels=["port"],
+        )
         for port in self._ports:
+            if port.held is not None:
+                held.add_metric([port.port], port.held.bytes)
             connections.add_metric([port.port], port.open)
             incomplete.add_metric([port.port], port.incomplete)
             of_address.add_metric([port.port], port.most_of_one)
@@ -44,4 +52,5 @@ class HttpCollector(Collector):
         yield connections
         yield incomplete
         yield of_address
+        yield held
         yield closed

@@ -1,6 +1,8 @@
 """Stands before every handler of the gRPC server: measures messages, ends what fails.
 
 Laws:
+- on the router's own HTTP/2 a call is let in by its headers: without a key, or without the right,
+  nothing of it is read;
 - a message is measured and its fields are counted before protobuf builds objects of it;
 - an aborted call leaves no memory to the next look for cycles;
 - whatever a handler raises ends its own call, with INTERNAL, and no other: it is counted, and
@@ -9,7 +11,7 @@ Laws:
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 from time import monotonic
@@ -24,7 +26,11 @@ from router.config.settings.serving_settings import GrpcSettings
 from router.desk import statuses
 from router.desk.counters import Metrics
 from router.desk.methods import REPORT
+from router.http2.calls import Call
+from router.http2.frames import Status
+from router.http2.gate import RefusedError
 from router.keys.door import Door
+from router.keys.issuers import UnknownKeyError
 from router.request.refusal import Reason, Refusal
 from router.service.entrance import Entrance, short
 from router.service.inbound import InFlight, Limit, Limits
@@ -99,6 +105,8 @@ class Guard:
         """Method -> when a fault of it was last logged."""
         self.methods: set[str] = set()
         """All that are served, as /package.Service/Method."""
+        self._entrances: dict[str, Entrance] = {}
+        """Of methods that need a key."""
         self._stops = False
         self._refused = 0
         """Calls that came since the server began to stop."""
@@ -172,11 +180,56 @@ class Guard:
 
     async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
         """Ends a call with a refusal."""
+        self._count(context, method, refusal)
+        await abort(context, refusal)
+
+    # The gate of the router's own HTTP/2: see router.http2.calls.Gate
+
+    def enter(self, call: Call, method: str) -> Coroutine[Any, Any, None] | None:
+        """Lets a call in by its headers; raises RefusedError. A coroutine: after keys of its
+        token's issuer were fetched."""
+        entrance = self._entrances.get(method)
+        if entrance is None:
+            return None
+        try:
+            entrance.enter_by_head(call, method)
+        except UnknownKeyError as error:
+            return self._enter_after(entrance, call, method, error)
+        except Refusal as refusal:
+            raise self._ending(call, method, refusal) from None
+        return None
+
+    def bytes_max(self, method: str) -> int:
+        """Of a message of a method."""
+        limit = self.limits.of(method)
+        return max(limit.bytes_max, limit.text_bytes_max)
+
+    def too_large(self, call: Call, method: str, size: int) -> RefusedError:
+        """How a call with a message of so many bytes ends."""
+        return self._ending(call, method, self.limits.of(method).too_large(size))
+
+    async def _enter_after(
+        self, entrance: Entrance, call: Call, method: str, error: UnknownKeyError
+    ) -> None:
+        try:
+            await entrance.enter_after(call, method, error)
+        except Refusal as refusal:
+            raise self._ending(call, method, refusal) from None
+        except Exception as fault:
+            raise self._ending(call, method, self.fault(method, fault)) from None
+
+    def _ending(self, call: Call, method: str, refusal: Refusal) -> RefusedError:
+        self._count(call, method, refusal)
+        status = rpc_status.to_status(statuses.write_status(refusal))
+        return RefusedError(
+            Status(status.code.value[0]), status.details, status.trailing_metadata or ()
+        )
+
+    def _count(self, context: Any, method: str, refusal: Refusal) -> None:
         if refusal.reason in _BY_SIZE:
             self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
         elif refusal.reason in _BY_KEY and self._entrance is not None:
             self._entrance.refused(method, refusal, context)
-        await abort(context, refusal)
 
     def _guarded(self, method: str, handler: Handler) -> Handler:
         name = short(method)
@@ -259,7 +312,10 @@ class Guard:
     def _entrance_of(self, method: str) -> Entrance | None:
         """None: the method needs no key."""
         entrance = self._entrance
-        return entrance if entrance is not None and entrance.guards(method) else None
+        if entrance is None or not entrance.guards(method):
+            return None
+        self._entrances[method] = entrance
+        return entrance
 
     async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
         """Ends a call whose handler raised."""

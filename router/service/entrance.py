@@ -1,13 +1,12 @@
 """Lets a gRPC call in: whose it is, and whether it may call the method."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-import grpc.aio
-
 from router.desk.counters import Metrics
+from router.http2.calls import Call
 from router.keys.door import CURRENT, Door
 from router.keys.issuers import UnknownKeyError
 from router.keys.rights import RIGHTS
@@ -45,19 +44,28 @@ class Entrance:
     async def enter(self, context: Any, method: str, size: int = 0) -> Usage:
         """The caller of a call, for as long as its task runs; raises Refusal. size: of its message
         in bytes."""
-        usage = await self._caller(context)
+        usage = context.entered if isinstance(context, Call) else await self._caller(context)
         CURRENT.set(usage)
-        right = RIGHTS.get(method)
-        if right is None:
-            raise Refusal(Reason.PERMISSION_DENIED, "no key opens this method")
-        usage.identity.check_right(right)
+        _check(usage, method)
         if size:
             usage.message(size)
         return usage
 
+    def enter_by_head(self, call: Call, method: str) -> None:
+        """Sets whose call it is, as its headers say; raises Refusal and UnknownKeyError."""
+        call.entered = self._known(call)
+        _check(call.entered, method)
+
+    async def enter_after(self, call: Call, method: str, error: UnknownKeyError) -> None:
+        """The same, after keys of the token's issuer were fetched; raises Refusal."""
+        call.entered = await self._door.enter_after(
+            error, _token(call) or "", lambda: names_of(call.auth_context())
+        )
+        _check(call.entered, method)
+
     def refused(self, method: str, refusal: Refusal, context: Any) -> None:
         """Counts and logs a call without a valid key, or whose key lacks a right."""
-        usage = CURRENT.get()
+        usage = context.entered if isinstance(context, Call) else CURRENT.get()
         name = short(method)
         self._denied.labels(name, refusal.reason).inc()
         key, now_s = (name, refusal.reason), self._clock()
@@ -71,16 +79,24 @@ class Entrance:
         log.warning("%s of %s refused: %s%s", name, caller, refusal.message, others)
 
     async def _caller(self, context: Any) -> Usage:
-        token = _token(context)
-
-        def names() -> Iterator[str]:
-            return names_of(context.auth_context())
-
         try:
-            is_unix = token is None and context.peer().startswith("unix:")
-            return self._door.enter(token, names, is_unix=is_unix)
+            return self._known(context)
         except UnknownKeyError as error:
-            return await self._door.enter_after(error, token or "", names)
+            return await self._door.enter_after(
+                error, _token(context) or "", lambda: names_of(context.auth_context())
+            )
+
+    def _known(self, context: Any) -> Usage:
+        token = _token(context)
+        is_unix = token is None and context.peer().startswith("unix:")
+        return self._door.enter(token, lambda: names_of(context.auth_context()), is_unix=is_unix)
+
+
+def _check(usage: Usage, method: str) -> None:
+    right = RIGHTS.get(method)
+    if right is None:
+        raise Refusal(Reason.PERMISSION_DENIED, "no key opens this method")
+    usage.identity.check_right(right)
 
 
 def short(method: str) -> str:
@@ -88,17 +104,21 @@ def short(method: str) -> str:
     return method.removeprefix("/").rpartition(".")[2]
 
 
-def _token(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+def _token(context: Any) -> str | None:
     """The bearer token of a call."""
-    for name, value in context.invocation_metadata() or ():
-        if name == "authorization" and isinstance(value, str):
-            if value[:7].lower() == _BEARER:
-                return value[7:].strip()
-            return ""  # of another scheme: no key of ours
-    return None
+    values = [
+        value
+        for name, value in context.invocation_metadata() or ()
+        if name == "authorization" and isinstance(value, str)
+    ]
+    if not values:
+        return None
+    if len(values) > 1 or values[0][:7].lower() != _BEARER:
+        return ""  # two, or of another scheme: no key of ours
+    return values[0][7:].strip()
 
 
-def names_of(auth_context: dict[str, list[bytes]]) -> Iterator[str]:
+def names_of(auth_context: Mapping[str, Sequence[bytes]]) -> Iterator[str]:
     """Names of a caller's verified certificate, as KeyRing takes them."""
     for key in ("peer_spiffe_id", "x509_subject_alternative_name"):
         for value in auth_context.get(key, ()):

@@ -46,11 +46,15 @@ class Limit:
     def check(self, size: int) -> None:
         """Raises Refusal for a message of too many bytes."""
         if size > self.bytes_max:
-            raise Refusal(
-                Reason.MESSAGE_TOO_LARGE,
-                f"the message has {size} bytes, the limit is {self.bytes_max} ({self.key})",
-                metadata={"key": self.key, "limit_bytes": str(self.bytes_max)},
-            )
+            raise self.too_large(size)
+
+    def too_large(self, size: int) -> Refusal:
+        """Of a message of too many bytes."""
+        return Refusal(
+            Reason.MESSAGE_TOO_LARGE,
+            f"the message has {size} bytes, the limit is {self.bytes_max} ({self.key})",
+            metadata={"key": self.key, "limit_bytes": str(self.bytes_max)},
+        )
 
 
 class Limits:

@@ -10,7 +10,7 @@ so that laws can be checked after each input:
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -22,8 +22,9 @@ from router.front.exchange import Outcome as ExchangeOutcome
 from router.front.picker import messages
 from router.front.picker.request_stream import Question, RequestStream
 from router.http2 import frames
-from router.http2.frames import ConnectionFault, frame, literal
+from router.http2.frames import ConnectionFault, Status, frame, literal
 from router.http2.machine import Connection
+from router.http2.requests import Head
 from router.http2.sending import Stream
 from tests.fuzz.wire import Difference, same
 
@@ -31,7 +32,12 @@ STREAMS_MAX = 8
 OPENING = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
 HEADERS = b"".join(
     literal(name, value)
-    for name, value in ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a"))
+    for name, value in (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/a"),
+        (b"content-type", b"application/grpc"),
+    )
 )
 KINDS = (*(frames.DATA,) * 6, *range(10), 11)
 FLAGS = (0, 0, 1, 4, 4, 5, 5, 8, 9, 0x0D, 0x20, 0x24, 0xFF)
@@ -47,11 +53,19 @@ class _Echo:
     echoed: dict[int, bytes] = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
 
-    def opened(self, stream: Stream, path: str, headers: Mapping[str, str]) -> None:
-        self.calls.append(("opened", stream.number, path.encode(errors="replace")))
+    def opened(self, stream: Stream, head: Head) -> None:
+        self.calls.append(("opened", stream.number, head.path.encode(errors="replace")))
         self.streams.append(stream)
 
-    def message(self, stream: Stream, content: bytes) -> None:
+    def too_large(self, stream: Stream, size: int) -> None:
+        self.connection.end(stream, Status.RESOURCE_EXHAUSTED, f"{size} bytes")
+
+    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
+        if packed:
+            plain = self.connection.unpacked(stream, content)
+            if plain is None:
+                return
+            content = plain
         self.calls.append(("message", stream.number, content))
         before = self.echoed.get(stream.number, b"")
         self.echoed[stream.number] = before + b"\0" + frames.U32.pack(len(content)) + content
@@ -97,6 +111,8 @@ def _connected(pieces: list[bytes]) -> tuple[_Echo, bytes, tuple[int, str] | Non
         for piece in pieces:
             while echo.connection.receive(piece, 0.0):
                 piece = b""
+            while echo.connection.pump():
+                pass
     except ConnectionFault as error:
         fault = (int(error.code), str(error))
     out = b"".join(echo.connection.out)

@@ -4,8 +4,8 @@
 /grpc.health.v1.Health/Check, /grpc.health.v1.Health/Watch
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,8 +13,10 @@ from grpc_health.v1 import health_pb2
 
 from router.front.picker.picks import PickedRequest, Picker
 from router.http2.frames import Status
+from router.http2.requests import Head
 from router.http2.sending import Stream
 from router.http2.sockets import Http2Protocol
+from router.listener.seldom import Seldom
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 PROCESS = f"/{EXT_PROC}/Process"
@@ -23,10 +25,13 @@ LIVENESS = "liveness"
 READY_NAMES = ("", "readiness", EXT_PROC, "inference-extension")
 """Services whose health is the picker's, as llm-d, GKE and the protocol name them."""
 
+_HEALTH_BYTES = 1 << 16
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 log = logging.getLogger("kvroute.picker")
+_broken = Seldom(log)
+"""Messages that are none."""
 
 
 class Health:
@@ -73,25 +78,38 @@ class Calls:
         self._protocol.http2.send(stream, message)
         self._protocol.flush()
 
-    def opened(self, stream: Stream, path: str, headers: Mapping[str, str]) -> None:
+    def opened(self, stream: Stream, head: Head) -> None:
         """See Service."""
+        path = head.path
         if path == PROCESS:
             stream.call = self._picker.request(
                 lambda message: self.send(stream, message), lambda: self._finish(stream)
             )
         elif path in (HEALTH + "Check", HEALTH + "Watch"):
+            stream.bytes_max = _HEALTH_BYTES
             stream.call = path
         else:
             self._finish(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
 
-    def message(self, stream: Stream, content: bytes) -> None:
+    def too_large(self, stream: Stream, size: int) -> None:
         """See Service."""
+        about = f"a message of {size} bytes; {stream.bytes_max} bytes are the most"
+        self._protocol.http2.end(stream, Status.RESOURCE_EXHAUSTED, about)
+
+    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
+        """See Service."""
+        if packed:
+            plain = self._protocol.http2.unpacked(stream, content)
+            if plain is None:
+                return
+            content = plain
         call: Any = stream.call
         if isinstance(call, PickedRequest):
             try:
                 call.stream.message(content)
             except ValueError as error:
-                log.warning("%s: %s", self._protocol.peer, error)
+                now_s = asyncio.get_running_loop().time()
+                _broken.log(now_s, "%s: %s", self._protocol.peer, error)
                 self._abandon(stream, call, Status.INVALID_ARGUMENT, str(error))
             except Exception:
                 log.exception("a message of Envoy's was not answered")

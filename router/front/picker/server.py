@@ -140,8 +140,10 @@ class PickerServer:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await picker.idle.wait()
+                await self._port.until_sent()
         except TimeoutError:
-            log.warning("%d requests are still open, and are cut", picker.open)
+            words = "%d requests are still open, or their answers are not read, and are cut"
+            log.warning(words, picker.open)
         self._port.go_away(last=True)
 
     async def _keep_health(self) -> None:

@@ -1,15 +1,16 @@
 """Turns: a connection that opens or loses many streams at once lets others have theirs."""
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from router.http2.frames import PREFACE, SETTINGS, TURN_STREAMS, frame
 from router.http2.machine import Connection
+from router.http2.requests import Head
 from router.http2.sending import Stream
 from router.http2.sockets import Bounds, Http2Protocol
+from router.listener.held import PortHeld
 from tests.stage.http2_frames import END_HEADERS, HEAD, HEADERS
 
 MANY = 3 * TURN_STREAMS + 1
@@ -28,10 +29,13 @@ class Noted:
         self._name = name
         self._events = events
 
-    def opened(self, stream: Stream, path: str, headers: Mapping[str, str]) -> None:
+    def opened(self, stream: Stream, head: Head) -> None:
         self._events.append((self._name, "opened", stream.number))
 
-    def message(self, stream: Stream, content: bytes) -> None:
+    def too_large(self, stream: Stream, size: int) -> None:
+        raise AssertionError("no message was sent")
+
+    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
         raise AssertionError("no message was sent")
 
     def half_closed(self, stream: Stream) -> None:
@@ -78,7 +82,7 @@ class Side:
         self.left: list[Http2Protocol] = []
         self.transport = Transport()
         self.protocol = Http2Protocol(
-            lambda _: Noted(name, events), bounds=BOUNDS, left=self.left.append
+            lambda _: Noted(name, events), bounds=BOUNDS, left=self.left.append, held=PortHeld()
         )
         self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
         self.protocol.data_received(PREFACE + frame(SETTINGS, 0, 0))
@@ -108,16 +112,17 @@ def test_one_call_opens_a_turn_of_streams_and_the_next_ones_the_rest_in_order() 
 
 def test_a_turn_that_opens_as_many_streams_as_there_are_is_the_last() -> None:
     connection = Connection(Noted("a", []), streams_max=1000)
-    connection.receive(PREFACE, 0.0)
+    connection.receive(PREFACE + frame(SETTINGS, 0, 0), 0.0)
     assert not connection.receive(opening(TURN_STREAMS), 0.0)
     assert len(connection.streams) == TURN_STREAMS
 
 
 def test_refused_streams_count_as_well() -> None:
     connection = Connection(Noted("a", []), streams_max=1)
-    connection.receive(PREFACE, 0.0)
+    connection.receive(PREFACE + frame(SETTINGS, 0, 0), 0.0)
     assert connection.receive(opening(2 * TURN_STREAMS), 0.0)
-    assert len(connection.out) == 1 + TURN_STREAMS - 1  # our settings, and a refusal each
+    refused = connection.out[2:]  # behind our settings, and the acknowledgement of theirs
+    assert len(refused) == TURN_STREAMS - 1
 
 
 async def test_another_connection_is_served_between_the_turns() -> None:

@@ -1,0 +1,92 @@
+"""What has come of a call's request and its handler has not taken.
+
+Law: messages are held (held.Held) as they came until they are taken, and unpacked then.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import grpc.aio
+
+from router.http2.sending import Stream
+from router.http2.sockets import Http2Protocol
+from router.listener.held import MESSAGE_BYTES
+
+
+class Received:
+    """Of one call."""
+
+    __slots__ = ("_came", "_content", "_ended", "_messages", "_packed", "_protocol", "_stream")
+
+    def __init__(self, protocol: Http2Protocol, stream: Stream, *, streams: bool) -> None:
+        """streams: whether the request is a stream of messages."""
+        self._protocol = protocol
+        self._stream = stream
+        self._content: bytes | None = None
+        """The one message of a unary request."""
+        self._packed = False
+        self._messages: deque[tuple[bytes, bool]] = deque()
+        """Of a stream, with whether they are packed."""
+        self._came = asyncio.Event() if streams else None
+        """Set at a message or the end of a request that is a stream."""
+        self._ended = False
+        """Whether no more messages come."""
+
+    async def read(self) -> Any:
+        """The next message of a streaming request, or grpc.aio.EOF."""
+        assert self._came is not None
+        while not self._messages:
+            if self._ended:
+                return grpc.aio.EOF
+            self._came.clear()
+            await self._came.wait()
+        http2 = self._protocol.http2
+        content, packed = self._messages.popleft()
+        http2.held.free(len(content) + MESSAGE_BYTES)
+        if not self._messages:
+            http2.hold(self._stream, held=False)
+            self._protocol.flush()
+        plain = self._unpacked(content) if packed else content
+        if plain is None:
+            raise asyncio.CancelledError  # the call has ended, and its task is being cancelled
+        return plain
+
+    def keep(self, content: bytes, *, packed: bool) -> None:
+        """A message has come."""
+        http2 = self._protocol.http2
+        if not http2.held.take(len(content) + MESSAGE_BYTES):
+            http2.full(self._stream)
+            self._protocol.flush()
+        elif self._came is None:
+            self._content, self._packed = content, packed
+        else:
+            self._messages.append((content, packed))
+            http2.hold(self._stream, held=True)
+            self._came.set()
+
+    def take(self) -> bytes | None:
+        """The message of a unary request, held no longer; None: there is none, or it has ended the
+        call."""
+        content, self._content = self._content, None
+        if content is None:
+            return None
+        self._protocol.http2.held.free(len(content) + MESSAGE_BYTES)
+        return self._unpacked(content) if self._packed else content
+
+    def drop(self) -> None:
+        """The call is over."""
+        if self._content is not None:
+            self._protocol.http2.held.free(len(self._content) + MESSAGE_BYTES)
+            self._content = None
+        if self._messages:
+            size = sum(len(content) + MESSAGE_BYTES for content, _ in self._messages)
+            self._protocol.http2.held.free(size)
+            self._messages.clear()
+
+    def _unpacked(self, content: bytes) -> bytes | None:
+        """The bytes of a packed message; None: it has ended the call."""
+        plain = self._protocol.http2.unpacked(self._stream, content)
+        if plain is None:
+            self._protocol.flush()
+        return plain

@@ -1,0 +1,128 @@
+"""Decoded header fields as a request of gRPC (RFC 9113, 8.1 to 8.3; gRPC over HTTP2). Pure.
+
+Laws:
+- a request is POST with one :path and one :scheme, all pseudo-headers in front, names in lower
+  case, values without line breaks, no fields of a connection; everything else is malformed;
+- metadata has an entry for each value: a name that comes twice has two, `-bin` values are split at
+  commas and decoded.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Sequence
+
+Field = tuple[str, str]
+
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
+_BROKEN = re.compile("[\0\r\n]").search
+_OF_A_CONNECTION = frozenset(
+    ("connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade")
+)
+_PSEUDO = frozenset((":method", ":scheme", ":path", ":authority"))
+_RESERVED = frozenset(
+    ("te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
+)
+_GRPC = "application/grpc"
+
+
+class Head:
+    """A header block's fields, and what they mean at the begin of a stream."""
+
+    __slots__ = (
+        "content_length", "encoding", "fault", "fields", "is_grpc", "metadata", "path", "timeout",
+    )  # fmt: skip
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self.fields = fields
+        self.fault = _fault(fields)
+        """Why this is no request; empty: it is one."""
+        values = dict(fields)
+        self.path = values.get(":path", "")
+        content_type = values.get("content-type", "")
+        self.is_grpc = content_type == _GRPC or content_type.startswith((_GRPC + "+", _GRPC + ";"))
+        self.encoding = values.get("grpc-encoding", "identity")
+        self.timeout = values.get("grpc-timeout")
+        self.content_length = int(values["content-length"]) if _length(values) else None
+        self.metadata = _metadata(fields)
+        """Name -> text, or bytes of `-bin` names; None: some of these are no base64."""
+
+
+def trailers_fault(fields: Iterable[Field]) -> str:
+    """Why these can't end a request; empty: they can."""
+    for name, value in fields:
+        if name.startswith(":"):
+            return "a pseudo-header in trailers"
+        if trouble := _field_fault(name, value):
+            return trouble
+    return ""
+
+
+def _fault(fields: Iterable[Field]) -> str:
+    pseudo: dict[str, str] = {}
+    lengths = set()
+    regular = False
+    for name, value in fields:
+        if not name.startswith(":"):
+            regular = True
+            if trouble := _field_fault(name, value):
+                return trouble
+            if name == "content-length":
+                lengths.add(value)
+        elif regular:
+            return "a pseudo-header behind others"
+        elif name in pseudo:
+            return f"{name} twice"
+        elif name not in _PSEUDO:
+            return "an unknown pseudo-header"
+        elif _BROKEN(value):
+            return "a line break in a value"
+        else:
+            pseudo[name] = value
+    if pseudo.get(":method") != "POST":
+        return "a :method that is not POST"
+    if not pseudo.get(":scheme"):
+        return "no :scheme"
+    if not pseudo.get(":path", "").startswith("/"):
+        return "no :path"
+    if len(lengths) > 1 or not all(_digits(length) for length in lengths):
+        return "no content-length"
+    return ""
+
+
+def _field_fault(name: str, value: str) -> str:
+    if not _NAME(name):
+        return "a name that is none"
+    if _BROKEN(value):
+        return "a line break in a value"
+    if name in _OF_A_CONNECTION or (name == "te" and value != "trailers"):
+        return f"{name} of a connection"
+    return ""
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
+def _length(values: dict[str, str]) -> bool:
+    return _digits(values.get("content-length", ""))
+
+
+def _metadata(fields: Iterable[Field]) -> tuple[tuple[str, str | bytes], ...] | None:
+    entries: list[tuple[str, str | bytes]] = []
+    try:
+        for name, value in fields:
+            if name.startswith(":") or name in _RESERVED:
+                continue
+            if name.endswith("-bin"):
+                entries += [(name, _binary(part)) for part in value.split(",")]
+            else:
+                entries.append((name, value))
+    except (binascii.Error, ValueError):
+        return None
+    return tuple(entries)
+
+
+def _binary(value: str) -> bytes:
+    value = value.strip(" \t").rstrip("=")
+    return base64.b64decode(value + "=" * (-len(value) % 4), validate=True)

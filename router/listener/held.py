@@ -1,0 +1,75 @@
+"""Bytes that a port keeps of its peers, and for them. Pure.
+
+Held are: messages until their handlers take them, as they came, packed or not; bytes that a peer
+has no room for yet; and open streams, by STREAM_BYTES each.
+
+Laws:
+- a connection holds HELD_MAX bytes at most: what would exceed that ends its call;
+- a port holds PORT_HELD_MAX bytes at most: what would exceed that ends the connection that holds
+  most;
+- what is over, sent or taken is held no longer, and a closed connection holds nothing.
+"""
+
+from collections.abc import Callable
+
+HELD_MAX = 128 << 20
+PORT_HELD_MAX = 256 << 20
+STREAM_BYTES = 2048
+"""What an open stream takes besides the bytes that wait in it, roughly."""
+MESSAGE_BYTES = 128
+"""The same of a message that waits for its handler."""
+
+
+class PortHeld:
+    """Of all connections of one port."""
+
+    def __init__(self, bytes_max: int = PORT_HELD_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.connections: set[Held] = set()
+
+    def relieve(self) -> None:
+        """Ends connections, the one that holds most first, until the rest is within the bound."""
+        while self.bytes > self.bytes_max and self.connections:
+            most = max(self.connections, key=lambda held: held.bytes)
+            most.close()
+            most.drop()
+
+
+class Held:
+    """Of one connection."""
+
+    def __init__(self, port: PortHeld, drop: Callable[[], None], bytes_max: int = HELD_MAX) -> None:
+        """drop: ends the connection, since its port holds too much."""
+        self.bytes = 0
+        self.bytes_max = bytes_max
+        self.drop = drop
+        self._port = port
+
+    def open(self) -> None:
+        """The connection has begun."""
+        self._port.connections.add(self)
+
+    def take(self, size: int) -> bool:
+        """Holds so many bytes more; False: there is no room for them."""
+        port = self._port
+        if self.bytes + size > self.bytes_max or self not in port.connections:
+            return False
+        self.bytes += size
+        port.bytes += size
+        if port.bytes > port.bytes_max:
+            port.relieve()
+        return True
+
+    def free(self, size: int) -> None:
+        """Holds so many bytes less."""
+        if self in self._port.connections:
+            self.bytes -= size
+            self._port.bytes -= size
+
+    def close(self) -> None:
+        """The connection is over."""
+        if self in self._port.connections:
+            self._port.connections.discard(self)
+            self._port.bytes -= self.bytes
+            self.bytes = 0
