@@ -26,12 +26,13 @@ from router.config.keys import ConfigError
 from router.config.settings.serving_settings import GrpcSettings
 from router.desk.methods import REPORT, ROUTE
 from router.http2.fast_server import FastServer
+from router.http2.gate import Gate
 from router.http2.port import ServerBounds
 from router.http2.sockets import Bounds
 from router.keys.certificates import Certificates
 from router.keys.exposure import UNIX, split_address
 from router.listener.connections import PortBounds
-from router.service.calls import Collected, Guard, Handler
+from router.service.calls import Collected, Handler
 from router.service.credentials import server_credentials
 from router.service.fleet_service import FleetService, fleet_handlers
 from router.service.health_service import HealthService
@@ -82,7 +83,8 @@ class GrpcServer:
         """The second server, if it is configured."""
         servers: list[Any] = [self._server]
         if settings.fast_listen:
-            self.fast = _fast_server(settings, guard, certificates)
+            largest = guard.limits.largest
+            self.fast = _fast_server(settings, largest, certificates, guard)
             servers.append(self.fast)
         for server in servers:
             guard.add(server, SERVICES[0], byte_handlers(router))
@@ -161,9 +163,13 @@ def prompts_handlers(prompts: PromptsService) -> dict[str, Handler]:
 
 
 def _fast_server(
-    settings: GrpcSettings, guard: Guard, certificates: Certificates | None
+    settings: GrpcSettings,
+    bytes_max: int,
+    certificates: Certificates | None,
+    gate: Gate | None = None,
 ) -> FastServer:
-    """With the bounds of the other server, behind the same guard."""
+    """With the bounds of the other server. bytes_max: of the largest message of any method. gate:
+    lets calls in; None: all."""
     contexts = None
     if certificates is not None:
         verify = ssl.CERT_REQUIRED if certificates.asks_callers else ssl.CERT_NONE
@@ -171,7 +177,7 @@ def _fast_server(
     bounds = ServerBounds(
         connection=Bounds(
             streams_max=settings.streams_max,
-            message_max=guard.limits.largest,
+            message_max=bytes_max,
             headers_max=settings.metadata_kib_max * 1024,
             ping_every_s=PING_EVERY_S,
             read_s=settings.read_timeout_s,
@@ -191,7 +197,7 @@ def _fast_server(
         at_once=(ROUTE, REPORT),
         tls=lambda: None if contexts is None else contexts.now,
         allows_plain=contexts is None,
-        gate=guard,
+        gate=gate,
     )
 
 
