@@ -24,7 +24,8 @@ import aiohttp
 from events.engines.access import EngineAccess
 from events.engines.events import LoadSample
 from events.engines.pages.load import EngineIdentity
-from events.engines.pages.probe import Answer, Probe, http_session
+from events.engines.pages.probe import Answer, Probe
+from events.engines.sessions import http_session
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 

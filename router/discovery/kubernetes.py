@@ -20,7 +20,8 @@ import aiohttp
 import msgspec
 
 from events.engines.access import EngineAccess
-from events.engines.pages.probe import EngineHttp, EngineSilent, http_session
+from events.engines.pages.probe import EngineHttp, EngineSilent
+from events.engines.sessions import http_session
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 from router.config.settings.discovery_settings import KubernetesSettings

@@ -6,7 +6,9 @@ it asks, and the proof of what the children make.
                                     neither -> an estimate of the length
 
 Laws:
-- tokens are called verified only if an engine gave them, or if their shape is proven;
+- tokens are called verified only if their shape is proven, if a configured render service gave
+  them, or if the engine that gave them is the one that the request goes to;
+- what an engine answers costs a request ASK_S at most, and refuses none;
 - a prompt without tokens ends with an estimate and a reason, or, where its caller requires tokens
   or the body itself is wrong, with PromptError; no other exception leaves `tokens_of`;
 - a reservation's tokens are compared with its answer's own count once at most;
@@ -32,7 +34,9 @@ from router.prompts.processes.frames import Done
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.proving.canaries import canaries
 from router.prompts.proving.engine_tokens import (
+    ASK_S,
     EngineAway,
+    EngineLacks,
     EngineRefused,
     Engines,
     EngineTokens,
@@ -140,6 +144,8 @@ class PromptTokens:
     items: tuple[Item, ...] = ()
     own: "Own | None" = None
     """What the answer's count is compared with; None: nothing is."""
+    only_for: str = ""
+    """The worker whose engine alone gave them; empty: they hold for all workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,8 @@ class Prompts:
         """Prompts with the router's own tokens, of a shape that was not proven."""
         self.differences: Counter[str] = Counter()
         """Prompts whose tokens differed from the engine's, by model."""
+        self.lacking: dict[tuple[str, str], str] = {}
+        """Models and workers whose engines give no tokens at all -> why."""
         self.render_s = 0.0
         """Time of rendering in children."""
         self.renders = 0
@@ -241,6 +249,7 @@ class Prompts:
                 del self._remembered[reservation_id]
         self._use(models)
         self._seen.clear()
+        self.lacking.clear()
         for pool in pools:
             self._keep(asyncio.get_running_loop().create_task(self._end(pool)))
 
@@ -289,8 +298,10 @@ class Prompts:
 
     def on_pick(self, reservation_id: str, made: PromptTokens, worker_id: str = "") -> PromptTokens:
         """A prompt has its worker: what its answer's count is compared with is kept. Returns the
-        tokens, which are unverified on an odd worker."""
+        tokens, which are unverified on an odd worker, and on another than gave them."""
         own = made.own
+        if made.only_for and made.only_for != worker_id:
+            made = replace(made, verified=False)
         if own is not None:
             if self.proof.odd(own.model, own.target, worker_id):
                 made = replace(made, verified=False)
@@ -315,6 +326,14 @@ class Prompts:
             self.differences[own.model] += 1
         elif difference is not None:
             self._differs(own.model, own.target, own.shape, difference)
+
+    def rests(self, engine: EngineAt) -> bool:
+        """Whether an engine's answers were unusable lately, so that it gets no questions."""
+        return self._engines.rests(engine.address)
+
+    def _note_lacking(self, model: str, engine: EngineAt, why: str) -> None:
+        if len(self.lacking) < WORKERS_MAX:
+            self.lacking[model, engine.worker_id] = why
 
     def is_odd(self, model: str, engine: EngineAt) -> bool:
         """Whether a worker is known to make other tokens than the others of its engine."""
@@ -350,11 +369,15 @@ class Prompts:
                 self._audit(ask, settings, target, shape, own[1])
             return self._local(ask.model, target, shape, own, state)
         try:
-            theirs = await self._theirs(ask, settings)
+            theirs = await self._theirs(ask, settings, inf if ask.require else ASK_S)
         except EngineRefused as error:
             return self._without_engine(ask, target, shape, own, failed, f"it refuses it: {error}")
         except EngineAway as error:
+            if isinstance(error, EngineLacks) and ask.engine is not None:
+                self._note_lacking(ask.model, ask.engine, str(error))
             return self._without_engine(ask, target, shape, own, failed, str(error))
+        if ask.engine is not None:
+            self.lacking.pop((ask.model, ask.engine.worker_id), None)
         if own is not None and not self._in_force(ask.model, settings):
             own = None  # the configuration changed meanwhile
         return self._of_engine(ask, target, shape, own, failed, theirs)
@@ -369,10 +392,14 @@ class Prompts:
         theirs: EngineTokens,
     ) -> PromptTokens:
         """The engine's tokens, compared with ours if there are any, unless the shape is barred."""
-        model = ask.model
+        model, settings = ask.model, self._models.get(ask.model, self._default)
         if own is not None:
             self._compared(ask, target, shape, own[1], theirs.token_bytes)
-        kept = own is not None and self.proof.state(model, target, shape) is not State.BARRED
+        state = self.proof.state(model, target, shape)
+        kept = own is not None and state is not State.BARRED
+        for_all = settings.render or (
+            own is not None and own[1] == theirs.token_bytes and state is State.PROVEN
+        )
         return PromptTokens(
             len(theirs.token_bytes) // 4,
             MadeBy.ENGINE,
@@ -382,6 +409,7 @@ class Prompts:
             shape=shape or (failed.shape if failed is not None else ""),
             items=theirs.items,
             own=Own(model, target, shape, own[0].usage_tokens) if own and kept else None,
+            only_for="" if for_all or ask.engine is None else ask.engine.worker_id,
         )
 
     def _without_engine(
@@ -456,8 +484,10 @@ class Prompts:
         self.renders += 1
         return done, token_bytes
 
-    async def _theirs(self, ask: PromptAsk, settings: ModelPrompts) -> EngineTokens:
-        """Tokens of an engine's making; raises EngineAway, EngineRefused."""
+    async def _theirs(
+        self, ask: PromptAsk, settings: ModelPrompts, limit_s: float = inf
+    ) -> EngineTokens:
+        """Tokens of an engine's making, within this limit; raises EngineAway, EngineRefused."""
         if ask.engine is None and not settings.render:
             raise EngineAway("no worker of the model can be reached now")
         name = ask.engine.model if ask.engine is not None else ask.model
@@ -471,7 +501,7 @@ class Prompts:
             ask.kind,
             ask.content,
             name,
-            left_s=ask.left_s,
+            left_s=min(ask.left_s, limit_s),
             is_renderer=bool(settings.render),
         )
 

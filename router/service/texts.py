@@ -9,7 +9,10 @@ Laws:
 - a caller that leaves ends what is under way for it: the making of tokens, the wait in the desk's
   queue, or the reservation;
 - the tokens of at most OPEN_MAX prompts are made at once; the length of a further prompt is
-  estimated.
+  estimated;
+- whatever ends the making of tokens settles its caller, and leaves nothing reserved;
+- tokens that one engine alone gave refuse no request: if they are too many, the length is
+  estimated, and the engine that gets the request judges.
 """
 
 import asyncio
@@ -25,8 +28,9 @@ from router.desk.desk import Desk
 from router.desk.stream_items import RouteItems
 from router.desk.tenant import UNVERIFIED, Caller
 from router.desk.text_codec import TextPrompt
+from router.fleet.eligibility import OUTPUT_TOKENS_MAX
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.prompts import MadeBy, PromptAsk, Prompts, PromptTokens
+from router.prompts.prompts import REFUSED, MadeBy, PromptAsk, Prompts, PromptTokens
 from router.request.refusal import Reason, Refusal
 from router.service.turns import turned
 from router.service.workers_to_ask import WorkersToAsk
@@ -159,59 +163,100 @@ class Texts:
         caller: Caller,
     ) -> None:
         """From the prompt to the desk; ends by `finish`, or goes on when the queue does."""
+        try:
+            answered = await self._routed(waiting, text, request, left_s, caller)
+            if answered is not None:
+                waiting.finish(answered)
+        except Refusal as refusal:  # counted
+            waiting.finish(refusal)
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            waiting.finish(self._desk.failed(error, request))
+
+    async def _routed(
+        self,
+        waiting: TextWaiting,
+        text: TextPrompt,
+        request: bytes,
+        left_s: float,
+        caller: Caller,
+    ) -> Answered | None:
+        """The answer; None: it comes from the desk's queue. Raises Refusal, counted."""
         began_s = asyncio.get_running_loop().time()
         span = self._desk.render_span(text.message)
         try:
             made = await self._tokens(text, left_s)
         except Refusal as refusal:
             span({}, refusal.reason)
-            waiting.finish(self._desk.refused(refusal, request))
-            return
-        except Exception as error:  # a fault of ours, which ends one request and no other
+            raise self._desk.refused(refusal, request) from None
+        except Exception:
             span({}, Reason.INTERNAL)
-            waiting.finish(self._desk.failed(error, request))
-            return
+            raise
         span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
         left_s -= asyncio.get_running_loop().time() - began_s
-        try:
-            tokens = text_codec.with_tokens(text, made)
-            answered = await turned(self._desk.steps(tokens, left_s, caller))
-        except Refusal as refusal:
-            waiting.finish(refusal)
-            return
+        tokens = text_codec.with_tokens(text, made)
+        answered = await turned(self._desk.steps(tokens, left_s, caller))
         if isinstance(answered, tuple):
-            waiting.finish(self._answer(text, made, answered))
-            return
+            return self._answer(text, made, answered)
         if not isinstance(answered, Waiting):
             raise TypeError(f"{answered!r} is no wait in the desk's queue")
         waiting.inner = answered
-        answered.on_done = partial(self._done, waiting, text, made, answered)
+        answered.on_done = partial(self._done, waiting, text, made, request, answered)
         if answered.outcome is not None:
             answered.settle()
+        return None
 
     def _done(
-        self, waiting: TextWaiting, text: TextPrompt, made: PromptTokens, inner: Waiting
+        self,
+        waiting: TextWaiting,
+        text: TextPrompt,
+        made: PromptTokens,
+        request: bytes,
+        inner: Waiting,
     ) -> None:
         waiting.inner = None
         try:
             outcome: Answered | Refusal = self._answer(text, made, inner.take())
         except Refusal as refusal:
             outcome = refusal
+        except Exception as error:
+            outcome = self._desk.failed(error, request)
         waiting.finish(outcome)
 
     def _answer(self, text: TextPrompt, made: PromptTokens, answered: Answered) -> Answered:
+        """The desk's answer with the prompt; what it reserved is free again if that fails."""
         answer, reservation, repeated = answered
-        if not repeated:
-            made = self.prompts.on_pick(reservation.id, made, reservation.worker.worker_id)
-        return answer + text_codec.answered(made, text), reservation, repeated
+        try:
+            if not repeated:
+                made = self.prompts.on_pick(reservation.id, made, reservation.worker.worker_id)
+            return answer + text_codec.answered(made, text), reservation, repeated
+        except Exception:
+            if not repeated:
+                self._desk.unsent(reservation)
+            raise
 
     async def _tokens(self, text: TextPrompt, left_s: float) -> PromptTokens:
         """Raises Refusal."""
         if left_s <= 0:
             raise _too_late()
-        model = self._core.fleet.base_model(text.message.model)
+        try:
+            async with asyncio.timeout(None if left_s == inf else left_s):
+                try:
+                    return await self._made(text, left_s)
+                except PromptError as error:
+                    if error.reason in REFUSED:
+                        raise
+                return await self._made(text, left_s)  # by another engine, the next in turn
+        except PromptError as error:
+            reason = Reason(error.reason)
+            retry_s = RETRY_S if reason in _MOMENTARY else None
+            raise Refusal(reason, error.message, retry_s) from None
+        except TimeoutError:
+            raise _too_late() from None
+
+    async def _made(self, text: TextPrompt, left_s: float) -> PromptTokens:
+        """Raises Refusal, PromptError."""
         ask = PromptAsk(
-            model,
+            self._core.fleet.base_model(text.message.model),
             text.kind,
             text.content,
             self._workers.next(text.message.model),
@@ -219,22 +264,19 @@ class Texts:
             require=text.require,
             source=text.source,
         )
-        try:
-            if len(self._open) > OPEN_MAX:
-                return self._bounded(self.prompts.estimate(ask, _many()), text)
-            async with asyncio.timeout(None if left_s == inf else left_s):
-                made = await self.prompts.tokens_of(ask)
-        except PromptError as error:
-            reason = Reason(error.reason)
-            retry_s = RETRY_S if reason in _MOMENTARY else None
-            raise Refusal(reason, error.message, retry_s) from None
-        except TimeoutError:
-            raise _too_late() from None
-        return self._bounded(made, text)
+        if len(self._open) > OPEN_MAX:
+            return self._bounded(self.prompts.estimate(ask, _many()), text, ask)
+        return self._bounded(await self.prompts.tokens_of(ask), text, ask)
 
-    def _bounded(self, made: PromptTokens, text: TextPrompt) -> PromptTokens:
-        """Raises Refusal for too many tokens; an estimate is lowered instead."""
+    def _bounded(self, made: PromptTokens, text: TextPrompt, ask: PromptAsk) -> PromptTokens:
+        """Raises Refusal for too many tokens; an estimate is lowered instead. Raises PromptError
+        where too many are one engine's, and no estimate may be made."""
         most = self._core.routing.prompt_tokens_max
+        if made.only_for and made.count > min(most, self._longest_prompt(text)):
+            why = f"{made.count} tokens by worker {made.only_for}, more than any worker takes"
+            made = self.prompts.estimate(
+                ask, PromptError(PromptReason.RENDERER_UNAVAILABLE, why, made.shape)
+            )
         if made.made_by is MadeBy.ESTIMATE:
             count = min(made.count, most, self._workers.estimate_max(text.message.model))
             return replace(made, count=max(1, int(count)))
@@ -245,6 +287,14 @@ class Texts:
                 " (routing.prompt_tokens_max)",
             )
         return made
+
+    def _longest_prompt(self, text: TextPrompt) -> float:
+        """Tokens of the longest prompt that any worker of the model takes with its output."""
+        message, routing = text.message, self._core.routing
+        output = routing.expected_output_tokens
+        if message.HasField("expected_output_tokens"):
+            output = message.expected_output_tokens
+        return self._workers.longest(message.model) - min(output, OUTPUT_TOKENS_MAX)
 
 
 def _settle(done: "asyncio.Future[None]") -> None:

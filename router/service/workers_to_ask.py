@@ -36,9 +36,20 @@ class WorkersToAsk:
             return inf
         return pool.shortest_len // 2
 
+    def longest(self, model: str) -> float:
+        """Tokens of prompt and output that any worker of the model takes; inf: unknown."""
+        try:
+            pool, _ = self._core.fleet.pools.live(model, self._core.fleet.ready)
+        except Refusal:
+            return inf
+        return max(
+            (heartbeat_of(source).max_model_len or inf for source in pool.sources), default=inf
+        )
+
     def next(self, model: str) -> EngineAt | None:
-        """A live worker of the model with an address, and no odd one if there are others; None:
-        there is none, or its engine is of a kind that gives no tokens."""
+        """A live worker of the model with an address, and none that is odd or whose answers were
+        unusable lately if there are others; None: there is none, or its engine is of a kind that
+        gives no tokens."""
         fleet = self._core.fleet
         try:
             fleet.pools.refresh()
@@ -54,7 +65,9 @@ class WorkersToAsk:
         first: EngineAt | None = None
         for step in range(min(len(pool), TRIES_MAX)):
             engine = _engine(pool.sources[(self._turns[model] + step) % len(pool)])
-            if engine is None or not self._prompts.is_odd(base, engine):
+            if engine is None or not (
+                self._prompts.is_odd(base, engine) or self._prompts.rests(engine)
+            ):
                 return engine
             first = first or engine
         return first

@@ -1,7 +1,7 @@
 """Reads an engine's identity and load over HTTP. The shell around events/engines/pages/load.py.
 
 Redirects are never followed: the server at an engine's address could send the relay to any URL in
-the relay's network. Bodies are read without decompression, and cookies are ignored.
+the relay's network.
 """
 
 import asyncio
@@ -54,15 +54,6 @@ class Answer(Enum):
 
     def __bool__(self) -> bool:
         return self is Answer.USABLE
-
-
-def http_session() -> aiohttp.ClientSession:
-    """A session for an engine's pages, without decompression and cookies."""
-    return aiohttp.ClientSession(
-        auto_decompress=False,
-        headers={"Accept-Encoding": "identity"},
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
 
 
 def redirect_of(response: aiohttp.ClientResponse) -> str:

@@ -4,33 +4,63 @@ vLLM: its render endpoints, which take the body as it is, else /tokenize, which 
 SGLang: /tokenize, which takes the whole body of a chat.
 
 Laws:
-- at most QUESTIONS_MAX questions are open at once, each of them for ASK_S at most;
-- an answer is tokens, an EngineRefused (the engine reads the body and refuses it), or an
-  EngineAway; no other exception leaves `ask`.
+- whatever an engine answers, and at whatever pace, `ask` ends within its limit: by tokens, an
+  EngineRefused (the engine reads the body and refuses it), or an EngineAway, which says why the
+  answer is unusable; no other exception leaves it;
+- tokens are a plausible number for their body, items are places among them;
+- an engine with UNUSABLE_MAX unusable answers in a row rests, for REST_S to REST_MAX_S, and gets
+  no questions meanwhile;
+- at most QUESTIONS_MAX questions are open at one engine, and their answers hold at most
+  ANSWERS_BYTES_MAX in all.
 """
 
 import asyncio
 from array import array
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any
+from math import inf
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
 
 from events.engines.access import EngineAccess, refused_key
+from events.engines.endpoints import masked
+from events.engines.sessions import http_session
 from router.prompts.settings import EngineKind, PromptKind
 
 QUESTIONS_MAX = 16
-ASK_S = 2.0
-ANSWER_BYTES_MAX = 64 << 20
+"""Open at one engine."""
+ASK_S = 0.8
+"""Longest wait of a request for an engine's tokens: after that it goes by an estimate."""
+PATIENT_S = 2.0
+"""The same for a caller that requires tokens, and for comparisons."""
+ANSWER_BYTES_MAX = 32 << 20
+"""Of one answer: a render of images has their pixels."""
+ANSWERS_BYTES_MAX = 256 << 20
+TOKENS_BESIDE_MAX = 1 << 16
+"""Tokens of a prompt beside one for each byte of its body: of a template's own text, and of images
+that the body has as URLs."""
+TOKEN_BYTES_MAX = 16
+"""Of a token in JSON: ten digits, a comma, white space."""
+ITEMS_MAX = 4096
+REASON_CHARS = 300
+REFUSAL_CHARS = 500
+UNUSABLE_MAX = 2
+REST_S = 1.0
+REST_MAX_S = 60.0
+ENGINES_MAX = 4096
+"""Engines that rest or were unusable, at most so many of which are remembered."""
 MISSING_MAX = 4096
 """Render endpoints that engines lack, at most so many of which are remembered."""
 
 
 class EngineAway(Exception):
-    """No answer that can be used: the message says why."""
+    """No answer that can be used: the message says why, without passwords."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(masked(reason))
 
 
 class EngineRefused(Exception):
@@ -39,6 +69,14 @@ class EngineRefused(Exception):
 
 class EngineUnsupported(EngineAway):
     """This kind of engine gives no tokens of such a body."""
+
+
+class EngineLacks(EngineAway):
+    """The engine has neither a render endpoint nor /tokenize."""
+
+
+class _Unusable(EngineAway):
+    """An answer that no engine gives, or none in time."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -90,23 +128,27 @@ _IGNORED = ("reasoning_effort", "documents")
 """Fields of which vLLM's /tokenize takes no notice, though they change the prompt."""
 
 
+Place = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+Identity = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
 class _Place(msgspec.Struct):
-    offset: int
-    length: int
+    offset: Place
+    length: Place
 
 
 class _Features(msgspec.Struct):
-    mm_hashes: dict[str, list[str | None]] = {}
+    mm_hashes: dict[str, list[Identity | None]] = {}
     mm_placeholders: dict[str, list[_Place]] = {}
 
 
 class _Rendered(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     features: _Features | None = None
 
 
 class _Tokenized(msgspec.Struct):
-    tokens: list[int]
+    tokens: msgspec.Raw
 
 
 _RENDER = {
@@ -116,13 +158,37 @@ _RENDER = {
 }
 
 
+@dataclass(slots=True)
+class _Turns:
+    """The open questions to one engine."""
+
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUESTIONS_MAX))
+    questions: int = 0
+    """Open, or waiting for a turn."""
+
+
+@dataclass(slots=True)
+class _Unused:
+    """An engine whose last answers were unusable."""
+
+    answers: int = 0
+    rest_s: float = 0.0
+    until_s: float = -inf
+    """When its rest ends, on the loop's clock."""
+
+
 class Engines:
     """Asks engines over HTTP. Made in a running event loop; must be closed."""
 
-    def __init__(self, *, ask_s: float = ASK_S) -> None:
+    def __init__(self, *, ask_s: float = PATIENT_S) -> None:
+        """ask_s: longest wait for an answer, where its caller has more time."""
         self._ask_s = ask_s
         self._session: aiohttp.ClientSession | None = None
-        self._open = asyncio.Semaphore(QUESTIONS_MAX)
+        self._turns: dict[str, _Turns] = {}
+        """By engine, while questions to it are open."""
+        self._answer_bytes = 0
+        """Of all answers that are being read."""
+        self._unused: OrderedDict[str, _Unused] = OrderedDict()
         self._missing: OrderedDict[str, None] = OrderedDict()
         """URLs of render endpoints that engines lack, the one that was noticed first at the front:
         an engine may have some of them only."""
@@ -135,6 +201,12 @@ class Engines:
         """Another engine may be at this address: its render endpoints are tried again."""
         for path in _RENDER.values():
             self._missing.pop(base + path, None)
+        self._unused.pop(base, None)
+
+    def rests(self, base: str) -> bool:
+        """Whether an engine gets no questions for the moment."""
+        unused = self._unused.get(base)
+        return unused is not None and asyncio.get_running_loop().time() < unused.until_s
 
     async def ask(
         self,
@@ -144,21 +216,54 @@ class Engines:
         content: bytes,
         model: str,
         *,
-        left_s: float = ASK_S,
+        left_s: float = inf,
         is_renderer: bool = False,
     ) -> EngineTokens:
-        """access: to the engine. model: the name that it serves. left_s:
-        until the caller's deadline. is_renderer: it is a render service, which has render endpoints
-        alone. Raises EngineAway, EngineRefused."""
+        """access: to the engine. model: the name that it serves. left_s: until the caller's
+        deadline. is_renderer: it is a render service, which has render endpoints alone. Raises
+        EngineAway, EngineRefused."""
         base = access.base
+        if self.rests(base):
+            raise EngineAway(
+                f"{base} gave no usable tokens lately, and gets no questions for a while"
+            )
         limit_s = min(self._ask_s, left_s)
+        turns = self._turns.setdefault(base, _Turns())
+        turns.questions += 1
+        is_asked = False
         try:
-            async with asyncio.timeout(limit_s), self._open:
-                return await self._ask(access, engine, kind, content, model, is_renderer)
+            async with asyncio.timeout(limit_s), turns.turn:
+                is_asked = True
+                made = await self._ask(access, engine, kind, content, model, is_renderer)
         except TimeoutError:
+            if is_asked and limit_s >= min(self._ask_s, ASK_S):  # else its caller had no time
+                self._note_unusable(base)
             raise EngineAway(f"{base} gave no tokens within {max(limit_s, 0):.3g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineAway(f"{base} gave no tokens: {type(error).__name__}: {error}") from None
+        except _Unusable as error:
+            self._note_unusable(base)
+            raise EngineAway(str(error)) from None
+        except (EngineAway, EngineRefused):
+            raise
+        except Exception as error:  # of aiohttp, of readers, of what an engine makes of them
+            self._note_unusable(base)
+            what = str(error)[:REASON_CHARS]
+            raise EngineAway(f"{base} gave no tokens: {type(error).__name__}: {what}") from None
+        finally:
+            turns.questions -= 1
+            if not turns.questions:
+                del self._turns[base]
+        self._unused.pop(base, None)
+        return made
+
+    def _note_unusable(self, base: str) -> None:
+        unused = self._unused.setdefault(base, _Unused())
+        self._unused.move_to_end(base)
+        unused.answers += 1
+        if unused.answers >= UNUSABLE_MAX:
+            unused.rest_s = min(max(2 * unused.rest_s, REST_S), REST_MAX_S)
+            unused.until_s = asyncio.get_running_loop().time() + unused.rest_s
+        while len(self._unused) > ENGINES_MAX:
+            self._unused.popitem(last=False)
 
     async def _ask(
         self,
@@ -173,12 +278,13 @@ class Engines:
         if kind is PromptKind.TEXT:
             content = msgspec.json.encode({"model": model, "prompt": content.decode()})
             kind = PromptKind.COMPLETION
+        tokens_max = len(content) + TOKENS_BESIDE_MAX
         renders = engine is EngineKind.VLLM or is_renderer
         render_url = access.url(_RENDER[kind])
         if renders and (is_renderer or render_url not in self._missing):
-            status, answer = await self._post(access, render_url, content)
+            status, answer = await self._post(access, render_url, content, ANSWER_BYTES_MAX)
             if status == 200:
-                return await asyncio.to_thread(_read_rendered, answer)
+                return await asyncio.to_thread(_read_rendered, answer, tokens_max)
             _check_refused(status, answer)
             if status not in (404, 405, 501) or is_renderer:
                 raise EngineAway(f"{base} answers a render with HTTP status {status}")
@@ -186,33 +292,52 @@ class Engines:
             if len(self._missing) > MISSING_MAX:
                 self._missing.popitem(last=False)
         question = await asyncio.to_thread(_question, engine, kind, content)
-        status, answer = await self._post(access, access.url("/tokenize"), question)
+        bytes_max = min(TOKEN_BYTES_MAX * tokens_max, ANSWER_BYTES_MAX)
+        status, answer = await self._post(access, access.url("/tokenize"), question, bytes_max)
         _check_refused(status, answer)
+        if status in (404, 405, 501):
+            raise EngineLacks(f"{base} has no /tokenize (HTTP status {status})")
         if status != 200:
             raise EngineAway(f"{base} answers /tokenize with HTTP status {status}")
-        return await asyncio.to_thread(_read_tokenized, answer)
+        return await asyncio.to_thread(_read_tokenized, answer, tokens_max)
 
-    async def _post(self, access: EngineAccess, url: str, content: bytes) -> tuple[int, bytes]:
+    async def _post(
+        self, access: EngineAccess, url: str, content: bytes, bytes_max: int
+    ) -> tuple[int, bytes]:
+        """Status and body; the body of a status that is not 200 is cut."""
         if self._session is None:
-            limits = aiohttp.ClientTimeout(total=None)  # `ask` has one
-            self._session = aiohttp.ClientSession(timeout=limits, auto_decompress=False)
+            self._session = http_session()
         headers = access.headers({"Content-Type": "application/json"})
-        async with self._session.post(
-            url, data=BytesIO(content), headers=headers, allow_redirects=False, ssl=access.tls
-        ) as response:
-            answer = bytearray()
-            async for piece in response.content.iter_any():
-                answer += piece
-                if len(answer) > ANSWER_BYTES_MAX:
-                    raise EngineAway(f"{url} answers with more than {ANSWER_BYTES_MAX} bytes")
-            return response.status, bytes(answer)
+        limits = aiohttp.ClientTimeout(total=None)  # `ask` has one
+        answer = bytearray()
+        try:
+            async with self._session.post(
+                url,
+                data=BytesIO(content),
+                headers=headers,
+                timeout=limits,
+                allow_redirects=False,
+                ssl=access.tls,
+            ) as response:
+                async for piece in response.content.iter_any():
+                    answer += piece
+                    self._answer_bytes += len(piece)
+                    if response.status != 200 and len(answer) > REFUSAL_CHARS:
+                        break
+                    if len(answer) > bytes_max:
+                        raise _Unusable(f"{url} answers with more than {bytes_max} bytes")
+                    if self._answer_bytes > ANSWERS_BYTES_MAX:
+                        raise EngineAway(f"answers hold {ANSWERS_BYTES_MAX} bytes")
+                return response.status, bytes(answer)
+        finally:
+            self._answer_bytes -= len(answer)
 
 
 def _check_refused(status: int, answer: bytes) -> None:
     if why := refused_key(status):
         raise EngineAway(why)
     if status in (400, 413, 422):
-        raise EngineRefused(answer[:500].decode(errors="replace"))
+        raise EngineRefused(answer[:REFUSAL_CHARS].decode(errors="replace"))
 
 
 def _question(engine: EngineKind, kind: PromptKind, content: bytes) -> bytes:
@@ -277,16 +402,19 @@ def _is_set(value: msgspec.Raw) -> bool:
     return bytes(value) not in (b"", b"null")
 
 
-def _read_rendered(answer: bytes) -> EngineTokens:
-    """Of a render endpoint; a completion's answer is a list, an entry for each prompt."""
+def _read_rendered(answer: bytes, tokens_max: int) -> EngineTokens:
+    """Of a render endpoint; a completion's answer is a list, an entry for each prompt. Raises
+    ValueError, RecursionError."""
     rendered: Any = msgspec.json.decode(answer, type=_Rendered | list[_Rendered])
     first: _Rendered = rendered[0] if isinstance(rendered, list) and rendered else rendered
     if not isinstance(first, _Rendered):
         raise ValueError("an answer without a prompt")
-    return EngineTokens(_packed(first.token_ids), _items(first.features))
+    token_bytes = _packed(first.token_ids, tokens_max)
+    return EngineTokens(token_bytes, _items(first.features, len(token_bytes) // 4))
 
 
-def _items(features: _Features | None) -> tuple[Item, ...]:
+def _items(features: _Features | None, tokens: int) -> tuple[Item, ...]:
+    """Images and the like, in order; raises ValueError for one that is not among the tokens."""
     if features is None:
         return ()
     items = [
@@ -295,17 +423,32 @@ def _items(features: _Features | None) -> tuple[Item, ...]:
         for identity, place in zip(features.mm_hashes.get(kind, ()), places, strict=True)
         if identity
     ]
-    return tuple(sorted(items, key=lambda item: item.first_token))
+    items.sort(key=lambda item: item.first_token)
+    if len(items) > ITEMS_MAX:
+        raise ValueError(f"{len(items)} items in one prompt")
+    end = 0
+    for item in items:
+        if item.first_token < end or not item.token_count:
+            raise ValueError("items that overlap, or have no token")
+        end = item.first_token + item.token_count
+    if end > tokens:
+        raise ValueError(f"an item ends at token {end} of {tokens}")
+    return tuple(items)
 
 
-def _read_tokenized(answer: bytes) -> EngineTokens:
+def _read_tokenized(answer: bytes, tokens_max: int) -> EngineTokens:
+    """Of /tokenize; raises ValueError, RecursionError."""
     tokens = msgspec.json.decode(answer, type=_Tokenized).tokens
-    return EngineTokens(_packed(tokens))
+    return EngineTokens(_packed(tokens, tokens_max))
 
 
-def _packed(ids: list[int]) -> bytes:
-    """Little-endian u32; raises ValueError for what is no id."""
-    try:
-        return array("I", ids).tobytes()
-    except OverflowError as error:
-        raise ValueError(str(error)) from None
+def _packed(ids: msgspec.Raw, tokens_max: int) -> bytes:
+    """Little-endian u32; raises ValueError for what is no list of ids, or too long or short for its
+    body. Its length is looked at first: a list of millions is made in one step."""
+    size = len(memoryview(ids))
+    if size > TOKEN_BYTES_MAX * tokens_max:
+        raise ValueError(f"token ids of {size} bytes, for a body of at most {tokens_max} tokens")
+    tokens = msgspec.json.decode(ids, type=list[Place])
+    if not 0 < len(tokens) <= tokens_max:
+        raise ValueError(f"{len(tokens)} tokens, for a body of 1 to {tokens_max} tokens")
+    return array("I", tokens).tobytes()

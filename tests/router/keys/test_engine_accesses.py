@@ -13,7 +13,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from events.engines.access import EngineAccess
-from events.engines.pages.probe import EngineHttp, EngineSilent, Probe, http_session
+from events.engines.pages.probe import EngineHttp, EngineSilent, Probe
+from events.engines.sessions import http_session
 from events.plane.facts import Warm
 from events.plane.settings import LOCAL_KEYS, EngineSettings, UnusableEngine, read_engine
 from events.plane.supervisor import Supervisor

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from aiohttp import web
 
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
@@ -362,3 +363,97 @@ async def test_a_refusal_of_a_body_ends_its_span(settings: RendererSettings) -> 
             await stage.router.Route(wrong)
     assert kept.names() == ["kvroute.render"]
     assert kept.one("kvroute.render").error == "MALFORMED_BODY"
+
+
+def breaks(*_: Any, **__: Any) -> Any:
+    raise RecursionError("broken on purpose")
+
+
+def break_at(monkeypatch: pytest.MonkeyPatch, stage: Served, name: str) -> None:
+    owners = {"tokens_of": stage.texts.prompts, "on_pick": stage.texts.prompts, "steps": stage.desk}
+    monkeypatch.setattr(owners.get(name, texts_module.text_codec), name, breaks)
+
+
+@pytest.mark.parametrize("name", ["tokens_of", "with_tokens", "steps", "on_pick", "answered"])
+async def test_whatever_breaks_settles_its_caller_and_leaves_nothing_reserved(
+    settings: RendererSettings, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async with with_worker(models_prompts=local(settings)) as stage:
+        break_at(monkeypatch, stage, name)
+        async with asyncio.timeout(GUARD_S):
+            told = await refusal(stage.router.Route(asked(chat_completion_body=chat())))
+        assert told.code is Code.INTERNAL
+        assert not len(stage.fleet.core.reservations)
+        monkeypatch.undo()
+        await stage.router.Route(asked(chat_completion_body=chat()))
+
+
+@pytest.mark.parametrize("name", ["on_pick", "answered"])
+async def test_whatever_breaks_after_a_wait_settles_its_caller_too(
+    settings: RendererSettings, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async with served(models_prompts=local(settings), queue=QueueSettings(max_waiting=8)) as stage:
+        key = stage.fleet.add("w0", total_slots=1)
+        first = await stage.router.Route(asked())
+        call = asyncio.ensure_future(
+            refusal(stage.router.Route(asked(chat_completion_body=chat())))
+        )
+        async with asyncio.timeout(GUARD_S):
+            await turns_until(lambda: len(stage.desk.admission) == 1)
+            break_at(monkeypatch, stage, name)
+            ended = router_pb2.Progress(
+                reservation_id=first.reservation_id, state=router_pb2.PROGRESS_STATE_FINISHED
+            )
+            await stage.router.Report(router_pb2.ReportRequest(progress=[ended]))
+            stage.fleet.say(key, running=0)
+            stage.desk.changed()
+            assert (await call).code is Code.INTERNAL
+        assert not len(stage.fleet.core.reservations)
+
+
+async def test_too_many_tokens_of_one_engine_refuse_no_request(settings: RendererSettings) -> None:
+    stand_in = StandIn(settings)
+
+    def makes_up(count: int) -> None:
+        ids = [7] * count
+        stand_in.answer = lambda: web.json_response({"token_ids": ids})
+
+    models = {"m": ModelPrompts(processes=1)}
+    async with (
+        serving(stand_in) as at,
+        with_worker(address=at.address, models_prompts=models, longest=4096) as stage,
+    ):
+        for count in (4096, 4097, 9000, 200_000):
+            makes_up(count)
+            answer = await stage.router.Route(asked(chat_completion_body=chat()))
+            assert answer.prompt.source == ESTIMATE
+            assert answer.prompt.count < 100
+            stage.texts.prompts._engines.forget(at.address)
+        makes_up(3000)
+        answer = await stage.router.Route(asked(chat_completion_body=chat()))
+        assert (answer.prompt.source, answer.prompt.count) == (ENGINE, 3000)
+        makes_up(9000)
+        request = asked(chat_completion_body=chat(), require_tokens=True)
+        told = await refusal(stage.router.Route(request))
+        assert told.reason == "RENDERER_UNAVAILABLE"
+        assert "more than any worker takes" in told.message
+
+
+async def test_a_caller_that_requires_tokens_has_those_of_the_next_engine(
+    settings: RendererSettings,
+) -> None:
+    bad, good = StandIn(settings), StandIn(settings)
+    bad.answer = lambda: web.json_response({"tokens": "none"})
+    models = {"m": ModelPrompts(processes=1)}
+    async with (
+        serving(bad) as at_bad,
+        serving(good) as at_good,
+        served(models_prompts=models) as stage,
+    ):
+        stage.fleet.add("bad", address=at_bad.address)
+        stage.fleet.add("good", address=at_good.address)
+        for _ in range(6):
+            stage.texts.prompts._engines.forget(at_bad.address)
+            request = asked(chat_completion_body=chat(), require_tokens=True)
+            assert (await stage.router.Route(request)).prompt.source == ENGINE
+    assert bad.asked
