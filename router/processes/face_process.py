@@ -16,6 +16,7 @@ from router.config.settings.configurations import GatewayConfig, PickerConfig
 from router.desk.counters import kvroute_version
 from router.keys.dialing import dial_options
 from router.processes.checks import check_files
+from router.processes.descriptors import raise_limit
 from router.processes.process_tracing import ProcessTracing
 from router.processes.risks import log_risks
 
@@ -62,6 +63,7 @@ class FaceApp(ABC):
             loop.add_signal_handler(number, self._stop.set)
         log.info("configuration: %s", brief(self._config))
         log_risks(self._config)
+        raise_limit(self._config)
         try:
             log.info("%s, routers at %s", await self.start(), self._config.router)
             self.tracing.start()

@@ -33,6 +33,7 @@ from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
 from router.processes.checks import check_engine, check_files, checked_broker
+from router.processes.descriptors import raise_limit
 from router.processes.risks import log_risks
 
 log = logging.getLogger("kvroute")
@@ -103,6 +104,7 @@ class RelayApp:
             loop.add_signal_handler(number, self._stop.set)
         log.info("configuration: %s", brief(self._config))
         log_risks(self._config)
+        raise_limit(self._config)
         for fleet in self._dynamo:
             log.info("Dynamo fleet: %s", masked(f"{fleet.settings}"))
         try:

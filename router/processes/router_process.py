@@ -63,6 +63,7 @@ from router.processes.checks import (
     checked_file,
 )
 from router.processes.console_face import ConsoleFace
+from router.processes.descriptors import raise_limit
 from router.processes.discovered import DiscoveredWorkers
 from router.processes.listeners import Listeners
 from router.processes.locks import Locks
@@ -294,6 +295,7 @@ class RouterApp:
         config = self.config
         log.info("configuration: %s", brief(config))
         log_risks(config)
+        raise_limit(config)
         self.watchers.use(config)
         broker, peers, link = await self.links.open(
             self.desk, self.reports, self.admission, self._tasks
