@@ -51,6 +51,6 @@ def raise_limit(config: Settings) -> None:
 def wanted_by(config: Settings) -> int:
     """Files that a process with this configuration may have open at once."""
     values = Values(config)
-    ports = [values[most] for listen, most in PORTS.items() if values[listen]]
-    engines = values["gateway.open_max"] if values["gateway.listen"] else 0
-    return OTHERS + sum(ports) + engines
+    ports = sum(int(values[most]) for listen, most in PORTS.items() if values[listen])
+    engines = int(values["gateway.open_max"]) if values["gateway.listen"] else 0
+    return OTHERS + ports + engines
