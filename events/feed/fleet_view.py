@@ -135,6 +135,8 @@ class FleetView:
         """Reason -> messages or facts dropped"""
         self.forgotten: Counter[str] = Counter()
         """Reason -> placements forgotten"""
+        self.shut_out: Counter[str] = Counter()
+        """Plane -> times that a flooding publisher was shut out; see events/feed/fence.py"""
         self.recoveries: Counter[tuple[str, str]] = Counter()
         """(ring or snapshot, ok or failed) -> recoveries"""
         self.lost: Counter[str] = Counter()
@@ -197,7 +199,14 @@ class FleetView:
         before = (stream.gaps, stream.drifts)
         if isinstance(message, Beat):
             slot = source.slot
-            effects = stream.on_beat(message, self.index.told(slot), self.index.digest(slot), now_s)
+            source.clock.heard(message.time_s, now_s)
+            effects = stream.on_beat(
+                message,
+                self.index.told(slot),
+                self.index.digest(slot),
+                now_s,
+                late_s=now_s - message.time_s - source.clock.seconds,
+            )
         else:
             duplicates = stream.duplicates
             effects = stream.on_facts(message, len(payload), now_s)
@@ -331,6 +340,11 @@ class FleetView:
             source.stream.on_connection(connected, now_s)
             self._mark(source)
         self._connection_at_s = now_s
+
+    @property
+    def worker_ids(self) -> Collection[str]:
+        """The ids of all workers in the view."""
+        return self._ranks.keys()
 
     def knows(self, worker_id: str) -> bool:
         """Whether a worker is in the view."""

@@ -65,6 +65,8 @@ class Intake(Generic[T]):
         """Reason -> messages"""
         self.cost = 0
         """Cost of all waiting messages."""
+        self.budget_part = 1
+        """The n of the n-th part of its budget that each publisher has; see events/feed/fence.py"""
         self.held: Container[bytes] = ()
         """Publishers whose last messages are not fully applied yet."""
         self._known = known
@@ -105,7 +107,7 @@ class Intake(Generic[T]):
             if len(spent) >= PUBLISHERS_MAX:
                 publisher = _SHARED
             before = spent.get(publisher, 0)
-        if before > BUDGET_COST:
+        if before * self.budget_part > BUDGET_COST:
             self._lose(publisher, "publisher_too_fast")
             return False
         spent[publisher] = before + size + MESSAGE_COST
@@ -173,6 +175,10 @@ class Intake(Generic[T]):
             else:
                 turns.popleft()
                 del self._queues[queue.publisher]
+
+    def lose(self, publisher: bytes) -> None:
+        """A message of a publisher that is shut out came still."""
+        self._lose(publisher, "publisher_too_fast")
 
     def _lose(self, publisher: bytes, reason: str, messages: int = 1) -> None:
         self.dropped[reason] += messages

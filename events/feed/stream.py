@@ -2,7 +2,8 @@
 
     live        it beats, and all its messages are in the index
     recovering  messages were missed; the relay's ring or a snapshot is requested
-    suspect     our own connection to the broker is down, or two beats are missing: state unknown
+    suspect     our own connection to the broker is down, two beats are missing, or messages come
+                seconds late: state unknown
     silent      no beat for longer than the timeout
 
 and, apart from that, complete or partial: a partial stream has fewer blocks than its engine, which
@@ -13,6 +14,7 @@ Laws:
 - a gap is reported before anything after it is applied;
 - messages of a lower epoch change nothing while the higher epoch beats;
 - a stream is live for at most two beats after a fact was lost, even if the beats are lost too;
+- a stream whose last beat came LATE_S late is not live;
 - of recoveries in a row, each after RECOVERIES_FREE waits longer than its predecessor.
 """
 
@@ -28,6 +30,8 @@ BUFFER_MESSAGES_MAX = 4096
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
 BEAT_OVERDUE_S = 2.0
 """Two beats: either of them would have shown a loss since the last beat."""
+LATE_S = 2.0
+"""Delay from which a stream's blocks are too old to count, as for beats that are missing."""
 RECOVERIES_FREE = 3
 """Recoveries in a row without a pause."""
 PAUSE_S = 0.5
@@ -114,6 +118,8 @@ class Stream:
         """First beat of the present run of beats, without a pause of beat_timeout_s in it."""
         self.lag_s = 0.0
         """Lag of the last message: from its reading at the relay to its applying here."""
+        self.late_s = 0.0
+        """Delay of the last beat, beyond the least of the last minute."""
         self.duplicates = 0
         self.gaps = 0
         self.drifts = 0
@@ -185,8 +191,11 @@ class Stream:
             effects += self._recover("not received from the start", now_s)
         return effects
 
-    def on_beat(self, beat: Beat, blocks: int, digest: int, now_s: float) -> list[Effect]:
-        """A beat. blocks, digest: this worker's in the index now."""
+    def on_beat(
+        self, beat: Beat, blocks: int, digest: int, now_s: float, *, late_s: float = 0.0
+    ) -> list[Effect]:
+        """A beat. blocks, digest: this worker's in the index now. late_s: its delay, beyond the
+        least delay of late."""
         # Silent, and a lower epoch beats: the relay that still sends is the engine's.
         gone = self.silent_for_s(now_s) >= self._beat_timeout_s
         effects = self._meet(beat.epoch, now_s, lower_too=gone)
@@ -198,6 +207,7 @@ class Stream:
             self.beats_since_s = now_s
         self.last_beat_s = now_s
         self._confirmed = True
+        self.late_s = late_s
         self.lacks = beat.lacks
         if not self._in_step and self.seq == beat.seq == beat.blocks == 0:
             effects += self._splice("no facts yet", now_s)
@@ -396,6 +406,8 @@ class Stream:
             state, reason = StreamState.SUSPECT, f"no beat for {BEAT_OVERDUE_S:g} s"
         elif not self._confirmed:
             state = StreamState.SUSPECT
+        elif self.late_s >= LATE_S:
+            state, reason = StreamState.SUSPECT, f"its messages are {self.late_s:.1f} s late"
         else:
             state = StreamState.LIVE
         if state is not self.state:

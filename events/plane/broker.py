@@ -24,7 +24,7 @@ from events.plane.nats_check import (
     on_loopback,
     without_secret,
 )
-from events.plane.nats_client import NatsClient, OnRaw
+from events.plane.nats_client import NatsClient, OnRaw, RawSubscription
 from events.plane.permissions import Attempt, refused
 from events.plane.settings import NatsSettings
 
@@ -176,11 +176,32 @@ class Broker:
             raise
         return subscription
 
-    async def subscribe_raw(self, subject: str, listener: OnRaw) -> None:
+    async def subscribe_raw(self, subject: str, listener: OnRaw) -> RawSubscription:
         """The same for a listener that is called with (subject, payload) while they are read, and
         does its work later: it has the bounds itself, and must not raise or take long."""
-        await self._client.subscribe_raw(subject, listener)
+        subscription = await self._client.subscribe_raw(subject, listener)
         await self._flushed(subject)
+        return subscription
+
+    async def change_raw(
+        self, begin: Sequence[str], end: Sequence[RawSubscription], listener: OnRaw
+    ) -> list[RawSubscription]:
+        """Begins subscriptions of `subscribe_raw`, then ends others, without a gap between: what
+        the server had queued for those comes to their listener still. Returns those that began."""
+        begun = []
+        for subject in begin:
+            try:
+                begun.append(await self._client.subscribe_raw(subject, listener))
+            except Exception as error:  # see the law
+                self.counts["error"] += 1
+                log.warning("could not subscribe to %s: %r", subject, error)
+                break
+        for raw in end:
+            await self.unsubscribe(raw.subscription)
+        await self._flushed(f"{len(begun)} subjects")  # what was queued before has come
+        for raw in end:
+            self._client.forget_raw(raw)
+        return begun
 
     def listener_failed(self, what: str, error: BaseException) -> None:
         """Counts a listener's exception; logs it at most every FAILURE_S."""
@@ -197,6 +218,20 @@ class Broker:
         except (nats.errors.Error, TimeoutError, OSError) as error:
             # The connection ended; the client subscribes again by itself when it reconnects.
             log.warning("subscribing to %s: %r", subject, error)
+
+    async def round_trip(self, timeout_s: float) -> bool:
+        """Waits for the server's answer to a PING, which comes behind all that it has queued; False
+        when it did not come in time. Without a connection there is nothing to wait for: True."""
+        if not self._client.is_connected:
+            return True
+        try:
+            with _cancellation_kept():
+                await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]
+        except TimeoutError:  # nats-py's own is one, too
+            return False
+        except (nats.errors.Error, OSError):
+            return True
+        return True
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Ends a subscription; the loss of its connection has ended it already."""

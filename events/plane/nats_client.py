@@ -11,10 +11,11 @@ import json
 from collections import Counter, UserString
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 from nats.errors import Error, StaleConnectionError, UnexpectedEOF
 from typing_extensions import override
@@ -41,6 +42,13 @@ _LASTING_ERRORS = ("permissions violation",)
 
 OnRaw = Callable[[bytes, bytes], None]
 """Called with a message's subject and payload while it is read: must be quick, and not await."""
+
+
+class RawSubscription(NamedTuple):
+    """A subscription whose listener is called with each message while it is read."""
+
+    sid: int
+    subscription: Subscription
 
 
 class _Tcp(TcpTransport):
@@ -100,13 +108,18 @@ class NatsClient(Client):
         self._raw: dict[int, OnRaw] = {}
         """Subscription -> listener, of subscriptions that bypass nats-py's own queues."""
 
-    async def subscribe_raw(self, subject: str, listener: OnRaw) -> None:
+    async def subscribe_raw(self, subject: str, listener: OnRaw) -> RawSubscription:
         """Calls the listener with the messages of a subject while they are read."""
 
         async def unused(_message: Msg) -> None: ...
 
-        self._raw[self._sid + 1] = listener  # before the first message can come
-        await self.subscribe(subject, cb=unused)
+        sid = self._sid + 1
+        self._raw[sid] = listener  # before the first message can come
+        return RawSubscription(sid, await self.subscribe(subject, cb=unused))
+
+    def forget_raw(self, raw: RawSubscription) -> None:
+        """Drops what still comes of a subscription that has ended."""
+        self._raw.pop(raw.sid, None)
 
     def abort(self) -> None:
         """Ends the TCP connection at once, without sending what is buffered."""

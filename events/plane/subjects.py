@@ -38,6 +38,11 @@ def all_of(fleet: str, plane: str) -> str:
     return f"{_PREFIX}.{fleet}.{plane}.*.*"
 
 
+def of_publisher(fleet: str, plane: str, token: bytes) -> str:
+    """The subscription to one plane of all ranks of a worker, by its id's token."""
+    return f"{_PREFIX}.{fleet}.{plane}.{token.decode('ascii')}.*"
+
+
 def inflight(fleet: str, replica: str) -> str:
     return f"{_PREFIX}.{fleet}.inflight.{escape(replica)}"
 

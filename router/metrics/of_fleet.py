@@ -12,6 +12,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from events.feed.fence import PLANES
 from events.feed.stream import StreamState
 from router.core.core import RouterCore
 from router.decision.decision import Prefill
@@ -113,6 +114,13 @@ class RouterCollector(Collector):
         view = self._core.fleet.view
         yield counter(
             "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
+        )
+        yield counter(
+            "kvroute_publishers_shut_out",
+            "Times that a publisher that flooded a plane was not subscribed to for a while.",
+            "plane",
+            view.shut_out,
+            PLANES,
         )
         yield counter(
             "kvroute_facts_dropped",

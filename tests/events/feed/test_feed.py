@@ -323,7 +323,7 @@ async def test_a_recovery_of_any_size_takes_bounded_steps(
     watching = asyncio.create_task(applied.watch())
     subject = subjects.facts("f", WORKER).encode()
     for message in [*messages[:1] * ring, *messages[10:]]:
-        ear.feed._message_came(ear.feed._on_facts, 0, subject, message)
+        ear.feed._came["facts"](subject, message)
     await until(
         lambda: WORKER in ear.view.sources and ear.view.sources[WORKER].stream.seq == 39,
         "the whole stream",
@@ -380,8 +380,8 @@ async def test_whatever_handling_a_message_raises_the_feed_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(view, "on_stream", fail)
         patched.setattr(view, "on_heartbeat", fail)
-        feed._message_came(feed._on_facts, 0, b"kvroute.v1.f.facts.w.0", beat)
-        feed._message_came(feed._on_load, 0, b"kvroute.v1.f.load.w.0", heartbeat)
+        feed._came["facts"](b"kvroute.v1.f.facts.w.0", beat)
+        feed._came["load"](b"kvroute.v1.f.load.w.0", heartbeat)
         feed.serve_slice()
     assert view.dropped["handling_failed"] == 2
     with monkeypatch.context() as patched:
@@ -394,8 +394,8 @@ async def test_whatever_handling_a_message_raises_the_feed_goes_on(
         assert reason == "answer unusable"
         assert view.dropped["handling_failed"] == 3
     later = Beat(VERSION, EPOCH, 2, 8, 0, True, 1.0)
-    feed._message_came(feed._on_facts, 0, b"kvroute.v1.f.facts.w.0", encode(later))
-    feed._message_came(feed._on_load, 0, b"kvroute.v1.f.load.w.0", heartbeat)
+    feed._came["facts"](b"kvroute.v1.f.facts.w.0", encode(later))
+    feed._came["load"](b"kvroute.v1.f.load.w.0", heartbeat)
     feed.serve_slice()
     await ear.settled()
     assert ear.stream()[0] is StreamState.LIVE
@@ -411,7 +411,7 @@ async def test_a_slice_has_a_bound_of_facts_however_small_they_are(ear: Ear) -> 
         for _ in range(max(3, 3000 // facts)):
             seq += 1
             message = encode(FactsMessage(VERSION, EPOCH, seq, [Cleared()] * facts, 1.0))
-            ear.feed._message_came(ear.feed._on_facts, 0, subject, message)
+            ear.feed._came["facts"](subject, message)
     most = 0
     while ear.feed._intake or view.backlogged:
         before = view.applied

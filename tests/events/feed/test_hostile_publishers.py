@@ -18,7 +18,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from events.feed import intake
+from events.feed import fence, intake
 from events.feed.feed import Feed
 from events.feed.fleet_view import FleetView
 from events.feed.stream import StreamState
@@ -31,6 +31,7 @@ from events.plane.facts import (
     Control,
     Epoch,
     FactsMessage,
+    Heartbeat,
     Stored,
     encode,
     pack_hashes,
@@ -95,12 +96,12 @@ class Stream:
         self.held += hashes
         self.seq += 1
         fact = Stored(pack_hashes(hashes), "device")
-        message = encode(FactsMessage(VERSION, EPOCH, self.seq, [fact], 1.0))
+        message = encode(FactsMessage(VERSION, EPOCH, self.seq, [fact], unix_now()))
         return published(subjects.facts("f", self.worker), message)
 
     def beat(self) -> bytes:
         digest = int(np.bitwise_xor.reduce(np.array(self.held, np.uint64))) if self.held else 0
-        beat = Beat(VERSION, EPOCH, self.seq, len(self.held), digest, True, 1.0)
+        beat = Beat(VERSION, EPOCH, self.seq, len(self.held), digest, True, unix_now())
         return published(subjects.facts("f", self.worker), encode(beat))
 
 
@@ -218,7 +219,7 @@ async def test_messages_that_nobody_can_read_cost_no_other_worker_anything(
 async def test_a_flood_is_its_publishers_loss_and_nobody_elses(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "BUDGET_COST", 512 * 1024)
+    monkeypatch.setattr(intake, "BUDGET_COST", 2 * 1024 * 1024)
     async with an_ear(tmp_path) as ear:
         honest, hostile = ear.publisher(), ear.publisher()
         streams, flooding = [Stream(worker) for worker in HONEST], Stream(HOSTILE)
@@ -239,10 +240,58 @@ async def test_a_flood_is_its_publishers_loss_and_nobody_elses(
         assert ear.connections == [], "the connection was not lost, for anybody"
         assert ear.broker.counts["slow_consumer"] == 0
         assert ear.view.gaps <= 1, "the flood's own"
+        await until(lambda: ear.view.lost["a"], "the flood's losses")
+        assert ear.view.shut_out["facts"] > 0
         lost = ear.view.dropped["publisher_too_fast"] + ear.view.dropped["publisher_queue_full"]
-        assert lost > 0
         assert ear.view.lost == {"a": lost}
         assert ear.view.sources[HOSTILE].stream.state is not StreamState.LIVE
+        beating.cancel()
+
+
+async def test_a_flooding_publisher_is_shut_out_at_the_server_and_let_in_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(intake, "BUDGET_COST", 2 * 1024 * 1024)
+    monkeypatch.setattr(fence, "PAUSE_S", 3600.0)
+    monkeypatch.setattr(fence, "PAUSE_MAX_S", 3600.0)
+    async with an_ear(tmp_path) as ear:
+        honest, hostile = ear.publisher(), ear.publisher()
+        streams, late = [Stream(worker) for worker in HONEST[:4]], Stream(HONEST[4])
+        honest.send(*(one.beat() for one in streams))
+        beating = asyncio.create_task(beats(honest, *streams))
+        await until(lambda: ear.whole(*streams), "live streams")
+        hostile.send(published(FACTS, b"x") * 16_000)
+        named = {("facts", worker.worker_id.encode()) for worker in HONEST[:4]} | {("load", b"")}
+        await until(lambda: ear.feed._subscriptions.keys() == named, "a fence")
+        dropped = ear.view.dropped.total()
+        hostile.send(published(FACTS, b"x") * 16_000)
+        hostile.taken()
+        honest.send(*(one.store(4) for one in streams))
+        await until(lambda: ear.whole(*streams), "every store of the honest workers")
+        assert ear.view.dropped.total() <= dropped + 16_000, "of the first flood"
+        assert ear.view.shut_out == {"facts": 1}
+        assert [record.message for record in caplog.records if "floods" in record.message] == [
+            "worker a floods its subject of facts: not subscribed to for 3600 s"
+        ]
+        # A worker that comes meanwhile is known by its heartbeat, and followed from then on.
+        heartbeat = Heartbeat(epoch=EPOCH, address="http://f", engine="vllm", sent_at_s=unix_now())
+        honest.send(published(subjects.load("f", late.worker), encode(heartbeat)))
+        subscribed = ("facts", late.worker.worker_id.encode())
+        await until(lambda: subscribed in ear.feed._subscriptions, "its subscription")
+        honest.send(late.beat())
+        await until(lambda: ear.whole(late), "the new worker")
+        # The pause is over, and so is the second of the flood.
+        ear.feed._intake._spent.clear()
+        for here in ear.feed._fence._planes.values():
+            here.until_s = 0.0
+        await until(
+            lambda: ear.feed._subscriptions.keys() == {("facts", b""), ("load", b"")}, "all"
+        )
+        flooding = Stream(HOSTILE)
+        honest.send(*(one.store(4) for one in streams), flooding.beat())
+        await until(lambda: ear.whole(*streams, flooding), "its stream, too")
+        assert ear.view.gaps == 0
+        assert ear.connections == []
         beating.cancel()
 
 
