@@ -78,6 +78,14 @@ class _Tcp(TcpTransport):
             raise ConnectionResetError(str(error)) from error
 
     @override
+    async def connect_tls(self, *about: Any, **named: Any) -> None:
+        """As nats-py has it. Its protocol is made before the handshake and takes itself for one
+        without TLS, so that asyncio warns of each connection that a server ends."""
+        await super().connect_tls(*about, **named)
+        assert self._io_writer is not None  # the handshake is over
+        self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]
+
+    @override
     async def wait_closed(self) -> None:
         """Raises TimeoutError after _CLOSED_S: asyncio never learns that a connection is gone whose
         TLS handshake failed, and nats-py would wait for ever.

@@ -48,8 +48,8 @@ ATTRIBUTES: dict[str, object] = {
     "_transport": None,
 }
 """What NatsClient reads or sets, and the value in a client that never connected."""
-OTHERS = {"_error_cb", "_io_writer"}
-"""Names with a test of their own below."""
+OTHERS = {"_error_cb", "_io_writer", "_over_ssl"}
+"""Names with a test of their own below; `_over_ssl`, which is asyncio's, in test_nats_tls.py."""
 
 
 def parameters(method: Callable[..., Any]) -> list[str]:

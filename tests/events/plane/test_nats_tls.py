@@ -15,6 +15,7 @@ from router.processes.relay_process import RelayApp
 from router.processes.risks import warnings_of
 from tests.stage.certificates import Authority, written
 from tests.stage.nats_server import nats_server
+from tests.stage.waiting import until
 
 GUARD_S = 60.0
 
@@ -106,3 +107,19 @@ async def test_a_server_with_tls_is_connected_to_over_it(optional: bool, tmp_pat
             assert "TLS handshake complete" in server.log()
         finally:
             await broker.close()
+
+
+async def test_the_end_of_a_server_with_tls_is_one_line_in_the_log_and_no_warning_of_asyncio(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority()
+    files = written(tmp_path, authority.issue(), authority)
+    config = f"tls {{cert_file: '{files.certificate_file}', key_file: '{files.key_file}'}}\n"
+    async with asyncio.timeout(GUARD_S):
+        async with nats_server(tmp_path, config) as server:
+            settings = NatsSettings(tls_ca_file=files.client_ca_file)
+            broker = Broker(settings, server.url.replace("tls://", "nats://"), "test")
+            await broker.connect()
+        await until(lambda: not broker.connected, "the end is noticed")
+        await broker.close()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
