@@ -341,7 +341,8 @@ class Exchange:
         if not self._reader.is_stream:
             return b""
         lead = b"\n\n" if self._reader.inside_event else b""
-        return lead + error_event(reason, message, self.shape)
+        number = self._reader.next_number()
+        return lead + error_event(reason, message, self.shape, number=number)
 
     @property
     def owner(self) -> tuple[str, str]:

@@ -171,9 +171,12 @@ class Facts:
     """False: routers can't read the body, though engines can: it has NaN or Infinity."""
 
 
+_SHAPES = {Kind.MESSAGES: Shape.ANTHROPIC, Kind.RESPONSES: Shape.RESPONSES}
+
+
 def shape_of(kind: Kind) -> Shape:
     """The shape of a kind's errors."""
-    return Shape.ANTHROPIC if kind is Kind.MESSAGES else Shape.OPENAI
+    return _SHAPES.get(kind, Shape.OPENAI)
 
 
 def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) -> Facts:

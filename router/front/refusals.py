@@ -17,6 +17,8 @@ class Shape(StrEnum):
     """Whose error bodies a client expects."""
 
     OPENAI = "openai"
+    RESPONSES = "responses"
+    """OpenAI's too; the events of a stream have a type and a number."""
     ANTHROPIC = "anthropic"
 
 
@@ -168,10 +170,17 @@ def error_body(reason: str, message: str, shape: Shape, *, param: str | None = N
     return _encoded({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def error_event(reason: str, message: str, shape: Shape) -> bytes:
-    """The last event of a stream that can't go on."""
-    name = b"event: error\n" if shape is Shape.ANTHROPIC else b""
-    return name + b"data: " + error_body(reason, message, shape) + b"\n\n"
+def error_event(reason: str, message: str, shape: Shape, *, number: int = 0) -> bytes:
+    """The last event of a stream that can't go on. number: of the event, in one of responses."""
+    body = error_body(reason, message, shape)
+    if shape is Shape.OPENAI:
+        return b"data: " + body + b"\n\n"
+    if shape is Shape.RESPONSES:
+        error: dict[str, object] = msgspec.json.decode(body)["error"]
+        fields = {name: error[name] for name in ("code", "message", "param")}
+        # Clients that dispatch on `type` read the fields; OpenAI's library raises for `error`.
+        body = _encoded({"type": "error", **fields, "sequence_number": number, "error": error})
+    return b"event: error\ndata: " + body + b"\n\n"
 
 
 def _encoded(body: dict[str, object]) -> bytes:

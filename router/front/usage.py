@@ -35,6 +35,7 @@ _FIRST_TOKEN: Mapping[Kind, tuple[bytes, ...]] = {
     Kind.RESPONSES: (b".delta", b"output_item", b"response.completed"),
 }
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.-]{1,200})"')
+_NUMBER = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})\b')
 _decoder = json.JSONDecoder()
 
 
@@ -124,6 +125,11 @@ class AnswerReader:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
         return error.code if isinstance(error.code, int) and error.code >= 400 else 500
+
+    def next_number(self) -> int:
+        """The sequence_number of the next event of a stream of /v1/responses."""
+        numbers = _NUMBER.findall(self._ending())
+        return int(numbers[-1]) + 1 if numbers else self.chunks
 
     def response_id(self) -> str:
         """Of an answer of /v1/responses, which begins with it; empty: there is none."""

@@ -221,8 +221,8 @@ class GatewayServer:
     async def _prepared(self, request: web.Request, answer: web.StreamResponse) -> None:
         """The head of an answer is about to be written."""
         headers = answer.headers
-        is_options = request.method == "OPTIONS"
-        self._cors.apply(request.headers, headers, methods=headers["Allow"] if is_options else "")
+        methods = headers.get("Allow", "") if request.method == "OPTIONS" else ""
+        self._cors.apply(request.headers, headers, methods=methods)
         if self._leaving or not keeps_connection(request):
             answer.force_close()
             headers["Connection"] = "close"

@@ -22,7 +22,7 @@ def test_every_answer_has_the_shape_that_the_clients_libraries_read(
     body = json.loads(answer.body)
     assert body["error"]["message"] == "a sentence"
     assert answer.headers["X-Kvroute-Reason"] == reason
-    if shape is Shape.OPENAI:
+    if shape is not Shape.ANTHROPIC:
         assert body["error"].keys() == {"message", "type", "param", "code"}
     else:
         assert body["type"] == "error"
@@ -62,3 +62,14 @@ def test_an_error_in_a_stream_is_an_event() -> None:
     assert error_event("WORKER_FAILED", "gone", Shape.ANTHROPIC).startswith(
         b'event: error\ndata: {"type":"error"'
     )
+    event = error_event("WORKER_FAILED", "gone", Shape.RESPONSES, number=7)
+    name, _, data = event.partition(b"\n")
+    assert name == b"event: error"
+    fields = json.loads(data.removeprefix(b"data: "))
+    assert fields.pop("error") == {
+        "message": "gone", "type": "server_error", "param": None, "code": "WORKER_FAILED"
+    }  # fmt: skip
+    assert fields == {
+        "type": "error", "code": "WORKER_FAILED", "message": "gone", "param": None,
+        "sequence_number": 7,
+    }  # fmt: skip

@@ -1,9 +1,12 @@
 """/v1/responses: a request that goes on from a response goes to the worker that holds it."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.stage.gateway import Stage, Worker, a_gateway, answering, streaming
 
@@ -72,3 +75,30 @@ async def test_a_fleet_of_one_worker_is_asked_for_any_response() -> None:
     async with a_gateway(worker) as stage:
         await given(stage, previous_response_id="resp_from_before_the_gateway_began")
         assert len(worker.bodies) == 1
+
+
+async def test_an_answer_that_breaks_ends_with_an_event_of_its_protocol() -> None:
+    created = events("resp_a")[0].replace(b'"type"', b'"sequence_number":0,"type"')
+    delta = b'data: {"type":"response.output_text.delta","sequence_number": 41,"delta":"a"}\n\n'
+
+    async def play(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(created + delta)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    got = b""
+    async with (
+        a_gateway(Worker(play)) as stage,
+        stage.post(PATH, {**ASK, "stream": True}) as answer,
+    ):
+        with suppress(aiohttp.ClientPayloadError):
+            async for chunk in answer.content.iter_any():
+                got += chunk
+    assert got.startswith(created + delta)
+    name, _, data = got.removeprefix(created + delta).partition(b"\n")
+    last = json.loads(data.removeprefix(b"data: "))
+    assert (name, last["type"], last["sequence_number"]) == (b"event: error", "error", 42)
+    assert last["code"] == last["error"]["code"] == "WORKER_FAILED"
