@@ -2,6 +2,7 @@
 that nobody reads.
 
 Laws:
+- a head has HEAD_TIMES as many bytes as its line or a header at most, whether it ends or not;
 - a body is handed on as it came: nothing on this connection is unpacked;
 - after its request's answer, the rest of a body is dropped, REST_BYTES_MAX of it at most.
 
@@ -14,12 +15,16 @@ import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
 from typing_extensions import override
 
 from router.config.settings.serving_settings import HttpSettings
 from router.listener.connections import Connections
 
+HEAD_TIMES = 4
+"""Bytes of an unfinished head, by those of its longest line: nginx has four buffers of 8 KiB."""
 REST_BYTES_MAX = 1 << 25
 """Of a body that nobody reads any more: past it the connection is closed."""
 READ_BYTES = 1 << 16
@@ -27,9 +32,10 @@ READ_BYTES = 1 << 16
 sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
 
 
-def malformed(_error: HttpProcessingError) -> web.Response:
-    """The answer of most ports to what is no HTTP."""
-    return web.Response(status=400, text="malformed request\n")
+def malformed(error: HttpProcessingError) -> web.Response:
+    """The answer of most ports to what is no HTTP, or a head past its bounds."""
+    status = 431 if isinstance(error, LineTooLong) else 400
+    return web.Response(status=status, text="malformed request\n")
 
 
 class BoundedHandler(web.RequestHandler):
@@ -38,6 +44,8 @@ class BoundedHandler(web.RequestHandler):
     __slots__ = (
         "_connections",
         "_dropped",
+        "_head_bytes",
+        "_head_bytes_max",
         "_head_timeout_s",
         "_head_timer",
         "_left",
@@ -67,7 +75,8 @@ class BoundedHandler(web.RequestHandler):
             read_bufsize=READ_BYTES,
             auto_decompress=False,
         )
-        self._dropped = 0
+        self._dropped = self._head_bytes = 0
+        self._head_bytes_max = HEAD_TIMES * head_bytes_max
         self._connections = connections
         self._left = left
         self._malformed = malformed
@@ -89,10 +98,14 @@ class BoundedHandler(web.RequestHandler):
         super().data_received(data)
         if self._request_count != heads:
             self._cancel_timer()
-            self._dropped = 0
+            self._dropped = self._head_bytes = 0
             self._end_broken_body()
-        elif heads and self._head_timer is None and self._waiter is not None:
-            self._await_head()  # of a later request: its first bytes
+        elif self._waiter is not None:  # a part of a head
+            if heads and self._head_timer is None:
+                self._await_head()  # of a later request: its first bytes
+            self._head_bytes += len(data)
+            if self._head_bytes > self._head_bytes_max and not self._waiter.done():
+                self._refuse_head(self._waiter)
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -126,6 +139,15 @@ class BoundedHandler(web.RequestHandler):
         fault = getattr(self._messages[-1][0], "exc", None)
         if isinstance(fault, HttpProcessingError):
             request.content.set_exception(web.RequestPayloadError(fault.message))
+
+    def _refuse_head(self, waiter: "asyncio.Future[None]") -> None:
+        """As aiohttp's data_received does with a line that is too long."""
+        error = LineTooLong(b"", self._head_bytes_max)
+        self._cancel_timer()
+        self._request_count += 1
+        self._messages.append((_ErrInfo(431, error, error.message), EMPTY_PAYLOAD))
+        self._close = True  # no more is read
+        waiter.set_result(None)
 
     def close_if_idle(self) -> None:
         """Ends a connection that no request is on, and no part of one."""

@@ -6,6 +6,9 @@ from msgspec import Meta
 
 from events.plane.settings import Seconds, Settings
 
+Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s,*]+)$")]
+"""scheme://host[:port] of web pages, or * for every one."""
+
 
 class GatewaySettings(Settings, frozen=True):
     """The HTTP face for OpenAI's and Anthropic's clients."""
@@ -83,7 +86,7 @@ class GatewaySettings(Settings, frozen=True):
         ),
     ] = 0.5
     cors_origins: Annotated[
-        tuple[str, ...],
+        tuple[Origin, ...],
         Meta(
             description="origins whose pages may read answers in a browser, such as"
             " https://chat.example, or `*` for all; without cookies and certificates; none: only"

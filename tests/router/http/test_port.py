@@ -1,9 +1,11 @@
 """The bounds of an HTTP port, each at the bound, and its certificates."""
 
 import asyncio
+import gzip
+import random
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import HttpSettings
+from router.http.bounded import HEAD_TIMES
 from router.http.port import HttpPort
 from router.keys.certificates import Certificates, Contexts
 from router.keys.exposure import split_address
@@ -23,16 +26,20 @@ from tests.stage.waiting import until
 GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+Answer = Callable[[web.Request], Awaitable[web.Response]]
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _opened: list[asyncio.StreamWriter] = []
 """Clients of the test that runs."""
 
 
-@asynccontextmanager
-async def a_port(*, tls: Contexts | None = None, **bounds: float) -> AsyncIterator[HttpPort]:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(text="here")
+async def here(_request: web.Request) -> web.Response:
+    return web.Response(text="here")
 
+
+@asynccontextmanager
+async def a_port(
+    *, tls: Contexts | None = None, answer: Answer = here, **bounds: float
+) -> AsyncIterator[HttpPort]:
     app = web.Application()
     app.router.add_route("*", "/", answer)
     settings = HttpSettings(**bounds)  # type: ignore[arg-type]
@@ -161,7 +168,7 @@ async def test_what_is_no_head_is_refused_without_an_echo_or_a_line_in_the_log(
         peer = await connected(port)
         peer[1].write(b"GET / HTTP/1.1\r\n" + rest)
         answer = await ended(peer)
-        assert answer.startswith(b"HTTP/1.0 400 ")
+        assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.0 431 "))
         assert answer.endswith(b"\r\n\r\nmalformed request\n")
         assert port.connections.closed["malformed"] == 1
         assert not caplog.records
@@ -283,3 +290,75 @@ async def test_a_handshake_that_does_not_come_is_counted_and_closed(tmp_path: Pa
         assert await ended(silent) == b""
         assert port.connections.closed["slow_head"] == 1
         assert port.connections.open == 0, "its place is free"
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_head_that_does_not_end_has_a_bound(seed: int) -> None:
+    rng = random.Random(seed)
+    async with a_port() as port:
+        peer = await connected(port)
+        if rng.random() < 0.5:
+            assert await answered(peer)
+        came = b"GET / HTTP/1.1\r\n"
+        for number in range(100):
+            came += b"X-%d: %s\r\n" % (number, b"a" * rng.randrange(2000))
+        assert len(came) > HEAD_TIMES * 8190
+        for start in range(0, len(came), size := rng.randrange(100, 9000)):
+            peer[1].write(came[start : start + size])
+        answer = await ended(peer)  # lost, if bytes come after the end
+        assert not answer or answer.split()[1] == b"431"
+        await until(lambda: port.connections.open == 0, "the connection is closed")
+        assert port.connections.closed["malformed"] == 1
+        assert await answered(await connected(port))
+
+
+async def test_a_body_is_handed_on_as_it_came() -> None:
+    packed = gzip.compress(bytes(1 << 20))
+    bodies: list[bytes] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.read())
+        return web.Response(text="here")
+
+    async with a_port(answer=answer) as port:
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+        assert await answered(await connected(port), head % len(packed) + packed)
+        assert bodies == [packed]
+
+
+async def test_the_rest_of_an_answered_requests_body_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.http.bounded.REST_BYTES_MAX", 1 << 20)
+    async with a_port(linger_s=GUARD_S) as port:
+        for length, ends in ((1 << 19, False), (1 << 22, True)):
+            _, writer = peer = await connected(port)
+            head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+            assert await answered(peer, head % length)
+            writer.write(b"x" * length)
+            if ends:
+                assert await ended(peer) == b""
+            else:
+                assert await answered(peer)
+                writer.close()
+
+
+async def test_connections_without_a_request_are_closed_on_demand() -> None:
+    async with a_port() as port:
+        idle, new, begun = [await connected(port) for _ in range(3)]
+        assert await answered(idle)
+        assert await answered(begun)
+        begun[1].write(HEAD[:10])
+        server = port._runner.server
+        assert server is not None
+        await until(
+            lambda: any(each._head_timer for each in server.connections), "a head has begun"
+        )
+        port.close_idle()
+        assert await ended(idle) == b""
+        assert await answered(begun, HEAD[10:])
+        assert await answered(new)
+        leaving = asyncio.create_task(port.connections.none_left(GUARD_S))
+        begun[1].close()
+        new[1].close()
+        await asyncio.wait_for(leaving, GUARD_S)
