@@ -263,4 +263,6 @@ def test_without_fields_the_body_is_the_same_object() -> None:
 
 def test_only_messages_have_anthropics_errors() -> None:
     assert shape_of(Kind.MESSAGES) is Shape.ANTHROPIC
-    assert {shape_of(kind) for kind in Kind if kind is not Kind.MESSAGES} == {Shape.OPENAI}
+    assert shape_of(Kind.RESPONSES) is Shape.RESPONSES
+    others = set(Kind) - {Kind.MESSAGES, Kind.RESPONSES}
+    assert {shape_of(kind) for kind in others} == {Shape.OPENAI}
