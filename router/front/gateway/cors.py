@@ -22,7 +22,7 @@ class Cors:
     """The rule of one gateway."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
-        """origins: scheme://host[:port] each, or "*"; empty: pages of other origins read nothing."""
+        """origins: scheme://host[:port] each, or "*"; empty: pages of others read nothing."""
         self._any = ANY in origins
         self._origins = frozenset(origins)
 
