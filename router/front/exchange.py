@@ -138,7 +138,7 @@ class Exchange:
             for name in TENANT_HEADERS:
                 self._forwarded.pop(name, None)
             self._forwarded[TENANT_HEADERS[0]] = self.tenant
-        self._salt = self._of_tenant() if salts_tenants else None
+        self._salt = self._of_owner() if salts_tenants else None
         """In the place of the client's; None: the client's stays."""
         self.request_id = request_id
         self._changes_bodies = changes_bodies
@@ -253,7 +253,7 @@ class Exchange:
         sent = self._forwarded | {"Accept-Encoding": "identity"}
         if self.request_id:
             sent["X-Request-Id"] = self.request_id
-        body = changed(self.body, more, absent=absent)
+        body = changed(self.body, more, known=facts.spans, absent=absent)
         url = address.rstrip("/") + self.path
         if self.query:
             url += "?" + self.query
@@ -363,14 +363,13 @@ class Exchange:
         """Of a priority, what the client's key may have."""
         return priority if self.identity is None else min(priority, self.identity.priority_max)
 
-    def _of_tenant(self) -> str | None:
-        """A salt of the request's tenant, or of its key: of a fixed length, so that nothing that a
-        client adds makes it another's. None: neither is known."""
-        name = "" if self.identity is None or self.identity.tenant else self.identity.name
-        if not name and not self.tenant:
+    def _of_owner(self) -> str | None:
+        """A salt of the request's owner: of a fixed length, so that nothing that a client adds
+        makes it another's. None: the owner is not known."""
+        if not any(self.owner):
             return None
         salted = sha256(b"kvroute tenant")
-        for part in (name, self.tenant, self.facts.cache_salt):
+        for part in (*self.owner, self.facts.cache_salt):
             salted.update(sha256(part.encode(errors="surrogatepass")).digest())
         return salted.hexdigest()
 

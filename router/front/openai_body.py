@@ -167,6 +167,8 @@ class Facts:
     """Models of engine_plane.ADAPTER; "" among them: it can't be read."""
     of_plane: tuple[str, ...]
     """Fields of the engines' own plane, see engine_plane.py."""
+    spans: Mapping[str, tuple[int, int]]
+    """Where fields lie that a gateway may replace."""
     is_readable: bool
     """False: routers can't read the body, though engines can: it has NaN or Infinity."""
 
@@ -184,6 +186,7 @@ def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) ->
     text. headers: names in lower case. low_first: the body's priority is lower for sooner.
     """
     fields, within = decoded(_decoder, body)
+    spans = _spans(fields, within)
     if within is not body:
         _read_again(fields, within, body)
     options, wants_usage = _stream_options(fields.stream_options)
@@ -197,7 +200,7 @@ def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) ->
         names_priority=fields.priority is not UNSET,
         names_salt=salt is not UNSET,
         session_id=_session(fields, headers),
-        tenant=(_header(headers, TENANT_HEADERS) or text(fields.user) or "")[:TEXT_MAX],
+        tenant=(_header(headers, TENANT_HEADERS) or _aside_text(fields.user))[:TEXT_MAX],
         priority=_priority(fields, headers, low_first),
         ttft_slo_ms=_ttft_slo_ms(headers),
         output_tokens_max=_output_tokens_max(fields),
@@ -208,8 +211,17 @@ def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) ->
         names_tokens=not (fields.kv_transfer_params is UNSET and fields.input_ids is UNSET),
         adapters=_adapters_of(fields.lora_path),
         of_plane=_of_plane(fields),
+        spans=spans,
         is_readable=within is body,
     )
+
+
+def _spans(fields: _Body, within: bytes) -> dict[str, tuple[int, int]]:
+    return {
+        name: span(value, within)
+        for name in ("priority", "stream_options", "cache_salt")
+        if (value := getattr(fields, name)) is not UNSET
+    }
 
 
 def _read_again(fields: _Body, within: bytes, body: bytes) -> None:
@@ -268,9 +280,18 @@ def _stream_options(value: _Known) -> tuple[Mapping[str, Raw] | None, bool]:
     return (None, False) if wants is None and not _is_null(include) else (options, bool(wants))
 
 
+def _is_long(value: Raw) -> bool:
+    """Whether it is too long for a look into it."""
+    return len(memoryview(value)) > ASIDE_BYTES_MAX
+
+
+def _aside_text(value: Raw) -> str:
+    return "" if _is_long(value) else text(value) or ""
+
+
 def _aside(value: Raw) -> dict[str, Raw] | None:
     """A small object; None: it is none, or not small."""
-    if len(memoryview(value)) > ASIDE_BYTES_MAX:
+    if _is_long(value):
         return None
     try:
         return _object.decode(value)
@@ -281,7 +302,7 @@ def _aside(value: Raw) -> dict[str, Raw] | None:
 def _adapters_of(value: Raw) -> tuple[str, ...]:
     if _is_null(value):
         return ()
-    if len(memoryview(value)) > ASIDE_BYTES_MAX:
+    if _is_long(value):
         return ("",)
     try:
         named = _adapters.decode(value)
@@ -302,8 +323,8 @@ def _of_plane(fields: _Body) -> tuple[str, ...]:
 
 
 def _session(fields: _Body, headers: Mapping[str, str]) -> str:
-    name = _header(headers, SESSION_HEADERS) or text(fields.prompt_cache_key)
-    if not name and not _is_null(fields.metadata):
+    name = _header(headers, SESSION_HEADERS) or _aside_text(fields.prompt_cache_key)
+    if not name and not _is_null(fields.metadata) and not _is_long(fields.metadata):
         try:
             metadata = _metadata.decode(fields.metadata)
         except (msgspec.DecodeError, UnicodeError):  # metadata of other clients, which is theirs
@@ -319,7 +340,7 @@ def _priority(fields: _Body, headers: Mapping[str, str], low_first: bool) -> int
         number = whole(fields.priority)
         number = -number if low_first and number is not None else number
     if number is None:
-        return PRIORITY_OF_TIER.get(text(fields.service_tier) or "")
+        return PRIORITY_OF_TIER.get(_aside_text(fields.service_tier))
     return max(-INT32_MAX, min(number, INT32_MAX))
 
 

@@ -74,7 +74,9 @@ def gateway_config(
     return ServeConfig(
         grpc=GrpcSettings(listen=grpc_listen, unix_socket=str(socket)),
         metrics=MetricsSettings(listen="127.0.0.1:0"),
-        gateway=GatewaySettings(listen=listen, answer_headers=True, drain_timeout_s=DRAIN_S),
+        gateway=GatewaySettings(
+            listen=listen, salt="tenant", answer_headers=True, drain_timeout_s=DRAIN_S
+        ),
         drain_timeout_s=DRAIN_S,
         workers=msgspec.convert(workers, tuple[EngineSettings, ...]),
     )
