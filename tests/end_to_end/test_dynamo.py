@@ -19,7 +19,7 @@ from events.plane import subjects
 from events.plane.broker import Broker
 from events.plane.facts import Control, encode
 from events.plane.settings import DynamoSettings, NatsSettings
-from events.relay.dynamo.relay import DynamoRelay
+from events.relay.dynamo.relay import INSTANCE_LABEL, DynamoRelay
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
@@ -495,7 +495,8 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
             (row,) = (await client.explain(token_ids=prompt(1), model="m")).candidates
             assert (row.worker_id, row.overlap_tokens.usable) == ("dyn-42", 64)
             (told,) = await client.list_workers()
-            assert (told.address, dict(told.labels)) == ("http://42:8000", {"zone": "a"})
+            labels = {"zone": "a", INSTANCE_LABEL: "42"}
+            assert (told.address, dict(told.labels)) == ("http://42:8000", labels)
             process.terminate()
             assert await process.wait() == 0
         finally:

@@ -38,6 +38,7 @@ class Stage:
     picker: PickerServer
     registry: CollectorRegistry
     channel: grpc.aio.Channel
+    workers: tuple[Worker, ...] = ()
 
     @property
     def endings(self) -> dict[Ending, int]:
@@ -106,7 +107,7 @@ async def a_picker(
         await until(lambda: picker.ready or not workers, "the picker knows a worker")
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{picker.port}")
         await stack.enter_async_context(channel)
-        yield Stage(router, picker, registry, channel)
+        yield Stage(router, picker, registry, channel, workers)
         await channel.close()
         assert not broken
 

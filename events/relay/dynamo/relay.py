@@ -52,6 +52,9 @@ _LOG_S = 10.0
 """Least seconds between two log lines about unreadable messages."""
 _BLOCKS_PLAUSIBLE = 1_000_000_000
 
+INSTANCE_LABEL = "kvroute.io/dynamo-instance"
+"""Of which the client library makes the header by which Dynamo's frontend finds the worker."""
+
 log = logging.getLogger("kvroute.dynamo")
 
 
@@ -354,7 +357,7 @@ class DynamoRelay:
             block_size=settings.block_size,
             engine_block_size=settings.block_size,
             role=settings.role,
-            labels=settings.labels,
+            labels={**settings.labels, INSTANCE_LABEL: str(worker.dynamo_id)},
             multi_rank=worker.key.worker_id in self._higher_ranks,
             running=worker.running,
             waiting=worker.waiting,

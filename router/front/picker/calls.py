@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from router.front.picker.picks import PickedRequest, Picker
+from router.front.picker.repeats import Repeats
 from router.http2.frames import Status
 from router.http2.requests import Head
 from router.http2.sending import Stream
@@ -72,6 +73,7 @@ class Calls:
         self._protocol = protocol
         self._picker = picker
         self._health = health
+        self._repeats = Repeats()
 
     def send(self, stream: Stream, message: bytes) -> None:
         """A message, written with others that come at the same time."""
@@ -83,7 +85,9 @@ class Calls:
         path = head.path
         if path == PROCESS:
             stream.call = self._picker.request(
-                lambda message: self.send(stream, message), lambda: self._finish(stream)
+                lambda message: self.send(stream, message),
+                lambda: self._finish(stream),
+                self._repeats,
             )
         elif path in (HEALTH + "Check", HEALTH + "Watch"):
             stream.bytes_max = _HEALTH_BYTES

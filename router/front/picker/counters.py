@@ -4,10 +4,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.front.gateway.counters import PICK_S
 
-OUTCOMES = ("finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind")
+OUTCOMES = (
+    "finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind",
+    "repeated",
+)  # fmt: skip
 """finished: the answer is whole. worker_refused: the worker's 4xx. failed: the worker's 5xx, or its
 stream ended with an error. cancelled: the stream broke, by the client or by a worker. refused: by a
-router. unobserved: the gateway shows no answers. blind: routed by load, without a reservation."""
+router. unobserved: the gateway shows no answers. blind: routed by load, without a reservation.
+repeated: another stream's request, which a second filter of the same gateway asks for."""
 
 
 class PickerCounters:

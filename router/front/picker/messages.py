@@ -4,7 +4,7 @@ A part of an answer's body is never parsed twice: StreamedBodyResponse has the f
 so the bytes that came are the bytes that go, within four more wrappers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from google.protobuf.struct_pb2 import Struct
@@ -105,13 +105,20 @@ def served_of(message: pb.ProcessingRequest) -> str:
     return space[LB].fields[SERVED].string_value
 
 
-def picked(endpoints: str, headers: Mapping[str, str], *, with_body: bool = False) -> bytes:
+def picked(
+    endpoints: str,
+    headers: Mapping[str, str],
+    taken_out: Iterable[str] = (),
+    *,
+    with_body: bool = False,
+) -> bytes:
     """Names the endpoints, in the answer to the request's headers or to its buffered body.
-    headers: for the worker."""
+    headers: for the worker. taken_out: names of headers that it does not get."""
     answer = pb.ProcessingResponse()
     kind = answer.request_body if with_body else answer.request_headers
     common = kind.response
     _set(common.header_mutation, {ENDPOINT: endpoints, **headers})
+    common.header_mutation.remove_headers.extend(taken_out)
     common.clear_route_cache = True
     metadata = Struct()
     metadata.update({LB: {ENDPOINT: endpoints}})
@@ -119,11 +126,11 @@ def picked(endpoints: str, headers: Mapping[str, str], *, with_body: bool = Fals
     return answer.SerializeToString()
 
 
-def unpicked(*, with_body: bool = False) -> bytes:
-    """Names no endpoint, and takes out one that the client named."""
+def unpicked(taken_out: Iterable[str] = (), *, with_body: bool = False) -> bytes:
+    """Names no endpoint, and takes out one that the client named, and taken_out."""
     answer = pb.ProcessingResponse()
     kind = answer.request_body if with_body else answer.request_headers
-    kind.response.header_mutation.remove_headers.append(ENDPOINT)
+    kind.response.header_mutation.remove_headers.extend((ENDPOINT, *taken_out))
     return answer.SerializeToString()
 
 

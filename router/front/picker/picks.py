@@ -3,7 +3,8 @@
 Laws:
 - a fault of the picker, or of a router, refuses no request that some worker could serve: it goes
   by load, counted;
-- what was reserved for a request ends with its stream.
+- what was reserved for a request ends with its stream;
+- a request is reserved for once, however many filters ask for it (repeats.py).
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from router.front.openai_body import PATHS, shape_of
 from router.front.output_lengths import OutputLengths
 from router.front.picker.counters import PickerCounters
 from router.front.picker.endpoints import Endpoints
+from router.front.picker.repeats import Repeats
 from router.front.picker.request_stream import Question, RequestStream
 from router.front.refusals import Shape, answer_of
 from router.front.routers import Router
@@ -44,6 +46,8 @@ _OUTCOMES = {
     Blame.CANCELLED: "cancelled",
 }
 _NONE_IN_SUBSET = "none of the endpoints that the gateway allows is a worker that can be picked"
+REPEATED = "repeated"
+"""Outcome of a stream whose request has another stream's pick."""
 NOT_FOLLOWED_LOG_S = 60.0
 """Least time between two warnings of endpoints that were not followed."""
 
@@ -81,12 +85,18 @@ class Picker:
         self.idle.set()
         self._warned_s = float("-inf")
 
-    def request(self, send: Callable[[bytes], None], close: Callable[[], None]) -> "PickedRequest":
-        """One request. send: a message to Envoy. close: ends this side of its stream."""
+    def request(
+        self,
+        send: Callable[[bytes], None],
+        close: Callable[[], None],
+        repeats: Repeats | None = None,
+    ) -> "PickedRequest":
+        """One request. send: a message to Envoy. close: ends this side of its stream. repeats: of
+        its connection; None: it is alone on one."""
         self._open += 1
         self.idle.clear()
         self.counters.open.set(self._open)
-        return PickedRequest(self, send, close)
+        return PickedRequest(self, send, close, Repeats() if repeats is None else repeats)
 
     @property
     def open(self) -> int:
@@ -130,8 +140,15 @@ class PickedRequest:
     """One request: the Driver of a RequestStream."""
 
     def __init__(
-        self, picker: Picker, send: Callable[[bytes], None], close: Callable[[], None]
+        self,
+        picker: Picker,
+        send: Callable[[bytes], None],
+        close: Callable[[], None],
+        repeats: Repeats,
     ) -> None:
+        self._repeats = repeats
+        self._repeated: tuple[str, str, str] | None = None
+        """What is known of its pick among them."""
         self._picker = picker
         self.send, self.close = send, close
         self._task: asyncio.Task[None] | None = None
@@ -156,6 +173,7 @@ class PickedRequest:
         if self._gone:
             return
         self._gone = True
+        self._repeats.left(self._repeated)
         self._let_go()
         self.stream.let_go()
         self.send, self.close = _to_nobody, _to_nobody  # these refer to the stream, and it to this
@@ -182,6 +200,12 @@ class PickedRequest:
     def ask(self, question: Question) -> None:
         """See Driver."""
         self._question = question
+        known = self._repeats.take(question.path, question.headers, self._picker.clock())
+        if known is not None:
+            self._outcome = REPEATED
+            self.stream.picked(known.endpoints, known.headers)
+            self._let_go()
+            return
         if (begin := self._picker.begin_trace) is not None:
             self._trace = begin(question.headers.get(HEADER, ""))
         if question.exchange is None:
@@ -298,6 +322,11 @@ class PickedRequest:
         return ",".join(named), headers
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:
+        if (question := self._question) is not None and not self._gone:
+            now_s = self._picker.clock()
+            self._repeated = self._repeats.answered(
+                question.path, question.headers, endpoints, headers, now_s
+            )
         self.stream.picked(endpoints, headers)
         self._let_go()
 
@@ -362,7 +391,7 @@ class PickedRequest:
     def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
         """See Driver."""
         routed, self._routed = self._routed, None
-        if outcome is None:
+        if outcome is None or self._outcome == REPEATED:
             return
         blame = outcome.blame
         self._outcome = "finished" if blame is None else _OUTCOMES[blame]

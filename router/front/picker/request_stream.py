@@ -14,7 +14,8 @@ none
 Laws:
 - every message that waits for an answer gets one, in the order in which the messages came;
 - the bytes of a body are passed on as they came;
-- `ask` and `ended` are called at most once each.
+- `ask` and `ended` are called at most once each;
+- a client's headers of the engines' own plane end here, but for those that the pick sets.
 """
 
 import logging
@@ -25,6 +26,7 @@ from typing import NamedTuple, Protocol
 from google.protobuf.message import DecodeError
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from router.front.engine_plane import of_plane
 from router.front.exchange import Blame, Exchange, Outcome, Verdict
 from router.front.openai_body import PATHS
 from router.front.picker import messages
@@ -218,11 +220,13 @@ class RequestStream:
     def picked(self, endpoints: str, headers: Mapping[str, str]) -> None:
         """endpoints: `ip:port`, several in the order in which they are to be tried. headers: for
         the worker."""
-        self._go_on(messages.picked(endpoints, headers, with_body=self._in_body))
+        own = {name.lower() for name in headers}
+        taken = [name for name in of_plane(self._headers) if name not in own]
+        self._go_on(messages.picked(endpoints, headers, taken, with_body=self._in_body))
 
     def unpicked(self) -> None:
         """No endpoint is known; the gateway balances by itself."""
-        self._go_on(messages.unpicked(with_body=self._in_body))
+        self._go_on(messages.unpicked(of_plane(self._headers), with_body=self._in_body))
 
     def refused(self, answer: Answer, reason: str) -> None:
         """The client gets an answer from here."""

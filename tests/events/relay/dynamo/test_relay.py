@@ -12,6 +12,7 @@ from events.plane.settings import DynamoSettings
 from events.relay import stream_publisher
 from events.relay.dynamo import relay as module
 from events.relay.dynamo.relay import DynamoRelay
+from kvroute.client.messages import pick
 from tests.stage.waiting import until
 from tests.stage.wire import Wire
 
@@ -77,6 +78,7 @@ async def test_a_cold_fleet_is_known_before_its_first_event(stage: Stage) -> Non
         assert heartbeat.address == f"http://frontend/{name.partition('/')[0]}"
         assert (heartbeat.running, heartbeat.waiting) == (0, 0)
         assert heartbeat.sampled_at_s == stage.now_s
+        assert heartbeat.labels[pick.INSTANCE_LABEL] == name.partition("/")[0]
         assert heartbeat.healthy
         assert heartbeat.multi_rank
         assert heartbeat.warnings == ()

@@ -1,0 +1,69 @@
+"""The time to the first token that a client wants, by its headers: the same at both faces."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.stage.gateway import Worker, a_gateway, answering
+from tests.stage.picker import a_picker, picked, request_body, request_headers
+from tests.stage.served import Served
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+DONE = b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}'
+FORMS = [
+    ({}, None),
+    ({"x-slo-ttft-ms": "250"}, 0.25),
+    ({"x-llm-d-slo-ttft-ms": "1500"}, 1.5),
+    ({"x-llm-d-slo-ttft-ms": "1500", "x-slo-ttft-ms": "250"}, 1.5),
+    ({"x-slo-ttft-ms": "0"}, 0.0),
+    ({"x-slo-ttft-ms": "4294967295"}, 4294967.295),
+    ({"x-slo-ttft-ms": "4294967296"}, None),
+    ({"x-slo-ttft-ms": "9" * 400}, None),
+    ({"x-slo-ttft-ms": "-1"}, None),
+    ({"x-slo-ttft-ms": "1.5"}, None),
+    ({"x-slo-ttft-ms": "soon"}, None),
+]
+
+
+def waits_of(served: Served) -> list[Any]:
+    """What requests that come to the router from now on say of their wait."""
+    admission, seen = served.desk.admission, list[Any]()
+    admit = admission.route
+
+    def spy(request: Any, wait: Any, *rest: Any, **named: Any) -> Any:
+        seen.append(wait)
+        return admit(request, wait, *rest, **named)
+
+    admission.route = spy  # type: ignore[method-assign]
+    return seen
+
+
+async def by_the_gateway(headers: dict[str, str]) -> list[Any]:
+    async with a_gateway(Worker(answering(DONE))) as stage:
+        waits = waits_of(stage.served)
+        async with stage.post(CHAT, BODY, headers=headers) as answer:
+            assert answer.status == 200
+    return waits
+
+
+async def by_the_picker(headers: dict[str, str]) -> list[Any]:
+    async with a_picker(Worker(answering(DONE))) as stage:
+        waits = waits_of(stage.served)
+        named = {name.replace("-", "_"): value for name, value in headers.items()}
+        call = stage.call()
+        await call.write(request_headers(CHAT, **named))
+        await call.write(request_body(json.dumps(BODY).encode()))
+        assert picked(await call.read())
+        call.cancel()
+        await stage.idle()
+    return waits
+
+
+@pytest.mark.parametrize("face", [by_the_gateway, by_the_picker])
+@pytest.mark.parametrize(("headers", "seconds"), FORMS)
+async def test_the_wanted_time_to_the_first_token_reaches_the_router(
+    face: Any, headers: dict[str, str], seconds: float | None
+) -> None:
+    assert {wait.ttft_slo_s for wait in await face(headers)} == {seconds}
