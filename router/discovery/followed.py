@@ -8,7 +8,9 @@ Laws:
 - a worker that another relay beats for gets none here: relays beside engines come first;
 - of the routers of a fleet, one follows a pod: the first by a hash of both names, and the next
   ones only when nobody has beaten for the pod for a while. Of two relays, that of the higher epoch
-  stays.
+  stays;
+- a pod that can't be followed, whatever its annotations are, has a trouble that names it, and costs
+  no other pod anything.
 """
 
 from collections import Counter
@@ -33,6 +35,8 @@ IDENTIFYING_MAX = 32
 ASK_S = 0.5
 """Pause after the first failure to learn an engine's kind; doubles with each further one."""
 ASK_MAX_S = 10.0
+WHY_CHARS = 300
+"""Characters of an error that nothing foresaw."""
 
 
 class Workers(Protocol):
@@ -115,6 +119,8 @@ class FollowedPods:
     """By worker id."""
     _of_pod: dict[str, list[str]] = field(default_factory=dict)
     """Pod name -> worker ids."""
+    _unusable: dict[str, str] = field(default_factory=dict)
+    """Pod name -> why it has no workers, as a sentence."""
 
     @override
     def __repr__(self) -> str:
@@ -132,8 +138,9 @@ class FollowedPods:
         return [name for name, each in self._workers.items() if each.pod.ready]
 
     def troubles(self) -> Mapping[str, str]:
-        """Worker id -> why it has no relay, as a sentence."""
-        return {name: each.trouble for name, each in self._workers.items() if each.trouble}
+        """Worker id, or name of a pod without workers -> why it has no relay, as a sentence."""
+        troubles = {name: each.trouble for name, each in self._workers.items() if each.trouble}
+        return self._unusable | troubles
 
     def replan(self, plan: Plan) -> None:
         """Other ports, from the next change of each pod on."""
@@ -145,9 +152,16 @@ class FollowedPods:
         for change in changes:
             match change:
                 case Put(pod):
-                    effects += self._put(pod)
+                    self._unusable.pop(pod.name, None)
+                    try:
+                        effects += self._put(pod)
+                    except Exception as error:  # of that pod alone
+                        self.counts["unusable"] += 1
+                        effects += self._drop(pod.name)
+                        self._unusable[pod.name] = _why(error)
                 case Gone(pod):
                     effects += self._drop(pod.name)
+                    self._unusable.pop(pod.name, None)
         return effects
 
     def on_identified(
@@ -170,9 +184,9 @@ class FollowedPods:
             return
         try:
             worker.settings = settings_of(worker.pod, endpoint, self.plan, kind, labels)
-        except UnusableEngine as error:
+        except Exception as error:  # of that pod alone
             self.counts["unusable"] += 1
-            self._wait(worker, str(error), now_s)
+            self._wait(worker, _why(error), now_s)
             return
         worker.failures, worker.trouble = 0, ""
 
@@ -250,6 +264,11 @@ class FollowedPods:
         worker.trouble = why
         worker.ask_at_s = now_s + min(ASK_MAX_S, ASK_S * 2.0 ** min(worker.failures, 16))
         worker.failures += 1
+
+
+def _why(error: Exception) -> str:
+    """A pod's fault as a sentence; of an error that nothing foresaw, with its name."""
+    return str(error) if isinstance(error, UnusableEngine) else repr(error)[:WHY_CHARS]
 
 
 def _weight(replica: str, worker_id: str) -> bytes:

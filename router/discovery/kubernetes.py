@@ -271,17 +271,24 @@ class KubernetesDiscovery:
                 case Identify():
                     _ = self._supervisor.once(partial(self._identify, effect), "identity")
                 case Start(settings):
-                    if why := self._hands.start(settings):
-                        self.counts["no_room"] += 1
-                        self.followed.not_started(settings.id, why)
-                    else:
-                        log.info("pod of worker %s: followed at %s", settings.id, settings.address)
+                    self._start(settings)
                 case Leave(worker_id, reason):
                     log.info("worker %s has another relay, which is left to it", worker_id)
                     self._hands.leave(worker_id, reason)
                 case Forget(worker_id):
                     log.info("the pod of worker %s is gone", worker_id)
                     self._hands.forget(worker_id)
+
+    def _start(self, settings: EngineSettings) -> None:
+        try:
+            why = self._hands.start(settings)
+        except Exception as error:  # of that pod alone
+            why = repr(error)[:REASON_CHARS]
+        if why:
+            self.counts["no_room"] += 1
+            self.followed.not_started(settings.id, why)
+        else:
+            log.info("pod of worker %s: followed at %s", settings.id, settings.address)
 
     async def _identify(self, wanted: Identify) -> None:
         """Asks an engine for its kind: its models say whose they are."""
@@ -291,6 +298,8 @@ class KubernetesDiscovery:
             labels = dict(await self._labels(wanted.pod.node))
         except EngineSilent as error:
             why = str(error)
+        except Exception as error:  # of that pod alone, which is asked again after a pause
+            why = repr(error)[:REASON_CHARS]
         finally:
             self.followed.on_identified(
                 wanted.endpoint, wanted.pod, kind, labels, why, self._clock()

@@ -15,6 +15,7 @@ SWITCHES = ("warm", "loads_loras", "priority_scheduling")
 TEXTS = ("engine", "role", "kv_connector", "kv_engine_id", "topic", "model")
 PORTS = ("port", "events_port", "replay_port")
 ROLES = ("prefill", "decode", "both")
+PORT_MAX = 65535
 
 Kind = Literal["vllm", "sglang"]
 
@@ -41,10 +42,12 @@ class Endpoint(NamedTuple):
 
 def endpoints(pod: Pod, plan: Plan) -> list[Endpoint]:
     """The workers of a pod with an address: the pod's name is their id, with the port where it has
-    several."""
+    several. Raises UnusableEngine for a port that is none."""
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    own = pod.annotations.get(f"{ANNOTATION}port", "")
-    ports = [int(own)] if own.isascii() and own.isdecimal() else plan.ports
+    own = pod.annotations.get(f"{ANNOTATION}port")
+    ports = plan.ports if own is None else [_number("port", own)]
+    if own is not None and not 1 <= ports[0] <= PORT_MAX:
+        raise UnusableEngine(_named("port"), f"{ports[0]} is no port: they go from 1 to {PORT_MAX}")
     return [
         Endpoint(
             pod.name if len(ports) == 1 else f"{pod.name}-{port}", f"http://{host}:{port}", place

@@ -4,6 +4,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from router.discovery.followed import (
     ASK_MAX_S,
     IDENTIFYING_MAX,
@@ -15,8 +18,8 @@ from router.discovery.followed import (
     Leave,
     Start,
 )
-from router.discovery.pods import Plan
-from router.discovery.watched import Change, Gone, Pod, Put
+from router.discovery.pods import NUMBERS, PORTS, SWITCHES, TEXTS, Plan
+from router.discovery.watched import ANNOTATION, Change, Gone, Pod, Put
 
 PLAN = Plan((8000,), 5557, 5558, "llm-d.ai/role", "host")
 
@@ -84,6 +87,44 @@ def test_a_ready_pod_gets_a_relay_once() -> None:
     router.changed(Put(pod()))
     assert starts(router.step(0.0)) == ["vllm-0"]
     assert router.step(1.0) == []
+
+
+JUNK = (
+    st.text(max_size=8)
+    | st.integers(-1, 70_000).map(str)
+    | st.just("9" * 5000)
+    | st.sampled_from(["true", "vllm", "prefill", "none", "\u0663", "tcp://x", "\ud800"])
+)
+KEYS = [*PORTS, *NUMBERS, *SWITCHES, *TEXTS, "address", "", "odd/key"]
+ANNOTATIONS = st.dictionaries(
+    st.sampled_from([f"{ANNOTATION}{key.replace('_', '-')}" for key in KEYS]), JUNK, max_size=4
+)
+LABELS = st.dictionaries(st.just(PLAN.role_label), JUNK)
+
+
+@given(st.lists(st.tuples(ANNOTATIONS, LABELS, st.booleans()), min_size=1, max_size=5))
+def test_odd_pods_cost_no_other_pod_its_relay_and_have_a_trouble_with_their_name(
+    odd: list[tuple[dict[str, str], dict[str, str], bool]],
+) -> None:
+    router = Router()
+    pods = [
+        pod(f"odd-{number}", ready=ready, annotations=annotations, labels=labels)
+        for number, (annotations, labels, ready) in enumerate(odd)
+    ]
+    router.changed(*map(Put, (*pods, pod("well"))))
+    started = starts(router.step(0.0))
+    assert "well" in started
+    troubles = router.followed.troubles()
+    for one in pods:
+        assert one.name not in started or one.name not in troubles
+        if one.ready:
+            assert one.name in started or troubles[one.name]
+    router.changed(*(Put(one._replace(annotations={}, labels={}, ready=True)) for one in pods))
+    router.step(ASK_MAX_S)
+    assert router.relays == {"well", *(one.name for one in pods)}
+    assert router.followed.troubles() == {}
+    router.changed(*map(Gone, pods))
+    assert len(router.followed) == 1
 
 
 def test_a_pod_that_was_never_ready_gets_none_and_no_requests() -> None:

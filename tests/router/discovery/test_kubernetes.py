@@ -286,6 +286,54 @@ async def test_a_pod_that_is_no_engine_gets_no_relay_and_is_told(
         await stage.followed("a")
 
 
+@pytest.mark.parametrize("port", ["9" * 5000, "0", "65536", "x", "\u0663", ""])
+async def test_a_pod_with_an_odd_port_costs_no_other_pod_its_relay(
+    stage: Stage, caplog: pytest.LogCaptureFixture, port: str
+) -> None:
+    def says(pod: str) -> bool:
+        return any(f"{pod} has no relay: kvroute.io/port" in line for line in caplog.messages)
+
+    odd = {"annotations": {"kvroute.io/port": port}}
+    stage.pod("a-odd", **odd)
+    stage.pod("b")
+    async with discovering(stage):
+        await stage.followed("b")
+        stage.pod("c-odd", **odd)
+        stage.pod("d")
+        await stage.followed("b", "d")
+        await until(lambda: says("a-odd") and says("c-odd"), "warnings with the pods' names")
+        stage.pod("a-odd")  # mended
+        await stage.followed("a-odd", "b", "d")
+
+
+async def test_an_error_that_nothing_foresaw_costs_its_pod_alone(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    def access(worker_id: str, address: str) -> EngineAccess:
+        if worker_id == "a":
+            raise RuntimeError("odd")
+        return whole_access(worker_id, address)
+
+    def start(settings: EngineSettings) -> str:
+        if settings.id == "b":
+            raise RuntimeError("odder")
+        return whole_start(settings)
+
+    whole_access, stage.notes.access = stage.notes.access, access  # type: ignore[method-assign]
+    whole_start, stage.notes.start = stage.notes.start, start  # type: ignore[method-assign]
+    for name in "abc":
+        stage.pod(name)
+    async with discovering(stage) as discovery:
+        await stage.followed("c")
+        await until(lambda: len(discovery.followed.troubles()) == 2, "two troubles")
+        assert discovery.followed.troubles() == {
+            "a": "RuntimeError('odd')",
+            "b": "RuntimeError('odder')",
+        }
+        stage.pod("d")
+        await stage.followed("c", "d")
+
+
 async def test_zone_rack_and_host_are_labels_where_nodes_may_be_read(stage: Stage) -> None:
     stage.api.nodes["node-a"] = {
         "topology.kubernetes.io/zone": "eu-1a",
