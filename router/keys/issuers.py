@@ -172,9 +172,14 @@ class Issuers:
         self._keys[issuer.issuer] = keys
 
 
+def _certificates(file: str | None) -> str | None:
+    """A PEM file; raises OSError with its name, which OpenSSL's own error does not have."""
+    return None if file is None else Path(file).read_text(encoding="ascii", errors="ignore")
+
+
 async def _get(issuer: Issuer) -> bytes:
     """Raises OSError, TimeoutError, ValueError or ClientError."""
-    context = ssl.create_default_context(cafile=issuer.ca_file)
+    context = ssl.create_default_context(cadata=_certificates(issuer.ca_file))
     headers = {}
     if issuer.token_file is not None:
         headers["Authorization"] = f"Bearer {read_token(issuer.token_file)}"

@@ -11,9 +11,14 @@ from typing import Any
 import msgspec
 
 from router.config.settings.configurations import ServeConfig
+from router.policies import POLICIES
 
 SCHEMA_FILE = Path(__file__).parents[2] / "helm" / "kvroute" / "values.schema.json"
 WIDTH = 100
+POLICY_KEYS = {"policy", "prefill_policy", "decode_policy", "shadow_policy"}
+POLICY = [{"enum": sorted(POLICIES)}, {"type": "string", "pattern": ":"}]
+"""A policy by name, or module:function."""
+NULL = {"type": "null"}
 
 
 def config_definitions() -> dict[str, Any]:
@@ -27,6 +32,9 @@ def config_definitions() -> dict[str, Any]:
         for value in properties.values():
             value.pop("default", None)
             value.pop("description", None)
+        for name in POLICY_KEYS & properties.keys():
+            optional = [kind for kind in properties[name].get("anyOf", ()) if kind == NULL]
+            properties[name] = {"anyOf": [*POLICY, *optional]}
         definition.pop("description", None)
         if not definition.get("required"):
             definition.pop("required", None)

@@ -14,6 +14,7 @@ import yaml
 from router.config.keys import keys
 from router.config.reading import Config
 from router.config.settings.configurations import RelayConfig, ServeConfig
+from router.policies import POLICIES
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
 from tests.helm.package import NOT_IN_KUBERNETES
 from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, values_of
@@ -163,6 +164,12 @@ def test_notes_name_the_engines_that_a_release_has(render: Callable[..., Rendere
         ({"config": {"grpc": {"listen": "127.0.0.1:50051"}}}, "at '/config/grpc/listen'"),
         ({"exampleEngine": {"relay": {"tag": "x"}}}, "at '/exampleEngine/relay': .*'tag'"),
         ({"config": {"index": {"worker_percent": 101}}}, "at '/config/index/worker_percent'"),
+        ({"config": {"routing": {"policy": "foo"}}}, "at '/config/routing/policy'"),
+        ({"config": {"routing": {"shadow_policy": "foo"}}}, "at '/config/routing/shadow_policy'"),
+        (
+            {"config": {"models": [{"name": "m", "routing": {"policy": "foo"}}]}},
+            "at '/config/models/0/routing",
+        ),
     ],
 )
 def test_schema_names_the_key_that_is_wrong(
@@ -170,6 +177,14 @@ def test_schema_names_the_key_that_is_wrong(
 ) -> None:
     with pytest.raises(helm.HelmValuesError, match=complaint):
         chart.render(values)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "mine.policies:by_rack"])
+def test_schema_takes_every_policy_and_those_of_ones_own(policy: str) -> None:
+    """Else a release would be refused that routers start with."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    checks = jsonschema.Draft202012Validator(schema["$defs"]["RoutingSettings"])
+    checks.validate({"policy": policy, "shadow_policy": None, "prefill_policy": policy})
 
 
 def test_schema_is_a_schema_and_covers_every_value() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jwt
+import msgspec
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -193,6 +194,21 @@ async def test_keys_come_over_https_by_the_configured_ca_and_no_other(
         await issuers.refresh()
         assert issuers.fetches == {"ok": 1, "failed": 1}
         assert issuers.verify(signer.token()) is not None  # by the keys of before
+
+
+async def test_a_file_that_is_not_there_is_named_in_the_log(
+    tmp_path: Path, signer: Signer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a pod without its service account's token."""
+    async with https(tmp_path, signer, Authority()) as issuer:
+        for field in ("ca_file", "token_file"):
+            missing = str(tmp_path / f"no-{field}")
+            odd = msgspec.structs.replace(issuer, **{field: missing})
+            caplog.clear()
+            await Issuers((odd,), Clock()).refresh()
+            assert [f"{missing}: No such file or directory" in one for one in caplog.messages] == [
+                True
+            ]
 
 
 async def test_a_redirect_is_not_followed(tmp_path: Path, signer: Signer) -> None:
