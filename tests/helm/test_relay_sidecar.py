@@ -1,9 +1,11 @@
 """The patch and the component that add a relay to a Deployment of one's own."""
 
 import copy
+import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -20,12 +22,38 @@ KEYS = {"containers": "name", "initContainers": "name", "volumes": "name", "env"
 """Keys by which lists are merged (patchMergeKey in Kubernetes' API); other lists are replaced."""
 
 
-def deployment(engine: str) -> Object:
-    """An engine as someone may run it."""
+STARTS: dict[str, dict[str, dict[str, list[str]]]] = {
+    "vllm": {
+        "": {"args": ["m", "--port=8000"]},
+        "command": {"command": ["vllm", "serve"], "args": ["m", "--port=8000"]},
+        "shell": {"command": ["/bin/sh", "-c"], "args": ["vllm serve m --port=8000"]},
+    },
+    "sglang": {
+        "": {"args": ["python3", "-m", "sglang.launch_server", "--model-path=m"]},
+        "command": {
+            "command": ["python3", "-m", "sglang.launch_server"],
+            "args": ["--model-path=m"],
+        },
+        "shell": {
+            "command": ["/bin/sh", "-c"],
+            "args": ["python3 -m sglang.launch_server --model-path=m\n"],
+        },
+    },
+}
+"""Engine -> label kvroute.io/start -> how a container starts it."""
+FLAGS = {
+    "vllm": ["--kv-events-config={", "--enable-prompt-tokens-details"],
+    "sglang": ["--kv-events-config={", "--enable-metrics", "--enable-cache-report"],
+}
+
+
+def deployment(engine: str, start: str = "", **container: list[str]) -> Object:
+    """An engine as someone may run it. container: the words of its start, if others."""
+    labels = {"kvroute.io/engine": engine} | ({"kvroute.io/start": start} if start else {})
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": "mine", "labels": {"kvroute.io/engine": engine}},
+        "metadata": {"name": "mine", "labels": labels},
         "spec": {
             "selector": {"matchLabels": {"app": "mine"}},
             "template": {
@@ -35,7 +63,7 @@ def deployment(engine: str) -> Object:
                         {
                             "name": "engine",
                             "image": "engine:1",
-                            "args": ["--model=m"],
+                            **(container or STARTS[engine][start]),
                             "volumeMounts": [{"name": "cache", "mountPath": "/cache"}],
                         }
                     ],
@@ -60,16 +88,131 @@ def merged(target: object, patch: object, key: str = "") -> object:
     return copy.deepcopy(patch)
 
 
-def patched(engine: str) -> Object:
+class Refused(Exception):
+    """A test of a patch failed, or a path is not there."""
+
+
+def json_patched(document: Object, steps: list[Object]) -> Object:
+    """As the API server and kustomize do (evanphx/json-patch v4), where the test of a key that is
+    not there against null succeeds."""
+    result = copy.deepcopy(document)
+    for step in steps:
+        *path, last = step["path"].lstrip("/").split("/")
+        place: Any = result
+        for key in path:
+            try:
+                place = place[int(key) if isinstance(place, list) else key]
+            except (KeyError, IndexError):
+                raise Refused(step) from None
+        if step["op"] == "add":
+            assert isinstance(place, list)
+            if int(last) > len(place):
+                raise Refused(step)
+            place.insert(int(last), step["value"])
+            continue
+        assert step["op"] == "test"
+        if isinstance(place, list) and int(last) >= len(place):
+            raise Refused(step)
+        there = place[int(last)] if isinstance(place, list) else place.get(last)
+        if there != step["value"]:
+            raise Refused(step)
+    return result
+
+
+def flags_file(engine: str, start: str) -> Path:
+    return FOLDER / (f"{engine}-flags-{start}.yaml" if start else f"{engine}-flags.yaml")
+
+
+def patched(engine: str, start: str = "", **container: list[str]) -> Object:
     """The Deployment after both patches, as kustomize and kubectl apply them."""
     patch = yaml.safe_load((FOLDER / f"{engine}.yaml").read_text())
     del patch["metadata"]
-    result = merged(deployment(engine), patch)
+    result = merged(deployment(engine, start, **container), patch)
     assert isinstance(result, dict)
-    for step in yaml.safe_load((FOLDER / f"{engine}-flags.yaml").read_text()):
-        assert (step["op"], step["path"]) == ("add", "/spec/template/spec/containers/0/args/-")
-        result["spec"]["template"]["spec"]["containers"][0]["args"].append(step["value"])
-    return result
+    return json_patched(result, yaml.safe_load(flags_file(engine, start).read_text()))
+
+
+def argv(container: Object, folder: Path, shell: str = "/bin/sh") -> list[str]:
+    """The words that the engine's program is started with; a shell is really run."""
+    words = [*container.get("command", []), *container.get("args", [])]
+    if words[1] != "-c":
+        return words
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in ("vllm", "python3"):
+        program = folder / "bin" / name
+        program.write_text(
+            '#!/bin/sh\nfor word in "${0##*/}" "$@"; do printf "%s\\0" "$word"; done\n'
+        )
+        program.chmod(0o755)
+    words = [word.replace("$$(", "$(") for word in words]  # as the kubelet does
+    run = subprocess.run(
+        [shell, *words[1:]],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": f"{folder / 'bin'}:/usr/bin:/bin"},
+    )
+    return run.stdout.rstrip("\0").split("\0")
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+@pytest.mark.parametrize("start", ["", "command", "shell"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_flags_reach_the_engine_however_it_is_started(
+    engine: str, start: str, shell: str, tmp_path: Path
+) -> None:
+    (before,) = deployment(engine, start)["spec"]["template"]["spec"]["containers"]
+    (after,) = patched(engine, start)["spec"]["template"]["spec"]["containers"]
+    words = argv(after, tmp_path, shell)
+    added = [word for word in words if word not in argv(before, tmp_path, shell)]
+    assert [word for word in words if word not in added] == argv(before, tmp_path, shell)
+    assert len(added) == len(FLAGS[engine])
+    for word, flag in zip(added, FLAGS[engine], strict=True):
+        assert word.startswith(flag)
+    json.loads(added[0].partition("=")[2])
+
+
+SCRIPTS = {
+    "a line": "vllm serve m",
+    "a block of YAML": "set -e\nexport A=1\nexec vllm serve m \\\n  --port=8000\n",
+    "with quotes": """vllm serve "m" --x='{"a": 1}'\n\n""",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
+@pytest.mark.parametrize("behind", [True, False])
+def test_scripts_run_with_the_flags_at_their_end(script: str, behind: bool, tmp_path: Path) -> None:
+    shell = ["/bin/sh", "-c"]
+    start = {"command": [*shell, script]} if behind else {"command": shell, "args": [script]}
+    (after,) = patched("vllm", "shell", **start)["spec"]["template"]["spec"]["containers"]
+    words = argv(after, tmp_path)
+    assert words[:3] == ["vllm", "serve", "m"]
+    assert [word.partition("=")[0] for word in words[-2:]] == [
+        "--kv-events-config",
+        "--enable-prompt-tokens-details",
+    ]
+
+
+@pytest.mark.parametrize("start", ["", "command", "shell"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_patch_for_another_way_to_start_is_refused(engine: str, start: str) -> None:
+    """Else the flags would be a script's own, and events would stay off without a word."""
+    others: list[dict[str, list[str]]] = [
+        *(words for form, words in STARTS[engine].items() if form != start),
+        {"command": ["/bin/bash", "-lc"], "args": ["vllm serve m"]},
+        {"command": ["/usr/bin/tini", "--", "vllm", "serve", "m"]},
+        {"args": []} if (engine, start) != ("vllm", "") else {"command": ["vllm", "serve"]},
+    ]
+    for words in others:
+        with pytest.raises(Refused):
+            patched(engine, start, **words)
+
+
+def test_flags_before_a_shell_among_the_arguments_are_no_script_of_its() -> None:
+    """What no test of a patch can refuse does not start, instead of starting without events."""
+    words = ["/bin/sh", "-c", "vllm serve m"]
+    (after,) = patched("vllm", args=words)["spec"]["template"]["spec"]["containers"]
+    assert after["args"][0].startswith("--")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -99,10 +242,12 @@ def test_the_relays_flags_are_the_programs_and_name_the_engine(engine: str, port
     read_engine({"id": flags["worker-id"], **{name: flags[name] for name in names}})
 
 
+@pytest.mark.parametrize("start", ["", "command", "shell"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engine_and_relay_agree_on_ports(engine: str) -> None:
-    pod = patched(engine)["spec"]["template"]["spec"]
-    (events,) = [one for one in pod["containers"][0]["args"] if "--kv-events-config" in one]
+def test_engine_and_relay_agree_on_ports(engine: str, start: str) -> None:
+    pod = patched(engine, start)["spec"]["template"]["spec"]
+    words = [*pod["containers"][0].get("command", []), *pod["containers"][0]["args"]]
+    (events,) = [one for one in words if "--kv-events-config" in one]
     relay = pod["initContainers"][0]["args"]
     for name, port in (("endpoint", 5557), ("replay_endpoint", 5558)):
         assert f'"{name}":"tcp://*:{port}"' in events
@@ -130,16 +275,24 @@ def test_the_component_applies_each_patch_to_its_engine() -> None:
     assert component["kind"] == "Component"
     files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     assert {patch["path"] for patch in component["patches"]} == files
-    for patch in component["patches"]:
-        engine = patch["path"].removesuffix(".yaml").removesuffix("-flags")
+    for engine in ENGINES:
+        for start in ("", "command", "shell"):
+            label = f"kvroute.io/start={start}" if start else "!kvroute.io/start"
+            target = f"kvroute.io/engine={engine},{label}"
+            (patch,) = [
+                one for one in component["patches"] if one["path"] == flags_file(engine, start).name
+            ]
+            assert patch["target"] == {"kind": "Deployment", "labelSelector": target}
+        (patch,) = [one for one in component["patches"] if one["path"] == f"{engine}.yaml"]
         assert patch["target"]["labelSelector"] == f"kvroute.io/engine={engine}"
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, with kustomize, is not here")
+@pytest.mark.parametrize("start", ["", "command", "shell"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_kustomize_makes_the_same_of_it(engine: str, tmp_path: Path) -> None:
+def test_kustomize_makes_the_same_of_it(engine: str, start: str, tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path / "relay-sidecar")
-    (tmp_path / "engine.yaml").write_text(yaml.safe_dump(deployment(engine)))
+    (tmp_path / "engine.yaml").write_text(yaml.safe_dump(deployment(engine, start)))
     mine = {"resources": ["engine.yaml"], "components": ["relay-sidecar"]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
     run = subprocess.run(
@@ -147,7 +300,7 @@ def test_kustomize_makes_the_same_of_it(engine: str, tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     made = yaml.safe_load(run.stdout)
-    ours = patched(engine)
+    ours = patched(engine, start)
     for result in (made, ours):
         pod = result["spec"]["template"]["spec"]
         pod["volumes"].sort(key=lambda one: one["name"])
