@@ -29,5 +29,6 @@ def _of(settings: PromptsSettings) -> ModelPrompts:
         renderer=renderer,
         render=settings.render,
         processes=settings.processes,
+        memory_bytes=(settings.memory_mib + settings.cache_mib) << 20,
         audit_share=settings.audit_share,
     )

@@ -43,7 +43,13 @@ from router.prompts.proving.engine_tokens import (
     Item,
 )
 from router.prompts.proving.proof import Difference, Proof, State, Target
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import (
+    CACHE_BYTES,
+    MEMORY_BYTES,
+    EngineKind,
+    PromptKind,
+    RendererSettings,
+)
 
 BYTES_A_TOKEN = 4
 """Of a body, for an estimate."""
@@ -94,6 +100,8 @@ class ModelPrompts(msgspec.Struct, frozen=True, kw_only=True):
     render: str = ""
     """Address of a render service that takes the place of workers; empty: none."""
     processes: int = 2
+    memory_bytes: int = MEMORY_BYTES + CACHE_BYTES
+    """Address space of each."""
     audit_share: float = 0.001
     """Of the prompts with proven tokens, compared with the engine's after the fact."""
 
@@ -467,7 +475,9 @@ class Prompts:
             )
         pool = self._children.get(model)
         if pool is None:
-            pool = self._children[model] = Children(settings.processes)
+            pool = self._children[model] = Children(
+                settings.processes, memory_bytes=settings.memory_bytes
+            )
         affinity = xxh3_64_intdigest(content[:AFFINITY_BYTES])
         try:
             done, token_bytes = await pool.render(

@@ -3,10 +3,15 @@ descriptor 0.
 
 It ends with the process that started it: Linux kills it when that process dies, and the end of the
 socket ends it otherwise.
+
+Law: its address space is bounded before its first job. Where the kernel promises memory that it has
+not (vm.overcommit_memory = 1, as on every Kubernetes node), a template could take all of it, until
+the kernel kills something; here it is a MemoryError, and an outcome.
 """
 
 import ctypes
 import os
+import resource
 import signal
 import socket
 import sys
@@ -75,12 +80,21 @@ def _read(connection: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
+def bound_memory(memory_bytes: int) -> None:
+    """Bounds this process's address space for good, or leaves a lower bound as it is."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = memory_bytes if hard == resource.RLIM_INFINITY else min(hard, memory_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
 def main() -> None:
-    """Raises SystemExit when the parent is gone already."""
+    """The arguments are the parent's id and the address space in bytes. Raises SystemExit when the
+    parent is gone already."""
     parent = int(sys.argv[1])
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(0)
+    bound_memory(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=0) as connection:
         serve(connection)

@@ -4,6 +4,7 @@ Laws:
 - a body is rendered by one child, which has no other body meanwhile;
 - the bodies that wait are bounded, and one more is refused with RENDER_QUEUE_FULL;
 - a render that is over its time has its child killed, and ends that body and no other;
+- a child's address space is bounded, so that no template takes the memory of others;
 - no child outlives `close`, or this process.
 """
 
@@ -20,7 +21,7 @@ from typing_extensions import override
 
 from router.prompts.processes.frames import SIZES, Done, Job, framed, read_header
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import MEMORY_BYTES, EngineKind, PromptKind, RendererSettings
 
 QUEUE_MAX = 64
 """Bodies that wait for one child."""
@@ -54,10 +55,12 @@ class Children:
         queue_max: int = QUEUE_MAX,
         render_s: float = RENDER_S,
         load_s: float = LOAD_S,
+        memory_bytes: int = MEMORY_BYTES,
         program: tuple[str, ...] = _PROGRAM,
     ) -> None:
-        """queue_max: bodies that wait for a child. program: arguments of the interpreter, to which
-        this process's id is added."""
+        """queue_max: bodies that wait for a child. memory_bytes: address space of each. program:
+        arguments of the interpreter, to which this process's id and memory_bytes are added."""
+        program = (*program, str(os.getpid()), str(memory_bytes))
         self.killed: Counter[str] = Counter()
         """Children killed or lost, by cause: time, or exit."""
         self._children = [
@@ -277,7 +280,7 @@ class _Process:
         pid = None
         try:
             with theirs:
-                pid = _spawned([sys.executable, *program, str(os.getpid())], theirs.fileno())
+                pid = _spawned([sys.executable, *program], theirs.fileno())
             reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         except BaseException:  # the pool is closed meanwhile, say: nobody would know of the child
             ours.close()

@@ -1,6 +1,8 @@
 """Whatever the bytes: tokens, or a PromptError with a sentence."""
 
+import asyncio
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.prompts.processes.children import Children
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.rendering.renderer import Renderer
 from router.prompts.settings import PROMPTS_MAX, EngineKind, PromptKind, RendererSettings
@@ -153,6 +156,31 @@ def test_prompts_are_bounded(renderers: list[Renderer]) -> None:
         assert (error is not None and error.reason is PromptReason.PROMPT_TOO_LONG) is refused
 
 
+def in_child(template: str, body: dict[str, Any], folder: Path, **bounds: Any) -> PromptError:
+    """The error of a template that fails, in a process like those of routers: its address space is
+    bounded, whatever the kernel's vm.overcommit_memory."""
+
+    async def run() -> PromptError:
+        pool = Children(1, **bounds)
+        renderer = RendererSettings(folder=str(make_folder(folder, template)))
+        good = RendererSettings(folder=str(make_folder(folder / "good", "{{ messages }}")))
+        content = json.dumps(body).encode()
+        errors = []
+        try:
+            for engine in EngineKind:
+                with pytest.raises(PromptError) as caught:
+                    await pool.render("bad", renderer, PromptKind.CHAT, content, engine, 0)
+                errors.append(caught.value)
+                done, _ = await pool.render("good", good, PromptKind.CHAT, content, engine, 0)
+                assert done.count
+        finally:
+            await pool.close()
+        assert len({error.reason for error in errors}) == 1
+        return errors[0]
+
+    return asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -168,15 +196,34 @@ def test_prompts_are_bounded(renderers: list[Renderer]) -> None:
     ],
 )
 def test_a_template_that_fails_is_an_outcome(template: str, tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, template)
-    body = json.dumps(CHATS["user"]).encode()
-    for engine in EngineKind:
-        error = outcome(
-            Renderer(RendererSettings(folder=str(folder))), PromptKind.CHAT, body, engine
-        )
-        assert error is not None
-        assert error.reason is PromptReason.TEMPLATE_REFUSED
-        assert error.shape == "chat"
+    error = in_child(template, CHATS["user"], tmp_path)
+    assert error.reason is PromptReason.TEMPLATE_REFUSED
+    assert error.shape == "chat"
+
+
+GREEDY = (
+    "{{{{ 'a' * {n} }}}}",
+    "{{{{ ['a'] * {n} }}}}",
+    "{{{{ ('a' * 1000) | center({n}) }}}}",
+    "{{{{ '%{n}d' % 1 }}}}",
+    "{{{{ 'a'.ljust({n}) }}}}",
+    "{{{{ 'aa'.replace('a', 'b' * {n}) }}}}",
+    "{{% set x = 'a' * {n} %}}{{{{ [x + x, x * 2] | length }}}}",
+    "{{% set x = 'a' * 100000000 %}}{{{{ (x, x + 'b', x + 'c', x + 'd', x + 'e') | length }}}}",
+    "{{{{ ([messages] * {n}) | length }}}}",
+    "{{{{ 'a' | indent({n}) }}}}x{{{{ ('\\n' * 9) | indent({n}) }}}}",
+)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_template_that_takes_memory_is_an_outcome_within_its_bound(
+    seed: int, tmp_path: Path
+) -> None:
+    rng = random.Random(seed)
+    template = GREEDY[seed].format(n=rng.choice((10**9, 10**10, 10**12, 2**40)))
+    body = CHATS["user"]
+    error = in_child(template, body, tmp_path, memory_bytes=320 << 20)
+    assert error.reason in (PromptReason.TEMPLATE_REFUSED, PromptReason.RENDERER_UNAVAILABLE)
 
 
 def test_a_template_that_is_none_is_refused_on_load(tmp_path: Path) -> None:
