@@ -67,6 +67,7 @@ class WarningCode(StrEnum):
     RELAY_FAILING = "relay_failing"
     RANKS = "ranks"
     TOKENS_DIFFER = "tokens_differ"
+    TOKENS_UNPROVEN = "tokens_unproven"
     PRIORITY_IGNORED = "priority_ignored"
     BLOCKS_UNKNOWN = "blocks_unknown"
 

@@ -4,7 +4,8 @@ single workers that have their own.
 Law: the gateway, relays, warmers and questions for tokens all have an engine's access from here.
 """
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Self
 
 from events.engines.access import Credentials, EngineAccess
@@ -14,6 +15,8 @@ from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import EnginesSettings
 from router.keys.followed import reason_of
 
+log = logging.getLogger("kvroute")
+
 
 class EngineAccesses:
     """Of one process."""
@@ -22,6 +25,8 @@ class EngineAccesses:
         """Raises OSError or ValueError for files that can't be used."""
         self._settings = settings = settings or EnginesSettings()
         self._default = Credentials(settings.api_key, settings.api_key_file, settings.ca_file)
+        self.on_model_missing: Callable[[str], None] = lambda _: None
+        """Called with the id of a worker whose engine answered as if it lacked a model."""
         self._own: dict[str, Credentials] = {}
         """Of workers that have their own, by worker id."""
 
@@ -39,7 +44,7 @@ class EngineAccesses:
                 "give the engines' key or its file - at `$.engines.api_key`,"
                 " `$.engines.api_key_file`"
             )
-        key = "engines.api_key_file"
+        key = "engines.api_key" if settings.api_key else "engines.api_key_file"
         older = None if gateway is None else gateway.engine_key_file
         if older is not None and not (settings.api_key or settings.api_key_file):
             key = "gateway.engine_key_file"
@@ -54,6 +59,10 @@ class EngineAccesses:
             accesses = cls(settings)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{reason_of(error)} - at `$.{key}`, `$.engines.ca_file`") from None
+        if given:
+            log.info("all that calls engines shows them the API key of %s", key)
+        if key == "gateway.engine_key_file":
+            log.warning("gateway.engine_key_file is deprecated: set engines.api_key_file")
         for worker in workers:
             try:
                 accesses.of_engine(worker)

@@ -82,7 +82,7 @@ from router.service.fleet_service import FleetService
 from router.service.local_router import LocalRouter
 from router.service.router_service import RouterService
 from router.service.texts import Texts
-from router.service.workers_to_ask import tokens_trouble
+from router.service.workers_to_ask import proof_trouble, tokens_trouble
 
 PEERS_S = 1.2
 """Other replicas say that they are there once a second."""
@@ -141,6 +141,7 @@ class RouterApp:
         self.relays = OwnRelays(
             fleet=config.fleet.name, clock=clock, rng=self._rng, accesses=self.accesses
         )
+        self.accesses.on_model_missing = self.relays.look_at_models
         self.prompts = Prompts(model_prompts(config.models), access=self.accesses.of_worker)
         self.core = RouterCore(
             self.view,
@@ -155,6 +156,7 @@ class RouterApp:
             troubles={
                 WarningCode.RELAY: lambda source, _: self.relays.trouble(source.key.worker_id),
                 WarningCode.TOKENS_DIFFER: tokens_trouble(self.prompts),
+                WarningCode.TOKENS_UNPROVEN: proof_trouble(self.prompts),
             },
         )
         self.core.fleet.ready = False

@@ -115,3 +115,20 @@ def tokens_trouble(prompts: Prompts) -> Trouble:
         )
 
     return trouble
+
+
+def proof_trouble(prompts: Prompts) -> Trouble:
+    """Why the router's own tokens can't be proven by a worker; empty where they can."""
+
+    def trouble(source: Source, model: str) -> str:
+        settings = prompts.models.get(model)
+        why = prompts.lacking.get((model, source.key.worker_id))
+        if not why or settings is None or settings.renderer is None or settings.render:
+            return ""
+        return (
+            f"{why}, so that the router's own tokens of this model are never proven by it, and are"
+            " not forwarded. Set models[].prompts.source to local where prompts.folder and"
+            " chat_template are known to be the engine's, or prompts.render to a render service"
+        )
+
+    return trouble

@@ -16,6 +16,7 @@ from kvroute.client import KvRouteClient
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front.gateway.gateway import Gateway
 from router.keys.door import Door
+from router.keys.engine_accesses import EngineAccesses
 from router.prompts.prompts import ModelPrompts, Source
 from router.reservations.reservations import Ending
 from router.tracing.spans import Tracing
@@ -108,6 +109,7 @@ async def a_gateway(
     prompts: ModelPrompts | None = None,
     in_process: bool = False,
     tracing: Tracing | None = None,
+    accesses: EngineAccesses | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A gateway before a fleet of these workers, w0, w1 ...; the tests add others.
@@ -133,6 +135,7 @@ async def a_gateway(
             broke=broken.append,
             door=door,
             tracing=tracing,
+            accesses=accesses,
         )
         for number, worker in enumerate(workers):
             router.fleet.add(f"w{number}", address=worker.address)

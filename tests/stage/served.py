@@ -43,7 +43,7 @@ from router.service.router_service import RouterService
 from router.service.server import GrpcServer
 from router.service.texts import Texts
 from router.service.worker_feed import WorkerFeed
-from router.service.workers_to_ask import tokens_trouble
+from router.service.workers_to_ask import proof_trouble, tokens_trouble
 from router.tracing.spans import Tracing
 from tests.stage.fleet import Fleet
 
@@ -122,7 +122,10 @@ async def served(
 
     peers: the link to other replicas."""
     prompts = Prompts(models_prompts or {})
-    troubles = {WarningCode.TOKENS_DIFFER: tokens_trouble(prompts)}
+    troubles = {
+        WarningCode.TOKENS_DIFFER: tokens_trouble(prompts),
+        WarningCode.TOKENS_UNPROVEN: proof_trouble(prompts),
+    }
     fleet = Fleet(troubles=troubles, **about)
     metrics = Metrics(CollectorRegistry())
     stopping = asyncio.Event()

@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer
-from kvroute.client.requests.failures import judgement
+from kvroute.client.requests.failures import Kind, judgement
 from kvroute.v1 import FailureReason
 from router.front.exchange import Blame, Exchange, Upstream, Verdict, returned
 from router.front.gateway import hand_over
@@ -84,6 +84,10 @@ class WorkerAttempt:
         """The answer, which the client has by then; raises what Forwarder.serve names."""
         try:
             return await self._run()
+        except WorkerAnswered as error:
+            if error.failure is Kind.NO_MODEL:
+                self._forwarder.model_missing(self._pick.worker_id)
+            raise
         except (aiohttp.ClientError, UnusableAnswer, WorkerGone) as error:
             _forget_frames(error)
             raise

@@ -25,7 +25,7 @@ from router.config.keys import ConfigError
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import EnginesSettings
 from router.front.exchange import Upstream
-from router.front.gateway.upstreams import Upstreams
+from router.front.gateway.upstreams import Seat, Upstreams
 from router.keys.engine_accesses import EngineAccesses
 from router.prompts.proving.engine_tokens import EngineAway, Engines
 from router.prompts.settings import EngineKind, PromptKind
@@ -140,7 +140,11 @@ async def forwarded(access: EngineAccess) -> str:
     client = {"authorization": "Bearer of-a-client", "x-api-key": "of-a-client"}
     url = access.url("/v1/chat/completions")
     async with Upstreams(GatewaySettings()) as upstreams:
-        sent = upstreams.post(Upstream(url, access.headers(client), b"{}"), access.tls)
+        sent = upstreams.post(
+            Upstream(url, access.headers(client), b"{}"),
+            Seat("w", 0, "m", movable=False),
+            access.tls,
+        )
         async with sent as answer:
             return "" if answer.status == 200 else f"status {answer.status}"
 

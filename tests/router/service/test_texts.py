@@ -322,6 +322,38 @@ async def test_a_worker_with_another_template_is_named_and_not_asked_for_tokens(
         assert warned == {"w0": [], "w1": [WarningCode.TOKENS_DIFFER]}
 
 
+async def test_an_engine_without_tokenize_is_named_with_what_to_do(
+    settings: RendererSettings,
+) -> None:
+    stand_in = StandIn(settings)
+    stand_in.answer = lambda: web.Response(status=404)
+    models = {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
+    async with (
+        serving(stand_in) as at,
+        with_worker(address=at.address, models_prompts=models) as stage,
+    ):
+        source = stage.fleet.view.sources[WorkerKey("w0", 0)]
+        request = asked(chat_completion_body=chat())
+        answer = await stage.router.Route(request)
+        assert (answer.prompt.source, answer.prompt.verified) == (LOCAL, False)
+        (warning,) = stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+        assert warning.code is WarningCode.TOKENS_UNPROVEN
+        assert "has no /tokenize (HTTP status 404)" in warning.sentence
+        assert "models[].prompts.source to local" in warning.sentence
+        stand_in.answer = None
+        await stage.router.Route(request)
+        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+    local_only = {"m": ModelPrompts(source=Source.LOCAL, renderer=settings, processes=1)}
+    stand_in.answer = lambda: web.Response(status=404)
+    async with (
+        serving(stand_in) as at,
+        with_worker(address=at.address, models_prompts=local_only) as stage,
+    ):
+        await stage.router.Route(request)
+        source = stage.fleet.view.sources[WorkerKey("w0", 0)]
+        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+
+
 async def test_prompts_over_the_bound_are_estimated(
     monkeypatch: pytest.MonkeyPatch, settings: RendererSettings
 ) -> None:

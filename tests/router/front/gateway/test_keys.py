@@ -10,6 +10,7 @@ from router.config.keys import ConfigError
 from router.config.settings.keys_settings import DialSettings
 from router.front.gateway.entrance import CREDENTIALS
 from router.keys.dialing import TokenFile, dial_options
+from router.keys.engine_accesses import EngineAccesses
 from router.keys.followed import FOLLOW_S
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Stage, Worker, a_gateway, answering
@@ -257,3 +258,17 @@ async def test_a_key_for_engines_that_can_not_be_used_stops_the_start(tmp_path: 
     with pytest.raises(ConfigError, match=r"either .*pass_keys"):
         async with a_gateway(engine_key_file=str(tmp_path / "key"), pass_keys=True):
             pass
+
+
+async def test_a_worker_without_the_model_has_its_list_read_again() -> None:
+    lacks = answering(b'{"error": {"message": "The model `m` does not exist."}}', status=404)
+    worker, read_again = Worker(lacks), list[str]()
+    accesses = EngineAccesses()
+    accesses.on_model_missing = read_again.append
+    async with a_gateway(worker, accesses=accesses) as stage:
+        assert await chat(stage, {}) == 404
+        worker.play = answering(b"{}", status=404)
+        assert await chat(stage, {}) == 404
+        worker.play = answering(DONE)
+        assert await chat(stage, {}) == 200
+    assert read_again == ["w0"]
