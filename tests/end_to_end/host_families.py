@@ -120,7 +120,7 @@ def is_served(name: str, address: str, port: int) -> bool:
 def main(host: str) -> int:
     addresses = set_up(host)
     ports = {name: free_port() for name in PORTS}
-    lost = 0
+    lost, say = 0, sys.stdout.write
     with tempfile.TemporaryDirectory() as folder:
         processes = started(Path(folder), ports)
         try:
@@ -134,14 +134,14 @@ def main(host: str) -> int:
                             break
                         time.sleep(0.2)
                     lost += not served
-                    print(f"{host}: {name} over {address}: {'served' if served else 'NOT SERVED'}")
+                    say(f"{host}: {name} over {address}: {'served' if served else 'NOT SERVED'}\n")
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
         if lost:
             for log in ("serve", "relay"):
-                print(f"--- {log}\n{(Path(folder) / log).read_text()[-2000:]}")
+                say(f"--- {log}\n{(Path(folder) / log).read_text()[-2000:]}\n")
     return 1 if lost else 0
 
 

@@ -1,4 +1,4 @@
-"""`kvroute serve` and `kvroute relay` on `[::]` serve every address of hosts of one family or both."""
+"""`kvroute serve` and `kvroute relay` on `[::]`, on hosts of one family or both."""
 
 import asyncio
 import platform
@@ -15,7 +15,9 @@ def why_no_namespace() -> str:
     """Empty: this process may make network namespaces."""
     if not shutil.which("unshare") or not shutil.which("ip"):
         return "needs unshare and ip (util-linux, iproute2)"
-    made = "ip link add a0 type veth peer name a1 && test -w /proc/sys/net/ipv6/conf/all"
+    made = (
+        "ip link add a0 type veth peer name a1 && test -w /proc/sys/net/ipv6/conf/all/disable_ipv6"
+    )
     tried = subprocess.run(["unshare", "-n", "sh", "-c", made], capture_output=True, text=True)
     return f"no network namespace can be made: {tried.stderr.strip()}" if tried.returncode else ""
 
