@@ -6,6 +6,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from router.config.settings.serving_settings import HttpSettings
+from router.http.paths import application
 from router.http.port import HttpPort
 from router.keys.certificates import Contexts
 from router.listener.connections import Connections
@@ -26,7 +27,7 @@ class MetricsServer:
     ) -> None:
         """also: adds routes beside /metrics. Raises ConfigError for an address that is none."""
         self._scrapes = Scrapes(registry)
-        app = web.Application()
+        app = application()
         app.router.add_get("/metrics", self._metrics)
         if also is not None:
             also(app)

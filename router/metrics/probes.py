@@ -11,6 +11,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from router.config.settings.serving_settings import HttpSettings
+from router.http.paths import application
 from router.http.port import HttpPort
 from router.listener.connections import Connections
 
@@ -21,7 +22,7 @@ class ProbeServer:
     def __init__(self, listen: str, ready: Callable[[], bool], bounds: HttpSettings) -> None:
         """Raises ConfigError for an address that is none."""
         self._ready = ready
-        app = web.Application()
+        app = application()
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         self._http = HttpPort(app, listen, name="probes", bounds=bounds)

@@ -19,7 +19,9 @@ from router.http.bounded import HEAD_TIMES
 from router.http.port import HttpPort
 from router.keys.certificates import Certificates, Contexts
 from router.keys.exposure import split_address
+from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
+from router.metrics.probes import ProbeServer
 from tests.stage.certificates import Authority, written
 from tests.stage.waiting import until
 
@@ -362,3 +364,41 @@ async def test_connections_without_a_request_are_closed_on_demand() -> None:
         begun[1].close()
         new[1].close()
         await asyncio.wait_for(leaving, GUARD_S)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_odd_heads_get_their_status_at_the_ports_of_metrics_and_probes(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(seed)
+    bounds, registry = HttpSettings(), CollectorRegistry()
+    ports = [
+        MetricsServer(registry, "127.0.0.1:0", bounds),
+        ProbeServer("127.0.0.1:0", lambda: True, bounds),
+    ]
+    for port in ports:
+        await port.start()
+    expected = (b"\xff", b"100-continue", b"x", b"\xc3\xa9", b"a" * 4000, b", ,")
+    try:
+        for _ in range(60):
+            path = rng.choice(
+                (b"/metrics", b"/readyz", b"/" * 7000, b"/a" * 3500, b"/%ff", b'/?"', b"*")
+            )
+            expect = rng.choice(expected)
+            odd = bytes(rng.randrange(0x80, 0x100) for _ in range(20))
+            lines = (
+                b"%s %s HTTP/1.1" % (rng.choice((b"GET", b"POST", b"OPTIONS")), path),
+                b"Host: a", b"Connection: close", b"Expect: " + expect, b"Accept: " + odd,
+            )  # fmt: skip
+            peer = await asyncio.open_connection("127.0.0.1", rng.choice(ports).port)
+            _opened.append(peer[1])
+            peer[1].write(b"\r\n".join(lines) + b"\r\n\r\n")
+            answer = (await ended(peer)).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+            status = int(answer.split()[1])
+            if expect != b"100-continue":
+                assert status in (417, 400), lines
+            assert status < 500, lines
+        assert not caplog.records
+    finally:
+        for port in ports:
+            await port.stop()
