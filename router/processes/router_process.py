@@ -211,6 +211,7 @@ class RouterApp:
             self._state = FleetState(path, config.fleet.name, self.commands)
         self.failed: BaseException | None = None
         self._stop = asyncio.Event()
+        self._leaving = False
         self._stopping = asyncio.Event()
         self._tasks = Tasks(self._broke)
         self.listeners = Listeners(
@@ -286,7 +287,7 @@ class RouterApp:
     @property
     def serving(self) -> bool:
         """Whether new calls are welcome: ready, and not about to stop."""
-        return self.ready and not self._stopping.is_set()
+        return self.ready and not self._leaving
 
     async def start(self) -> None:
         """Starts everything; raises ConfigError when an address or the broker can't be had.
@@ -388,6 +389,7 @@ class RouterApp:
     async def stop(self) -> None:
         """Drains, then stops everything. Safe after a start that failed half way."""
         log.info("draining")
+        self._leaving = True  # probes say so at once, and every call is served meanwhile
         await self.listeners.stop_faces()  # first: their open requests report to this router
         self._stopping.set()
         self.desk.close()

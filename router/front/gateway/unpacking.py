@@ -61,7 +61,7 @@ class _Zstd:
     """A frame of zstd."""
 
     def __init__(self) -> None:
-        library = _zstd()
+        library = zstd_library()
         options = {library.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
         self._stream = library.ZstdDecompressor(options=options)
 
@@ -78,7 +78,7 @@ class _Zstd:
 
 
 @cache
-def _zstd() -> Any:
+def zstd_library() -> Any:
     """The library, which is loaded for the first body that needs it."""
     if sys.version_info >= (3, 14):
         from compression import zstd

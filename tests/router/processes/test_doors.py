@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -169,6 +170,36 @@ async def test_a_key_file_opens_addresses_and_the_gateway_inside_needs_no_key_of
             assert await client.list_workers() == []
     finally:
         await app.stop()
+
+
+async def test_a_router_that_stops_serves_calls_as_long_as_its_gateway_does() -> None:
+    """The gateway's open requests report to this router, and get their workers from it."""
+    app = RouterApp(
+        serve_config(
+            NOWHERE,
+            gateway=GatewaySettings(listen="127.0.0.1:0", accept_after_stop_s=300.0),
+            probes=ProbesSettings(listen="127.0.0.1:0"),
+        )
+    )
+    async with AsyncExitStack() as stack:
+        await app.start()
+        stack.push_async_callback(app.stop)
+        app.core.fleet.ready = True
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        client = await stack.enter_async_context(
+            KvRouteClient(f"127.0.0.1:{app.listeners.grpc_port}", fallback=False)
+        )
+        gateway = f"http://127.0.0.1:{app.listeners.gateway_port}"
+        async with session.get(f"{gateway}/v1/models") as answer:
+            assert "Connection" not in answer.headers
+        stopping = asyncio.create_task(app.stop())
+        await asyncio.sleep(0)
+        async with session.get(f"http://127.0.0.1:{app.listeners.probes_port}/readyz") as answer:
+            assert answer.status == 503
+        assert await client.list_workers() == []
+        async with session.get(f"{gateway}/v1/models") as answer:
+            assert (answer.status, answer.headers["Connection"]) == (200, "close")
+        await asyncio.wait_for(stopping, 60)  # no connection is left, so that nothing is waited for
 
 
 @pytest.mark.parametrize("text", ["identities: 5", "[", "identities: []\nidentities: []"])

@@ -1,13 +1,18 @@
 """The openai and anthropic packages against a gateway before stand-in engines."""
 
+import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from router.front.gateway.unpacking import zstd_library
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
@@ -15,6 +20,7 @@ from simulator.live.http_face import HttpFace
 from tests.router.front.gateway.test_gateway import DEAD
 from tests.stage.gateway import Stage, Worker, a_gateway, answering, streaming
 
+zstd = zstd_library()
 PROMPT = [{"role": "user", "content": "hello " * 40}]
 
 
@@ -232,3 +238,70 @@ async def test_anthropics_client_gets_messages_streams_and_errors(
         with pytest.raises(anthropic.NotFoundError, match="none"):
             await client.messages.create(model="none", max_tokens=8, messages=PROMPT)
         await stage.until(lambda: stage.open == 0)
+
+
+RESPONSE_EVENTS = [
+    b'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":'
+    b'{"id":"resp_1","object":"response","created_at":1,"status":"in_progress","model":"m",'
+    b'"output":[],"parallel_tool_calls":true,"tool_choice":"auto","tools":[]}}\n\n',
+    b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
+    b'"sequence_number":1,"item_id":"i","output_index":0,"content_index":0,"delta":"a",'
+    b'"logprobs":[]}\n\n',
+]
+
+
+async def test_codexs_way_a_zstd_body_and_a_streamed_response() -> None:
+    httpx = pytest.importorskip("httpx")
+    worker = Worker(streaming(*RESPONSE_EVENTS))
+    body = {"model": "m", "input": "hello " * 20_000, "stream": True, "store": False}
+    content = json.dumps(body).encode()
+    headers = {"Content-Encoding": "zstd", "Content-Type": "application/json", "session_id": "s"}
+    async with a_gateway(worker) as stage, httpx.AsyncClient(trust_env=False) as client:
+        got = b""
+        packed = zstd.compress(content, level=3)
+        url = f"{stage.base}/v1/responses"
+        async with client.stream("POST", url, content=packed, headers=headers) as answer:
+            assert answer.status_code == 200
+            async for part in answer.aiter_bytes():
+                got += part
+        assert got == b"".join(RESPONSE_EVENTS)
+        assert worker.bodies == [content]
+        assert worker.requests[0].headers["session_id"] == "s"
+
+
+async def test_openais_client_raises_when_a_response_breaks(openai: ModuleType) -> None:
+    async def breaks(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"".join(RESPONSE_EVENTS))
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with a_gateway(Worker(breaks)) as stage, openai_client(openai, stage) as client:
+        stream = await client.responses.create(model="m", input="x", stream=True)
+        kinds: list[str] = []
+        with pytest.raises(openai.APIError, match="worker's answer broke"):
+            kinds.extend([event.type async for event in stream])
+
+
+@pytest.mark.parametrize("size", [100, 3 << 20])
+async def test_curl_waits_for_100_continue_with_a_long_body(size: int, tmp_path: Path) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("no curl")
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * size}]}
+    file = tmp_path / "body"
+    file.write_text(json.dumps(body))
+    worker = Worker(answering(b'{"choices": []}'))
+    async with a_gateway(worker) as stage:
+        for most, status in ((32, b"200"), (1, b"413" if size > 1 << 20 else b"200")):
+            stage.gateway.server._entrance.room.body_max = most << 20
+            child = await asyncio.create_subprocess_exec(
+                curl, "-sS", "--noproxy", "*", "-o", str(tmp_path / "answer"), "-w", "%{http_code}",
+                "--data-binary", f"@{file}", f"{stage.base}/v1/chat/completions",
+                stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            said, _ = await child.communicate()
+            assert said == status
+        assert json.loads(worker.bodies[0]) == body

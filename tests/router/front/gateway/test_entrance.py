@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from backports import zstd
 
 from router.front.gateway.room import Place
-from router.front.gateway.unpacking import ENCODINGS, STEP_BYTES, Unpacker
+from router.front.gateway.unpacking import ENCODINGS, STEP_BYTES, Unpacker, zstd_library
 from router.front.openai_body import PATHS
 from tests.router.front.gateway.test_gateway import BODY, CHAT, WHOLE
 from tests.router.front.gateway.test_unpacking import bomb, pieces
 from tests.stage.gateway import GUARD_S, Stage, Worker, a_gateway, answering
 from tests.stage.keys import a_door, identity
 
+zstd = zstd_library()
 CONTENT = json.dumps(BODY).encode()
 KEY = b"Authorization: Bearer a-token"
 MIB = 1 << 20

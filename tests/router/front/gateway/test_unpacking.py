@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import pytest
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
@@ -20,8 +19,11 @@ from router.front.gateway.unpacking import (
     CannotUnpack,
     Unpacker,
     encoding_of,
+    zstd_library,
 )
 from router.front.refusals import FrontRefusal
+
+zstd = zstd_library()
 
 
 def raw_deflate(content: bytes) -> bytes:
