@@ -98,10 +98,10 @@ def stopping_s(rendered: Rendered, folder: Path) -> float:
     """The longest time from a pod's deletion to its router's end, by the program's own settings."""
     config = program_config(rendered, folder)
     faces = [0.0]
-    for face in (config.gateway, config.epp):
-        if face.listen:
-            taken_s = getattr(face, "accept_after_stop_s", 5.0)
-            faces.append(face.drain_timeout_s + taken_s)
+    if config.gateway.listen:
+        faces.append(config.gateway.drain_timeout_s)
+    if config.epp.listen:
+        faces.append(config.epp.accept_after_stop_s + config.epp.drain_timeout_s)
     pre_stop_s = rendered.values["preStopSleepSeconds"]
     return pre_stop_s + max(faces) + config.drain_timeout_s
 

@@ -150,7 +150,21 @@ def test_a_page_says_what_one_should_see_and_how_to_clean_up(page: Path) -> None
     assert text.count("You should see") >= 3
     clean_up = text.split("## Clean up")[1]
     assert "helm uninstall kvroute" in clean_up
-    assert "kubectl delete namespace inference" in clean_up
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_clean_up_deletes_only_what_the_page_made(page: Path) -> None:
+    """A namespace may hold what is the reader's, whether the page made it or not: no command ends
+    one."""
+    text = page.read_text(encoding="utf-8")
+    made = ("engines.yaml", "kvroute")
+    deletes = [one for one in commands(page) if re.search(r"\b(delete|uninstall)\b", one)]
+    assert deletes
+    for command in deletes:
+        assert " namespace" not in command.replace("--namespace", ""), command
+        assert any(name in command for name in made), command
+    if "engines.yaml" in " ".join(deletes):
+        assert "Save as `engines.yaml`" in text or "those of the first tutorial" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

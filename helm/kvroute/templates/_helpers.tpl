@@ -519,16 +519,18 @@ or relay, which differ only at NATS of this release. */}}
 {{- end }}
 
 {{/* Seconds after SIGTERM that the gateway and the picker may take for their open requests, at the
-same time; gRPC's drain comes after them. */}}
+same time; gRPC's drain comes after them. The picker's begins when it takes no more requests. */}}
 {{- define "kvroute.faceDrainSeconds" -}}
-{{- $longest := 0 }}
-{{- range $faces := list (list (include "kvroute.gatewayPort" .) .Values.config.gateway) (list (include "kvroute.eppPort" .) .Values.config.epp) }}
-{{- if first $faces }}
-{{- $face := default dict (last $faces) }}
-{{- $longest = maxf $longest (addf (default 300 $face.drain_timeout_s) (default 5 $face.accept_after_stop_s)) }}
+{{- $gateway := 0 }}
+{{- if include "kvroute.gatewayPort" . }}
+{{- $gateway = default 300 .Values.config.gateway.drain_timeout_s }}
 {{- end }}
+{{- $picker := 0 }}
+{{- if include "kvroute.eppPort" . }}
+{{- $epp := default dict .Values.config.epp }}
+{{- $picker = addf (default 300 $epp.drain_timeout_s) (default 5 $epp.accept_after_stop_s) }}
 {{- end }}
-{{- $longest }}
+{{- maxf $gateway $picker }}
 {{- end }}
 
 {{/* SIGKILL comes after preStop, the drains, and a margin to leave in. */}}

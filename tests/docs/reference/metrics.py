@@ -20,7 +20,7 @@ Every process also exports `process_*` and `python_*`.
 PROGRAMS = {
     "kvroute serve": router_families,
     "kvroute relay, and a router with relays": relay_families,
-    "kvroute gateway, and a router with a gateway (on the gateway's port)": gateway_families,
+    "kvroute gateway, and a router with a gateway (on both its ports)": gateway_families,
     "kvroute epp, and a router with an endpoint picker": picker_families,
 }
 ABOUT_SAMPLES = {"le", "quantile"}
