@@ -4,7 +4,7 @@ A message's delay only adds to the difference, so the least difference of many m
 to the true offset (as in NTP's clock filter, RFC 5905, section 10, which takes the sample of least
 delay). A clock that is set forward shows at once; set back, after two windows at most.
 
-Law: the offset is the least difference of the last WINDOW_S to 2 * WINDOW_S.
+Law: the offset is the least difference of the last one to two windows.
 """
 
 from math import inf
@@ -18,9 +18,10 @@ WINDOW_S = 30.0
 class ClockOffset:
     """Our clock less one sender's clock, in seconds."""
 
-    __slots__ = ("_began_s", "_last", "_least")
+    __slots__ = ("_began_s", "_last", "_least", "_window_s")
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
         self._began_s = -inf
         self._least = inf
         """Least difference of this window."""
@@ -38,8 +39,8 @@ class ClockOffset:
 
     def heard(self, sent_s: float, now_s: float) -> None:
         """A message arrived at `now_s` that was sent at `sent_s` by the sender's clock."""
-        if now_s - self._began_s >= WINDOW_S:
-            is_next = now_s - self._began_s < 2 * WINDOW_S
+        if now_s - self._began_s >= self._window_s:
+            is_next = now_s - self._began_s < 2 * self._window_s
             self._last = self._least if is_next else inf
             self._least, self._began_s = inf, now_s
         self._least = min(self._least, now_s - sent_s)

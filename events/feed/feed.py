@@ -340,6 +340,7 @@ class Feed:
             if self._intake.lossy:
                 self._count_losses()
             now_s = self._clock()
+            self._view.behind_s = behind_s
             forgotten = self._view.tick(now_s)
             for worker in forgotten:
                 log.warning("worker %s is forgotten: it sent no beat for too long", worker)

@@ -18,7 +18,16 @@ from typing_extensions import override
 
 from events.feed.clock_offset import ClockOffset
 from events.feed.predictions import Predictions
-from events.feed.stream import Adopt, Apply, Effect, Forget, Recover, Stream, StreamState
+from events.feed.stream import (
+    LATE_S,
+    Adopt,
+    Apply,
+    Effect,
+    Forget,
+    Recover,
+    Stream,
+    StreamState,
+)
 from events.plane.facts import (
     TIERS,
     Beat,
@@ -50,6 +59,8 @@ PREDICTED_BLOCKS_MAX = 1 << 16
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
 """The worker beats, but its relay's heartbeats were dropped, or there are none."""
 NOT_ANSWERING = "engine not answering"
+DELAY_WINDOW_S = 4.0
+"""Seconds, once or twice: for so long a relay's clock that was set back looks like a delay."""
 NOT_PROBED = "engine not probed yet"
 ASLEEP = "engine asleep"
 """Its relay has just started: the first probe takes a moment, or its whole time limit."""
@@ -88,6 +99,8 @@ class Source:
     """Our clock less the relay's when its last heartbeat came; delays make it larger."""
     clock: ClockOffset = field(default_factory=ClockOffset)
     """The same without the delays of single heartbeats."""
+    least: ClockOffset = field(default_factory=lambda: ClockOffset(DELAY_WINDOW_S))
+    """The least delay of beats of late, by both clocks."""
     gone_at_s: float = 0.0
     """When the last removal or clearing of blocks was applied."""
     waiting_bytes: int = 0
@@ -99,6 +112,11 @@ class Source:
     bytes of a recovery and of the messages that may wait for it."""
     state: StreamState | None = None
     """The stream's state when it was last marked as changed."""
+
+    def delayed_s(self, sent_s: float, now_s: float) -> float:
+        """How much later than others of late a beat came, by the relay's clock."""
+        self.least.heard(sent_s, now_s)
+        return now_s - sent_s - self.least.seconds
 
     @property
     def approximate(self) -> bool:
@@ -151,6 +169,8 @@ class FleetView:
         """Models most of whose workers fell silent together."""
         self.waiting_bytes = 0
         """Bytes of all streams' waiting messages"""
+        self.behind_s = 0.0
+        """How long the messages wait that are read now, as the feed has measured it last."""
         self.predictions = Predictions(index)
         self.salted = False
         """Whether a request with a cache salt was routed."""
@@ -199,14 +219,8 @@ class FleetView:
         before = (stream.gaps, stream.drifts)
         if isinstance(message, Beat):
             slot = source.slot
-            source.clock.heard(message.time_s, now_s)
-            effects = stream.on_beat(
-                message,
-                self.index.told(slot),
-                self.index.digest(slot),
-                now_s,
-                late_s=now_s - message.time_s - source.clock.seconds,
-            )
+            stream.late_s = max(source.delayed_s(message.time_s, now_s), self.behind_s)
+            effects = stream.on_beat(message, self.index.told(slot), self.index.digest(slot), now_s)
         else:
             duplicates = stream.duplicates
             effects = stream.on_facts(message, len(payload), now_s)
@@ -395,6 +409,8 @@ class FleetView:
             if silent_s >= self._forget_s * patience:
                 forgotten.append(self._forget(source, "silent").key)
             else:
+                if self.behind_s >= LATE_S:
+                    source.stream.late_s = self.behind_s
                 source.stream.on_tick(now_s)
                 self._mark(source)
                 self._look_for_heartbeat(source)

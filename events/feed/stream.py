@@ -32,6 +32,8 @@ BEAT_OVERDUE_S = 2.0
 """Two beats: either of them would have shown a loss since the last beat."""
 LATE_S = 2.0
 """Delay from which a stream's blocks are too old to count, as for beats that are missing."""
+CONNECTION_DOWN = "our connection is down"
+"""The reason of every stream while the router has no connection to the broker."""
 RECOVERIES_FREE = 3
 """Recoveries in a row without a pause."""
 PAUSE_S = 0.5
@@ -119,7 +121,7 @@ class Stream:
         self.lag_s = 0.0
         """Lag of the last message: from its reading at the relay to its applying here."""
         self.late_s = 0.0
-        """Delay of the last beat, beyond the least of the last minute."""
+        """Delay of the last beat, by the relay's clock or by that of the messages read with it."""
         self.duplicates = 0
         self.gaps = 0
         self.drifts = 0
@@ -191,11 +193,8 @@ class Stream:
             effects += self._recover("not received from the start", now_s)
         return effects
 
-    def on_beat(
-        self, beat: Beat, blocks: int, digest: int, now_s: float, *, late_s: float = 0.0
-    ) -> list[Effect]:
-        """A beat. blocks, digest: this worker's in the index now. late_s: its delay, beyond the
-        least delay of late."""
+    def on_beat(self, beat: Beat, blocks: int, digest: int, now_s: float) -> list[Effect]:
+        """A beat. blocks, digest: this worker's in the index now. Its delay is in late_s."""
         # Silent, and a lower epoch beats: the relay that still sends is the engine's.
         gone = self.silent_for_s(now_s) >= self._beat_timeout_s
         effects = self._meet(beat.epoch, now_s, lower_too=gone)
@@ -207,7 +206,6 @@ class Stream:
             self.beats_since_s = now_s
         self.last_beat_s = now_s
         self._confirmed = True
-        self.late_s = late_s
         self.lacks = beat.lacks
         if not self._in_step and self.seq == beat.seq == beat.blocks == 0:
             effects += self._splice("no facts yet", now_s)
@@ -277,7 +275,7 @@ class Stream:
         self._confirmed = False
         if connected:
             self.last_beat_s = now_s  # its timer starts again
-        self._derive("connected again" if connected else "our connection is down", now_s)
+        self._derive("connected again" if connected else CONNECTION_DOWN, now_s)
 
     def on_lost(self, now_s: float) -> None:
         """Messages of this stream were dropped unread; its next message or beat shows the gap."""

@@ -12,6 +12,7 @@ from router.core.core import RouterCore
 from router.core.progress import Effects
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
+from router.health.silence import SilenceLog
 from router.health.warnings import WarningLog
 from router.processes.nats_links import NatsLinks
 from router.replicas.fleet_commands import ControlDesk
@@ -54,6 +55,7 @@ class RouterClock:
         self._discovered = discovered
         self._started_at_s = clock()
         self._warning_log = WarningLog()
+        self._silence_log = SilenceLog()
         self._warned_at_s = -inf
 
     async def tick(self) -> None:
@@ -71,6 +73,8 @@ class RouterClock:
         self._desk.turns()
         self._links.tick()
         self._relays.tick()
+        for line in self._silence_log.lines(core.fleet.view.sources.values()):
+            log.warning("%s", line)
         self._warn(now_s)
         core.fleet.ready = core.fleet.ready or self._is_ready(now_s)
 

@@ -378,6 +378,9 @@ class RouterApp:
         try:
             await self.start()
             await self._stop.wait()
+        except ConfigError as error:
+            log.critical("%s", error)  # before the lines of the end
+            raise
         finally:
             await self.stop()
         if self.failed is None:

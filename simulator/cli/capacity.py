@@ -120,6 +120,13 @@ def capacity(
             write_json(json_file, msgspec.json.format(msgspec.json.encode(document)).decode())
         except OSError as error:
             raise click.ClickException(str(error)) from error
+    if answer.alone_s is not None:
+        click.echo(
+            f"kvroute: {percentile} of a prompt alone is {1e3 * answer.alone_s:,.0f} ms on these"
+            f" engines: no number of workers keeps {ttft_ms:g} ms",
+            err=True,
+        )
+        raise click.exceptions.Exit(1)
     if answer.workers is None:
         click.echo(f"kvroute: not even {workers_max} workers keep the promise", err=True)
         raise click.exceptions.Exit(1)

@@ -115,15 +115,17 @@ def _show(console: Console, engines: Sequence[StandIn], app: RouterApp) -> None:
         ' {"role": "user", "content": "Hello"}]}'
     )
     lines = [
-        f"curl -i {base}/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"echo '{body}' > chat.json",
+        f"curl -i {base}/chat/completions -H 'Content-Type: application/json' -d @chat.json",
+        f"kvroute explain{flag} --chat chat.json    # the overlap of the chat at each engine",
         f"kvroute workers{flag}",
-        f'kvroute explain{flag} --model {model} --text "{_SYSTEM}"',
         f"export OPENAI_BASE_URL={base} OPENAI_API_KEY=none    # for programs with openai's client",
     ]
     show_commands(console, "to try, in another shell:", lines)
     console.print(
         "\nSend the same chat twice: X-Kvroute-Worker shows that it goes to the same engine, and"
-        " X-Kvroute-Overlap-Tokens how much of it that engine had cached.\nCtrl-C ends all.",
+        " X-Kvroute-Overlap-Tokens how much of it that engine had cached; explain shows both before"
+        " it is sent.\nCtrl-C ends all.",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,7 +1,7 @@
 """The smallest fleet that keeps a promise about the time to first token.
 
-    sizes 1, 2, 4, ... until a size keeps it; then bisection between that size and the last failed
-    size; then the next larger size, which must keep it, too
+    sizes 1, 2, 4, ... until a size keeps it, or twice the size changes nothing; then bisection
+    between that size and the last failed size; then the next larger size, which must keep it, too
 
 More workers need not mean less waiting: each has a cache of its own, and a larger fleet spreads
 prefixes thinner. So a size counts only if the next larger size keeps the promise as well; if it
@@ -18,6 +18,8 @@ from rich.table import Table
 
 from simulator.traffic.results import NOTHING_COUNTS, Outcome, RunResult, WarmUp
 
+ALIKE = 0.001
+"""Share of the time to first token by which doubled fleets that differ in nothing may differ."""
 Percentile = Literal["mean", "p50", "p90", "p99"]
 
 
@@ -39,6 +41,9 @@ class Capacity:
     """None: not even the largest allowed fleet keeps the promise."""
     trials: Sequence[Trial]
     """In order of size."""
+    alone_s: float | None = None
+    """The promised statistic of requests that wait for no other, where it alone misses the promise;
+    None: larger fleets may keep it, or one does."""
 
     @property
     def is_monotone(self) -> bool:
@@ -80,11 +85,13 @@ def smallest_fleet(
             trials[workers] = Trial(workers, measured_s, measured_s <= ttft_s)
         return trials[workers].kept
 
-    def capacity(workers: int | None) -> Capacity:
-        return Capacity(workers, [trials[size] for size in sorted(trials)])
+    def capacity(workers: int | None, alone_s: float | None = None) -> Capacity:
+        return Capacity(workers, [trials[size] for size in sorted(trials)], alone_s)
 
     failed, size = least - 1, least
     while not keeps(size):
+        if failed in trials and _alike(trials[failed].ttft_s, trials[size].ttft_s):
+            return capacity(None, trials[size].ttft_s)
         if size == most:
             return capacity(None)
         failed, size = size, min(2 * size, most)
@@ -97,6 +104,11 @@ def smallest_fleet(
     while size < most and not (keeps(size) and keeps(size + 1)):
         size += 1
     return capacity(size if keeps(size) else None)
+
+
+def _alike(before_s: float, after_s: float) -> bool:
+    """Whether twice the workers made no difference: nobody waited any more."""
+    return np.isfinite(after_s) and abs(before_s - after_s) <= ALIKE * after_s
 
 
 def promised_ttft_s(run: RunResult, percentile: Percentile, warm_up: WarmUp) -> float:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 import yaml
 from google.protobuf import json_format
@@ -21,7 +22,8 @@ from router.config.settings.configurations import ModelSettings
 from router.config.settings.fleet_settings import FleetSettings
 from router.config.settings.serving_settings import DecisionLogSettings
 from router.policies import POLICIES
-from tests.stage.loopback import Stage, a_stage
+from tests.stage.certificates import Authority, written
+from tests.stage.loopback import Stage, a_stage, router_app, serve_config
 from tests.stage.waiting import until
 
 KVROUTE = (sys.executable, "-m", "router.cli.main")
@@ -269,6 +271,27 @@ async def test_a_second_server_on_a_port_fails_loudly(tmp_path: Path) -> None:
         )
         assert code == 2
         assert f"can't listen on 127.0.0.1:{port}" in err
+        assert err.index("can't listen") < err.index("draining"), "before the lines of the end"
+
+
+async def test_a_port_with_tls_that_is_called_without_it_is_named_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    authority = Authority()
+    tls = written(tmp_path, authority.issue())
+    (tmp_path / "ca.crt").write_bytes(authority.pem)
+    ca = ("--tls-ca", str(tmp_path / "ca.crt"))
+    async with router_app(msgspec.structs.replace(serve_config(None), tls=tls)) as (app, _):
+        target = ("--target", f"127.0.0.1:{app.listeners.grpc_port}")
+        code, _, err = await kvroute("workers", *target)
+        assert code == 1
+        assert err.endswith("; if this port speaks TLS, give --tls-ca FILE, or --tls\n")
+        assert (await kvroute("workers", *target, *ca))[0] == 0
+    async with router_app(serve_config(None)) as (app, _):
+        target = ("--target", f"127.0.0.1:{app.listeners.grpc_port}")
+        code, _, err = await kvroute("workers", *target, *ca)
+        assert code == 1
+        assert "; this port speaks no TLS: leave out --tls" in err
 
 
 async def test_workers_and_explain_show_a_fleet() -> None:

@@ -386,7 +386,7 @@ async def routed(client: KvRouteClient) -> Pick:
 
 @pytest.mark.parametrize("fast_lane", [True, False])
 async def test_without_routers_the_client_picks_until_one_is_back(
-    server: Server, fast_lane: bool
+    server: Server, fast_lane: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, clock = await make_client(server, fast_lane=fast_lane)
     async with client:
@@ -406,6 +406,11 @@ async def test_without_routers_the_client_picks_until_one_is_back(
         assert (await routed(client)).reservation_id == "r-w0"
         assert not client._takeover.fallback.outage  # type: ignore[union-attr]
         assert client.counts["outages"] == 1
+        away, back = (one.message for one in caplog.records if one.levelname == "WARNING")
+        assert away.startswith(
+            "no router answers: requests go to the workers that were listed last"
+        )
+        assert back.startswith("a router answers again, after ")
 
 
 async def test_reports_of_a_pick_of_our_own_go_nowhere(server: Server) -> None:

@@ -25,7 +25,7 @@ def test_where_more_workers_wait_less_it_finds_the_smallest(needed: int, most: i
 
     def measure(workers: int) -> float:
         asked.append(workers)
-        return 0.1 if workers >= needed else 0.2
+        return 0.1 if workers >= needed else 0.2 + 0.1 / workers
 
     found = smallest_fleet(measure, 0.1, most=most)
     assert found.workers == (needed if needed <= most else None)
@@ -40,7 +40,9 @@ def test_where_more_workers_wait_less_it_finds_the_smallest(needed: int, most: i
 def test_whatever_the_sizes_say_the_answer_keeps_it_and_so_does_its_neighbour(
     kept: list[bool],
 ) -> None:
-    found = smallest_fleet(lambda size: 0.0 if kept[size - 1] else 1.0, 0.5, most=len(kept))
+    found = smallest_fleet(
+        lambda size: 0.0 if kept[size - 1] else 1 + 1 / size, 0.5, most=len(kept)
+    )
     if found.workers is not None:
         assert all(kept[found.workers - 1 : found.workers + 1])
     assert [trial.workers for trial in found.trials] == sorted(
@@ -50,9 +52,20 @@ def test_whatever_the_sizes_say_the_answer_keeps_it_and_so_does_its_neighbour(
 
 def test_a_lucky_size_between_bad_ones_is_no_answer() -> None:
     good = {4, 6, 7, 8}
-    found = smallest_fleet(lambda size: 0.0 if size in good else 1.0, 0.5, most=8)
+    found = smallest_fleet(lambda size: 0.0 if size in good else 1 + 1 / size, 0.5, most=8)
     assert found.workers == 6
     assert not found.is_monotone
+
+
+@given(st.integers(1, 16), st.floats(0.11, 10.0))
+def test_the_search_ends_where_a_prompt_alone_takes_longer(busy: int, alone_s: float) -> None:
+    found = smallest_fleet(lambda size: alone_s * max(1.0, busy / size), 0.1)
+    assert found.workers is None
+    assert found.alone_s == alone_s
+    assert found.trials[-1].workers <= 4 * busy
+    failing = smallest_fleet(lambda size: math.inf, 0.1)
+    assert (failing.workers, failing.alone_s) == (None, None)
+    assert failing.trials[-1].workers == 256
 
 
 def test_no_fleet_at_all_is_refused() -> None:

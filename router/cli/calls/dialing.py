@@ -80,5 +80,21 @@ def dial(target: str, **options: Any) -> Any:
 
 def complain(target: str, error: Exception) -> int:
     """The end of a command whose call failed (KvRouteError): one line on stderr, exit code 1."""
-    click.echo(shown(f"kvroute: {target}: {error}"), err=True)
+    click.echo(shown(f"kvroute: {target}: {error}{_hint(str(error))}"), err=True)
     return 1
+
+
+def _hint(text: str) -> str:
+    """What to try where one side speaks TLS and the other does not, by gRPC's own words."""
+    context = click.get_current_context(silent=True)
+    flags = {} if context is None else context.meta.get(_META, {})
+    has_tls = flags.get("tls") or flags.get("ca_file") or flags.get("certificate_file")
+    if not has_tls and any(words in text for words in _CLOSED):
+        return "; if this port speaks TLS, give --tls-ca FILE, or --tls"
+    if has_tls and "WRONG_VERSION_NUMBER" in text:
+        return "; this port speaks no TLS: leave out --tls, --tls-ca and --tls-certificate"
+    return ""
+
+
+_CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "GOAWAY")
+"""Of gRPC, for a connection that the other side ended before its first answer."""

@@ -256,7 +256,7 @@ def _row_cells(row: CandidateRow, terms: Sequence[str]) -> list[str]:
         blocks,
         str(row.running),
         str(row.waiting),
-        f"{row.reserved:.0f}",
+        f"{max(0.0, row.reserved):.0f}",  # below 0 where some ended since the engine's sample
         *(f"{row.terms[term]:.3g}" if term in row.terms else "" for term in terms),
     ]
 

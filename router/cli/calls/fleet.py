@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from events.engines.endpoints import masked
+from events.feed.stream import CONNECTION_DOWN
 from kvroute.client import KvRouteError
 from kvroute.v1 import ListWorkersResponse, WorkerStatus
 from router.cli.calls.dialing import complain, dial
@@ -51,6 +52,8 @@ def _show(target: str, model: str, workers: Sequence[WorkerStatus]) -> None:
             screen.print(line(name, " ", _told_of(worker)))
         for warning in worker.warnings:
             screen.print(line(name, " ", masked(warning)))
+    if trouble := cut_off(workers):
+        screen.print(line(styled(trouble, "red")))
 
 
 def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
@@ -72,7 +75,7 @@ def _workers_table(workers: Sequence[WorkerStatus]) -> Table:
             f"{worker.running}{_slots(worker)}",
             str(worker.waiting),
             str(worker.reserved),
-            f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-",
+            reused_text(worker.hit_ratio),
             worker.role or "?",
             f"{worker.engine} {worker.engine_version}".strip() or "?",
             worker.model or "?",
@@ -96,6 +99,20 @@ def _told_of(worker: WorkerStatus) -> str:
 
 WIDTH_MIN = 400
 _WORKER_NUMBERS = ("held", "in use", "run", "wait", "ours", "reused")
+
+
+def cut_off(workers: Sequence[WorkerStatus]) -> str:
+    """Why nothing is known of any worker now; empty: their streams come."""
+    if not workers or any(worker.stream_reason != CONNECTION_DOWN for worker in workers):
+        return ""
+    return "the router has lost its connection to NATS: caches and loads are those of before"
+
+
+def reused_text(hit_ratio: float) -> str:
+    """Share of the predicted overlap that the engine reused; it may reuse more than predicted."""
+    if not hit_ratio:
+        return "-"
+    return f"{hit_ratio:.0%}" if hit_ratio <= 1 else ">100%"
 
 
 def stream_text(state: str, is_complete: bool) -> Text:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvroute.v1 import ListQueueResponse, WatchedDecision, WorkerStatus
-from router.cli.calls.fleet import stream_text
+from router.cli.calls.fleet import cut_off, reused_text, stream_text
 from router.cli.calls.tail import HEAD, line_of
 from router.cli.text import add_row, line, styled, table
 
@@ -86,7 +86,7 @@ def _head(state: State) -> RenderableType:
         styled(f"{state.queue.waiting} waiting", "yellow" if state.queue.waiting else ""),
         pace,
     )
-    trouble = "; ".join(filter(None, (state.trouble, state.unwatched)))
+    trouble = "; ".join(filter(None, (state.trouble, cut_off(workers), state.unwatched)))
     last = styled(trouble, "red") if trouble else styled("q: quit", "dim")
     return Group(first, last)
 
@@ -107,7 +107,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
         rank = f"/{worker.dp_rank}" if worker.dp_rank else ""
         used = f"{worker.active_blocks / worker.total_blocks:.0%}" if worker.total_blocks else "?"
         held = f"{worker.blocks_device + worker.blocks_host + worker.blocks_disk:,}"
-        reused = f"{worker.hit_ratio:.0%}" if worker.hit_ratio else "-"
+        reused = reused_text(worker.hit_ratio)
         add_row(
             made,
             styled(worker.worker_id + rank, _STYLES[_place(worker)[0]]),

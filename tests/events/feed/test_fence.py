@@ -187,7 +187,6 @@ class VirtualPlane:
 
     def _tick(self) -> None:
         """As the feed does it: the PING comes behind what is queued."""
-        self.view.tick(self.now_s)
         if self.pinged_s is None:
             self.pinged_s = self.now_s
             self.queue.append(("facts", PING, 1, 0, self.now_s))
@@ -195,6 +194,8 @@ class VirtualPlane:
             behind_s = self.now_s - self.pinged_s
             self.intake.budget_part = budget_part(behind_s)
             self.fence.tick(self.now_s, behind_s)
+        self.view.behind_s = self.now_s - self.pinged_s
+        self.view.tick(self.now_s)
 
     def live(self) -> list[float]:
         """Of each honest stream that is live: the age of its last beat."""

@@ -2,10 +2,14 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
+from events.feed.stream import CONNECTION_DOWN
 from kvroute.v1 import ListQueueResponse, WorkerStatus
+from router.cli.calls.fleet import reused_text
 from router.cli.calls.top_screen import State, screen
+from tests.events.feed.view_fleet import Fleet
 
 
 def worker(worker_id: str, ended: int = 0, **about: object) -> WorkerStatus:
@@ -37,6 +41,31 @@ def test_troubles_are_said_until_they_are_over() -> None:
     assert "no decisions: denied" in text_of(state)
     state.unwatched = ""
     assert "q: quit" in text_of(state)
+
+
+def test_a_lost_connection_to_nats_is_said_while_every_stream_lacks_it() -> None:
+    state = State("r:1")
+    lost = [worker(name, stream_reason=CONNECTION_DOWN) for name in ("a", "b")]
+    state.look(lost, ListQueueResponse(), 0.0)
+    assert "has lost its connection to NATS" in text_of(state)
+    lost[1].stream_reason = "in step"
+    assert "NATS" not in text_of(state)
+    state.look([], ListQueueResponse(), 1.0)
+    assert "NATS" not in text_of(state)
+
+
+def test_a_reason_of_a_stream_says_that_the_connection_is_down() -> None:
+    fleet = Fleet(1)
+    fleet.view.on_connection(connected=False, now_s=1.0)
+    (source,) = fleet.view.sources.values()
+    assert source.stream.reason == CONNECTION_DOWN
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(0.0, "-"), (0.31, "31%"), (1.0, "100%"), (1.14, ">100%"), (7.0, ">100%")]
+)
+def test_a_share_is_100_percent_at_most(ratio: float, text: str) -> None:
+    assert reused_text(ratio) == text
 
 
 def test_a_low_terminal_shows_the_workers_that_need_attention() -> None:

@@ -311,7 +311,7 @@ def test_capacity_finds_the_smallest_fleet(trace: Path, tmp_path: Path) -> None:
 def test_a_promise_that_no_fleet_keeps_ends_with_exit_code_1(trace: Path) -> None:
     done = kvroute("capacity", trace, "--ttft-ms", 1, "--workers-max", 3)
     assert done.exit_code == 1
-    assert "not even 3 workers keep the promise" in done.output
+    assert "no number of workers keeps 1 ms" in done.output
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,9 @@ async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Pat
 
 
 @pytest.mark.long
-async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks() -> None:
+async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
+    tmp_path: Path,
+) -> None:
     openai = pytest.importorskip("openai")
     words = ("simulate", "--gateway", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")
     process = await asyncio.create_subprocess_exec(
@@ -402,6 +404,26 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks()
         (base,) = re.findall(r"OpenAI's API +(\S+/v1),", "".join(lines))
         assert f"curl -i {base}/chat/completions " in "".join(lines)
         root = base.removesuffix("/v1")
+        shown = [line.strip() for line in lines if line.startswith("  ")]
+        (body,), (asks,) = (
+            [line for line in shown if line.startswith(word)]
+            for word in ("echo ", "kvroute explain")
+        )
+        await _shell(body, tmp_path)
+        for _ in range(2):
+            async with (
+                aiohttp.ClientSession() as http,
+                http.post(
+                    f"{base}/chat/completions", data=(tmp_path / "chat.json").read_bytes()
+                ) as chatted,
+            ):
+                assert chatted.status == 200
+        explained = await _shell(asks.partition("#")[0] + " --json", tmp_path)
+        overlaps = [
+            row.get("overlapTokens", {}).get("usable", 0)
+            for row in json.loads(explained)["candidates"]
+        ]
+        assert max(overlaps) >= 128, "what the page says is shown by what it prints"
         assert f"Anthropic's   {root}, the same\n" in lines
         message = {"model": "stand-in", "messages": [{"role": "user", "content": "Hi"}]}
         async with (
@@ -426,6 +448,17 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks()
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def _shell(line: str, folder: Path) -> str:
+    """What a printed command prints, where `kvroute` is this environment's."""
+    words = line.replace("kvroute ", f"{sys.executable} -m router.cli.main ", 1)
+    process = await asyncio.create_subprocess_shell(
+        f"cd {folder} && PYTHONPATH={Path.cwd()} {words}", stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class Picker:
                 raise
             return pick
         fallback = self._takeover.fallback
-        if fallback is not None and fallback.routed(transport.clock()) and self.listing is None:
+        if self._takeover.routed() and fallback is not None and self.listing is None:
             self.listing = asyncio.create_task(self._list(fallback))
         if model is not None and self._hashing is not None:
             self._hashing.answered(model, response.hash_block_size)

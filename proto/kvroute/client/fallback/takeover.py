@@ -26,6 +26,8 @@ class Takeover:
         self.fallback = fallback
         self._silent_s = silent_s
         self._clock = clock
+        self._picked = 0
+        """The fallback's picks since a router answered."""
 
     def line_wait_s(self) -> float:
         """Longest that a request waits for a line before the fallback picks; inf: no fallback."""
@@ -62,8 +64,22 @@ class Takeover:
         answer = fallback.pick(request.message(), self._clock())
         if answer is None:
             return None
+        if self._picked == 0:
+            log.warning(
+                "no router answers: requests go to the workers that were listed last, without"
+                " knowledge of caches and load, until one does: %s",
+                error,
+            )
+        self._picked += 1
         log.debug("no router: the client picked %s: %s", answer.worker_id, error)
         return Pick(request.request_id, answer, fallback=True)
+
+    def routed(self) -> bool:
+        """A router answered; returns whether the workers are to be listed now."""
+        if self._picked:
+            log.warning("a router answers again, after %d picks without one", self._picked)
+            self._picked = 0
+        return self.fallback is not None and self.fallback.routed(self._clock())
 
     def began(self, pick: Pick) -> None:
         """A request was sent to the worker of a router's pick."""

@@ -1,0 +1,40 @@
+"""Which workers fell silent, and which came back, as lines for the log. Pure.
+
+Law: a worker has a line when its stream falls silent, and when it beats again; of more than
+NAMED_MAX at once the line has the number.
+"""
+
+from collections.abc import Iterable
+
+from events.feed.fleet_view import Source
+from events.feed.stream import StreamState
+from indexer.identity import WorkerKey
+
+NAMED_MAX = 8
+
+
+class SilenceLog:
+    """Of one router."""
+
+    def __init__(self) -> None:
+        self._silent: set[WorkerKey] = set()
+
+    def lines(self, sources: Iterable[Source]) -> list[str]:
+        """What has changed since the last call. Forgotten workers have a line elsewhere."""
+        states = {source.key: source.stream.state for source in sources}
+        silent = {key for key, state in states.items() if state is StreamState.SILENT}
+        fell, came = silent - self._silent, (self._silent - silent) & states.keys()
+        self._silent = silent
+        lines = []
+        if fell:
+            lines.append(f"{_named(fell)} silent: no beat of a relay comes")
+        if came:
+            lines.append(f"{_named(came)} there again: the relay beats")
+        return lines
+
+
+def _named(keys: set[WorkerKey]) -> str:
+    if len(keys) > NAMED_MAX:
+        return f"{len(keys)} workers are"
+    names = ", ".join(map(str, sorted(keys)))
+    return f"worker {names} is" if len(keys) == 1 else f"workers {names} are"
