@@ -55,9 +55,14 @@ def test_runs_are_seen_while_they_go_on(terminal: bool) -> None:
     assert lines[-1].startswith("p: done in 1.5 s, hit rate 25.0%, TTFT mean ")
 
 
-def test_progress_of_nothing_and_progress_that_nobody_watches() -> None:
-    with watch(Console(file=io.StringIO())) as watcher:
+def test_progress_of_nothing_and_progress_that_nobody_watches(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = io.StringIO()
+    with watch(Console(file=shown)) as watcher:
         watcher.begin("p")(RunProgress(0, 0, 0, 0, 0.0))
+    assert shown.getvalue() == "", "where there is no terminal, a line each second, and the end"
     quiet = Unwatched()
     quiet.begin("p")(RunProgress(1, 1, 0, 0, 0.0))
     quiet.end("p", NUMBERS)
+    assert capsys.readouterr() == ("", "")

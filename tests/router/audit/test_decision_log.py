@@ -205,7 +205,11 @@ def test_a_file_that_cannot_be_written_stops_the_start_and_names_the_key(tmp_pat
 
 
 def test_a_log_that_was_never_used_closes() -> None:
-    DecisionLog("here", LABELS).close()
+    log = DecisionLog("here", LABELS)
+    log.close()
+    log.close()
+    assert log.lines == {}
+    assert not log.is_on
 
 
 def contents(folder: Path) -> dict[str, str]:

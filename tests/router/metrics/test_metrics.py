@@ -53,7 +53,7 @@ NAMES = [
     "kvroute_self_check_resyncs_total",
     "kvroute_self_check_learned_blocks_total",
 ]
-"""The contract, less what has no subject yet: the queue, reloads of the configuration."""
+"""Of the router's core. The queue's are in test_queue_metrics.py."""
 
 
 class Observed:
