@@ -18,6 +18,12 @@ class Asked:
     number: int
     """Of the request on its connection, from 0."""
     writer: asyncio.StreamWriter
+    reader: asyncio.StreamReader
+
+    async def gone(self) -> None:
+        """Until the other side closes; raises ConnectionError then."""
+        await self.reader.read()
+        raise ConnectionError("the other side closed")
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -57,7 +63,7 @@ class RawEngine:
                 head = await reader.readuntil(b"\r\n\r\n")
                 lines = head.lower().split(b"\r\n")
                 length = [int(x.split(b":")[1]) for x in lines if x.startswith(b"content-length")]
-                asked = Asked(head, await reader.readexactly(sum(length)), number, writer)
+                asked = Asked(head, await reader.readexactly(sum(length)), number, writer, reader)
                 self.asked.append(asked)
                 number += 1
                 if not await self.answer(asked):

@@ -1,14 +1,14 @@
 """Connections to workers: aiohttp's client, with bounds on what comes before an answer's body.
 
-aiohttp reads interim answers (1xx) for as long as they come, keeps what comes on an idle connection
-and does not say whether a connection was used before. `_factory` of its connector makes the
-protocol of each connection: a private name, which tests/router/front/gateway/test_connections.py
-watches.
+aiohttp reads interim answers (1xx) for as long as they come, keeps what comes on an idle
+connection, lets the reader of a body wait whose bytes can't be parsed, and does not say whether a
+connection was used before. `_factory` of its connector makes the protocol of each connection: a
+private name, which tests/router/front/gateway/test_engine_answers.py watches.
 
 Laws:
 - a head is parsed in pieces of PIECE_BYTES, and the bytes up to its end, those of interim answers
   included, are bounded: HEAD_SLACK times the bound of a head;
-- bytes that no request waits for close the connection;
+- bytes that no request waits for close the connection, and bytes that are no HTTP end the answer;
 - a host that answers no packet for DEAD_S fails the connection, whatever waits on it.
 """
 
@@ -24,13 +24,13 @@ from aiohttp.client_proto import ResponseHandler
 from typing_extensions import override
 
 from kvroute.client import UnusableAnswer
-from kvroute.client.requests.failures import Kind
+from kvroute.client.requests.failures import Kind, of_status
 
 INTERIM_MAX = 16
 """Interim answers before an answer; engines send none."""
 HEAD_SLACK = 4
-"""A good answer whose head is over the bound, and not over so many times the bound, is known as
-such; past it, an answer is unusable."""
+"""A head over the bound is read up to so many times the bound, so that a good answer is known as
+such: another worker's would be as long."""
 PIECE_BYTES = 1 << 14
 DEAD_S = 30
 """A dead host is noticed after it: TCP keepalive, and TCP_USER_TIMEOUT for bytes on their way."""
@@ -42,7 +42,7 @@ used: ContextVar[Callable[["AnswerProtocol"], None]] = ContextVar("used")
 
 
 class LongHead(UnusableAnswer):
-    """A good answer whose head is too long to be passed on: another worker's would be as long."""
+    """An answer for the client whose head is too long to be passed on."""
 
     failure = Kind.LONG_HEAD
 
@@ -56,6 +56,8 @@ class AnswerProtocol(ResponseHandler):
         self._left: int | None = None
         """Bytes up to the end of the awaited head; None: no head is awaited."""
         self._interim = 0
+        self._body: aiohttp.StreamReader | None = None
+        """Of the present answer."""
         self.uses = 0
         """Requests so far, the present one included."""
         self.heard = False
@@ -110,16 +112,26 @@ class AnswerProtocol(ResponseHandler):
             self._interim += 1
             if self._interim > INTERIM_MAX:
                 self._refuse(UnusableAnswer(f"over {INTERIM_MAX} interim answers (1xx) came"))
-        elif self._long(message) and 200 <= message.code < 300:
+        elif self._long(message):
+            passes = 200 <= message.code < 300 or of_status(message.code) is Kind.REJECTED
+            kind = LongHead if passes else UnusableAnswer
             bound = self._head_bytes_max
-            self._refuse(LongHead(f"its head is over {bound} bytes (gateway.header_kib_max)"))
+            self._refuse(kind(f"its head is over {bound} bytes (gateway.header_kib_max)"))
         else:
             self._left = None
+            self._body = data[1]
             super().feed_data(data, size)
 
+    @override
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        super().set_exception(exc, *cause)
+        body, self._body = self._body, None
+        if body is not None and not body.is_eof() and body.exception() is None:
+            body.set_exception(aiohttp.ClientPayloadError(f"the answer breaks: {first_line(exc)}"))
+
     def _long(self, message: Any) -> bool:
-        sizes = (len(name) + len(value) + 4 for name, value in message.raw_headers)
-        return sum(sizes) > self._head_bytes_max
+        fields = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+        return fields + len(message.reason) > self._head_bytes_max
 
     def _refuse(self, error: Exception) -> None:
         self._left = None
@@ -153,6 +165,11 @@ class Connector(aiohttp.TCPConnector):
         assert isinstance(protocol, AnswerProtocol)
         used.get()(protocol)
         return connection
+
+
+def first_line(error: BaseException) -> str:
+    """Of a message whose others quote the bytes."""
+    return str(getattr(error, "message", error)).split("\n", 1)[0][:200]
 
 
 def _socket(address: Any) -> socket.socket:

@@ -24,7 +24,13 @@ from kvroute.client import UnusableAnswer
 from kvroute.client.requests.failures import Kind, judge, of_status
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import UPSTREAM_ANSWER_MAX, Upstream, returned
-from router.front.gateway.connections import HEAD_SLACK, AnswerProtocol, Connector, used
+from router.front.gateway.connections import (
+    HEAD_SLACK,
+    AnswerProtocol,
+    Connector,
+    first_line,
+    used,
+)
 
 IDLE_S = 3.0
 """Seconds for which an idle connection is kept: less than the 5 s of vLLM's and SGLang's server, so
@@ -203,7 +209,7 @@ class Sent:
         except aiohttp.ClientResponseError as error:
             # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
             # for the client's mistake.
-            raise UnusableAnswer(f"the worker's answer is no HTTP: {_line(error)}") from error
+            raise UnusableAnswer(f"the worker's answer is no HTTP: {first_line(error)}") from error
 
     async def _post(self, session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
         upstream, body = self._upstream, self._upstream.body
@@ -266,8 +272,3 @@ class Sent:
             )
             return
         self._looks = asyncio.get_running_loop().call_later(self._look_s, self._look)
-
-
-def _line(error: aiohttp.ClientResponseError) -> str:
-    """The first line of a message whose others quote the bytes."""
-    return error.message.split("\n", 1)[0][:200]

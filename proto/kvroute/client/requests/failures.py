@@ -151,7 +151,8 @@ FAILURES: Mapping[Kind, Judgement] = {
         *(_CLIENT, Again.ELSEWHERE, "HOST_FAILED"),
     ),
     Kind.LONG_HEAD: Judgement(
-        "an answer of status 2xx whose head is over `gateway.header_kib_max`",
+        "an answer of status 2xx or 4xx whose head is over `gateway.header_kib_max`, and not over"
+        " four times that",
         *(_CLIENT, Again.NO, "ANSWER_HEAD_TOO_LARGE"),
     ),
     Kind.NO_MODEL: Judgement(

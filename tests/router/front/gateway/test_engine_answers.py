@@ -14,9 +14,9 @@ import pytest
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import TCPConnector
 
-from router.front.gateway import connections, upstreams
+from router.front.gateway import connections, silent_workers, upstreams
 from router.reservations.reservations import Ending
-from tests.router.front.gateway.test_gateway import BODY, CHAT, WHOLE
+from tests.router.front.gateway.test_gateway import BODY, CHAT, DONE, EVENTS, WHOLE
 from tests.stage.gateway import Stage, Worker, a_gateway, answering
 from tests.stage.raw_engine import Asked, RawEngine, sends, whole
 
@@ -287,3 +287,107 @@ async def test_an_address_that_the_host_can_t_reach_blames_no_worker(
             assert (await asked(stage))[0] == 200
         assert not far.asked
         assert not blamed(stage)
+
+
+# Models that moved
+
+
+async def test_a_model_that_an_engine_no_longer_has_is_served_by_another_one() -> None:
+    absent = b'{"error":{"message":"The model `m` does not exist.","code":404}}'
+    engine = RawEngine(sends(whole(absent, b"404 Not Found")))
+    async with beside(engine, Worker(answering(WHOLE))) as stage:
+        assert (await asked(stage))[::2] == (200, WHOLE)
+        await stage.until(lambda: stage.endings == {Ending.FAILED_CLIENT: 1, Ending.FINISHED: 1})
+    async with beside(RawEngine(engine.answer)) as stage:
+        assert (await asked(stage))[::2] == (404, absent)
+        labels = {"path": CHAT, "outcome": "worker_refused"}
+        assert stage.sample("kvroute_gateway_requests_total", **labels) == 1
+
+
+async def test_another_404_is_the_clients() -> None:
+    engine = RawEngine(sends(whole(b'{"detail":"Not Found"}', b"404 Not Found")))
+    worker = Worker(answering(WHOLE))
+    async with beside(engine, worker) as stage:
+        assert (await asked(stage))[::2] == (404, b'{"detail":"Not Found"}')
+        assert not worker.bodies
+
+
+# Workers that are silent to the router
+
+
+async def cut_off(asked: Asked) -> bool:
+    await asked.gone()
+    return False
+
+
+async def headed(asked: Asked) -> bool:
+    await asked.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+    await asked.send(b"Transfer-Encoding: chunked\r\n\r\n")
+    return await cut_off(asked)
+
+
+def falls_silent(stage: Stage, how: str) -> None:
+    """The raw engine's relay says nothing more, or says that the engine does not answer."""
+    fleet = stage.served.fleet
+    (key,) = (key for key in fleet.relays if key.worker_id == "raw")
+    if how == "relay":
+        fleet.turn(4.0, silent=[key])
+    else:
+        fleet.say(key, healthy=False, probed=True)
+
+
+async def looked(stage: Stage) -> None:
+    await stage.gateway.silent.look(asyncio.get_running_loop().time())
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+@pytest.mark.parametrize("how", ["relay", "engine"])
+@pytest.mark.parametrize("answer", [cut_off, headed])
+async def test_a_request_without_a_byte_leaves_a_worker_that_is_silent(
+    answer: Any, how: str, in_process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silent_workers, "LOOK_S", 3600.0)  # the test looks
+    engine = RawEngine(answer)
+    async with beside(engine, Worker(answering(WHOLE)), in_process=in_process) as stage:
+        call = asyncio.create_task(asked(stage))
+        await stage.until(lambda: len(engine.asked) == 1)
+        await looked(stage)
+        assert not call.done(), "its worker is well"
+        falls_silent(stage, how)
+        while not call.done():
+            await looked(stage)
+            await asyncio.sleep(0)
+        assert (await call)[::2] == (200, WHOLE)
+        assert stage.sample("kvroute_gateway_moved_total") == 1
+        await stage.until(lambda: engine.left == 1)
+        await stage.until(lambda: stage.endings == {Ending.FAILED_CANCELLED: 1, Ending.FINISHED: 1})
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_request_stays_where_bytes_came_or_no_other_worker_is(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silent_workers, "LOOK_S", 3600.0)
+    go = asyncio.Event()
+
+    async def late(asked: Asked) -> bool:
+        await asked.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+        await asked.send(b"Content-Length: %d\r\n\r\n" % len(EVENTS[0] + DONE))
+        if not alone:
+            await asked.send(EVENTS[0])
+        await go.wait()
+        await asked.send((EVENTS[0] if alone else b"") + DONE)
+        return False
+
+    others = [] if alone else [Worker(answering(WHOLE))]
+    engine = RawEngine(late)
+    async with beside(engine, *others) as stage:
+        call = asyncio.create_task(asked(stage))
+        await stage.until(lambda: len(engine.asked) == 1)
+        if not alone:
+            await stage.until(lambda: stage.sample("kvroute_gateway_first_byte_seconds_count") == 1)
+        falls_silent(stage, "relay")
+        await looked(stage)
+        assert stage.sample("kvroute_gateway_moved_total") == 0
+        go.set()
+        assert (await call)[::2] == (200, EVENTS[0] + DONE)
