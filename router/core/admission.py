@@ -109,6 +109,8 @@ class Admission:
         self._core = core
         self._tenants: dict[str, str] = {}
         """Of open reservations, where tenants have quotas: reservation id -> tenant."""
+        self._estimates: dict[str, float] = {}
+        """What those of them were charged whose length is an estimate."""
         self._is_closed = False
         self._has_rules = False
         self._note_rules()
@@ -147,7 +149,7 @@ class Admission:
             raise rule.copy()
         if rule is None and (not may_wait or not self._is_behind(request)):
             try:
-                self._took(request.tenant, decide(not may_wait), now_s)
+                self._took(request, decide(not may_wait), now_s)
                 return None
             except NobodyFits as refusal:
                 if not may_wait or refusal.reason is not Reason.ALL_WORKERS_FULL:
@@ -288,7 +290,7 @@ class Admission:
             waiter.reservation_id = reservation.id
             self.fleet_turns.took(waiter)
             self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
-            self._count(waiter.tenant, reservation)
+            self._count(waiter.tenant, reservation, waiter.charged_tokens)
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
         job = _job(waiter)
@@ -353,28 +355,45 @@ class Admission:
         share = self.queue.share_of(waiter, now_s)
         return share < 1 and self._core.fleet.fill(waiter.model) >= share
 
-    def _took(self, tenant: str, reservation: Reservation, now_s: float) -> None:
+    def measured(
+        self, reservation_id: str, prompt_tokens: int, cached_tokens: int, now_s: float
+    ) -> None:
+        """An engine has counted the tokens of a prompt: they take the place of an estimate."""
+        charged = self._estimates.pop(reservation_id, None)
+        tenant = self._tenants.get(reservation_id)
+        if charged is None or tenant is None:
+            return
+        cached_tokens = min(cached_tokens, prompt_tokens)
+        cost = self.queue.tenants.cost(prompt_tokens - cached_tokens, cached_tokens)
+        self.queue.tenants.corrected(tenant, cost - charged, now_s)
+
+    def _took(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """A request that did not wait has its worker."""
         if self.queue.tenants.have_quotas and reservation.id not in self._tenants:
             cached_tokens = max(0, reservation.prompt_tokens - reservation.new_tokens)
             cost = self.queue.tenants.cost(reservation.new_tokens, cached_tokens)
-            self.queue.tenants.took(tenant, cost, now_s)
-            self._count(tenant, reservation)
+            charged = request.charged_tokens
+            self.queue.tenants.took(request.tenant, max(cost, float(charged)), now_s)
+            self._count(request.tenant, reservation, charged)
 
-    def _count(self, tenant: str, reservation: Reservation) -> None:
-        """Has the end of a reservation counted for its tenant."""
+    def _count(self, tenant: str, reservation: Reservation, charged_tokens: int = 0) -> None:
+        """Has the end of a reservation counted for its tenant. charged_tokens: see Request."""
         if not self.queue.tenants.have_quotas:
             return
         if reservation.ended is not None or reservation.id in self._tenants:
             self.queue.tenants.ended(tenant)  # or another request with the same answer counts
-        else:
-            self._tenants[reservation.id] = tenant
+            return
+        self._tenants[reservation.id] = tenant
+        if charged_tokens:
+            cost = max(float(charged_tokens), self.queue.tenants.cost(reservation.new_tokens, 0))
+            self._estimates[reservation.id] = cost
 
     def _note_ended(self) -> None:
         """Takes reservations that ended off their tenants."""
         if not self.queue.tenants.have_quotas:
             return
         for reservation in self._core.life.take_ended():
+            self._estimates.pop(reservation.id, None)
             if (tenant := self._tenants.pop(reservation.id, None)) is not None:
                 self.queue.tenants.ended(tenant)
 
@@ -387,6 +406,7 @@ class Admission:
         self._core.life.keep_ended(have_quotas)
         if not have_quotas:
             self._tenants.clear()
+            self._estimates.clear()
 
     def _is_behind(self, request: Request) -> bool:
         """Whether others wait for the workers of a request, here or in another router; the request
@@ -431,6 +451,7 @@ class Admission:
             restriction=_restriction(request),
             needs_prefill=request.resumed is None,
             prompt_tokens=tokens,
+            charged_tokens=request.charged_tokens,
             new_tokens=tokens - held_tokens,
             output_tokens=self._core.decider.output_tokens(request),
             size_bytes=size_bytes,

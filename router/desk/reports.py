@@ -253,6 +253,10 @@ class Reports:
             )
         reservation = self._core.reservations.get(progress.reservation_id)
         unknown_before = reservation is None or reservation.cached_tokens is None
+        if reservation is not None and message.HasField("prompt_tokens"):
+            self._admission.measured(
+                *(reservation.id, message.prompt_tokens, progress.cached_tokens or 0, self._clock())
+            )
         result = self._core.report(progress, self._clock(), caller.host)
         self._on_change()
         if reservation is not None and message.HasField("prompt_tokens"):

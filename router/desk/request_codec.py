@@ -140,6 +140,7 @@ def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFI
         excluded_workers=(
             frozenset(message.excluded_worker_ids) if "excluded_worker_ids" in given else _NOBODY
         ),
+        charged_tokens=message.charged_tokens,
         resumed=session,
     )
 

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 from kvroute.v1 import router_pb2
 from router.desk.answer_codec import framed
 from router.desk.request_codec import ASIDE_BYTES_MAX, FIELDS_MAX, TEXT_MAX
-from router.prompts.prompts import MadeBy, PromptTokens, Source
+from router.prompts.prompts import BYTES_A_TOKEN, MadeBy, PromptTokens, Source
 from router.prompts.settings import PromptKind
 from router.request.refusal import Reason, Refusal
 from router.wire.received import TooMuch, take_apart
@@ -102,7 +102,10 @@ def with_tokens(text: TextPrompt, made: PromptTokens) -> bytes:
     if made.made_by is MadeBy.ESTIMATE:
         size = _BLOCKS + xxh3_64_intdigest(text.content) % (_BLOCKS - 1)
         hashes = router_pb2.BlockHashes(block_size=size, prompt_tokens=made.count)
-        about = router_pb2.RouteRequest(block_hashes=hashes).SerializeToString()
+        charged = max(made.count, len(text.content) // BYTES_A_TOKEN)
+        about = router_pb2.RouteRequest(
+            block_hashes=hashes, charged_tokens=charged
+        ).SerializeToString()
         return message.SerializeToString() + about
     if made.items and not message.multimodal_items:
         message.multimodal_items.extend(

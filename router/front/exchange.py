@@ -160,8 +160,9 @@ class Exchange:
         """The options of a route (kvroute.client.RouteOptions), as far as the request has them.
 
         by_load: with a prompt of the estimated length, tokens_max at most, in the place of the
-        client's; salt: unique in the fleet, so that the prompt matches no worker's cache.
-        output_tokens: of a usual answer, if known; the client's bound counts where it is less.
+        client's, whose tenant is charged by all of its bytes; salt: unique in the fleet, so that
+        the prompt matches no worker's cache. output_tokens: of a usual answer, if known; the
+        client's bound counts where it is less.
         """
         facts = self.facts
         options: dict[str, Any] = {}
@@ -173,6 +174,7 @@ class Exchange:
         else:
             tokens = max(1, min(len(self.body) // BYTES_A_TOKEN, tokens_max))
             options |= {"token_ids": bytes(4 * tokens), "cache_salt": salt}
+            options["charged_tokens"] = max(1, len(self.body) // BYTES_A_TOKEN)
         for name in ("model", "session_id"):
             if value := getattr(facts, name):
                 options[name] = value

@@ -248,7 +248,7 @@ class AdmissionQueue:
             self.siblings.went(waiter, now_s)
         queue.rate.went(now_s)
         if self.tenants.have_quotas:
-            self.tenants.took(waiter.tenant, cost, now_s)
+            self.tenants.took(waiter.tenant, max(cost, float(waiter.charged_tokens)), now_s)
         self._leave(waiter, Fate.DISPATCHED, now_s)
 
     def cancel(self, waiter: Waiter, now_s: float) -> bool:

@@ -57,6 +57,8 @@ class Waiter:
     needs_prefill: bool = True
     """Whether the prompt is still to be computed: False for the decode half of a pair."""
     prompt_tokens: int = 0
+    charged_tokens: int = 0
+    """See Request."""
     new_tokens: int = 0
     """Prompt tokens that the best worker did not hold on arrival."""
     output_tokens: int = 0

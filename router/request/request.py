@@ -58,6 +58,9 @@ class Request:
     required_labels: Mapping[str, str] = field(default_factory=dict)
     allowed_workers: frozenset[str] = frozenset()
     excluded_workers: frozenset[str] = frozenset()
+    charged_tokens: int = 0
+    """By which a tenant's quota counts an estimated prompt until its engine has counted it; 0: the
+    prompt's length is no estimate."""
     resumed: Session | None = None
     """The session that the prompt was made of, when only a session was named."""
 

@@ -291,6 +291,7 @@ class RouteRequest(google.protobuf.message.Message):
     WAITED_MS_FIELD_NUMBER: builtins.int
     QUEUE_PROGRESS_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    CHARGED_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """the same id and prompt get the same answer; empty: a random id"""
     model: builtins.str
@@ -334,6 +335,10 @@ class RouteRequest(google.protobuf.message.Message):
     """true: on RouteStream, results with `waiting` come while the request waits in the router's queue"""
     traceparent: builtins.str
     """W3C traceparent of the caller's span; sampled: a router with `tracing.endpoint` exports its own spans below it"""
+    charged_tokens: builtins.int
+    """Prompt tokens that the tenant's quota (queue.tenants tokens_per_s) is charged with, where the prompt's length is an estimate that
+    was lowered for routing. The engine's count takes their place once it is reported (Progress.prompt_tokens).
+    """
     @property
     def token_ids(self) -> Global___TokenIds: ...
     @property
@@ -380,9 +385,12 @@ class RouteRequest(google.protobuf.message.Message):
         waited_ms: builtins.int | None = ...,
         queue_progress: builtins.bool = ...,
         traceparent: builtins.str = ...,
+        charged_tokens: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_charged_tokens", b"_charged_tokens"]) -> typing.Literal["charged_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expected_output_tokens", b"_expected_output_tokens"]) -> typing.Literal["expected_output_tokens"] | None: ...
     @typing.overload
@@ -480,10 +488,10 @@ class PrefillWorker(google.protobuf.message.Message):
     """PrefillWorker is the prefill half of a PREFILL_DECODE pair: it computes the prompt, and the picked worker
     takes its KV cache over. The two requests depend on the engine.
 
-    sglang: the same request goes to both workers at once, with bootstrap_host, bootstrap_port and bootstrap_room in its
-    body.
-    vllm: the first request goes to this worker, with max_tokens (and max_completion_tokens) 1, min_tokens 0, without
-    stream and stream_options, and with prefill_kv_transfer_params as its kv_transfer_params. The second request goes to
+    Of both engines: the request to this worker makes one answer of one token, which nothing but its length ends: n, max_tokens and
+    max_completion_tokens 1, min_tokens 0, ignore_eos true, without best_of, stop, stop_token_ids, stop_regex, stream and stream_options.
+    sglang: the request goes to both workers at once, with bootstrap_host, bootstrap_port and bootstrap_room in its body.
+    vllm: the first request goes to this worker, with prefill_kv_transfer_params as its kv_transfer_params. The second request goes to
     the picked worker, with decode_kv_transfer_params or, if these are empty, with the kv_transfer_params of this worker's
     answer. Both have the same X-Request-Id.
     """

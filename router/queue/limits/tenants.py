@@ -6,6 +6,9 @@ not empty and takes what it costs, so that over a time T a tenant gets at most
 
     tokens_per_s * (T + 1) + one largest request
 
+A prompt whose length is not known takes a fourth of its bytes, and what its engine counted takes
+their place once it is reported.
+
 Laws: a tenant has at most in_flight_max requests in flight that came through here; nothing is kept
 of a tenant with a full bucket and no request in flight.
 """
@@ -75,6 +78,12 @@ class Tenants:
             self._buckets[tenant] = left, now_s
             if len(self._buckets) > TENANTS_MAX:
                 del self._buckets[next(iter(self._buckets))]
+
+    def corrected(self, tenant: str, more: float, now_s: float) -> None:
+        """A request of a tenant, charged by an estimate, has cost so much more; or less."""
+        of_tenant = self.of(tenant)
+        if of_tenant.tokens_per_s and tenant in self._buckets:
+            self._buckets[tenant] = self._left(tenant, of_tenant, now_s) - more, now_s
 
     def ended(self, tenant: str) -> None:
         """A request in flight of a tenant is over."""

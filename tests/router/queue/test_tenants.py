@@ -14,6 +14,31 @@ def fair(**named: TenantSettings) -> TenantsSettings:
     return TenantsSettings(fair=True, named=named)
 
 
+CHARGES = st.lists(
+    st.tuples(st.floats(0, 3), st.floats(0, 5000), st.floats(0, 5000)), min_size=1, max_size=12
+)
+
+
+@given(CHARGES)
+def test_what_engines_counted_takes_the_place_of_what_was_charged(
+    requests: list[tuple[float, float, float]],
+) -> None:
+    """Over a time T at most `tokens_per_s * (T + 1)` and one request of what engines counted."""
+    rate, now_s, counted, largest = 1000.0, 0.0, 0.0, 0.0
+    tenants = Tenants(TenantsSettings(default=TenantSettings(tokens_per_s=rate)))
+    for pause_s, charged, cost in requests:
+        now_s += pause_s
+        if tenants.held_by("t", now_s) is not None:
+            continue
+        tenants.took("t", charged, now_s)
+        tenants.corrected("t", cost - charged, now_s)
+        counted, largest = counted + cost, max(largest, cost)
+        assert counted <= rate * (now_s + 1) + largest + 1e-6
+    other = Tenants(TenantsSettings(default=TenantSettings(tokens_per_s=rate)))
+    other.corrected("nobody", -1e9, 0.0)
+    assert other.bucket_count == 0
+
+
 class TestShares:
     def test_tenants_take_turns_however_many_requests_each_has(self) -> None:
         queue = queue_of(tenants=fair())

@@ -1,6 +1,7 @@
 """Requests that wait at a router for a worker with room, over real gRPC."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from router.config.settings.queue_settings import (
     TenantSettings,
     TenantsSettings,
 )
+from router.prompts.prompts import ModelPrompts, Source
 from router.service import late_results
 from tests.stage.served import Served, asked, refusal, served
 
@@ -380,6 +382,47 @@ async def test_tokens_a_second_bound_a_tenant() -> None:
         stage.fleet.now_s += 0.6
         stage.desk.turns()
         await call
+
+
+@pytest.mark.parametrize("by_body", [True, False])
+async def test_an_estimated_prompt_is_charged_by_its_bytes_until_it_is_counted(
+    by_body: bool,
+) -> None:
+    """The quota of a second is 2,000; the estimate that is routed, 50 tokens at most."""
+    tenants = TenantsSettings(default=TenantSettings(tokens_per_s=2000.0))
+    off = {"m": ModelPrompts(source=Source.OFF)}
+    async with served(queue=QueueSettings(tenants=tenants), models_prompts=off) as stage:
+        stage.fleet.add("w0", max_model_len=100)
+
+        def sends(size: int) -> Any:
+            about: dict[str, Any] = {"charged_tokens": size}
+            if by_body:
+                text = "x" * (4 * size)
+                messages = [{"role": "user", "content": text}]
+                about = {"chat_completion_body": json.dumps({"messages": messages}).encode()}
+            return stage.router.Route(asked(1, model="m", queue_timeout_ms=0, **about))
+
+        async def is_held() -> bool:
+            try:
+                answer = await sends(1)
+            except grpc.aio.AioRpcError:
+                return True
+            await stage.router.Report(report(answer.reservation_id))
+            return False
+
+        first = (await sends(9000)).reservation_id
+        assert await is_held()
+        counted = report(first)
+        counted.progress[0].prompt_tokens = 5000
+        for _ in range(2):
+            await stage.router.Report(counted)
+            assert await is_held(), "3,000 past a second's"
+        stage.fleet.now_s += 1.6
+        assert not await is_held()
+        for _ in range(3):
+            stage.fleet.now_s += 1.0
+            await is_held()
+        assert len(stage.desk.admission._estimates) <= 1, "nothing is kept of those that ended"
 
 
 async def test_room_is_kept_for_the_high_band() -> None:

@@ -64,6 +64,9 @@ class RequestAbout(TypedDict, total=False):
     """Set by `on_queued` of route() and request()."""
     traceparent: str | None
     """W3C traceparent of the caller's span: the router's spans are its children."""
+    charged_tokens: int | None
+    """That the tenant's quota is charged with, for a prompt whose length is a lowered estimate;
+    the engine's count takes their place once it is reported."""
 
 
 class RequestKeywords(RequestAbout, total=False):
