@@ -378,9 +378,8 @@ class Calls:
         if entering is not None:
             call.enter_after(entering)
         if deadline_s is not None:
-            if not self._with_deadline:
-                asyncio.get_running_loop().call_soon(self._await_deadlines)
             self._with_deadline.append(call)
+            self.protocol.on_turn_over = self._await_deadlines
         if handler.request_streaming:
             call.begin_stream()
 

@@ -62,12 +62,13 @@ from router.listener.held import STREAM_BYTES, Held, PortHeld
 class HeaderBlock:
     """Headers of one stream, whose end has not come."""
 
-    def __init__(self, number: int, flags: int, bytes_max: int) -> None:
+    def __init__(self, number: int, flags: int, trouble: str, bytes_max: int) -> None:
+        """trouble: what is wrong with it already."""
         self.number = number
+        self.trouble = trouble
         self._bytes_max = bytes_max
         self.flags = flags
         """Of the first frame."""
-        self.depends_on_itself = False
         self.content = bytearray()
 
     def add(self, payload: bytes) -> None:
@@ -231,8 +232,10 @@ class Connection(Control):
         stream.credit += size
         self._sending.give_credit(stream)
         self._work += MESSAGE_WORK
+        if flags & END_STREAM:
+            stream.ended = True
         self._messages.take(stream, payload)
-        if flags & END_STREAM and number in self.streams:
+        if stream.ended and number in self.streams:
             self._half_close(stream)
 
     def _late(self, number: int, flags: int, size: int) -> None:
@@ -248,32 +251,35 @@ class Connection(Control):
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & PADDED:
             payload = unpadded(payload)
-        block = self._block = HeaderBlock(number, flags, self._blocks_max)
+        trouble = ""
         if flags & HAS_PRIORITY:
             if len(payload) < 5:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a priority has 5 bytes")
-            block.depends_on_itself = U32.unpack_from(payload)[0] & WINDOW_MAX == number
+            if U32.unpack_from(payload)[0] & WINDOW_MAX == number:
+                trouble = "its own dependency"
             payload = payload[5:]
-        self._continue(block, flags, payload)
+        if flags & END_HEADERS:
+            self._decoded(number, flags, trouble, payload)
+        else:
+            self._block = HeaderBlock(number, flags, trouble, self._blocks_max)
+            self._block.add(payload)
 
     def _continuation(self, flags: int, payload: bytes) -> None:
-        if self._block is None:
+        block = self._block
+        if block is None:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION without headers")
         if len(payload) < SMALL_FRAME:
             self._calm.control()
-        self._continue(self._block, flags, payload)
-
-    def _continue(self, block: HeaderBlock, flags: int, payload: bytes) -> None:
         block.add(payload)
         if flags & END_HEADERS:
             self._block = None
-            self._work += len(block.content) >> 4
-            self._decoded(block)
+            self._decoded(block.number, block.flags, block.trouble, bytes(block.content))
 
-    def _decoded(self, block: HeaderBlock) -> None:
-        number, flags = block.number, block.flags
+    def _decoded(self, number: int, flags: int, trouble: str, block: bytes) -> None:
+        """A whole header block. trouble: why its stream can't be opened; empty: it can."""
+        self._work += len(block) >> 4
         try:
-            head = self._known.read(bytes(block.content))
+            head = self._known.read(block)
         except HPACKError as error:
             # The library's text may hold an address of this process's memory.
             about = f"headers can't be decoded ({type(error).__name__})"
@@ -287,7 +293,7 @@ class Connection(Control):
         else:
             self._last = number
             self._work += OPEN_WORK
-            self._open(number, flags, head, "its own dependency" if block.depends_on_itself else "")
+            self._open(number, flags, head, trouble)
 
     def _open(self, number: int, flags: int, head: Head | None, trouble: str) -> None:
         if self._leaving or len(self.streams) >= self._streams_max:

@@ -17,7 +17,9 @@ from router.listener.held import MESSAGE_BYTES
 class Received:
     """Of one call."""
 
-    __slots__ = ("_came", "_content", "_ended", "_messages", "_packed", "_protocol", "_stream")
+    __slots__ = (
+        "_came", "_content", "_ended", "_held", "_messages", "_packed", "_protocol", "_stream",
+    )  # fmt: skip
 
     def __init__(self, protocol: Http2Protocol, stream: Stream, *, streams: bool) -> None:
         """streams: whether the request is a stream of messages."""
@@ -26,10 +28,14 @@ class Received:
         self._content: bytes | None = None
         """The one message of a unary request."""
         self._packed = False
-        self._messages: deque[tuple[bytes, bool]] = deque()
-        """Of a stream, with whether they are packed."""
-        self._came = asyncio.Event() if streams else None
+        self._held = 0
+        """Bytes of the account that it takes: none if it is taken at once."""
+        self._came: asyncio.Event | None = None
         """Set at a message or the end of a request that is a stream."""
+        if streams:
+            self._came = asyncio.Event()
+            self._messages: deque[tuple[bytes, bool]] = deque()
+            """With whether they are packed."""
         self._ended = False
         """Whether no more messages come."""
 
@@ -54,15 +60,19 @@ class Received:
 
     def keep(self, content: bytes, *, packed: bool) -> None:
         """A message has come."""
-        http2 = self._protocol.http2
-        if not http2.held.take(len(content) + MESSAGE_BYTES):
-            http2.full(self._stream)
+        stream = self._stream
+        if self._came is None and stream.ended:
+            self._content, self._packed = content, packed
+            return
+        http2, size = self._protocol.http2, len(content) + MESSAGE_BYTES
+        if not http2.held.take(size):
+            http2.full(stream)
             self._protocol.flush()
         elif self._came is None:
-            self._content, self._packed = content, packed
+            self._content, self._packed, self._held = content, packed, size
         else:
             self._messages.append((content, packed))
-            http2.hold(self._stream, held=True)
+            http2.hold(stream, held=True)
             self._came.set()
 
     def take(self) -> bytes | None:
@@ -71,18 +81,22 @@ class Received:
         content, self._content = self._content, None
         if content is None:
             return None
-        self._protocol.http2.held.free(len(content) + MESSAGE_BYTES)
+        self._free()
         return self._unpacked(content) if self._packed else content
 
     def drop(self) -> None:
         """The call is over."""
-        if self._content is not None:
-            self._protocol.http2.held.free(len(self._content) + MESSAGE_BYTES)
-            self._content = None
-        if self._messages:
+        self._content = None
+        self._free()
+        if self._came is not None and self._messages:
             size = sum(len(content) + MESSAGE_BYTES for content, _ in self._messages)
             self._protocol.http2.held.free(size)
             self._messages.clear()
+
+    def _free(self) -> None:
+        if self._held:
+            self._protocol.http2.held.free(self._held)
+            self._held = 0
 
     def _unpacked(self, content: bytes) -> bytes | None:
         """The bytes of a packed message; None: it has ended the call."""

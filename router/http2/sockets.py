@@ -78,6 +78,8 @@ class Http2Protocol(asyncio.Protocol):
         self._room: asyncio.Future[None] | None = None
         """Done once the socket takes bytes again; None: it does."""
         self._receiving = False
+        self.on_turn_over: Callable[[], None] | None = None
+        """Called once, after the calls of the bytes that are being received."""
         self._waits = False
         """Whether bytes of the peer, or calls that ended with the connection, wait for the next
         turn."""
@@ -114,6 +116,9 @@ class Http2Protocol(asyncio.Protocol):
             return
         finally:
             self._receiving = False
+        if self.on_turn_over is not None:
+            over, self.on_turn_over = self.on_turn_over, None
+            over()
         if self.http2.trouble:
             _faults.log(self.received_s, "%s: %s", self.peer, self.http2.trouble)
             self.http2.trouble = ""

@@ -45,17 +45,20 @@ class Held:
         self.bytes_max = bytes_max
         self.drop = drop
         self._port = port
+        self._open = False
 
     def open(self) -> None:
         """The connection has begun."""
+        self._open = True
         self._port.connections.add(self)
 
     def take(self, size: int) -> bool:
         """Holds so many bytes more; False: there is no room for them."""
-        port = self._port
-        if self.bytes + size > self.bytes_max or self not in port.connections:
+        held = self.bytes + size
+        if held > self.bytes_max or not self._open:
             return False
-        self.bytes += size
+        self.bytes = held
+        port = self._port
         port.bytes += size
         if port.bytes > port.bytes_max:
             port.relieve()
@@ -63,13 +66,14 @@ class Held:
 
     def free(self, size: int) -> None:
         """Holds so many bytes less."""
-        if self in self._port.connections:
+        if self._open:
             self.bytes -= size
             self._port.bytes -= size
 
     def close(self) -> None:
         """The connection is over."""
-        if self in self._port.connections:
+        if self._open:
+            self._open = False
             self._port.connections.discard(self)
             self._port.bytes -= self.bytes
             self.bytes = 0
