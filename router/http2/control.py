@@ -9,6 +9,7 @@ Laws:
 from router.http2.calm import Calm
 from router.http2.frames import (
     ACK,
+    END_STREAM,
     GOAWAY,
     PING,
     RESET_WORK,
@@ -105,6 +106,8 @@ class Control(Streams):
             self._reset(stream, code, about)
         elif self._is_idle(number):  # which RST_STREAM can't name
             raise ConnectionFault(code, about)
+        else:
+            self._refuse(number, END_STREAM, code)
 
     def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:

@@ -4,137 +4,27 @@ import gzip
 import random
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from hpack import Decoder, Encoder
 
 from router.http2 import frames as http2
 from router.http2.frames import Code, ConnectionFault, Status, frame
 from router.http2.machine import Connection
-from router.http2.requests import Head
-from router.http2.sending import Stream
 from router.listener.held import STREAM_BYTES
+from tests.router.http2.peer import (
+    HEADERS,
+    Echo,
+    Peer,
+    a_peer,
+    data,
+    message,
+    reset,
+    status_of,
+)
 
 U32 = struct.Struct(">I")
 CREDIT = (http2.WINDOW_UPDATE, 1)
-HEADERS = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/a/B"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-]
-
-
-@dataclass
-class Echo:
-    """A service that answers each message with itself."""
-
-    connection: Connection | None = None
-    opens: list[tuple[str, Head]] = field(default_factory=list)
-    messages: list[bytes] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
-    answers: bool = True
-
-    def opened(self, stream: Stream, head: Head) -> None:
-        self.opens.append((head.path, head))
-
-    def too_large(self, stream: Stream, size: int) -> None:
-        assert self.connection is not None
-        self.connection.end(stream, Status.RESOURCE_EXHAUSTED, f"{size} bytes")
-
-    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
-        if packed:
-            assert self.connection is not None
-            plain = self.connection.unpacked(stream, content)
-            if plain is None:
-                return
-            content = plain
-        self.messages.append(content)
-        if self.answers and self.connection is not None:
-            self.connection.send(stream, content)
-
-    def half_closed(self, stream: Stream) -> None:
-        self.ends.append("half_closed")
-        if self.connection is not None:
-            self.connection.finish(stream)
-
-    def reset(self, stream: Stream) -> None:
-        self.ends.append("reset")
-
-
-@dataclass
-class Peer:
-    """The other side of a connection."""
-
-    echo: Echo
-    connection: Connection
-    encoder: Encoder = field(default_factory=Encoder)
-    seen: bytearray = field(default_factory=bytearray)
-    now_s: float = 0.0
-
-    def send(self, *frames: bytes) -> list[tuple[int, int, int, bytes]]:
-        """Bytes to the connection; the frames that come back."""
-        sent = b"".join(frames)
-        while self.connection.receive(sent, self.now_s):
-            sent = b""
-        return list(self.back())
-
-    def back(self) -> Iterator[tuple[int, int, int, bytes]]:
-        while self.connection.pump():
-            pass
-        data = b"".join(self.connection.out)
-        self.connection.out.clear()
-        while data:
-            size_kind, flags, number = struct.unpack_from(">IBI", data)
-            size = size_kind >> 8
-            yield size_kind & 0xFF, flags, number, data[9 : 9 + size]
-            data = data[9 + size :]
-
-    def headers(
-        self,
-        number: int,
-        flags: int = http2.END_HEADERS,
-        more: Sequence[tuple[str, str]] = (),
-    ) -> bytes:
-        return frame(http2.HEADERS, flags, number, self.encoder.encode([*HEADERS, *more]))
-
-
-def a_peer(streams_max: int = 100, *, answers: bool = True, **bounds: Any) -> Peer:
-    echo = Echo(answers=answers)
-    connection = Connection(echo, streams_max=streams_max, **bounds)
-    echo.connection = connection
-    peer = Peer(echo, connection)
-    first = peer.send(http2.PREFACE, frame(http2.SETTINGS, 0, 0))
-    assert first[0][0] == http2.SETTINGS
-    assert first[-1] == (http2.SETTINGS, http2.ACK, 0, b"")
-    return peer
-
-
-def message(content: bytes) -> bytes:
-    return b"\0" + U32.pack(len(content)) + content
-
-
-def data(number: int, content: bytes, flags: int = 0) -> bytes:
-    return frame(http2.DATA, flags, number, content)
-
-
-Frame = tuple[int, int, int, bytes]
-
-
-def reset(number: int, code: Code) -> Frame:
-    return http2.RST_STREAM, 0, number, U32.pack(code)
-
-
-def status_of(back: Sequence[Frame]) -> int | None:
-    """grpc-status of the trailers in some frames."""
-    for kind, flags, _, payload in back:
-        if kind == http2.HEADERS and flags & http2.END_STREAM:
-            return int(dict(Decoder().decode(payload))["grpc-status"])
-    return None
 
 
 def test_a_call_from_its_headers_to_its_trailers() -> None:
