@@ -31,6 +31,7 @@ LEFT_TO_THE_CLUSTER = {
     "epp.plain",  # with inferencePool.istio off
     "nats.credentials_file",  # a Secret, in the environment
     "control.require_signed",  # NATS permissions
+    "gateway.salt",  # the token that the chart makes is of one tenant
 }
 
 

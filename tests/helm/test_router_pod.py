@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import helm_python as helm
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -268,6 +269,21 @@ def test_what_an_operator_adds_to_the_pod_arrives(render: Callable[..., Rendered
     assert pod["spec"]["tolerations"] == [toleration]
     assert pod["spec"]["affinity"] == affinity
     assert pod["spec"]["priorityClassName"] == "high"
+
+
+def test_more_containers_stand_beside_the_router(render: Callable[..., Rendered]) -> None:
+    more = {"name": "log", "image": "log:1"}
+    rendered = render(
+        extraContainers=[more],
+        revisionHistoryLimit=2,
+        service={"type": "LoadBalancer", "loadBalancerClass": "internal"},
+    )
+    router, beside = rendered.pod["spec"]["containers"]
+    assert (router["name"], beside) == ("router", more)
+    assert rendered["deployment.yaml"]["spec"]["revisionHistoryLimit"] == 2
+    assert rendered["service.yaml"]["spec"]["loadBalancerClass"] == "internal"
+    for document in (rendered["deployment.yaml"], rendered["service.yaml"]):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_disruption_budget_exists_only_with_several_replicas(

@@ -147,9 +147,11 @@ async def test_the_subjects_of_load_are_beside_that_of_the_events(
 ) -> None:
     stage = Stage(subject)
     await stage.relay.start()
-    heard = {one.subject for one, _ in stage.wire.listeners} - {subject}
-    assert {one for one in heard if not one.startswith("kvroute.")} == expected
-    if not expected:
-        await stage.say_captured(idle=True)
-        assert {str(key) for key, _ in stage.relay.ranks} == RANKS
-    await stage.relay.stop()
+    try:
+        heard = {one.subject for one, _ in stage.wire.listeners} - {subject}
+        assert {one for one in heard if not one.startswith("kvroute.")} == expected
+        if not expected:
+            await stage.say_captured(idle=True)
+            assert {str(key) for key, _ in stage.relay.ranks} == RANKS
+    finally:
+        await stage.relay.stop()
