@@ -17,12 +17,13 @@ REGULAR = st.tuples(
     ),
     st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=9),
 )
+Fields = tuple[list[tuple[str, str]], list[tuple[str, str]]]
 FIELDS = st.tuples(st.permutations(PSEUDO), st.lists(REGULAR, max_size=6))
 
 
 @given(FIELDS)
 def test_what_is_well_formed_is_taken(
-    fields: tuple[list[tuple[str, str]], list[tuple[str, str]]],
+    fields: Fields,
 ) -> None:
     pseudo, regular = fields
     head = Head([*pseudo, *regular])
@@ -50,9 +51,7 @@ BAD_FIELDS = st.one_of(
 
 
 @given(FIELDS, BAD_FIELDS, st.integers(0, 6))
-def test_one_bad_field_makes_it_malformed(
-    fields: tuple[list[tuple[str, str]], list[tuple[str, str]]], bad: tuple[str, str], place: int
-) -> None:
+def test_one_bad_field_makes_it_malformed(fields: Fields, bad: tuple[str, str], place: int) -> None:
     pseudo, regular = fields
     regular = [("x", "y"), *regular[:place], bad, *regular[place:]]
     assert Head([*pseudo, *regular]).fault
