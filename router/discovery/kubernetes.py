@@ -298,7 +298,7 @@ class KubernetesDiscovery:
             labels = dict(await self._labels(wanted.pod.node))
         except EngineSilent as error:
             why = str(error)
-        except Exception as error:  # of that pod alone, which is asked again after a pause
+        except Exception as error:  # of that pod alone, which has another turn after a pause
             why = repr(error)[:REASON_CHARS]
         finally:
             self.followed.on_identified(
