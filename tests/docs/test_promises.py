@@ -1,10 +1,14 @@
-"""Commands, flags, targets of make and settings that the pages show are those of the program."""
+"""Commands, flags, targets of make and settings that the pages show are those of the program, and
+what four pages promise has tests (promises.yaml)."""
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from router.cli.main import cli
 from router.config.reading import load
@@ -80,3 +84,67 @@ def test_every_piece_of_configuration_is_taken(page: Path, tmp_path: Path) -> No
 
 def test_pieces_of_configuration_are_seen() -> None:
     assert len(settings_of(Path("docs/choose-a-policy.md"))) > 5
+
+
+# --- promises of the pages on security, the event plane and the gateway --------------------------
+
+HELD = yaml.safe_load((ROOT / "tests/docs/promises.yaml").read_text(encoding="utf-8"))
+EXPLAINS = {
+    "docs/nats.md": {"Speed"},
+    "docs/gateway.md": set(),
+    "docs/threat-model.md": set(),
+    "docs/security.md": set(),
+}
+"""Sections that promise nothing, or only numbers of a benchmark."""
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def sections(page: str) -> dict[str, str]:
+    """Sections of the second level, by their titles; "": what stands before them."""
+    parts = re.split(r"^## (.+)$", text_of(Path(page)), flags=re.MULTILINE)
+    return {"": plain(parts[0])} | {
+        title: plain(body) for title, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+@cache
+def names_of(file: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, functions) and node.name.startswith("test_")
+    )
+
+
+@pytest.mark.parametrize("page", EXPLAINS)
+def test_each_promise_stands_in_its_page(page: str) -> None:
+    whole = " ".join(sections(page).values())
+    assert [promise for promise in HELD[page] if plain(promise) not in whole] == []
+
+
+@pytest.mark.parametrize("page", EXPLAINS)
+def test_each_section_has_a_promise_that_a_test_holds(page: str) -> None:
+    without = {
+        title
+        for title, text in sections(page).items()
+        if title and not any(plain(promise) in text for promise in HELD[page])
+    }
+    assert without == EXPLAINS[page]
+
+
+@pytest.mark.parametrize("page", EXPLAINS)
+def test_the_tests_of_each_promise_are_there(page: str) -> None:
+    missing = []
+    for tests in HELD[page].values():
+        assert tests
+        for test in tests:
+            file, _, name = test.partition("::")
+            known = names_of(file)
+            if not known or (name != "*" and name not in known):
+                missing.append(test)
+    assert missing == []

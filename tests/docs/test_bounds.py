@@ -1,0 +1,116 @@
+"""Numbers that pages promise as bounds are those of the code."""
+
+from pathlib import Path
+
+import pytest
+
+from events.engines import sockets, wire
+from events.engines.batch_reader import SLICE_UNITS
+from events.engines.pages import load, metrics_page, probe
+from events.feed import feed, fence, fleet_view, intake, peers, stream
+from events.plane import facts
+from events.relay import heartbeats, ledger_file, rank, warmer
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.gateway_settings import GatewaySettings
+from router.front import response_workers
+from router.front.exchange import ESTIMATE_MAX
+from router.front.gateway import reading
+from router.keys import followed, issuers
+from router.replicas import seal
+from router.replicas.peer_link import HEARD_PER_S
+from tests.stage.pages import text_of
+
+MIB = 1 << 20
+SERVE, GATEWAY = ServeConfig(), GatewaySettings()
+NATS, SECURITY, GATE = Path("docs/nats.md"), Path("docs/security.md"), Path("docs/gateway.md")
+BOUNDS: list[tuple[Path, str, bool]] = [
+    (NATS, "256 KiB, hashes included", facts.FACTS_BYTES_MAX == 256 << 10),
+    (
+        NATS,
+        "128 KiB; 1 MiB",
+        (facts.HEARTBEAT_BYTES_MAX, facts.MESSAGE_BYTES_MAX) == (MIB // 8, MIB),
+    ),
+    (NATS, "1,536, 4,096; 16,384", facts.FACTS_IN_MESSAGE_MAX == 1536),
+    (NATS, "1,536, 4,096; 16,384", (facts.FACTS_MAX, facts.RING_MESSAGES_MAX) == (4096, 16_384)),
+    (NATS, "16 MiB (30,000 small messages", intake.BUDGET_COST == 16 * MIB),
+    (NATS, "bytes plus 512", intake.MESSAGE_COST == 512),
+    (NATS, "in slices of 64 KiB", intake.SLICE_COST == 64 << 10),
+    (NATS, "16 MiB; 128 MiB, over which the longest queue goes", intake.QUEUE_COST_MAX == 16 * MIB),
+    (NATS, "16 MiB; 128 MiB, over which", intake.QUEUES_COST_MAX == 128 * MIB),
+    (NATS, "for 1 s, doubled each time up to 64 s", (fence.PAUSE_S, fence.PAUSE_MAX_S) == (1, 64)),
+    (NATS, "after 120 s within its budget", fence.CALM_S == 120),
+    (
+        NATS,
+        "a quarter of its budget, from 2 s on a sixteenth",
+        fence.BEHIND_S == ((2, 16), (0.5, 4)),
+    ),
+    (NATS, "A router that is 2 s behind", stream.LATE_S == 2),
+    (NATS, "others of the last 4 to 8 s", fleet_view.DELAY_WINDOW_S == 4),
+    (NATS, "ranks of one worker id | 1,024", fleet_view.RANKS_MAX == 1024),
+    (NATS, "4,096 and 32 MiB; 256 MiB over all", stream.BUFFER_MESSAGES_MAX == 4096),
+    (NATS, "4,096 and 32 MiB; 256 MiB over all", stream.BUFFER_BYTES_MAX == 32 * MIB),
+    (NATS, "32 MiB; 256 MiB over all streams", fleet_view.WAITING_BYTES_MAX == 256 * MIB),
+    (NATS, "64 MiB (8 million blocks), 1,024, 30 s", feed.RECOVERY_BYTES_MAX == 64 * MIB),
+    (NATS, "(8 million blocks), 1,024, 30 s", (feed.CHUNKS_MAX, feed.RECOVERY_S) == (1024, 30)),
+    (NATS, "the first 3 at once, then pauses of 0.5 s", stream.RECOVERIES_FREE == 3),
+    (NATS, "pauses of 0.5 s doubling to 8 s", (stream.PAUSE_S, stream.PAUSE_MAX_S) == (0.5, 8)),
+    (NATS, "(none for 30 s ends the row)", stream.STEADY_S == 30),
+    (NATS, "number at once | 256 MiB, 16", feed.RECOVERIES_BYTES_MAX == 256 * MIB),
+    (NATS, "number at once | 256 MiB, 16", feed.RECOVERIES_AT_ONCE == 16),
+    (NATS, "250,000; 1, 4, 64", facts.WARM_TOKENS_MAX == 250_000),
+    (NATS, "250,000; 1, 4, 64", (warmer.JOBS_MAX, warmer.REPLIES_MAX) == (4, 64)),
+    (NATS, "64; 8,192 |", (peers.REPLICAS_MAX, peers.WORKERS_MAX) == (64, 8192)),
+    (NATS, "A message counts for 3 s", peers.TTL_S == 3),
+    (NATS, "no replica receives more than 500 messages a second", HEARD_PER_S == 500),
+    (NATS, "8 MiB, not compressed; 2 s", probe.DOCUMENT_BYTES_MAX == 8 * MIB),
+    (NATS, "16,384; read in linear time", metrics_page.LINES_MAX == 16_384),
+    (NATS, "2^31 - 1; 100", (load.COUNT_MAX, load.SHARE_MAX) == (2**31 - 1, 100)),
+    (NATS, "10^9; more counts as unknown", heartbeats.BLOCKS_MAX == 10**9),
+    (NATS, "64 MiB and 1 KiB; libzmq", sockets.FRAME_BYTES_MAX == 64 * MIB + 1024),
+    (NATS, "64 MiB, 1,048,576; 4,194,304", wire.PAYLOAD_BYTES_MAX == 64 * MIB),
+    (NATS, "1,048,576; 4,194,304", (wire.EVENTS_MAX, wire.TOKENS_MAX) == (1 << 20, 1 << 22)),
+    (NATS, "128 units of work", SLICE_UNITS == 128),
+    (NATS, "20,000 and 128 MiB", rank.HELD_MESSAGES_MAX == 20_000),
+    (NATS, "20,000 and 128 MiB", rank.HELD_BYTES_MAX == 128 * MIB),
+    (NATS, "1,000 (ZMQ counts messages", sockets.RECEIVE_QUEUE_MESSAGES == 1000),
+    (NATS, "3, 2 s, 20 s, 100,000, 512 MiB", sockets.REPLAY_QUESTIONS == 3),
+    (NATS, "3, 2 s, 20 s, 100,000", (sockets.REPLAY_QUIET_S, sockets.REPLAY_S) == (2, 20)),
+    (NATS, "100,000, 512 MiB", sockets.REPLAY_MESSAGES_MAX == 100_000),
+    (NATS, "100,000, 512 MiB", sockets.REPLAY_BYTES_MAX == 512 * MIB),
+    (NATS, "written every 30 s if something changed", ledger_file.KEEP_S == 30),
+    (SECURITY, "the file is looked at every 5 s", followed.FOLLOW_S == 5),
+    (SECURITY, "fetched every 5 minutes", issuers.REFRESH_S == 300),
+    (SECURITY, "is taken once, within 5 minutes", seal.WINDOW_S == 300),
+    (SECURITY, "(0600)", SERVE.grpc.unix_socket_mode == "0600"),
+    (SECURITY, "48 s at most by default", SERVE.grpc.stream_age_s == 48),
+    (SECURITY, "`connections_max` (10,000)", SERVE.http.connections_max == 10_000),
+    (SECURITY, "`connections_max` (10,000)", SERVE.grpc.connections_max == 10_000),
+    (SECURITY, "(20 s) from acceptance", SERVE.http.head_timeout_s == 20),
+    (SECURITY, "(20 s) from acceptance", SERVE.grpc.handshake_timeout_s == 20),
+    (SECURITY, "`http.idle_timeout_s` (300 s)", SERVE.http.idle_timeout_s == 300),
+    (SECURITY, "`require_signed` (default: false)", not SERVE.control.require_signed),
+    (GATE, "8,192 tokens at most", ESTIMATE_MAX == 8192),
+    (GATE, "waited for over 10 s must have brought 1,024", reading.GRACE_S == 10),
+    (GATE, "must have brought 1,024 for each", reading.PACE_BYTES_PER_S == 1024),
+    (GATE, "all within 120 s of waiting", reading.BODY_S == 120),
+    (GATE, "the last 65,536 responses", response_workers.RESPONSES_MAX == 65_536),
+    (GATE, "each for 24 hours", response_workers.RESPONSE_TTL_S == 24 * 3600),
+    (GATE, "bytes of one body | 32 MiB", GATEWAY.body_mib_max == 32),
+    (GATE, "bodies of all open requests | 1 GiB", GATEWAY.bodies_mib_max == 1024),
+    (GATE, "open requests | 4,096", GATEWAY.open_max == 4096),
+    (GATE, "for one client | 0.5", GATEWAY.client_share == 0.5),
+    (GATE, "bytes of a header | 16 KiB", GATEWAY.header_kib_max == 16),
+    (GATE, "the router's queue included | 30 s", GATEWAY.route_timeout_s == 30),
+    (GATE, "connection to a worker | 5 s", GATEWAY.connect_timeout_s == 5),
+    (GATE, "inside an answer | 600 s", GATEWAY.silence_s == 600),
+    (GATE, "requests after SIGTERM | 5 s", GATEWAY.accept_after_stop_s == 5),
+    (GATE, "these 5 s included | 300 s", GATEWAY.drain_timeout_s == 300),
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "holds"), BOUNDS, ids=[f"{page.stem}: {text}" for page, text, _ in BOUNDS]
+)
+def test_a_number_of_a_page_is_that_of_the_code(page: Path, text: str, holds: bool) -> None:
+    assert text in " ".join(text_of(page).split())
+    assert holds
