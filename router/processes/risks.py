@@ -240,6 +240,14 @@ RISKS: tuple[Risk, ...] = (
         " these have cached; tenant ends it, and so does a single tenant",
     ),
     Risk(
+        "gateway.cors_origins",
+        lambda values: (
+            values["gateway.listen"] and not values.keyed and "*" in values["gateway.cors_origins"]
+        ),
+        "has *, and callers need no keys: every page in a browser that reaches the gateway may use"
+        " every model",
+    ),
+    Risk(
         "to_router.tls",
         _plain_router,
         "is off: prompts and the token go to {} in plain text",

@@ -29,6 +29,7 @@ OPEN = "0.0.0.0:1"
 FAR = "tls://nats.example:4222"
 KEYED = {"keys": {"file": "keys.yaml"}}
 TLS = {"tls": {"certificate_file": "c", "key_file": "k"}}
+QUIET = {"gateway": {"cors_origins": [], "salt": "tenant"}}
 CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
     "grpc.any_address": (
         ServeConfig,
@@ -37,7 +38,7 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
     ),
     "gateway.any_address": (
         GatewayConfig,
-        {"gateway": {"listen": OPEN, "any_address": True}} | TLS,
+        {"gateway": {"listen": OPEN, "any_address": True, "cors_origins": []}} | TLS,
         {"gateway": {"listen": OPEN, "any_address": True}} | TLS | KEYED,
     ),
     "tls.certificate_file": (
@@ -87,7 +88,7 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
     ),
     "gateway.pass_keys": (
         GatewayConfig,
-        {"gateway": {"pass_keys": True}} | KEYED,
+        {"gateway": {"pass_keys": True, "salt": "tenant"}} | KEYED,
         {"gateway": {"pass_keys": True}},
     ),
     "gateway.salt": (
@@ -95,9 +96,14 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
         {"gateway": {"listen": OPEN}} | KEYED | TLS,
         {"gateway": {"listen": OPEN, "salt": "tenant"}} | KEYED | TLS,
     ),
+    "gateway.cors_origins": (
+        GatewayConfig,
+        {"gateway": {"cors_origins": ["https://a.example", "*"]}},
+        {"gateway": {"cors_origins": ["https://a.example"]}},
+    ),
     "to_router.tls": (
         GatewayConfig,
-        {"router": "127.0.0.1:1, router.example:1"},
+        {"router": "127.0.0.1:1, router.example:1"} | QUIET,
         {"router": "router.example:1", "to_router": {"ca_file": "c"}},
     ),
     "tracing.endpoint": (
@@ -138,9 +144,13 @@ def test_the_gateways_plain_text_is_named_too() -> None:
     assert named(ServeConfig, tree) == ["tls.certificate_file"]
 
 
-@pytest.mark.parametrize("config", [RelayConfig, GatewayConfig, PickerConfig])
+@pytest.mark.parametrize("config", [RelayConfig, PickerConfig])
 def test_the_defaults_are_safe(config: type[Settings]) -> None:
     assert named(config, {}) == []
+
+
+def test_a_gateways_defaults_are_those_of_vllms_own_server_to_browsers() -> None:
+    assert named(GatewayConfig, {}) == ["gateway.cors_origins"]
 
 
 def test_the_routers_defaults_lack_workers_alone() -> None:
@@ -171,7 +181,7 @@ def test_only_addresses_that_a_network_reaches_are_risks(**listens: str) -> None
         + 2 * ("epp" in far)
     )
     assert len(seen) == expected
-    assert all(OPEN in line or "[::]:1" in line for line in seen)
+    assert all(OPEN in line or "[::]:1" in line or "gateway.salt" in line for line in seen)
 
 
 @pytest.mark.parametrize(
