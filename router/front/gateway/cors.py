@@ -8,11 +8,21 @@ Laws:
 import re
 from collections.abc import Mapping, MutableMapping
 
+from multidict import istr
+
 ANY = "*"
 MAX_AGE_S = 600
 """For which a browser keeps the answer to a preflight."""
 REQUESTED_MAX = 2048
 """Characters of Access-Control-Request-Headers that are answered."""
+ENGINES = tuple(
+    istr(f"Access-Control-{name}")
+    for name in (
+        "Allow-Origin", "Allow-Credentials", "Allow-Headers", "Allow-Methods", "Expose-Headers",
+        "Max-Age", "Allow-Private-Network",
+    )
+)  # fmt: skip
+"""Headers of an engine's own rule, which do not pass."""
 USUAL = "Authorization, Content-Type, X-Api-Key"
 """Headers that a page may send if it does not say which."""
 _NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]*", re.ASCII)
@@ -31,8 +41,9 @@ class Cors:
     ) -> None:
         """request: headers of a request. answer: headers of its answer, which are changed. methods:
         of the path, for the answer to OPTIONS."""
-        for name in {name for name in answer if name.lower().startswith("access-control-")}:
-            del answer[name]  # an engine's own
+        for name in ENGINES:
+            if name in answer:
+                del answer[name]  # each of that name
         if not self._origins:
             return
         if not self._any:

@@ -15,6 +15,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
+from itertools import count
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -69,6 +71,8 @@ _FAILED = {
 }
 """What a failure of an upstream request means to its client, by the reason of its answer."""
 
+_calls = count()
+
 log = logging.getLogger("kvroute.gateway")
 
 
@@ -84,12 +88,16 @@ class _Call:
         self.trace: FrontTrace | None = None
         self.about: dict[str, Value] = {}
         """Of its span."""
-        self.id = uuid.uuid4().hex
+        self.id = f"{next(_calls):x}"
         self.ended: bool | None = None
         self.path = request.rel_url.raw_path
-        known = request.headers.get("X-Request-Id", "")
+
+    @cached_property
+    def request_id(self) -> str:
+        """The client's, if it can be passed on."""
+        known = self.request.headers.get("X-Request-Id", "")
         usable = known and len(known) <= REQUEST_ID_MAX and known.isprintable()
-        self.request_id = known if usable else uuid.uuid4().hex
+        return known if usable else uuid.uuid4().hex
 
     def end_trace(self) -> None:
         """The request is over."""

@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 from router.config.keys import ConfigError
 from router.config.reading import load
 from router.config.settings.configurations import GatewayConfig
-from router.front.gateway.cors import REQUESTED_MAX, Cors
+from router.front.gateway.cors import ENGINES, REQUESTED_MAX, Cors
 
 ORIGIN = "https://chat.example"
 TEXT = st.text(max_size=60) | st.sampled_from([ORIGIN, "null", "*", "\udcff"])
@@ -32,7 +32,7 @@ def answered(cors: Cors, methods: str = "", **headers: str) -> CIMultiDict[str]:
 def test_only_listed_origins_read_and_nothing_of_a_request_comes_back_unchecked(
     headers: list[tuple[str, str]], is_preflight: bool, is_any: bool
 ) -> None:
-    answer = CIMultiDict({"access-control-allow-origin": "x", "Access-Control-Foo": "y"})
+    answer = CIMultiDict([("access-control-allow-origin", "x"), *((name, "y") for name in ENGINES)])
     request = CIMultiDict(headers)
     cors = Cors(("*",) if is_any else (ORIGIN,))
     cors.apply(request, answer, methods="POST, OPTIONS" if is_preflight else "")
@@ -42,7 +42,7 @@ def test_only_listed_origins_read_and_nothing_of_a_request_comes_back_unchecked(
     else:
         assert allowed == ([ORIGIN] if request.get("Origin") == ORIGIN else [])
         assert "Origin" in answer["Vary"]
-    assert "Access-Control-Foo" not in answer
+    assert "y" not in answer.values()
     assert "Access-Control-Allow-Credentials" not in answer
     for value in answer.values():
         assert re.fullmatch(r"[\x20-\x7e]*", value)
