@@ -4,7 +4,8 @@ that nobody reads.
 Laws:
 - a head has HEAD_TIMES as many bytes as its line or a header at most, whether it ends or not;
 - a body is handed on as it came: nothing on this connection is unpacked;
-- after its request's answer, the rest of a body is dropped, REST_BYTES_MAX of it at most.
+- after its request's answer, the rest of a body is dropped: as it came, REST_BYTES_MAX of it at
+  most, and unless it is soon over, the answer says that the connection ends.
 
 aiohttp counts no connections, and bounds a head by its size alone. `_waiter` of its RequestHandler
 is set while it waits for a head, `_request_count` counts whole heads, and `_current_request` is the
@@ -27,7 +28,9 @@ HEAD_TIMES = 4
 """Bytes of an unfinished head, by those of its longest line: nginx has four buffers of 8 KiB."""
 REST_BYTES_MAX = 1 << 25
 """Of a body that nobody reads any more: past it the connection is closed."""
-READ_BYTES = 1 << 16
+REST_SHORT = 1 << 16
+"""Bytes of a rest that is soon over; one of unknown length is not."""
+READ_BYTES = 1 << 14
 """Of a body that wait for their reader; twice as many, and the connection is read no further. A
 sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
 
@@ -44,12 +47,14 @@ class BoundedHandler(web.RequestHandler):
     __slots__ = (
         "_connections",
         "_dropped",
+        "_drops",
         "_head_bytes",
         "_head_bytes_max",
         "_head_timeout_s",
         "_head_timer",
         "_left",
         "_malformed",
+        "_resumes",
     )
 
     def __init__(
@@ -76,6 +81,9 @@ class BoundedHandler(web.RequestHandler):
             auto_decompress=False,
         )
         self._dropped = self._head_bytes = 0
+        self._drops = self._resumes = False
+        """Whether what comes is not even looked at: chunks (RFC 9112, 7.1) cost far more than their
+        bytes."""
         self._head_bytes_max = HEAD_TIMES * head_bytes_max
         self._connections = connections
         self._left = left
@@ -95,6 +103,8 @@ class BoundedHandler(web.RequestHandler):
             self._dropped += len(data)
             if self._dropped > REST_BYTES_MAX:
                 self.force_close()
+        if self._drops:
+            return
         super().data_received(data)
         if self._request_count != heads:
             self._cancel_timer()
@@ -129,6 +139,31 @@ class BoundedHandler(web.RequestHandler):
         response.headers["Server"] = "kvroute"  # without the versions of Python and aiohttp
         response.force_close()
         return response
+
+    @override
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if not request.content.is_eof():
+            length = request.content_length
+            self._drops = length is None
+            if length is None or length > REST_SHORT or "Expect" in request.headers:
+                resp.force_close()
+        return await super().finish_response(request, resp, start_time)
+
+    @override
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """In a turn of its own: aiohttp would parse what waits while its reader takes the rest."""
+        if not resume_parser:
+            super().resume_reading(resume_parser=False)
+        elif self._reading_paused and not self._resumes:
+            self._resumes = True
+            asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resumes = False
+        if self.transport is not None:
+            super().resume_reading()
 
     def _end_broken_body(self) -> None:
         """aiohttp's parser queues what is wrong with a body as the next message, and leaves the

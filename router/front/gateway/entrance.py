@@ -30,8 +30,6 @@ from router.request.refusal import Refusal
 
 KEY_HEADERS = ("Authorization", "X-Api-Key")
 """The second is that of Anthropic's clients."""
-REST_BYTES_MAX = 1 << 16
-"""Of a refused request's body: a longer rest, or one of unknown length, ends its connection."""
 CREDENTIALS = (
     *KEY_HEADERS, "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Amz-Security-Token", "Cookie",
 )  # fmt: skip
@@ -113,15 +111,6 @@ async def _entered(door: Door, request: web.Request, right: Right) -> Usage:
         usage = await door.enter_after(error, token or "", names)
     usage.identity.check_right(right)
     return usage
-
-
-def keeps_connection(request: web.Request) -> bool:
-    """Whether a connection may go on after an answer: nothing of the request's body is left, or so
-    little that it is soon dropped."""
-    if request.content.is_eof():
-        return True
-    length = request.content_length
-    return length is not None and length <= REST_BYTES_MAX and "Expect" not in request.headers
 
 
 def query_of(request: web.Request) -> str:

@@ -34,7 +34,6 @@ from router.front.gateway.entrance import (
     KEY_HEADERS,
     Entrance,
     front_refusal,
-    keeps_connection,
     query_of,
     without_keys,
 )
@@ -231,7 +230,7 @@ class GatewayServer:
         headers = answer.headers
         methods = headers.get("Allow", "") if request.method == "OPTIONS" else ""
         self._cors.apply(request.headers, headers, methods=methods)
-        if self._leaving or not keeps_connection(request):
+        if self._leaving:
             answer.force_close()
             headers["Connection"] = "close"
 

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -332,17 +333,72 @@ async def test_the_rest_of_an_answered_requests_body_has_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("router.http.bounded.REST_BYTES_MAX", 1 << 20)
+    tiny = b"1\r\n \r\n"
     async with a_port(linger_s=GUARD_S) as port:
-        for length, ends in ((1 << 19, False), (1 << 22, True)):
-            _, writer = peer = await connected(port)
-            head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-            assert await answered(peer, head % length)
-            writer.write(b"x" * length)
-            if ends:
-                assert await ended(peer) == b""
+        for size, closes in ((b"Content-Length: 32768", False), (b"Content-Length: 4194304", True),
+                             (b"Transfer-Encoding: chunked", True)):  # fmt: skip
+            reader, writer = await connected(port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n" + size + b"\r\n\r\n")
+            async with asyncio.timeout(GUARD_S):
+                head = await reader.readuntil(b"here")
+            assert (b"Connection: close" in head) == closes
+            writer.write(tiny * 700_000 if closes else b"x" * 32_768)
+            if closes:
+                assert await ended((reader, writer)) == b""
             else:
-                assert await answered(peer)
-                writer.close()
+                assert await answered((reader, writer))
+
+
+async def test_chunks_of_a_byte_come_some_at_a_time() -> None:
+    sizes: list[int] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        while chunk := await request.content.readany():
+            sizes.append(len(chunk))
+        return web.Response(text="here")
+
+    async with a_port(answer=answer) as port:
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        body = b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n"
+        assert await answered(await connected(port), head + body)
+    assert sum(sizes) == 100_000
+    assert max(sizes) < 1100
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_body_in_any_chunks_arrives_whole(seed: int) -> None:
+    rng = random.Random(seed)
+    content = rng.randbytes(400_000)
+    bodies: list[bytes] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        body = b""
+        while chunk := await request.content.readany():
+            body += chunk
+            if rng.random() < 0.3:
+                await asyncio.sleep(0)
+        bodies.append(body)
+        return web.Response(text="here")
+
+    async with a_port(answer=answer) as port:
+        peer = await connected(port)
+        for _ in range(3):
+            head = b"POST / HTTP/1.1\r\nHost: a\r\n"
+            if rng.random() < 0.3:
+                data = b"%sContent-Length: %d\r\n\r\n%s" % (head, len(content), content)
+            else:
+                data, at = head + b"Transfer-Encoding: chunked\r\n\r\n", 0
+                while at < len(content):
+                    part = content[at : at + rng.choice((1, 2, 100, 5000, 70_000))]
+                    data += b"%x\r\n%s\r\n" % (len(part), part)
+                    at += len(part)
+                data += b"0\r\n\r\n"
+            places = sorted({0, len(data), *(rng.randrange(len(data)) for _ in range(9))})
+            for start, end in pairwise(places[:-1]):
+                peer[1].write(data[start:end])
+                await asyncio.sleep(0)
+            assert await answered(peer, data[places[-2] :])
+    assert bodies == [content] * 3
 
 
 async def test_connections_without_a_request_are_closed_on_demand() -> None:
