@@ -18,9 +18,10 @@ from functools import partial
 
 from nats.aio.msg import Msg
 
-from events.feed.fence import ALL, PLANES, Change, Fence, Plane, budget_part
+from events.feed.fence import Plane
 from events.feed.fleet_view import FACT_BYTES, SLICE_BYTES, FleetView, Pull
 from events.feed.intake import Intake
+from events.feed.subscriptions import Subscriptions
 from events.plane import subjects
 from events.plane.broker import Broker
 from events.plane.facts import (
@@ -37,7 +38,7 @@ from events.plane.facts import (
     decode_stream,
     encode,
 )
-from events.plane.nats_client import OnRaw, RawSubscription
+from events.plane.nats_client import OnRaw
 from events.plane.tasks import OnFailure, Tasks
 from indexer.identity import WorkerKey
 
@@ -59,8 +60,6 @@ _KEYS_MAX = 16_384
 _JITTER_S = 0.2
 _ANSWER_TIMEOUT_S = 2.0
 _TICK_S = 0.25
-PING_MAX_S = 10.0
-"""Longest wait for a PONG, seconds; longer than a router is ever behind with its budgets' parts."""
 HELLO_S = 1.0
 """Least time between two hellos: relays beat as often anyway. Otherwise each slow-consumer error of
 an overloaded router would make the whole fleet answer."""
@@ -111,17 +110,12 @@ class Feed:
         self._rng = rng
         self._hello_at_s = -HELLO_S
         self._intake: Intake[tuple[OnPayload, WorkerKey, bytes]] = Intake(self._is_known)
-        self._fence = Fence()
-        self._fenced = asyncio.Event()
-        """Set when the fence has changed, or workers may have come or gone behind it."""
-        came, out = self._message_came, self._fence.out
+        self._subscriptions = Subscriptions(broker, fleet, self._send_hello)
+        came, out = self._message_came, self._subscriptions.out
         self._came: dict[Plane, OnRaw] = {
             "facts": partial(came, "facts", out("facts"), self._on_facts, 0),
             "load": partial(came, "load", out("load"), self._on_load, HEARTBEAT_COST),
         }
-        self._pinged_s: float | None = None
-        """When the PING was sent that is on its way; None: there is none."""
-        self._subscriptions: dict[tuple[Plane, bytes], RawSubscription] = {}
         self._keys: dict[bytes, tuple[bytes, WorkerKey]] = {}
         """Subject -> publisher and worker, of subjects that name one."""
         self._arrived = asyncio.Event()
@@ -136,14 +130,11 @@ class Feed:
     async def start(self) -> None:
         """Subscribes, and sends a hello, which relays answer. The broker must be connected."""
         self._broker.on_connection(self._connection_changed)
-        for plane in PLANES:
-            subject = subjects.all_of(self._fleet, plane)
-            subscription = await self._broker.subscribe_raw(subject, self._came[plane])
-            self._subscriptions[plane, ALL] = subscription
+        await self._subscriptions.start(self._came)
         await self._broker.subscribe(subjects.control(self._fleet), self._control_came)
         self._tasks.spawn(self._serve(), "facts and heartbeats")
-        self._tasks.spawn(self._keep_fence(), "subscriptions")
-        self._tasks.spawn(self._measure(), "delay of the connection")
+        self._tasks.spawn(self._subscriptions.keep(lambda: self._view.worker_ids), "subscriptions")
+        self._tasks.spawn(self._subscriptions.measure(), "delay of the connection")
         self._tasks.spawn(self._tick(), "feed clock")
         await self._send_hello()
 
@@ -186,7 +177,8 @@ class Feed:
         size = len(payload) + extra_cost
         now_s = asyncio.get_running_loop().time()
         if not self._intake.admits(publisher, size, now_s):
-            self._shut_out(plane, publisher, now_s)
+            self._subscriptions.shut_out(plane, publisher, now_s)
+            self._view.shut_out[plane] = self._subscriptions.fence.times[plane]
             return
         if known is None:
             key = subjects.worker_of(subject.decode(errors="replace"))
@@ -198,64 +190,6 @@ class Feed:
             known = self._keys[subject] = publisher, key
         self._intake.put(publisher, (handler, known[1], payload), size)
         self._arrived.set()
-
-    def _shut_out(self, plane: Plane, publisher: bytes, now_s: float) -> None:
-        pause_s = self._fence.shut_out(plane, publisher, now_s)
-        if pause_s is not None:
-            self._fenced.set()
-            self._view.shut_out[plane] = self._fence.times[plane]
-            log.warning(
-                "worker %s floods its subject of %s: not subscribed to for %g s",
-                subjects.worker_id_of(publisher) or "?",
-                plane,
-                pause_s,
-            )
-
-    @property
-    def behind_s(self) -> float:
-        """How long the PING on its way has waited behind messages that are not read yet."""
-        pinged_s = self._pinged_s
-        return 0.0 if pinged_s is None else asyncio.get_running_loop().time() - pinged_s
-
-    async def _measure(self) -> None:
-        """Sends a PING after the other."""
-        while True:
-            self._pinged_s = self._pinged_s or asyncio.get_running_loop().time()
-            if await self._broker.round_trip(PING_MAX_S):
-                self._pinged_s = None
-            await asyncio.sleep(_TICK_S)
-
-    async def _keep_fence(self) -> None:
-        """Subscribes as the fence says, at once when a publisher is shut out, and at each tick."""
-        while True:
-            await self._fenced.wait()
-            self._fenced.clear()
-            known = {subjects.escape(worker_id).encode() for worker_id in self._view.worker_ids}
-            changes = list(self._fence.changes(known))
-            for plane in PLANES:
-                of_plane = [change for change in changes if change.plane == plane]
-                if of_plane:
-                    await self._change(plane, of_plane)
-
-    async def _change(self, plane: Plane, changes: list[Change]) -> None:
-        begin = [change.publisher for change in changes if change.begins]
-        names = [
-            subjects.of_publisher(self._fleet, plane, publisher)
-            if publisher
-            else subjects.all_of(self._fleet, plane)
-            for publisher in begin
-        ]
-        ended = [
-            self._subscriptions.pop((plane, change.publisher))
-            for change in changes
-            if not change.begins and (plane, change.publisher) in self._subscriptions
-        ]
-        begun = await self._broker.change_raw(names, ended, self._came[plane])
-        for publisher, subscription in zip(begin, begun, strict=False):
-            self._subscriptions[plane, publisher] = subscription
-        if ALL in begin:
-            log.info("%s of all workers are subscribed to again", plane)
-            await self._send_hello()  # strangers show themselves at once
 
     async def _serve(self) -> None:
         """Handles waiting messages slice by slice; other tasks run between two slices."""
@@ -319,7 +253,7 @@ class Feed:
 
     def _connection_changed(self, connected: bool) -> None:
         now_s = self._clock()
-        self._pinged_s = None  # no PONG comes over another connection
+        self._subscriptions.connection_changed()
         self._view.on_connection(connected, now_s)
         if connected and now_s - self._hello_at_s >= HELLO_S:
             self._hello_at_s = now_s
@@ -332,15 +266,11 @@ class Feed:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            behind_s = self.behind_s
-            self._intake.budget_part = budget_part(behind_s)
-            opened = self._fence.tick(asyncio.get_running_loop().time(), behind_s)
-            if opened or self._fence.fenced:
-                self._fenced.set()
+            self._intake.budget_part = self._subscriptions.tick()
             if self._intake.lossy:
                 self._count_losses()
             now_s = self._clock()
-            self._view.behind_s = behind_s
+            self._view.behind_s = self._subscriptions.behind_s
             forgotten = self._view.tick(now_s)
             for worker in forgotten:
                 log.warning("worker %s is forgotten: it sent no beat for too long", worker)
@@ -404,23 +334,10 @@ class Feed:
             chunk = await self._request(recovery, request)
             if chunk.expired:
                 raise _PullFailed("ring too short")
-            messages += await self._decoded(chunk.messages)
+            messages += await _decoded(self._view, chunk.messages)
             if chunk.chunks < 2 or not chunk.messages:
                 return chunk.epoch, messages
         raise _PullFailed("ring without an end")
-
-    async def _decoded(self, payloads: list[bytes]) -> list[FactsMessage]:
-        """Messages of a ring, decoded in slices; raises _PullFailed for an unreadable message."""
-        messages: list[FactsMessage] = []
-        for payload in payloads:
-            message, dropped = decode_stream(payload)
-            self._view.dropped.update(part.reason for part in dropped)
-            if not isinstance(message, FactsMessage):
-                raise _PullFailed("ring unreadable")
-            messages.append(message)
-            if len(messages) % _DECODED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        return messages
 
     async def _pull_snapshot(self, recovery: _Recovery) -> SnapshotChunk:
         """Stages all chunks; returns the last chunk."""
@@ -435,22 +352,10 @@ class Feed:
                 raise _PullFailed("chunks of different snapshots")
             epoch, as_of = chunk.epoch, chunk.as_of
             if i + 1 >= chunk.chunks:
-                await self._stage(recovery.pull.worker, chunk)
+                await _stage(self._view, recovery.pull.worker, chunk)
                 return chunk
-            await self._stage(recovery.pull.worker, chunk)
+            await _stage(self._view, recovery.pull.worker, chunk)
         raise _PullFailed("snapshot without an end")
-
-    async def _stage(self, worker: WorkerKey, chunk: SnapshotChunk) -> None:
-        """Stages a chunk in slices; other tasks run between two slices."""
-        size = 0
-        for fact in chunk.facts:
-            for at in range(0, max(1, len(fact.hashes)), SLICE_BYTES):
-                part = Stored(fact.hashes[at : at + SLICE_BYTES], fact.tier)
-                size += len(part.hashes) + FACT_BYTES
-                if size > SLICE_BYTES:
-                    size = 0
-                    await asyncio.sleep(0)
-                self._view.stage(worker, (part,))
 
     async def _request(self, recovery: _Recovery, request: SnapshotRequest) -> SnapshotChunk:
         subject = subjects.snapshot(self._fleet, recovery.pull.worker)
@@ -470,3 +375,30 @@ class Feed:
             self._view.dropped["no_room_to_recover"] += 1
             raise _PullFailed("no room beside other recoveries")
         return chunk
+
+
+async def _decoded(view: FleetView, payloads: list[bytes]) -> list[FactsMessage]:
+    """Messages of a ring, decoded in slices; raises _PullFailed for an unreadable message."""
+    messages: list[FactsMessage] = []
+    for payload in payloads:
+        message, dropped = decode_stream(payload)
+        view.dropped.update(part.reason for part in dropped)
+        if not isinstance(message, FactsMessage):
+            raise _PullFailed("ring unreadable")
+        messages.append(message)
+        if len(messages) % _DECODED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return messages
+
+
+async def _stage(view: FleetView, worker: WorkerKey, chunk: SnapshotChunk) -> None:
+    """Stages a chunk in slices; other tasks run between two slices."""
+    size = 0
+    for fact in chunk.facts:
+        for at in range(0, max(1, len(fact.hashes)), SLICE_BYTES):
+            part = Stored(fact.hashes[at : at + SLICE_BYTES], fact.tier)
+            size += len(part.hashes) + FACT_BYTES
+            if size > SLICE_BYTES:
+                size = 0
+                await asyncio.sleep(0)
+            view.stage(worker, (part,))

@@ -10,20 +10,12 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from ssl import SSLContext, create_default_context
 
 import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from events.plane.nats_check import (
-    check_credentials,
-    check_seed,
-    check_url,
-    on_loopback,
-    without_secret,
-)
+from events.plane.nats_check import check_connection, tls_context, without_secret
 from events.plane.nats_client import NatsClient, OnRaw, RawSubscription
 from events.plane.permissions import Attempt, refused
 from events.plane.settings import NatsSettings
@@ -124,7 +116,7 @@ class Broker:
             password=settings.password,
             user_credentials=settings.credentials_file,
             nkeys_seed=settings.nkey_seed_file,
-            tls=self._tls(),
+            tls=tls_context(self._settings),
         )
 
     async def publish(self, subject: str, payload: bytes) -> bool:
@@ -176,18 +168,15 @@ class Broker:
             raise
         return subscription
 
-    async def subscribe_raw(self, subject: str, listener: OnRaw) -> RawSubscription:
-        """The same for a listener that is called with (subject, payload) while they are read, and
-        does its work later: it has the bounds itself, and must not raise or take long."""
-        subscription = await self._client.subscribe_raw(subject, listener)
-        await self._flushed(subject)
-        return subscription
-
     async def change_raw(
         self, begin: Sequence[str], end: Sequence[RawSubscription], listener: OnRaw
     ) -> list[RawSubscription]:
-        """Begins subscriptions of `subscribe_raw`, then ends others, without a gap between: what
-        the server had queued for those comes to their listener still. Returns those that began."""
+        """Begins subscriptions, then ends others, without a gap between: what the server had queued
+        for those comes to their listener still. Returns those that began.
+
+        The listener is called with (subject, payload) while they are read, and does its work later:
+        it has the bounds itself, and must not raise or take long.
+        """
         begun = []
         for subject in begin:
             try:
@@ -308,36 +297,8 @@ class Broker:
             self._client.abort()  # in any state of the client, also while it connects
 
     def check(self) -> bool:
-        """Checks the settings, with clearer errors than nats-py's at connecting.
-
-        Returns whether the network can read the connection, as nats.allow_plaintext lets it. Raises
-        OSError or ValueError for credentials, certificates or a URL that can't be used.
-        """
-        settings = self._settings
-        check_url(self._url)
-        if file := settings.credentials_file:
-            check_credentials(Path(file).read_bytes(), file)
-        if file := settings.nkey_seed_file:
-            check_seed(Path(file).read_bytes(), file)
-        self._tls()
-        if settings.encrypts(self._url) or on_loopback(self._url):
-            return False
-        if not settings.allow_plaintext:
-            raise ValueError(
-                f"{without_secret(self._url)!r} is not loopback, and the connection has no TLS: set"
-                " nats.tls_ca_file or a URL with tls://, or nats.allow_plaintext to let the network"
-                " read credentials, commands and prompts"
-            )
-        return True
-
-    def _tls(self) -> SSLContext | None:
-        settings = self._settings
-        if not settings.tls_ca_file and not settings.tls_certificate_file:
-            return None
-        context = create_default_context(cafile=settings.tls_ca_file)
-        if settings.tls_certificate_file:
-            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
-        return context
+        """See `check_connection`."""
+        return check_connection(self._settings, self._url)
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):

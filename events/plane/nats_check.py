@@ -2,12 +2,49 @@
 
 import re
 from itertools import pairwise
+from pathlib import Path
+from ssl import SSLContext, create_default_context
 from urllib.parse import urlsplit
 
 import nkeys
 
+from events.plane.settings import NatsSettings
+
 SCHEMES = ("nats", "tls", "ws", "wss")
 _PORT_MAX = 65_535
+
+
+def check_connection(settings: NatsSettings, url: str) -> bool:
+    """Checks the settings, with clearer errors than nats-py's at connecting.
+
+    Returns whether the network can read the connection, as nats.allow_plaintext lets it. Raises
+    OSError or ValueError for credentials, certificates or a URL that can't be used.
+    """
+    check_url(url)
+    if file := settings.credentials_file:
+        check_credentials(Path(file).read_bytes(), file)
+    if file := settings.nkey_seed_file:
+        check_seed(Path(file).read_bytes(), file)
+    tls_context(settings)
+    if settings.encrypts(url) or on_loopback(url):
+        return False
+    if not settings.allow_plaintext:
+        raise ValueError(
+            f"{without_secret(url)!r} is not loopback, and the connection has no TLS: set"
+            " nats.tls_ca_file or a URL with tls://, or nats.allow_plaintext to let the network"
+            " read credentials, commands and prompts"
+        )
+    return True
+
+
+def tls_context(settings: NatsSettings) -> SSLContext | None:
+    """TLS of a connection; None: nats-py's own, or none. Raises OSError."""
+    if not settings.tls_ca_file and not settings.tls_certificate_file:
+        return None
+    context = create_default_context(cafile=settings.tls_ca_file)
+    if settings.tls_certificate_file:
+        context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+    return context
 
 
 def check_url(url: str) -> None:

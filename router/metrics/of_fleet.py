@@ -13,7 +13,6 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from events.feed.fence import PLANES
-from events.feed.stream import StreamState
 from router.core.core import RouterCore
 from router.decision.decision import Prefill
 from router.health.outliers import PROBES, WITHHELD, Cause
@@ -60,7 +59,6 @@ class RouterCollector(Collector):
         yield from self._sessions()
         yield from self._facts()
         yield from self._recoveries()
-        yield from self._streams()
         yield from self._self_check()
         yield from self._ttft_check()
         yield from self._outliers()
@@ -235,30 +233,6 @@ class RouterCollector(Collector):
             "From picks to their first tokens, as reported, in the mean over the last 16 or so.",
             core.fleet.first_tokens.mean_s,
         )
-
-    def _streams(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily(
-            "kvroute_stream_state",
-            "1 for the state a stream is in.",
-            labels=["worker", "rank", "state"],
-        )
-        complete = GaugeMetricFamily(
-            "kvroute_stream_complete",
-            "0 if the stream may lack blocks that the engine holds.",
-            labels=["worker", "rank"],
-        )
-        lag = GaugeMetricFamily(
-            "kvroute_stream_lag_seconds",
-            "Age of the last fact when it was applied.",
-            labels=["worker", "rank"],
-        )
-        for key, source in self._core.fleet.view.sources.items():
-            names = [key.worker_id, str(key.dp_rank)]
-            for each in StreamState:
-                state.add_metric([*names, each.value], source.stream.state is each)
-            complete.add_metric(names, source.stream.whole)
-            lag.add_metric(names, source.stream.lag_s)
-        yield from (state, complete, lag)
 
     def _policy_failures(self) -> Metric:
         family = CounterMetricFamily(

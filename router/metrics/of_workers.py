@@ -11,6 +11,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from events.feed.stream import StreamState
 from indexer.identity import WorkerKey
 from router.core.core import RouterCore
 from router.metrics.families import gauge
@@ -33,6 +34,31 @@ class WorkerCollector(Collector):
         yield from self._capacities()
         yield self._outcomes()
         yield from self._reports()
+        yield from self._streams()
+
+    def _streams(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "kvroute_stream_state",
+            "1 for the state a stream is in.",
+            labels=["worker", "rank", "state"],
+        )
+        complete = GaugeMetricFamily(
+            "kvroute_stream_complete",
+            "0 if the stream may lack blocks that the engine holds.",
+            labels=["worker", "rank"],
+        )
+        lag = GaugeMetricFamily(
+            "kvroute_stream_lag_seconds",
+            "Age of the last fact when it was applied.",
+            labels=["worker", "rank"],
+        )
+        for key, source in self._core.fleet.view.sources.items():
+            names = [key.worker_id, str(key.dp_rank)]
+            for each in StreamState:
+                state.add_metric([*names, each.value], source.stream.state is each)
+            complete.add_metric(names, source.stream.whole)
+            lag.add_metric(names, source.stream.lag_s)
+        yield from (state, complete, lag)
 
     def _loads(self) -> Iterator[Metric]:
         fleet = self._core.fleet

@@ -135,7 +135,7 @@ def _unsigned(values: Values) -> str:
 
 def _wide_network(values: Values) -> str:
     networks = networks_of(values["fleet.register_networks"] or "")
-    wide = [one for one in networks if one.prefixlen < (8 if one.version == 4 else 7)]
+    wide = [each for each in networks if each.prefixlen < (8 if each.version == 4 else 7)]
     return str(wide[0]) if wide else ""
 
 
@@ -147,7 +147,7 @@ def _plain_router(values: Values) -> str:
     if any(values[f"to_router.{name}"] for name in ("tls", "ca_file", "certificate_file")):
         return ""
     targets = [target.strip() for target in (values["router"] or "").split(",")]
-    return next((one for one in targets if one and not is_private(one)), "")
+    return next((target for target in targets if target and not is_private(target)), "")
 
 
 def _plain_spans(values: Values) -> str:
@@ -158,8 +158,8 @@ def _plain_spans(values: Values) -> str:
 
 
 def _no_workers(values: Values) -> bool:
-    ways = ("workers", "nats.url", "discovery.kubernetes.enabled", "fleet.register_networks")
-    return values["discovery"] is not None and not any(values[way] for way in ways)
+    sources = ("workers", "nats.url", "discovery.kubernetes.enabled", "fleet.register_networks")
+    return values["discovery"] is not None and not any(values[source] for source in sources)
 
 
 RISKS: tuple[Risk, ...] = (
@@ -210,7 +210,7 @@ RISKS: tuple[Risk, ...] = (
     Risk(
         "nats.credentials_file",
         _nats_for_all,
-        "is not set, and no other proof of who connects: what reaches {} may publish any worker's"
+        "is not set, and no other proof of a client: what reaches {} may publish any worker's"
         " facts; `kvroute nats-permissions` prints users",
     ),
     Risk(

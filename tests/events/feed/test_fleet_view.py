@@ -9,7 +9,7 @@ import pytest
 
 from events.feed import fleet_view as module
 from events.feed.fleet_view import FACT_BYTES, SLICE_BYTES, FleetView, Pull, Source
-from events.feed.stream import StreamState
+from events.feed.stream import CONNECTION_DOWN, StreamState
 from events.plane.facts import (
     FACTS_IN_MESSAGE_MAX,
     VERSION,
@@ -473,3 +473,9 @@ def test_a_stream_that_healed_by_itself_does_not_adopt_a_late_snapshot() -> None
     assert fleet.view.on_snapshot(key(0), NOW, 1, late, True, 1.0) == []
     assert (source.slot, fleet.index.count(slot)) == (slot, 1)
     assert fleet.index.stats().placements == 1
+
+
+def test_the_reason_of_every_stream_says_that_our_connection_is_down() -> None:
+    fleet = Fleet(2)
+    fleet.view.on_connection(connected=False, now_s=1.0)
+    assert {source.stream.reason for source in fleet.view.sources.values()} == {CONNECTION_DOWN}

@@ -262,7 +262,7 @@ async def test_a_flooding_publisher_is_shut_out_at_the_server_and_let_in_again(
         await until(lambda: ear.whole(*streams), "live streams")
         hostile.send(published(FACTS, b"x") * 16_000)
         named = {("facts", worker.worker_id.encode()) for worker in HONEST[:4]} | {("load", b"")}
-        await until(lambda: ear.feed._subscriptions.keys() == named, "a fence")
+        await until(lambda: ear.feed._subscriptions.running.keys() == named, "a fence")
         dropped = ear.view.dropped.total()
         hostile.send(published(FACTS, b"x") * 16_000)
         hostile.taken()
@@ -277,15 +277,15 @@ async def test_a_flooding_publisher_is_shut_out_at_the_server_and_let_in_again(
         heartbeat = Heartbeat(epoch=EPOCH, address="http://f", engine="vllm", sent_at_s=unix_now())
         honest.send(published(subjects.load("f", late.worker), encode(heartbeat)))
         subscribed = ("facts", late.worker.worker_id.encode())
-        await until(lambda: subscribed in ear.feed._subscriptions, "its subscription")
+        await until(lambda: subscribed in ear.feed._subscriptions.running, "its subscription")
         honest.send(late.beat())
         await until(lambda: ear.whole(late), "the new worker")
         # The pause is over, and so is the second of the flood.
         ear.feed._intake._spent.clear()
-        for here in ear.feed._fence._planes.values():
+        for here in ear.feed._subscriptions.fence._planes.values():
             here.until_s = 0.0
         await until(
-            lambda: ear.feed._subscriptions.keys() == {("facts", b""), ("load", b"")}, "all"
+            lambda: ear.feed._subscriptions.running.keys() == {("facts", b""), ("load", b"")}, "all"
         )
         flooding = Stream(HOSTILE)
         honest.send(*(one.store(4) for one in streams), flooding.beat())

@@ -9,7 +9,6 @@ from events.feed.stream import CONNECTION_DOWN
 from kvroute.v1 import ListQueueResponse, WorkerStatus
 from router.cli.calls.fleet import reused_text
 from router.cli.calls.top_screen import State, screen
-from tests.events.feed.view_fleet import Fleet
 
 
 def worker(worker_id: str, ended: int = 0, **about: object) -> WorkerStatus:
@@ -52,13 +51,6 @@ def test_a_lost_connection_to_nats_is_said_while_every_stream_lacks_it() -> None
     assert "NATS" not in text_of(state)
     state.look([], ListQueueResponse(), 1.0)
     assert "NATS" not in text_of(state)
-
-
-def test_a_reason_of_a_stream_says_that_the_connection_is_down() -> None:
-    fleet = Fleet(1)
-    fleet.view.on_connection(connected=False, now_s=1.0)
-    (source,) = fleet.view.sources.values()
-    assert source.stream.reason == CONNECTION_DOWN
 
 
 @pytest.mark.parametrize(
