@@ -16,15 +16,19 @@ from grpc_status import rpc_status
 from kvroute.client import KvRouteClient, PermissionDenied
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.config.settings.serving_settings import GrpcSettings
+from router.desk.methods import REPORT, ROUTE, ROUTE_STREAM
 from router.keys.certificates import Certificates
 from router.keys.door import Door
+from router.keys.issuers import UnknownKeyError
 from router.keys.rights import RIGHTS, Right
 from router.keys.usage import PRUNE_S
 from tests.router.service.setting import one_worker, two_models
+from tests.stage import served as stage_of
 from tests.stage.certificates import Authority, written
 from tests.stage.keys import a_door, bearer, hashed, identity, write_keys
 from tests.stage.loopback import TurnedClock
 from tests.stage.served import Refused, Served, asked, served, taken_apart
+from tests.stage.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_port")
 
@@ -133,7 +137,8 @@ async def test_a_refusal_says_no_more_than_it_must_and_is_counted_and_logged_onc
 ) -> None:
     async with keyed(tmp_path, identity("a", rights=("route",))) as stage:
         messages = set()
-        for metadata in (None, bearer("wrong"), (("authorization", "Basic YTpi"),)):
+        twice = (*bearer("a-token"), *bearer("a-token"))
+        for metadata in (None, bearer("wrong"), (("authorization", "Basic YTpi"),), twice):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stage.router.Route(asked(), metadata=metadata)
             assert details(refused.value).reason == "UNAUTHENTICATED"
@@ -147,7 +152,7 @@ async def test_a_refusal_says_no_more_than_it_must_and_is_counted_and_logged_onc
         assert (found.reason, found.metadata) == ("PERMISSION_DENIED", {"right": "observe"})
         value = stage.metrics.registry.get_sample_value
         labels = {"method": "Router/Route", "reason": "UNAUTHENTICATED"}
-        assert value("kvroute_calls_denied_total", labels) == 3
+        assert value("kvroute_calls_denied_total", labels) == 4
         labels = {"method": "Fleet/ListWorkers", "reason": "PERMISSION_DENIED"}
         assert value("kvroute_calls_denied_total", labels) == 1
     lines = [record for record in caplog.records if record.name == "kvroute.keys"]
@@ -388,3 +393,52 @@ async def test_a_command_has_its_author_in_its_message_and_in_the_audit_log(
         "drain worker 'w0' by 'ops': in service, 1 ranks -> drained, 1 ranks",
         "remove worker 'w0' by 'ops': drained, 1 ranks -> removed, 0 ranks",
     ]
+
+
+async def test_the_fast_port_lets_a_call_in_by_its_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is kept of a stranger's call, or of one without the right, though it never ends."""
+    monkeypatch.setattr(stage_of, "ON_FAST_PORT", True)
+    async with keyed(tmp_path, identity("a", rights=("route",))) as stage:
+        assert stage.server.fast is not None
+        for method, needed in RIGHTS.items():
+            for token in (None, "wrong", "a-token"):
+                refused = needed is not None and (token != "a-token" or needed is not Right.ROUTE)
+                metadata = None if token is None else bearer(token)
+                call = stage.channel.stream_stream(method)(metadata=metadata, timeout=CALL_S)
+                if refused:
+                    assert await call.code() in REFUSED, method
+                call.cancel()
+        held = stage.server.fast.connections.held
+        assert held is not None
+        await until(lambda: held.bytes == 0, "nothing is held")
+        assert stage.server.fast.calls == 0
+
+
+async def test_a_token_of_an_issuer_whose_keys_are_not_here_yet_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On both ports: a call by its first message, on the fast port by its headers."""
+    door = a_door(tmp_path, identity("a", rights=("route",)))
+    enter = door.enter
+    fetched: list[str] = []
+
+    def unknown(token: str | None, names: Any, *, is_unix: bool) -> Any:
+        raise UnknownKeyError("https://issuer.example")
+
+    async def later(error: UnknownKeyError, token: str, names: Any) -> Any:
+        fetched.append(token)
+        await asyncio.sleep(0)
+        return enter(token, names, is_unix=False)
+
+    monkeypatch.setattr(door, "enter", unknown)
+    monkeypatch.setattr(door, "enter_after", later)
+    async with served(door=door) as stage:
+        one_worker(stage.fleet)
+        assert await status_of(stage, ROUTE, "a-token") is not Code.UNAUTHENTICATED
+        assert await status_of(stage, ROUTE, "wrong") is Code.UNAUTHENTICATED
+        assert await status_of(stage, ROUTE_STREAM, "a-token") is Code.OK
+        assert await status_of(stage, ROUTE_STREAM, "wrong") is Code.UNAUTHENTICATED
+        assert await status_of(stage, REPORT, "a-token") is Code.PERMISSION_DENIED
+    assert fetched == ["a-token", "wrong"] * 2 + ["a-token"]
