@@ -15,7 +15,9 @@ from router.config.settings.gateway_settings import GatewaySettings
 from router.front import response_workers
 from router.front.exchange import ESTIMATE_MAX
 from router.front.gateway import reading
+from router.http2 import frames
 from router.keys import followed, issuers
+from router.listener import held
 from router.replicas import seal
 from router.replicas.peer_link import HEARD_PER_S
 from tests.stage.pages import text_of
@@ -23,7 +25,14 @@ from tests.stage.pages import text_of
 MIB = 1 << 20
 SERVE, GATEWAY = ServeConfig(), GatewaySettings()
 NATS, SECURITY, GATE = Path("docs/nats.md"), Path("docs/security.md"), Path("docs/gateway.md")
+CALLS = Path("docs/call-it.md")
 BOUNDS: list[tuple[Path, str, bool]] = [
+    (CALLS, "a connection holds 128 MiB at most", held.HELD_MAX == 128 * MIB),
+    (CALLS, "and 2 KiB for each open call", held.STREAM_BYTES == 2048),
+    (CALLS, "All connections hold 256 MiB", held.PORT_HELD_MAX == 256 * MIB),
+    (SECURITY, "256 MiB of messages that wait", held.PORT_HELD_MAX == 256 * MIB),
+    (SECURITY, "over 1,000 frames a second that carry nothing", frames.CONTROL_MAX == 1000),
+    (SECURITY, "four more for each frame of an answer", frames.CONTROL_PER_ANSWER == 4),
     (NATS, "256 KiB, hashes included", facts.FACTS_BYTES_MAX == 256 << 10),
     (
         NATS,
