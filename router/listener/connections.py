@@ -8,6 +8,7 @@ Laws:
 - past a bound, a further connection takes the place of the oldest one that has not begun: of its
   own client's, or, on a full port, of a client's with more connections than its own; without such
   a one it is closed at once;
+- where the host has no room for a further one, the same connection makes room;
 - a connection that has not begun begin_s after its acceptance is late. It begins when its TLS
   handshake and its first request's head, or HTTP/2's preface, are whole.
 """
@@ -148,6 +149,14 @@ class Connections:
         if not known.open:
             del self._clients[place.client]
 
+    def give_up_one(self) -> Place | None:
+        """The connection that leaves since the host has no room for another."""
+        place = self._heaviest()
+        if place is not None:
+            self.closed["full"] += 1
+            self.leave(place)
+        return place
+
     async def none_left(self, wait_s: float) -> None:
         """Returns when no connection is open, or after so many seconds."""
         with suppress(TimeoutError):
@@ -177,14 +186,18 @@ class Connections:
             return "address", next(self._not_begun(known.waiting), None)
         if free:
             return "", None
-        others = max(
+        other = self._heaviest()
+        if other is None or other.client == client:
+            return "full", other
+        return "full", other if self._clients[other.client].open > held else None
+
+    def _heaviest(self) -> Place | None:
+        """The oldest that has not begun, of the client with most connections."""
+        return max(
             self._not_begun(self._waiting),
             key=lambda place: self._clients[place.client].open,
             default=None,
         )
-        if others is None or others.client == client:
-            return "full", others
-        return "full", others if self._clients[others.client].open > held else None
 
     def _not_begun(self, waiting: dict[Place, None]) -> Iterator[Place]:
         for place in list(islice(waiting, LOOKED_AT)):

@@ -133,6 +133,8 @@ class Listener:
                 return
             except OSError as error:  # such as: no file descriptors are left
                 self._warn(self._full, "a connection can't be accepted: %s", error.strerror)
+                if (place := self._connections.give_up_one()) is not None:
+                    place.close()
                 self._loop.remove_reader(listening)
                 self._loop.call_later(NO_DESCRIPTORS_S, self._accept_again, listening)
                 return
@@ -183,6 +185,9 @@ class Listener:
         self._loop.remove_reader(peer)
         try:
             first = peer.recv(len(_HTTP2), socket.MSG_PEEK)
+        except BlockingIOError:
+            self._loop.add_reader(peer, self._readable, peer, place)
+            return
         except OSError:
             first = b""
         if not first:
@@ -225,7 +230,8 @@ class Listener:
         except (OSError, ssl.SSLError) as error:
             if place.open and context is not None:
                 self._connections.closed["tls"] += 1
-                self._warn(self._failed, "a TLS handshake failed: %s", error)
+                words = "a TLS handshake of %s failed: %s"
+                self._warn(self._failed, words, place.client, error)
 
     def _enter(self, place: Place, transport: asyncio.Transport) -> None:
         """The handshake is over."""

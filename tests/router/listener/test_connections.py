@@ -56,6 +56,15 @@ class Model:
         if place is not None:
             self.open.append(place)
 
+    def host_is_full(self, _: int) -> None:
+        waiting = [each for each in self.open if not each.begun]
+        closed = self.port.closed["full"]
+        place = self.port.give_up_one()
+        assert self.port.closed["full"] - closed == (place is not None) == bool(waiting)
+        if place is not None:
+            assert self.of(place.client) == max(self.of(each.client) for each in waiting)
+            self.open.remove(place)
+
     def begin(self, number: int) -> None:
         if self.open:
             self.open[number % len(self.open)].served_by = Server(begun=True)
@@ -93,7 +102,7 @@ class Model:
 
 STEPS = st.one_of(
     st.tuples(st.just("arrive"), st.sampled_from("aaaabbc")),
-    st.tuples(st.sampled_from(("begin", "handshake", "leave")), st.integers(0, 50)),
+    st.tuples(st.sampled_from(("begin", "handshake", "leave", "host_is_full")), st.integers(0, 50)),
     st.tuples(st.just("pass_time"), st.integers(0, 15)),
 )
 

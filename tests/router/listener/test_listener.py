@@ -7,6 +7,7 @@ import asyncio
 import random
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -352,3 +353,67 @@ def test_a_port_without_file_descriptors_accepts_again_later(
 
     run(scenario())
     assert caplog.text.count("Too many open files") == 1
+
+
+def test_a_silent_connection_makes_room_on_a_host_without_file_descriptors(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(24, "Too many open files")]
+
+    def failing(own: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(own)
+
+    async def scenario() -> None:
+        async with a_port("metrics") as port:
+            silent, writer = await asyncio.open_connection("127.0.0.1", port.number)
+            await until(lambda: port.connections.open == 1, "it is accepted")
+            monkeypatch.setattr(socket.socket, "accept", failing)
+            assert await port.serves()
+            assert await silent.read() == b""
+            assert +port.connections.closed == {"full": 1}
+            writer.close()
+
+    run(scenario())
+
+
+def test_a_turn_accepts_and_begins_few_connections(
+    tls: Tls, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = 0
+    accepted, begun = Counter[int](), Counter[int]()
+    admit, serve = listener.Listener._admit, listener.Listener._serve
+
+    def admitted(own: Any, *about: Any) -> None:
+        accepted[turn] += 1
+        admit(own, *about)
+
+    def served(own: Any, *about: Any) -> Any:
+        begun[turn] += 1
+        return serve(own, *about)
+
+    monkeypatch.setattr(listener.Listener, "_admit", admitted)
+    monkeypatch.setattr(listener.Listener, "_serve", served)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+
+        def next_turn() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(next_turn)
+
+        async with a_port("metrics", certificates=tls.certificates) as port:
+            next_turn()
+            clients = [socket.create_connection(("127.0.0.1", port.number)) for _ in range(50)]
+            for client in clients:
+                client.sendall(hello())
+            await until(lambda: sum(begun.values()) == 50, "all have begun")
+            for client in clients:
+                client.close()
+            await until(lambda: port.connections.open == 0, "all are over")
+
+    run(scenario())
+    assert max(accepted.values()) <= listener.ACCEPTED_TURN
+    assert max(begun.values()) <= listener.HANDSHAKES_TURN
