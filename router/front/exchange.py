@@ -169,15 +169,14 @@ class Exchange:
         field = _BODY_FIELDS[self.kind] if self.has_body and not by_load else None
         if field is not None:
             options[field] = self.body
-            if cache_salt := facts.cache_salt if self._salt is None else self._salt:
-                options["cache_salt"] = cache_salt
+            options["cache_salt"] = facts.cache_salt if self._salt is None else self._salt
         else:
             tokens = max(1, min(len(self.body) // BYTES_A_TOKEN, tokens_max))
             options |= {"token_ids": bytes(4 * tokens), "cache_salt": salt}
             options["charged_tokens"] = max(1, len(self.body) // BYTES_A_TOKEN)
-        for name in ("model", "session_id"):
-            if value := getattr(facts, name):
-                options[name] = value
+        options["model"] = facts.model  # empty, too: what is left out is looked for in the body
+        if facts.session_id:
+            options["session_id"] = facts.session_id
         if facts.ttft_slo_ms is not None:
             options["ttft_slo_ms"] = facts.ttft_slo_ms
         if self.tenant:

@@ -56,7 +56,7 @@ def read_fields(name: str, body: Body, wanted: Collection[str]) -> dict[str, str
     """
     top: object = body
     if isinstance(body, bytes):
-        if "model" not in wanted and b'"cache_salt"' not in body:
+        if not wanted or ("model" not in wanted and b'"cache_salt"' not in body):
             return {}
         try:
             top = json.loads(body)

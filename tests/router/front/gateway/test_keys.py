@@ -272,3 +272,12 @@ async def test_a_worker_without_the_model_has_its_list_read_again() -> None:
         worker.play = answering(DONE)
         assert await chat(stage, {}) == 200
     assert read_again == ["w0"]
+
+
+async def test_an_adapter_behind_a_colon_is_no_model_that_a_worker_serves(tmp_path: Path) -> None:
+    worker = Worker(answering(DONE))
+    door = a_door(tmp_path, identity("a", models=["m*"]))
+    async with a_gateway(worker, door=door) as stage:
+        assert await chat(stage, bearer("a-token"), model="m") == 200
+        assert await chat(stage, bearer("a-token"), model="m:secret") == 404, "SGLang's form"
+    assert len(worker.bodies) == 1
