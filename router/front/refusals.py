@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvroute.client.requests.failures import Kind
+
 RETRY_S_MAX = 3600
 """Longest Retry-After."""
 MESSAGE_MAX = 2000
@@ -24,6 +26,9 @@ class Shape(StrEnum):
 
 class FrontRefusal(Exception):
     """A request that the gateway itself refuses. param: the body's field at fault."""
+
+    failure = Kind.REJECTED
+    """While a worker is reserved for it: that one has no part in it."""
 
     def __init__(self, reason: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

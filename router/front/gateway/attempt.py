@@ -11,6 +11,7 @@ Laws:
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -21,6 +22,7 @@ from kvroute.client.requests.failures import Kind, judgement
 from kvroute.v1 import FailureReason
 from router.front.exchange import Blame, Exchange, Upstream, Verdict, returned
 from router.front.gateway import hand_over
+from router.front.gateway.long_bodies import made
 from router.front.gateway.upstreams import Seat, Sent, WorkerAnswered, WorkerGone
 from router.front.usage import cached_in
 from router.tracing.front_trace import FrontTrace
@@ -106,13 +108,15 @@ class WorkerAttempt:
     ) -> web.StreamResponse:
         pick = self._pick
         with self._forwarding() as of_trace:
-            upstream = self._exchange.upstream(
+            make = partial(
+                self._exchange.upstream,
                 pick.address,
                 {**pick.headers, **of_trace},
                 engine_priority=pick.engine_priority,
                 fields=fields,
                 tokens=tokens,
             )
+            upstream = await made(len(self._exchange.body), make)
             sent = self._forwarder.post(upstream, self._seat(pick))
             async with sent as answer:
                 return await self._pass_on(sent, answer)
@@ -131,7 +135,7 @@ class WorkerAttempt:
     async def _in_two_steps(self, prefill: PrefillWorker) -> web.StreamResponse:
         """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
         cache."""
-        upstream = self._prefill_request(prefill)
+        upstream = await self._prefill_request(prefill)
         fields: dict[str, Any] = {}
         async with (
             asyncio.timeout(self._forwarder.prefill_timeout_s),
@@ -171,18 +175,22 @@ class WorkerAttempt:
         model, movable = self._exchange.facts.model, self._movable
         return Seat(worker.worker_id, worker.dp_rank or 0, model, movable)
 
-    def _prefill_request(self, prefill: PrefillWorker) -> Upstream:
-        return self._exchange.upstream(
+    async def _prefill_request(self, prefill: PrefillWorker) -> Upstream:
+        make = partial(
+            self._exchange.upstream,
             prefill.address,
             prefill.headers,
             engine_priority=self._pick.engine_priority,
             fields=self._exchange.prefill_fields(prefill.prefill_body),
         )
+        return await made(len(self._exchange.body), make)
 
     async def _drained(self, prefill: PrefillWorker) -> None:
         async with (
             asyncio.timeout(self._forwarder.prefill_timeout_s),
-            self._forwarder.post(self._prefill_request(prefill), self._seat(prefill)) as answer,
+            self._forwarder.post(
+                await self._prefill_request(prefill), self._seat(prefill)
+            ) as answer,
         ):
             if answer.status != 200:
                 raise await WorkerAnswered.read(answer, self._exchange.facts.model)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 
 from aiohttp import web
@@ -38,6 +38,7 @@ from router.front.gateway.entrance import (
     without_keys,
 )
 from router.front.gateway.forwarding import Forwarder
+from router.front.gateway.long_bodies import made
 from router.front.gateway.roster import Roster
 from router.front.gateway.unpacking import ENCODINGS
 from router.front.gateway.upstreams import WorkerAnswered
@@ -278,7 +279,8 @@ class GatewayServer:
 
     async def _served(self, call: _Call, body: bytes) -> web.StreamResponse:
         request, usage = call.request, call.usage
-        exchange = Exchange(
+        make = partial(
+            Exchange,
             call.path,
             body,
             self._headers(call),
@@ -288,6 +290,7 @@ class GatewayServer:
             identity=None if usage is None else usage.identity,
             salts_tenants=self._settings.salt == "tenant",
         )
+        exchange = await made(len(body), make)
         self._admit(call, exchange)
         try:
             response = await self._forwarder.serve(request, exchange, call.began_s, call.trace)

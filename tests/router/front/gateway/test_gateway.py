@@ -436,3 +436,17 @@ async def test_other_addresses_need_a_switch() -> None:
     client = KvRouteClient("127.0.0.1:1")
     with pytest.raises(ConfigError, match="any_address"):
         Gateway(settings, client, CollectorRegistry(), clock=lambda: 0, broke=print)
+
+
+async def test_a_field_that_is_there_too_often_blames_no_worker() -> None:
+    worker, other = Worker(answering(DONE)), Worker(answering(DONE))
+    async with a_gateway(worker, other) as stage:
+        many = b",".join(b'"priority": %d' % number for number in range(40))
+        body = b'{"model": "m", "messages": [], ' + many + b"}"
+        async with stage.post(CHAT, body, headers={"Content-Type": "application/json"}) as answer:
+            assert answer.status == 400
+            assert answer.headers["X-Kvroute-Reason"] == "INVALID_BODY"
+        await stage.until(lambda: stage.open == 0)
+        assert stage.endings == {Ending.FAILED_CLIENT: 1}, "tried once, and no blame"
+    assert not worker.bodies
+    assert not other.bodies
