@@ -123,6 +123,17 @@ class EngineSettings(Settings, frozen=True):
         ),
     ] = None
     ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks, 1 to 1,024")] = 1
+    first_rank: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="the engine's number of its first rank, 0 to 65,535: vLLM's"
+            " --data-parallel-start-rank on each node of a hybrid load-balanced group; events,"
+            " replay and metrics of rank r are those of number first_rank + r, and requests name"
+            " ranks from 0 on",
+        ),
+    ] = 0
     model: Annotated[Name | None, Meta(description="model name; default: the engine's own")] = None
     model_aliases: Annotated[
         tuple[Name, ...], Meta(max_length=256, description="other names of the model")
@@ -263,12 +274,12 @@ def unusable(settings: EngineSettings) -> str:
 
     Checks the form of endpoints only. Passwords are masked.
     """
-    ranks = settings.ranks
+    ranks, last = settings.ranks, settings.first_rank + settings.ranks
     errors = {
         "id": not settings.id.isprintable() and "has control characters",
         "events": settings.events is not None
-        and zmq_error(settings.events, ranks=ranks, bind=settings.events_bind),
-        "replay": settings.replay is not None and zmq_error(settings.replay, ranks=ranks),
+        and zmq_error(settings.events, ranks=last, bind=settings.events_bind),
+        "replay": settings.replay is not None and zmq_error(settings.replay, ranks=last),
         "load": settings.load is not None and zmq_error(settings.load, ranks=ranks),
         "metrics": settings.metrics is not None and http_error(settings.metrics),
         "address": address_error(settings.address, pages=settings.metrics is not None),

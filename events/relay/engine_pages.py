@@ -14,7 +14,7 @@ import asyncio
 import logging
 from asyncio import sleep
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -97,6 +97,11 @@ class EnginePages:
         if probe is None or probe.identity is None:
             return None
         return probe.identity.dp_ranks or len(probe.loads) or None
+
+    @property
+    def rank_numbers(self) -> Collection[int]:
+        """The engine's numbers of its ranks, as its load page has them; empty: unknown."""
+        return self.probe.loads.keys() if self.probe is not None else ()
 
     @property
     def trouble(self) -> str:

@@ -148,7 +148,10 @@ class Heartbeats:
         configured = settings.kv_engine_id
         if configured and settings.ranks > 1:
             configured += f"_dp{rank}"
-        return identity.kv_engine_ids.get(rank) or configured
+        ids, first = identity.kv_engine_ids, settings.first_rank
+        if first and min(ids, default=0) == first:  # by the engine's numbers
+            rank += first
+        return ids.get(rank) or configured
 
     def _coded_warnings(self, shell: RankShell) -> list[tuple[str, str]]:
         """(code, sentence) of warnings with a code of their own in router/health/warnings.py."""
@@ -170,14 +173,23 @@ class Heartbeats:
                 f"its engine has {engine_ranks} data-parallel ranks, but its relay is configured"
                 f" with ranks: {configured}; set ranks to the engine's number"
             )
+        first, rank = self._settings.first_rank, shell.key.dp_rank
+        numbers = self._pages.rank_numbers
+        if len(numbers) == configured > 1 and min(numbers) != first:
+            return (
+                f"its engine numbers its ranks from {min(numbers)} on, and first_rank is {first}: a"
+                " node of vLLM's hybrid load balancing has first_rank set to its"
+                " --data-parallel-start-rank"
+            )
         engine_rank = shell.rank.engine_rank
         # A single rank may be an engine of its own behind another balancer; SGLang without DP
         # attention numbers each rank 0.
         unnumbered = configured == 1 or (engine_rank == 0 and self._settings.engine == "sglang")
-        if engine_rank is not None and engine_rank != shell.key.dp_rank and not unnumbered:
+        if engine_rank is not None and engine_rank != shell.number and not unnumbered:
             return (
-                f"the KV events at the endpoint of rank {shell.key.dp_rank} are those of the"
-                f" engine's rank {engine_rank}: set events and replay to the endpoints of rank 0"
+                f"the KV events at the endpoint of rank {rank} are those of the engine's rank"
+                f" {engine_rank}, not {shell.number}: set events and replay to the endpoints of the"
+                " engine's rank 0"
             )
         return ""
 

@@ -14,8 +14,11 @@ from indexer.identity import WorkerKey
 class RankShell(OutgoingStream[Rank]):
     """One rank: its stream, its sockets, its load."""
 
-    def __init__(self, key: WorkerKey, rank: Rank, supervisor: Supervisor) -> None:
+    def __init__(self, key: WorkerKey, rank: Rank, supervisor: Supervisor, number: int) -> None:
+        """number: the engine's own of the rank, as its events, ports and metrics have it; the
+        worker's key has its place in this engine, by which requests name it."""
         super().__init__(key, rank, supervisor)
+        self.number = number
         self.keeper: MapKeeper | None = None
         """Saves the rank's ledger; None: it is not saved."""
         self.warmer: Warmer | None = None

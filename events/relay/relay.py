@@ -178,7 +178,7 @@ class Relay:
             has_replay=settings.replay is not None,
             wanted_block_size=settings.block_size,
         )
-        return RankShell(key, rank, self._supervised(str(key)))
+        return RankShell(key, rank, self._supervised(str(key)), settings.first_rank + number)
 
     def _supervised(self, scope: str) -> Supervisor:
         return Supervisor(scope, self._rng, on_trouble=self._count_failure)
@@ -233,7 +233,7 @@ class Relay:
             shell.keeper.start(self._keepers)
         publisher = EngineSubscription(
             self._context,
-            rank_endpoint(base, shell.key.dp_rank),
+            rank_endpoint(base, shell.number),
             topic=self.settings.topic,
             bind=self.settings.events_bind,
         )
@@ -283,7 +283,7 @@ class Relay:
         answer = ReplayAnswer()
         if shell.rank.state is EngineState.HEALING:
             try:
-                endpoint = rank_endpoint(self.settings.replay or "", shell.key.dp_rank)
+                endpoint = rank_endpoint(self.settings.replay or "", shell.number)
                 await ask_replay(self._context, endpoint, from_seq, answer)
             except Exception as error:  # live messages wait, so they get an empty answer
                 shell.supervisor.failed("replay", error)
@@ -336,14 +336,14 @@ class Relay:
     def _loads_came(self, loads: Mapping[int, LoadSample]) -> None:
         now_s = self._clock()
         for shell in self._shells:
-            load = loads.get(shell.key.dp_rank)
+            load = loads.get(shell.number)
+            if load is None and len(loads) == len(self._shells) == 1:
+                (load,) = loads.values()  # whatever its number: behind another balancer, say
             if load is None:
                 continue
             if not self.settings.load:
-                if shell.sampled_at_s is None:
-                    self._publisher.beat_soon()  # until then it looks idle
                 if shell.load is None or shell.load.asleep != load.asleep:
-                    self._publisher.beat_soon()
+                    self._publisher.beat_soon()  # until then it looks idle
                 shell.load = load
                 shell.sampled_at_s = now_s
             if load.asleep:

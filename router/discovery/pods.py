@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from router.discovery.watched import ANNOTATION, Pod
 
-NUMBERS = ("slots", "total_blocks", "ranks", "block_size", "bootstrap_port")
+NUMBERS = ("slots", "total_blocks", "ranks", "first_rank", "block_size", "bootstrap_port")
 SWITCHES = ("warm", "loads_loras", "priority_scheduling")
 TEXTS = ("engine", "role", "kv_connector", "kv_engine_id", "topic", "model")
 PORTS = ("port", "events_port", "replay_port")

@@ -205,7 +205,7 @@ def newest() -> Iterator[tuple[str, bytes]]:
     yield from event_plane()
     ours = heartbeat()
     more = {"healthy": False, "events": False, "probed": False, "tells_salts": False}
-    codes = {"warning_codes": ("relay_failing",), "loads_loras": True}
+    codes = {"warning_codes": ("relay_failing",), "loads_loras": True, "asleep": True}
     yield "heartbeat", encode_heartbeat(msgspec.structs.replace(ours, **more, **codes))
     yield "stream", encode(Beat(1, EPOCH, 2, 4, 5, False, AT_S, ("salts", "images")))
     verdicts = [Verdict(KEY, 2.5, "refused"), Verdict(WorkerKey("w1", 1), 0.5, "peer")]

@@ -450,6 +450,7 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     LOADS_LORAS_FIELD_NUMBER: builtins.int
     TOTAL_BLOCKS_FIELD_NUMBER: builtins.int
+    FIRST_RANK_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """unique in the fleet"""
     engine: builtins.str
@@ -496,6 +497,8 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     """the engine loads a LoRA that it doesn't list when a request names it"""
     total_blocks: builtins.int
     """KV blocks of a rank, in blocks of the engine, 2,147,483,647 at most; absent: the engine's own figure"""
+    first_rank: builtins.int
+    """the engine's number of its first rank, 65,535 at most: vLLM's --data-parallel-start-rank; 0: it numbers from 0 on"""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -529,9 +532,10 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
         slots: builtins.int | None = ...,
         loads_loras: builtins.bool = ...,
         total_blocks: builtins.int | None = ...,
+        first_rank: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_block_size", b"_block_size", "_bootstrap_port", b"_bootstrap_port", "_ranks", b"_ranks", "_slots", b"_slots", "_total_blocks", b"_total_blocks", "block_size", b"block_size", "bootstrap_port", b"bootstrap_port", "ranks", b"ranks", "slots", b"slots", "total_blocks", b"total_blocks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_block_size", b"_block_size", "_bootstrap_port", b"_bootstrap_port", "_ranks", b"_ranks", "_slots", b"_slots", "_total_blocks", b"_total_blocks", "address", b"address", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "engine", b"engine", "events", b"events", "events_bind", b"events_bind", "kv_connector", b"kv_connector", "kv_engine_id", b"kv_engine_id", "labels", b"labels", "load", b"load", "loads_loras", b"loads_loras", "metrics", b"metrics", "model", b"model", "model_aliases", b"model_aliases", "priority_scheduling", b"priority_scheduling", "ranks", b"ranks", "replay", b"replay", "role", b"role", "slots", b"slots", "topic", b"topic", "total_blocks", b"total_blocks", "warm", b"warm", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_block_size", b"_block_size", "_bootstrap_port", b"_bootstrap_port", "_ranks", b"_ranks", "_slots", b"_slots", "_total_blocks", b"_total_blocks", "address", b"address", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "engine", b"engine", "events", b"events", "events_bind", b"events_bind", "first_rank", b"first_rank", "kv_connector", b"kv_connector", "kv_engine_id", b"kv_engine_id", "labels", b"labels", "load", b"load", "loads_loras", b"loads_loras", "metrics", b"metrics", "model", b"model", "model_aliases", b"model_aliases", "priority_scheduling", b"priority_scheduling", "ranks", b"ranks", "replay", b"replay", "role", b"role", "slots", b"slots", "topic", b"topic", "total_blocks", b"total_blocks", "warm", b"warm", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_block_size", b"_block_size"]) -> typing.Literal["block_size"] | None: ...
     @typing.overload

@@ -228,6 +228,57 @@ async def test_events_of_another_rank_are_a_warning(
     assert not warned(2)
 
 
+def page_of(first: int, ranks: int) -> str:
+    """The metrics of a node whose engine numbers its ranks from `first` on."""
+    return "".join(
+        f'vllm:num_requests_running{{engine="{first + rank}",model_name="m"}} {rank + 1}\n'
+        f'vllm:num_requests_waiting{{engine="{first + rank}",model_name="m"}} 0\n'
+        for rank in range(ranks)
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_ranks_of_a_groups_second_node_are_its_own_from_0_on(
+    engine: Engine, publisher: "Publisher", seed: int
+) -> None:
+    rng = random.Random(seed)
+    first, ranks = rng.randrange(1, 64), rng.randrange(1, 5)
+    engine.pages["/metrics"] = engine.says(web.Response, text=page_of(first, ranks))
+    heard = rng.randrange(ranks)
+    port = int(publisher.events.rpartition(":")[2]) - first - heard
+    relay = await engine.follow(
+        events=f"tcp://127.0.0.1:{port}", ranks=ranks, first_rank=first, kv_engine_id="e"
+    )
+    batch = msgspec.msgpack.encode([0.0, [], first + heard])
+    shell = relay._shells[heard]
+    async with asyncio.timeout(60):
+        while shell.rank.engine_rank is None:
+            await publisher.publish(payload=batch)
+            await asyncio.sleep(0.005)
+
+    def running() -> list[int]:
+        beats = [engine.wire.heartbeats("w", rank) for rank in range(ranks)]
+        return [beat[-1].running for beat in beats if beat and not beat[-1].warning_codes]
+
+    await until(lambda: running() == list(range(1, ranks + 1)), f"loads, seed {seed}")
+    assert [key.dp_rank for key, _ in relay.ranks] == list(range(ranks))
+
+
+async def test_ranks_that_are_numbered_from_another_on_are_a_warning_with_the_number(
+    engine: Engine,
+) -> None:
+    engine.pages["/metrics"] = engine.says(web.Response, text=page_of(8, 4))
+    await engine.follow(ranks=4)
+    await until(lambda: "numbers its ranks from 8 on, and first_rank is 0" in engine.warnings(), "")
+
+
+async def test_a_single_rank_has_its_load_whatever_its_number(engine: Engine) -> None:
+    engine.pages["/metrics"] = engine.says(web.Response, text=page_of(3, 1))
+    await engine.follow()
+    await until(lambda: (last := engine.last()) and last.running == 1, "the load")
+    assert not engine.warnings()
+
+
 async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:
     to = f"http://user:hunter2@127.0.0.1:{engine.port}/elsewhere"
     for path in ("/v1/models", "/metrics", "/v1/completions"):

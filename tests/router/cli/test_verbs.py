@@ -30,6 +30,7 @@ ENGINE: dict[str, Any] = {
     "metrics": "http://w:8001",
     "load": "tcp://w:5577",
     "ranks": 2,
+    "first_rank": 2,
     "model": "m",
     "model_aliases": ("n", "o"),
     "block_size": 32,
