@@ -139,14 +139,16 @@ class EnginePages:
             if whole:
                 self._identity_due.clear()
                 whole_at_s = loop.time()
-            answer = await probe.ask_identity(whole=whole)
+            try:
+                answer = await probe.ask_identity(whole=whole)
+            finally:
+                self._asked.set()
             self._answered(probe, answer)
             if answer:
                 self._identified.set()
             else:
                 whole_at_s = -inf
                 self._counts["engine_silent"] += not self._identified.is_set()
-            self._asked.set()
             await sleep(PROBE_S)
             if answer is not Answer.NONE and not self._identity_due.is_set():
                 await _within(self._models_due, MODELS_S - PROBE_S)

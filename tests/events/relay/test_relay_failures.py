@@ -11,7 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from events.engines.pages.probe import Probe
+from events.engines.pages.probe import Answer, Probe
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, SnapshotRequest, encode
 from events.plane.settings import EngineSettings
@@ -188,10 +188,10 @@ async def test_a_probe_that_raises_is_retried(
     asked = {"identity": 0, "load": 0}
 
     def ask(question: str) -> Callable[[Probe], object]:
-        async def ask_it(_probe: Probe) -> bool:
+        async def ask_it(_probe: Probe, **_: bool) -> Answer:
             asked[question] += 1
             breaks[question]()
-            return True
+            return Answer.USABLE
 
         return ask_it
 
