@@ -182,9 +182,14 @@ class Call(Received):
 
     def begin_stream(self) -> None:
         """Runs the handler of a streaming request."""
-        if self._entering is None:
+        if self._entering is not None:
+            return
+        if self.keep_handler():
             stream_stream: Any = self.handler.stream_stream
             self._spawn(lambda: stream_stream(self._requests(), self))
+        else:
+            self._protocol.http2.full(self._stream)
+            self._protocol.flush()
 
     def message(self, content: bytes, *, packed: bool) -> None:
         """A message of the request."""

@@ -40,7 +40,7 @@ CONTROL_SAVED_MAX = 100_000
 """Of these, how many a connection may have saved."""
 SMALL_FRAME = 1024
 """Bytes below which DATA of a stream that is over, and a part of a header block, carry nothing."""
-SETTINGS_STREAMS = 256
+SETTINGS_STREAMS = 64
 """Open streams for which SETTINGS of another window count as one frame more."""
 RESETS_MAX = 10_000
 """RST_STREAM a second: clients that leave."""

@@ -296,16 +296,15 @@ class Connection(Control):
             self._open(number, flags, head, trouble)
 
     def _open(self, number: int, flags: int, head: Head | None, trouble: str) -> None:
-        if self._leaving or len(self.streams) >= self._streams_max:
-            if not self._leaving:
-                self._calm.control()
+        if self._leaving:
             self._refuse(number, flags, Code.REFUSED_STREAM)
             return
         if trouble or (head is not None and head.fault):
             self.trouble = f"stream {number} is no request: {trouble or (head and head.fault)}"
             self._refuse(number, flags, Code.PROTOCOL_ERROR)
             return
-        if not self.held.take(STREAM_BYTES):
+        if len(self.streams) >= self._streams_max or not self.held.take(STREAM_BYTES):
+            self._calm.control()
             self._refuse(number, flags, Code.REFUSED_STREAM)
             return
         stream = self.streams[number] = Stream(number, self._message_max)

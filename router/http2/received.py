@@ -11,7 +11,7 @@ import grpc.aio
 
 from router.http2.sending import Stream
 from router.http2.sockets import Http2Protocol
-from router.listener.held import MESSAGE_BYTES
+from router.listener.held import HANDLER_BYTES, MESSAGE_BYTES
 
 
 class Received:
@@ -29,7 +29,8 @@ class Received:
         """The one message of a unary request."""
         self._packed = False
         self._held = 0
-        """Bytes of the account that it takes: none if it is taken at once."""
+        """Bytes of the account that the one message, or the handler of a stream, takes: none of a
+        message that is taken at once."""
         self._came: asyncio.Event | None = None
         """Set at a message or the end of a request that is a stream."""
         if streams:
@@ -74,6 +75,12 @@ class Received:
             self._messages.append((content, packed))
             http2.hold(stream, held=True)
             self._came.set()
+
+    def keep_handler(self) -> bool:
+        """The handler of a streaming request begins; False: there is no room for it."""
+        held = self._protocol.http2.held.take(HANDLER_BYTES)
+        self._held = HANDLER_BYTES if held else 0
+        return held
 
     def take(self) -> bytes | None:
         """The message of a unary request, held no longer; None: there is none, or it has ended the

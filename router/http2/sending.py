@@ -28,6 +28,7 @@ from router.http2.frames import (
     OPENING,
     PUMP_BYTES,
     PUMP_STREAMS,
+    SMALL_FRAME,
     STREAM_WAITING_MAX,
     STREAM_WINDOW,
     U32,
@@ -123,7 +124,7 @@ class Sending:
         """No stream has more; perhaps all have less."""
         self._frame_max = FRAME_MAX
         self.sent = 0
-        """Frames of answers."""
+        """Frames of answers, but for small ones of an answer that the peer lets trickle."""
 
     def send(self, stream: Stream, message: bytes) -> None:
         """A message; dropped if this side of the stream is over."""
@@ -312,9 +313,10 @@ class Sending:
         for at in range(0, size, self._frame_max):
             part = bytes(waiting[at : min(at + self._frame_max, size)])
             self.out.append(frame(DATA, 0, number, part))
-            self.sent += 1
         if size:
             del waiting[:size]
+            if size >= SMALL_FRAME or not waiting:
+                self.sent += 1 + size // self._frame_max
             stream.granted -= size
             self._room -= size
             self._sent_or_dropped(size)

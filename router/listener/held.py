@@ -1,7 +1,8 @@
 """Bytes that a port keeps of its peers, and for them. Pure.
 
 Held are: messages until their handlers take them, as they came, packed or not; bytes that a peer
-has no room for yet; and open streams, by STREAM_BYTES each.
+has no room for yet; and open streams, by STREAM_BYTES each, and HANDLER_BYTES more for each that a
+handler reads.
 
 Laws:
 - a connection holds HELD_MAX bytes at most: what would exceed that ends its call;
@@ -16,6 +17,8 @@ HELD_MAX = 128 << 20
 PORT_HELD_MAX = 256 << 20
 STREAM_BYTES = 2048
 """What an open stream takes besides the bytes that wait in it, roughly."""
+HANDLER_BYTES = 8192
+"""What the task of a streaming request takes, roughly."""
 MESSAGE_BYTES = 128
 """The same of a message that waits for its handler."""
 

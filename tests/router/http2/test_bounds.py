@@ -97,6 +97,7 @@ IDLE = {
     "WINDOW_UPDATE": window(0, 1),
     "WINDOW_UPDATE of a stream": window(1, 1),
     "WINDOW_UPDATE of a stream that is over": window(3, 1),
+    "WINDOW_UPDATE that lets an answer trickle": window(7, 1),
     "PRIORITY": frame(http2.PRIORITY, 0, 1, bytes(5)),
     "PRIORITY of an idle stream": frame(http2.PRIORITY, 0, 99, bytes(5)),
     "GOAWAY": frame(http2.GOAWAY, 0, 0, bytes(8)),
@@ -113,10 +114,12 @@ IDLE = {
 
 
 def with_streams() -> Peer:
-    """Stream 1 is open, 3 is over, 5 was refused."""
+    """Stream 1 is open, 3 is over, 5 was refused, and of 7 an answer waits."""
     peer = a_peer(answers=False)
     peer.send(peer.headers(1), peer.headers(3, 5))
-    peer.send(frame(http2.HEADERS, 4, 5, b"\x83"))
+    peer.send(frame(http2.HEADERS, 4, 5, b"\x83"), peer.headers(7), windows(0))
+    peer.connection.send(peer.connection.streams[7], bytes(100_000))
+    list(peer.back())
     return peer
 
 
@@ -214,7 +217,7 @@ def test_a_turn_looks_at_so_many_streams_whatever_comes(
     peer = peer_whose_answers_wait(1000)
     touched = Touched(monkeypatch)
     connection = peer.connection
-    for _ in range(100):
+    for second in range(100):
         sent = b"".join(
             rng.choice(
                 (window(0, 1), window(rng.randrange(1, 2000, 2), 1), windows(rng.randrange(9)))
@@ -222,7 +225,7 @@ def test_a_turn_looks_at_so_many_streams_whatever_comes(
             for _ in range(rng.randrange(1, 30))
         )
         touched.count = 0
-        connection.receive(sent, 0.0)
+        connection.receive(sent, float(second))
         assert touched.count == 0
         connection.pump()
         assert touched.count <= http2.PUMP_STREAMS
