@@ -19,7 +19,7 @@ import uvloop
 from tests.chaos.laws import Verdict, judge
 from tests.chaos.report import numbers, table
 from tests.chaos.run import Times, print_note, run
-from tests.chaos.scenarios import SCENARIOS
+from tests.chaos.scenarios import GATEWAY_S, SCENARIOS
 from tests.chaos.stage import Options
 
 
@@ -43,6 +43,8 @@ def main(words: Sequence[str]) -> int:
     if asked.scenario is not None:
         scenario = SCENARIOS[asked.scenario]
         options = replace(options, sizes=scenario.sizes, hostile_every_s=None)
+        if scenario.gateways:
+            options = replace(options, gateways=True, first_byte_s=GATEWAY_S)
         times = Times(warm_up=10.0, mended=scenario.mended_s, waits=False)
         faults = scenario.faults
         more = f"--scenario {asked.scenario} {more}".strip()

@@ -81,7 +81,8 @@ class Client:
         self._rng = random.Random(f"{asked.seed}/client/{asked.number}")
         self._rate = asked.rate
         self._again = asked.attempts
-        self._ports = set(asked.engines)
+        self._gateways = asked.gateways
+        self._ports = {*asked.engines, *asked.gateways}
         self._first_byte_s = asked.first_byte_s
         self._out = out
         shared = random.Random(f"{asked.seed}/prefixes")
@@ -138,7 +139,10 @@ class Client:
         noted: list[Attempt] = []
         failure, begun = "", False
         try:
-            await self._attempt_all(session_id, tokens, noted)
+            if self._gateways:
+                await self._through_a_gateway(tokens, noted)
+            else:
+                await self._attempt_all(session_id, tokens, noted)
         except KvRouteError as error:
             failure = f"{type(error).__name__}: {error}"[:200]
             begun = bool(noted) and noted[-1].begun
@@ -163,6 +167,32 @@ class Client:
             async with attempt as request:
                 await self._send(request, tokens, noted)
 
+    async def _through_a_gateway(self, tokens: list[int], noted: list[Attempt]) -> None:
+        """As _send, by one of the gateways, which tries again by itself."""
+        address = f"http://127.0.0.1:{self._rng.choice(self._gateways)}"
+        sent_s, worker, failure = time.monotonic(), "", ""
+
+        async def first_byte(name: str) -> None:
+            nonlocal worker
+            worker = name
+
+        try:
+            await self._stream(address, tokens, first_byte)
+        except (aiohttp.ClientError, OSError, TimeoutError, EngineError) as error:
+            failure = _named(error)
+            raise
+        finally:
+            noted.append(
+                Attempt(
+                    sent_s=sent_s,
+                    ended_s=time.monotonic(),
+                    worker=worker,
+                    replica="gateway",
+                    failure=failure,
+                    begun=bool(worker),
+                )
+            )
+
     async def _attempts(self, **options: Any) -> AsyncIterator[AbstractAsyncContextManager[Any]]:
         """One attempt after the other, each at another worker, until one is served."""
         if not self._again:
@@ -177,7 +207,7 @@ class Client:
         begun = False
         failure = ""
 
-        async def first_byte() -> None:
+        async def first_byte(_: str) -> None:
             nonlocal begun
             begun = True
             await request.prefill_done()
@@ -203,9 +233,10 @@ class Client:
             )
 
     async def _stream(
-        self, address: str, tokens: list[int], first_byte: Callable[[], Awaitable[None]]
+        self, address: str, tokens: list[int], first_byte: Callable[[str], Awaitable[None]]
     ) -> int | None:
-        """Sends the prompt to an engine, reads the answer; returns the cached tokens."""
+        """Sends the prompt to an engine, reads the answer; returns the cached tokens. first_byte:
+        takes the worker that a gateway names."""
         host, _, port = address.removeprefix("http://").partition(":")
         if host != "127.0.0.1" or not port.isdecimal() or int(port) not in self._ports:
             raise StrangeAddress(address)
@@ -216,7 +247,8 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=CHUNK_S)
+        read_s = self._first_byte_s if self._gateways else CHUNK_S
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=read_s)
         async with asyncio.timeout(self._first_byte_s) as limit:
             async with self._http.post(
                 f"{address}/v1/completions",
@@ -230,7 +262,7 @@ class Client:
                 if not tail:
                     raise BrokenOff
                 limit.reschedule(None)
-                await first_byte()
+                await first_byte(response.headers.get("X-Kvroute-Worker", ""))
                 while piece := await response.content.readany():
                     tail = tail[-500:] + piece
         if not tail.endswith(b"data: [DONE]\n\n"):
@@ -283,6 +315,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--number", type=int, default=0)
     parser.add_argument("--routers", nargs="+", required=True, help="host:port of each")
     parser.add_argument("--engines", nargs="+", type=int, required=True, help="ports of all")
+    parser.add_argument("--gateways", nargs="*", type=int, default=[], help="ports, if any")
     parser.add_argument("--rate", type=float, default=75.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--locks", type=Path, help="folder of TLS and tokens")

@@ -32,9 +32,9 @@ from simulator.live.publisher import Publisher
 from tests.stage.channel import lines, say
 
 BLOCK_SIZE = 16
-MODES = ("", "hang", "errors", "half", "pages")
-"""What fails: nothing, answers that never begin, 500 to all, 500 to half, pages that are nonsense.
-In the modes before the last one the pages are as ever."""
+MODES = ("", "hang", "errors", "half", "pages", "reuse")
+"""What fails: nothing, answers that never begin, 500 to all, 500 to half, pages that are nonsense,
+connections that close as they are used again. The pages are as ever but in that of nonsense."""
 
 NONSENSE: tuple[bytes, ...] = (
     b"",
@@ -59,6 +59,8 @@ class FailingFace(HttpFace):
         self.mode = ""
         self._rng = rng
         self._healed = asyncio.Event()
+        self._used: set[object] = set()
+        """Addresses from which a request came on a connection that is open."""
 
     def fail(self, mode: str) -> None:
         """What fails from now on; requests that hang go on when nothing hangs any longer."""
@@ -72,6 +74,13 @@ class FailingFace(HttpFace):
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         while self.mode == "hang":
             await self._healed.wait()
+        if self.mode == "reuse" and request.transport is not None:
+            peer = request.transport.get_extra_info("peername")
+            if peer in self._used:
+                self._used.discard(peer)
+                request.transport.close()
+                return web.Response()  # nobody reads it
+            self._used.add(peer)
         if self.mode == "errors" or (self.mode == "half" and self._rng.random() < 0.5):
             return web.Response(status=500, text="CUDA error: an illegal memory access")
         return await super()._completions(request)

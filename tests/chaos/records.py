@@ -51,6 +51,8 @@ class Cause(StrEnum):
     ERRORS = "answers 500"
     HALF = "half 500"
     PAGES = "nonsense pages"
+    REUSE = "closes as it is used again"
+    DESCRIPTORS = "no descriptors left"
     RESTART = "restart in place"
     RELAY = "relay killed"
     WIRE_CUT = "engine-relay cut"
@@ -113,6 +115,8 @@ class WorkerSeen(Record, frozen=True):
     """Requests that are believed to be there: reported, reserved here and by other routers."""
     blocks: float
     """Blocks in use, in the same way."""
+    blamed: int = 0
+    """Requests that were reported to this router as failed by this worker's fault."""
 
 
 class Memory(Record, frozen=True):

@@ -100,6 +100,9 @@ async def run(config_file: Path, seen_file: Path) -> int:
 def seen(app: "RouterApp") -> dict[str, object]:
     """What a router believes: fields of records.WorkerSeen by worker, its open reservations, its
     name, and its memory."""
+    from router.reservations.reservations import Ending
+
+    blames = (Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
     core, view = app.core, app.view
     workers = {}
     for key, source in view.sources.items():
@@ -114,6 +117,7 @@ def seen(app: "RouterApp") -> dict[str, object]:
             "excluded": core.fleet.excluded(source),
             "load": load.active_requests() if load else 0.0,
             "blocks": load.active_blocks() if load else 0.0,
+            "blamed": sum(core.fleet.outcomes_of(key).get(ending, 0) for ending in blames),
         }
     return {
         "workers": workers,

@@ -42,6 +42,8 @@ SLOW_BYTES_PER_S = 20_000
 WEIGHED_S = 5.0
 """Between two looks at a router's memory."""
 _UNDRAINS_MAX = 20
+STANDARD_FILES = 3
+"""Descriptors that every process has: no further one is opened under such a limit."""
 DISK_BYTES = 1
 """Of any file, while the disk is full."""
 _MODES = {
@@ -49,6 +51,7 @@ _MODES = {
     Cause.ERRORS: "errors",
     Cause.HALF: "half",
     Cause.PAGES: "pages",
+    Cause.REUSE: "reuse",
 }
 
 
@@ -292,8 +295,10 @@ class Player:
                 await self._stop([self._stage.engines[i] for i in fault.workers], fault)
             case Cause.ROUTER_STOP:
                 await self._stop([self._stage.routers[i] for i in fault.routers], fault)
-            case Cause.HANG | Cause.ERRORS | Cause.HALF | Cause.PAGES:
+            case Cause.HANG | Cause.ERRORS | Cause.HALF | Cause.PAGES | Cause.REUSE:
                 await self._fail(fault)
+            case Cause.DESCRIPTORS:
+                await self._take_descriptors(fault)
             case Cause.RELAY:
                 await self._kill_relay(fault)
             case Cause.WIRE_CUT | Cause.WIRE_SLOW | Cause.WIRE_CORRUPT:
@@ -313,7 +318,7 @@ class Player:
         of: list[dict[str, object]] = [{"worker": f"worker-{i}"} for i in fault.workers] or [{}]
         if fault.cause in LINE:
             of = [{"client": fault.client, "router": i} for i in fault.routers]
-        if fault.cause is Cause.ROUTER_STOP:
+        if fault.cause in {Cause.ROUTER_STOP, Cause.DESCRIPTORS}:
             of = [{"router": i} for i in fault.routers]
         for fields in of:
             if fault.cause not in {Cause.KILL, Cause.RESTART, Cause.ROUTER, Cause.ROLLING}:
@@ -419,6 +424,16 @@ class Player:
         for one in processes:
             if one.wanted and one.process is not None and one.process.returncode is None:
                 resource.prlimit(one.pid, resource.RLIMIT_FSIZE, before)
+
+    async def _take_descriptors(self, fault: Fault) -> None:
+        """Routers open no further file or socket, for a while."""
+        routers = [self._stage.routers[i] for i in fault.routers]
+        before = [resource.prlimit(router.pid, resource.RLIMIT_NOFILE) for router in routers]
+        for router, (_, hard) in zip(routers, before, strict=True):
+            resource.prlimit(router.pid, resource.RLIMIT_NOFILE, (STANDARD_FILES, hard))
+        await asyncio.sleep(fault.for_s)
+        for router, limits in zip(routers, before, strict=True):
+            resource.prlimit(router.pid, resource.RLIMIT_NOFILE, limits)
 
     async def _drain(self, fault: Fault) -> None:
         """Drained through one router, taken back through another, whose clock is an hour off."""

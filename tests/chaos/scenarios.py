@@ -10,6 +10,11 @@ from tests.chaos.schedule import Fault, Sizes
 SETTLED_S = 2.0
 """After which a router that is new, or a worker that fails, has been noticed."""
 FAILURES_MAX = 0.01
+GATEWAY_S = 30.0
+"""For which clients of a gateway wait for each byte."""
+LEFT_S = 10.0
+"""A request without a byte has left a silent worker, and is served by another one: 3 s until the
+relay says so, a look a second, and a machine that is busy."""
 BACK_S = 30.0
 """Within which a worker that is well again gets requests."""
 
@@ -23,6 +28,8 @@ class Scenario:
     judge: Callable[[Observed], Sequence[Verdict]]
     mended_s: float
     """Traffic after the last fault."""
+    gateways: bool = False
+    """Clients send to the routers' gateways."""
 
 
 def _of(run: Observed, *causes: Cause) -> list[Trouble]:
@@ -107,6 +114,57 @@ def rolling(run: Observed) -> list[Verdict]:
     return [Verdict(law, len(meant), len(failed), False, (_share(meant),) * bool(failed))]
 
 
+def _innocent(run: Observed, guilty: frozenset[str] = frozenset()) -> Verdict:
+    """Nobody is blamed for what another did."""
+    blamed = [
+        f"{router.name} blames {name} for {worker.blamed} requests"
+        for router in run.routers
+        for name, worker in router.workers.items()
+        if worker.blamed and name not in guilty
+    ]
+    law = "no worker that is well is blamed"
+    return Verdict(law, sum(len(router.workers) for router in run.routers), len(blamed), False,
+                   tuple(blamed))  # fmt: skip
+
+
+def _none_fails(run: Observed, law: str, *, allowed: str = "") -> Verdict:
+    """allowed: a failure by which the router says that its own host can serve nobody."""
+    failed = [one for one in run.served if one.failure and one.failure != allowed]
+    return Verdict(law, len(run.served), len(failed), False, (_share(run.served),) * bool(failed))
+
+
+def reuse(run: Observed) -> list[Verdict]:
+    """Every engine closes its connections as they are used again."""
+    return [
+        _none_fails(run, "no request fails where connections close as they are used again"),
+        _innocent(run),
+    ]
+
+
+def descriptors(run: Observed) -> list[Verdict]:
+    """The routers open no further socket."""
+    law = "without descriptors a request is served or gets 503, and no other failure"
+    return [_none_fails(run, law, allowed="503"), _innocent(run)]
+
+
+def cut_off(run: Observed) -> list[Verdict]:
+    """A worker stops in the middle of everything, and closes no connection."""
+    (stopped,) = _of(run, Cause.STOP)
+    waited = [one for one in run.served if stopped.overlaps(one.began_s, one.ended_s)]
+    slow = [
+        one
+        for one in waited
+        if one.ended_s - one.began_s > LEFT_S
+        and not (one.attempts and one.attempts[-1].worker == stopped.worker)
+    ]
+    law = f"a request without a byte leaves the worker that is cut off, within {LEFT_S:g} s"
+    return [
+        _none_fails(run, "no request fails while a worker is cut off"),
+        _innocent(run, frozenset({stopped.worker})),
+        Verdict(law, len(waited), len(slow), True),
+    ]
+
+
 FOUR = Sizes(workers=4, wired=0, well=2, routers=2, clients=2)
 SCENARIOS: dict[str, Scenario] = {
     "sick": Scenario(
@@ -123,6 +181,27 @@ SCENARIOS: dict[str, Scenario] = {
         faults=(Fault(2.0, Cause.ROUTER, 10.0, routers=(0, 1)),),
         judge=without_routers,
         mended_s=10.0,
+    ),
+    "reuse": Scenario(
+        sizes=FOUR,
+        faults=tuple(Fault(1.0, Cause.REUSE, 10.0, workers=(i,)) for i in range(4)),
+        judge=reuse,
+        mended_s=2.0,
+        gateways=True,
+    ),
+    "descriptors": Scenario(
+        sizes=FOUR,
+        faults=(Fault(1.0, Cause.DESCRIPTORS, 4.0, routers=(0, 1)),),
+        judge=descriptors,
+        mended_s=6.0,
+        gateways=True,
+    ),
+    "cut-off": Scenario(
+        sizes=FOUR,
+        faults=(Fault(1.0, Cause.STOP, 20.0, workers=(0,)),),
+        judge=cut_off,
+        mended_s=5.0,
+        gateways=True,
     ),
     "rolling": Scenario(
         sizes=FOUR,

@@ -68,6 +68,8 @@ class Options:
     engine_speed: float = 1.0
     tls: bool = False
     """Routers have TLS and take callers with tokens alone."""
+    gateways: bool = False
+    """Clients send to the routers' gateways, and wait for first_byte_s for every byte."""
     hostile_every_s: float | None = 0.5
     """Between two of its messages; None: there is no hostile client."""
 
@@ -181,6 +183,7 @@ class Stage:
     """Worker -> proxies between engine and relay: HTTP, events, replays."""
     routers: list[Child] = field(default_factory=list)
     router_ports: list[int] = field(default_factory=list)
+    gateway_ports: list[int] = field(default_factory=list)
     lines: dict[tuple[int, int], Proxy] = field(default_factory=dict)
     """(client, router) -> the proxy between them."""
     clients: list[Child] = field(default_factory=list)
@@ -293,6 +296,7 @@ async def start_clients(stage: Stage) -> None:
             *("--first-byte-s", str(options.first_byte_s), "--route-s", str(options.route_s)),
             *("--out", str(stage.folder / f"client-{client}.jsonl")),
             *(("--attempts",) if options.attempts else ()),
+            *(("--gateways", *map(str, stage.gateway_ports)) if options.gateways else ()),
             *_locked(stage),
         ]
         log = stage.folder / f"client-{client}.log"
@@ -373,6 +377,10 @@ def _add_router(stage: Stage, i: int, ports: list[int], locks: dict[str, Any]) -
         "drain_timeout_s": 5.0,
         **locks,
     }
+    if options.gateways:
+        stage.gateway_ports.append(ports.pop())
+        listen = f"127.0.0.1:{stage.gateway_ports[-1]}"
+        config["gateway"] = {"listen": listen, "answer_headers": True}
     file = stage.folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(config))
     ahead_s = CLOCK_AHEAD_S if i == options.sizes.routers - 1 and i else 0.0

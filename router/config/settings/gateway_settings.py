@@ -94,7 +94,12 @@ class GatewaySettings(Settings, frozen=True):
         ),
     ] = ("*",)
     header_kib_max: Annotated[
-        int, Meta(ge=1, le=1024, description="longest header of a request, in KiB")
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="longest header of a request, and head of a worker's answer, in KiB",
+        ),
     ] = 16
     pairs: Annotated[
         Literal["auto", "never"],

@@ -141,6 +141,30 @@ async def test_workers_are_listed() -> None:
         assert [each.worker_id for each in await router.list_workers()] == ["w0"]
 
 
+async def test_workers_that_stopped_answering_are_listed_alone() -> None:
+    async with served() as stage, stage.local() as router:
+        well, silent, sick, new = (stage.fleet.add(f"w{n}") for n in range(4))
+        stage.fleet.turn(4.0, silent=[silent])
+        stage.fleet.say(sick, healthy=False, probed=True)
+        stage.fleet.say(new, healthy=False, probed=False)
+        assert await router.list_workers(away=True) != await router.list_workers()
+        away = [each.worker_id for each in await router.list_workers(away=True)]
+        assert away == [silent.worker_id, sick.worker_id]
+        stage.fleet.beat(silent)
+        stage.fleet.say(silent)
+        stage.fleet.say(sick, healthy=True)
+        assert await router.list_workers(away=True) == []
+        assert well.worker_id in [each.worker_id for each in await router.list_workers()]
+
+
+async def test_workers_that_fell_silent_together_are_not_away() -> None:
+    """The broker may have failed, and not they."""
+    async with served() as stage, stage.local() as router:
+        keys = [stage.fleet.add(f"w{n}") for n in range(4)]
+        stage.fleet.turn(4.0, silent=keys)
+        assert await router.list_workers(away=True) == []
+
+
 async def test_a_gateway_in_the_routers_process() -> None:
     worker = Worker(answering(b'{"usage":{"prompt_tokens":3,"completion_tokens":2}}'))
     async with a_gateway(worker, in_process=True, answer_headers=True) as stage:
