@@ -33,7 +33,7 @@ KEY_HEADERS = ("Authorization", "X-Api-Key")
 CREDENTIALS = (
     *KEY_HEADERS, "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Amz-Security-Token", "Cookie",
 )  # fmt: skip
-"""Headers of a client's that say who it is: they are for what checks it, and for no engine."""
+"""Headers that prove a client's identity: they are for what checks it, and for no engine."""
 _BEARER = "bearer "
 
 

@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 
 from kvroute.client import KvRouteClient, PermissionDenied
 from kvroute.v1 import fleet_pb2, router_pb2
+from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.desk.methods import REPORT, ROUTE, ROUTE_STREAM
 from router.keys.certificates import Certificates
@@ -179,6 +180,30 @@ async def test_a_verified_tenant_replaces_the_one_of_the_request(tmp_path: Path)
         await call.done_writing()
         assert [len(answer.results) async for answer in call] == [1]
     assert seen == ["acme", "acme"]
+
+
+async def test_a_keys_priority_is_lowered_to_its_bound(tmp_path: Path) -> None:
+    bound, free = identity("a", limits={"priority": 3}), identity("b")
+    wanted = {"a": [(7, 3), (3, 3), (-2, -2)], "b": [(7, 7)]}
+    queue = QueueSettings()
+    async with served(door=a_door(tmp_path, bound, free), queue=queue) as stage:
+        stage.fleet.add("w0", total_slots=1)
+        await stage.router.Route(asked(), metadata=bearer("b-token"))
+        admission = stage.desk.admission
+        for name, cases in wanted.items():
+            for number, (named, has) in enumerate(cases):
+                request = asked(request_id=f"{name}{number}", priority=named)
+                token = bearer(f"{name}-token")
+                call = asyncio.ensure_future(stage.router.Route(request, metadata=token))
+                await until(lambda: len(admission) == 1, "the request waits")
+                (waiter,) = admission.queue.find(request.request_id)
+                assert waiter.priority == has
+                step = router_pb2.Progress(request_id=request.request_id, priority=named + 1)
+                steps = router_pb2.ReportRequest(progress=[step])
+                await stage.router.Report(steps, metadata=token)
+                assert waiter.priority == (min(named + 1, 3) if name == "a" else named + 1)
+                call.cancel()
+                await until(lambda: not len(admission), "nothing waits")
 
 
 async def test_a_model_outside_an_identitys_patterns_is_refused_on_every_path(
