@@ -68,6 +68,11 @@ class PromptCollector(Collector):
             "Requests whose prompt has its tokens made, by a child process or by an engine.",
             self._open_prompts(),
         )
+        yield CounterMetricFamily(
+            "kvroute_prompt_answers_unusable",
+            "Answers of engines that were no tokens of their prompt, or came too late.",
+            value=prompts.answers_unusable,
+        )
         yield counter(
             "kvroute_prompt_children_killed",
             "Child processes that were killed since a render took too long, or that ended.",

@@ -230,6 +230,11 @@ class Prompts:
         return sum(pool.waiting for pool in self._children.values())
 
     @property
+    def answers_unusable(self) -> int:
+        """Answers of engines that were no tokens of their prompt, or came too late."""
+        return self._engines.unusable
+
+    @property
     def killed(self) -> Counter[str]:
         """Children killed or lost, by cause."""
         return sum((pool.killed for pool in self._children.values()), self._killed.copy())

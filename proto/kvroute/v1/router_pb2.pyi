@@ -425,7 +425,7 @@ class PromptTokens(google.protobuf.message.Message):
     """little-endian u32; only with return_tokens, and not of source ESTIMATE"""
     source: Global___PromptSource.ValueType
     verified: builtins.bool
-    """an engine gave these tokens, or gave the same tokens as the router for all prompts of this shape so far"""
+    """the picked worker's engine or a render service gave these tokens, or engines gave the same tokens as the router for all prompts of this shape so far"""
     tokenizer_digest: builtins.str
     """of the router's own tokenizer and chat template; empty: it has none for the model"""
     shape: builtins.str

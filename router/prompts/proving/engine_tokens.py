@@ -188,6 +188,8 @@ class Engines:
         """By engine, while questions to it are open."""
         self._answer_bytes = 0
         """Of all answers that are being read."""
+        self.unusable = 0
+        """Unusable answers, of all engines."""
         self._unused: OrderedDict[str, _Unused] = OrderedDict()
         self._missing: OrderedDict[str, None] = OrderedDict()
         """URLs of render endpoints that engines lack, the one that was noticed first at the front:
@@ -256,6 +258,7 @@ class Engines:
         return made
 
     def _note_unusable(self, base: str) -> None:
+        self.unusable += 1
         unused = self._unused.setdefault(base, _Unused())
         self._unused.move_to_end(base)
         unused.answers += 1

@@ -155,6 +155,7 @@ async def test_an_engine_of_unusable_answers_rests_and_is_tried_again(
                 assert len(odd.asked) == asked
             engines._unused[odd.address].until_s = 0.0  # the rest is over
         assert rests == [0.0, 100.0, 200.0, 400.0, 400.0]
+        assert engines.unusable == len(rests)
         usable = True
         assert array("I", (await ask()).token_bytes).tolist() == [1, 2]
         assert odd.address not in engines._unused
