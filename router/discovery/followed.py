@@ -10,7 +10,7 @@ Laws:
   ones only when nobody has beaten for the pod for a while. Of two relays, that of the higher epoch
   stays;
 - a pod that can't be followed, whatever its annotations are, has a trouble that names it, and costs
-  no other pod anything.
+  no other pod anything: no router waits for its worker either.
 """
 
 from collections import Counter
@@ -103,6 +103,8 @@ class _Worker:
     failures: int = 0
     trouble: str = ""
     """Why it has no relay, as a sentence."""
+    unusable: bool = False
+    """Whether the trouble is its annotations', so that waiting for it helps nothing."""
 
 
 @dataclass
@@ -134,8 +136,10 @@ class FollowedPods:
         return frozenset(name for name, each in self._workers.items() if not each.pod.ready)
 
     def ready(self) -> list[str]:
-        """Workers whose pods are ready."""
-        return [name for name, each in self._workers.items() if each.pod.ready]
+        """Workers whose pods are ready, and can be followed."""
+        return [
+            name for name, each in self._workers.items() if each.pod.ready and not each.unusable
+        ]
 
     def troubles(self) -> Mapping[str, str]:
         """Worker id, or name of a pod without workers -> why it has no relay, as a sentence."""
@@ -187,8 +191,9 @@ class FollowedPods:
         except Exception as error:  # of that pod alone
             self.counts["unusable"] += 1
             self._wait(worker, _why(error), now_s)
+            worker.unusable = True
             return
-        worker.failures, worker.trouble = 0, ""
+        worker.failures, worker.trouble, worker.unusable = 0, "", False
 
     def step(self, workers: Workers, now_s: float) -> list[Effect]:
         """Time went by, or something changed."""
@@ -247,7 +252,7 @@ class FollowedPods:
         for worker_id in self._of_pod[pod.name]:
             worker = self._workers[worker_id]
             if worker.pod.annotations != pod.annotations and worker.settings is None:
-                worker.ask_at_s = 0.0  # what was wrong may be right now
+                worker.ask_at_s, worker.unusable = 0.0, False  # what was wrong may be right now
             worker.pod = pod
             worker.was_ready = worker.was_ready or pod.ready
         return effects

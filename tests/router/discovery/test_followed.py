@@ -115,6 +115,7 @@ def test_odd_pods_cost_no_other_pod_its_relay_and_have_a_trouble_with_their_name
     started = starts(router.step(0.0))
     assert "well" in started
     troubles = router.followed.troubles()
+    assert router.followed.ready() == [name for name in started if name not in troubles]
     for one in pods:
         assert one.name not in started or one.name not in troubles
         if one.ready:
