@@ -266,7 +266,7 @@ class Feed:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            self._intake.budget_part = self._subscriptions.tick()
+            self._subscriptions.tick(self._intake)
             if self._intake.lossy:
                 self._count_losses()
             now_s = self._clock()

@@ -13,6 +13,7 @@ Laws:
   each further time up to PAUSE_MAX_S; after CALM_S within its budget it begins at PAUSE_S again;
 - a router that is behind gives each publisher a part of its budget, so that no few of them, each
   within its own, can keep it behind;
+- a publisher that is let in again has the FIRST_PART-th part of its budget for FIRST_S;
 - a plane opens for all at once, at the end of the longest pause in it, when the router is not
   behind: flooding publishers fence a plane for PAUSE_MAX_S each, at most, before strangers have
   their turn;
@@ -23,6 +24,7 @@ Laws:
 from collections import Counter
 from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, NamedTuple
 
 from typing_extensions import override
@@ -34,6 +36,9 @@ PAUSE_S = 1.0
 PAUSE_MAX_S = 64.0
 CALM_S = 120.0
 """Longer than the longest pause, so that a flood that goes on never begins at the first again."""
+FIRST_S = 1.0
+FIRST_PART = 4
+"""So that a flood that goes on is seen after some thousand messages."""
 REMEMBERED_MAX = 4096
 """Publishers of a plane whose floods are remembered; of more, the first is forgotten."""
 BEHIND_S = ((2.0, 16), (0.5, 4))
@@ -65,6 +70,9 @@ class _Listening:
     out: set[bytes] = field(default_factory=set)
     until_s: float = 0.0
     """End of the longest pause of those that are out."""
+    let_in: set[bytes] = field(default_factory=set)
+    """Those that were out until the plane opened last."""
+    opened_s: float = -inf
     floods: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     """Publisher -> times that it was shut out, and the end of its last pause"""
 
@@ -114,8 +122,15 @@ class Fence:
             return False
         due = [here for here in self._planes.values() if here.out and now_s >= here.until_s]
         for here in due:
+            here.let_in = set(here.out)
+            here.opened_s = now_s
             here.out.clear()
         return bool(due)
+
+    def let_in(self, now_s: float) -> set[bytes]:
+        """The publishers that were let in again less than FIRST_S ago."""
+        planes = (here for here in self._planes.values() if now_s - here.opened_s < FIRST_S)
+        return set().union(*(here.let_in for here in planes))
 
     def changes(self, known: Collection[bytes]) -> Iterator[Change]:
         """What to subscribe to and what to end, in this order; counts as performed. known: the

@@ -22,6 +22,8 @@ from typing import Generic, TypeVar
 
 from typing_extensions import override
 
+from events.feed.fence import FIRST_PART
+
 MESSAGE_COST = 512
 """Cost of a message besides its bytes: receiving, decoding, or dropping it."""
 SLICE_COST = 64 * 1024
@@ -67,6 +69,8 @@ class Intake(Generic[T]):
         """Cost of all waiting messages."""
         self.budget_part = 1
         """The n of the n-th part of its budget that each publisher has; see events/feed/fence.py"""
+        self.let_in: Container[bytes] = ()
+        """Publishers with the FIRST_PART-th part of their budgets."""
         self.held: Container[bytes] = ()
         """Publishers whose last messages are not fully applied yet."""
         self._known = known
@@ -107,7 +111,9 @@ class Intake(Generic[T]):
             if len(spent) >= PUBLISHERS_MAX:
                 publisher = _SHARED
             before = spent.get(publisher, 0)
-        if before * self.budget_part > BUDGET_COST:
+        if before * self.budget_part > BUDGET_COST or (
+            before * FIRST_PART > BUDGET_COST and publisher in self.let_in
+        ):
             self._lose(publisher, "publisher_too_fast")
             return False
         spent[publisher] = before + size + MESSAGE_COST

@@ -7,8 +7,10 @@ shows how far the router is behind.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Container, Mapping
+from typing import Any
 
 from events.feed.fence import ALL, PLANES, Change, Fence, Plane, budget_part
+from events.feed.intake import Intake
 from events.plane import subjects
 from events.plane.broker import Broker
 from events.plane.nats_client import OnRaw, RawSubscription
@@ -65,13 +67,13 @@ class Subscriptions:
         pinged_s = self._pinged_s
         return 0.0 if pinged_s is None else asyncio.get_running_loop().time() - pinged_s
 
-    def tick(self) -> int:
-        """Lets publishers in whose pause is over; returns the part of their budgets that counts."""
-        behind_s = self.behind_s
-        opened = self.fence.tick(asyncio.get_running_loop().time(), behind_s)
-        if opened or self.fence.fenced:
+    def tick(self, intake: Intake[Any]) -> None:
+        """Lets publishers in whose pause is over; divides the budgets of the intake."""
+        now_s, behind_s = asyncio.get_running_loop().time(), self.behind_s
+        if self.fence.tick(now_s, behind_s) or self.fence.fenced:
             self._due.set()
-        return budget_part(behind_s)
+        intake.budget_part = budget_part(behind_s)
+        intake.let_in = self.fence.let_in(now_s)
 
     def connection_changed(self) -> None:
         """No PONG comes over another connection."""

@@ -109,7 +109,7 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (GATE, "bodies of all open requests | 1 GiB", GATEWAY.bodies_mib_max == 1024),
     (GATE, "open requests | 4,096", GATEWAY.open_max == 4096),
     (GATE, "for one client | 0.5", GATEWAY.client_share == 0.5),
-    (GATE, "bytes of a header | 16 KiB", GATEWAY.header_kib_max == 16),
+    (GATE, "`ANSWER_HEAD_TOO_LARGE` | 16 KiB", GATEWAY.header_kib_max == 16),
     (GATE, "the router's queue included | 30 s", GATEWAY.route_timeout_s == 30),
     (GATE, "connection to a worker | 5 s", GATEWAY.connect_timeout_s == 5),
     (GATE, "inside an answer | 600 s", GATEWAY.silence_s == 600),

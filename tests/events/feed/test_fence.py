@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from events.feed.fence import (
     ALL,
     CALM_S,
+    FIRST_S,
     PAUSE_MAX_S,
     PAUSE_S,
     PLANES,
@@ -24,7 +25,7 @@ from events.feed.fence import (
     budget_part,
 )
 from events.feed.fleet_view import FleetView
-from events.feed.intake import Intake
+from events.feed.intake import BUDGET_COST, Intake
 from events.feed.stream import BEAT_OVERDUE_S, LATE_S, StreamState
 from events.plane.facts import VERSION, Beat, Epoch, encode
 from indexer.identity import WorkerKey
@@ -119,6 +120,21 @@ def test_pauses_double_and_begin_again_after_a_calm() -> None:
     assert fence.times["facts"] == 10
 
 
+def test_a_publisher_that_is_let_in_again_has_less_for_a_while() -> None:
+    fence, intake = Fence(), Intake[int](lambda _: True)
+    fence.shut_out("facts", b"a", 0.0)
+    assert fence.let_in(0.5) == set()
+    assert fence.tick(PAUSE_S)
+    assert fence.let_in(PAUSE_S + FIRST_S / 2) == {b"a"}
+    intake.let_in = fence.let_in(PAUSE_S)
+    size = BUDGET_COST // 16
+    admitted = {
+        name: sum(intake.admits(name, size, 9.0) for _ in range(40)) for name in (b"a", b"b")
+    }
+    assert admitted == {b"a": 4, b"b": 16}
+    assert fence.let_in(PAUSE_S + FIRST_S) == set()
+
+
 def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("events.feed.fence.REMEMBERED_MAX", 3)
     fence = Fence()
@@ -194,6 +210,7 @@ class VirtualPlane:
             behind_s = self.now_s - self.pinged_s
             self.intake.budget_part = budget_part(behind_s)
             self.fence.tick(self.now_s, behind_s)
+            self.intake.let_in = self.fence.let_in(self.now_s)
         self.view.behind_s = self.now_s - self.pinged_s
         self.view.tick(self.now_s)
 
