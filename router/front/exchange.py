@@ -55,11 +55,11 @@ _BODY_FIELDS = {
     Kind.MESSAGES: "messages_body",
 }
 _BY_LOAD = frozenset((
-    "EMPTY_PROMPT", "MESSAGE_TOO_LARGE", "UNSUPPORTED_CONTENT", "NO_TOKENIZER",
+    "EMPTY_PROMPT", "MESSAGE_TOO_LARGE", "MALFORMED_BODY", "UNSUPPORTED_CONTENT", "NO_TOKENIZER",
     "RENDERER_UNAVAILABLE", "RENDER_QUEUE_FULL",
 ))  # fmt: skip
-"""Reasons for which a request without tokens goes by load. EMPTY_PROMPT is the answer of routers of
-older releases, which don't know bodies."""
+"""Reasons for which a request without tokens goes by load: the engine judges what a router can't
+read. EMPTY_PROMPT is the answer of routers of older releases, which don't know bodies."""
 _BY_LOAD_WITHOUT_REASON = frozenset(("UNIMPLEMENTED", "RESOURCE_EXHAUSTED"))
 """Of routers of older releases; and of gRPC itself, for a message past all limits of the router."""
 

@@ -202,7 +202,7 @@ def test_headers_of_one_connection_stay_on_it() -> None:
         (None, "UNIMPLEMENTED", True),
         (None, "RESOURCE_EXHAUSTED", True),
         (None, "UNAVAILABLE", False),
-        ("MALFORMED_BODY", "INVALID_ARGUMENT", False),
+        ("MALFORMED_BODY", "INVALID_ARGUMENT", True),
         ("ALL_WORKERS_FULL", "RESOURCE_EXHAUSTED", False),
     ],
 )
