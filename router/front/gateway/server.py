@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from itertools import count
+from logging import INFO, WARNING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -51,6 +52,7 @@ from router.keys.exposure import check_exposure, split_address
 from router.keys.rights import Right
 from router.keys.usage import Usage
 from router.listener.connections import Connections
+from router.listener.seldom import Seldom
 from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrapes
 from router.request.refusal import Refusal
@@ -137,6 +139,8 @@ class GatewayServer:
         self._scrapes = Scrapes(counters.registry)
         self._entrance = Entrance(settings, door)
         self._cors = Cors(settings.cors_origins)
+        self._said: dict[str, Seldom] = {}
+        """Log lines by the reason of a refusal."""
         self._requests = 0
         """Without their answer, of all paths."""
         self._leaving = False
@@ -346,6 +350,10 @@ class GatewayServer:
         reason, message = refusal.reason, refusal.message
         call.outcome = "refused"
         self._counters.refusals.labels(reason).inc()
+        said = self._said.setdefault(reason, Seldom(log, WARNING if reason in FULL else INFO))
+        whose = call.request.remote if call.usage is None else call.usage.identity.name
+        now_s = asyncio.get_running_loop().time()
+        said.log(now_s, "a request of %s is refused: %s: %a", whose, reason, message)
         retry_after_s = refusal.retry_after_s or (1.0 if reason in FULL else None)
         answer = self._answer(
             call, reason, message, retry_after_s=retry_after_s, param=refusal.param

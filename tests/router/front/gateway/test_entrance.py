@@ -341,6 +341,22 @@ async def test_announced_bytes_hold_no_room_and_a_key_at_its_share_stops_nobody_
         assert await served(stage, own[0])
 
 
+async def test_a_refusal_is_a_line_of_log_for_each_reason_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvroute.gateway")
+    door = a_door(tmp_path, identity("a"))
+    async with a_gateway(Worker(answering(WHOLE)), door=door, body_mib_max=1) as stage:
+        for _ in range(20):
+            assert (await sent(stage, head(CHAT, length=0)))[0] == 401
+            assert (await sent(stage, head(CHAT, KEY, length=2 * MIB)))[0] == 413
+    lines = [record.getMessage() for record in caplog.records if "is refused" in record.msg]
+    assert lines == [
+        "a request of 127.0.0.1 is refused: UNAUTHENTICATED: 'the call has no valid key'",
+        "a request of a is refused: BODY_TOO_LARGE: 'the body is over 1 MiB'",
+    ]
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_drips_in_any_order_are_counted_as_they_come(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
