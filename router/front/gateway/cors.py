@@ -1,4 +1,4 @@
-"""Cross-origin requests of browsers (CORS, in WHATWG's Fetch): who may read answers. Pure.
+"""Which pages of other origins may read answers in a browser (CORS, in WHATWG's Fetch). Pure.
 
 Laws:
 - every answer has the headers of the gateway's own rule, a refusal too, and none of an engine's;
