@@ -202,3 +202,16 @@ async def test_a_relay_cannot_speak_for_another_worker_or_command_the_fleet(
 
 async def _nobody(_message: object) -> None:
     raise AssertionError("heard what is not for it")
+
+
+async def test_a_router_may_subscribe_to_one_worker_alone(guarded: Guarded) -> None:
+    came: list[bytes] = []
+    url = guarded.stranger._url
+    async with user_of(url, "router", "change-me-too") as router:
+        subject = subjects.of_publisher("default", "facts", b"a")
+        (one,) = await router.change_raw([subject], [], lambda name, _: came.append(name))
+        await guarded.stranger.publish(subjects.facts("default", WorkerKey("a", 7)), b"x")
+        await until(lambda: b"kvroute.v1.default.facts.a.7" in came, "a message of that worker")
+        assert all(name.startswith(b"kvroute.v1.default.facts.a.") for name in came)
+        await router.change_raw([], [one], lambda _name, _payload: None)
+        assert router.counts["error"] == 0
