@@ -8,7 +8,7 @@ Laws:
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from router.front.gateway.room import Place
 from router.front.gateway.unpacking import CannotUnpack, Unpacker
@@ -52,9 +52,9 @@ class BodyReader:
             if self._unpacker is not None:
                 self._unpacker.end()
         except CannotUnpack as error:
-            raise _unreadable(str(error)) from None
+            raise _ending("INVALID_BODY", str(error)) from None
         except (ConnectionError, web.RequestPayloadError) as error:
-            raise _unreadable(f"the body can't be read: {error}") from None
+            raise _ending("INVALID_BODY", f"the body can't be read: {error}") from None
         return b"".join(self._parts)
 
     async def _next(self) -> bytes:
@@ -73,7 +73,7 @@ class BodyReader:
             message = f"the body came at less than {PACE_BYTES_PER_S} bytes a second"
             if self._waited_s + clock() - began_s >= BODY_S:
                 message = f"no whole body within {BODY_S:g} s"
-            raise FrontRefusal("BODY_TOO_SLOW", message) from None
+            raise _ending("BODY_TOO_SLOW", message) from None
         finally:
             self._waited_s += clock() - began_s
 
@@ -98,14 +98,16 @@ class BodyReader:
 
 async def go_on(request: web.Request) -> None:
     """Answers `Expect: 100-continue`, unless bytes of the body are there already."""
-    if "Expect" in request.headers and not request.content.total_bytes:
+    content, is_old = request.content, request.version < HttpVersion11
+    if "Expect" in request.headers and not (is_old or content.total_bytes or content.is_eof()):
         writer = request.writer
         await writer.write(_CONTINUE)
         writer.output_size = 0  # the answer has not begun
 
 
-def _unreadable(message: str) -> FrontRefusal:
-    refusal = FrontRefusal("INVALID_BODY", message)
+def _ending(reason: str, message: str) -> FrontRefusal:
+    """A refusal after which nothing of its connection can be read."""
+    refusal = FrontRefusal(reason, message)
     refusal.closes = True
     return refusal
 

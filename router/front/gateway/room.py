@@ -16,11 +16,11 @@ from router.front.refusals import FrontRefusal
 
 _MIB = 1 << 20
 IPV6_PREFIX = 64
-"""Bits of an IPv6 address that name a client, who has all addresses below."""
+"""Bits of an IPv6 address that name a client: it has all addresses below them."""
 
 
 class Client(NamedTuple):
-    """Whose request it is."""
+    """A client, by which room is shared out."""
 
     kind: str
     """`key` or `address`."""

@@ -90,7 +90,7 @@ class _Call:
         self.trace: FrontTrace | None = None
         self.about: dict[str, Value] = {}
         """Of its span."""
-        self.id = f"{next(_calls):x}"
+        self.id = f"gateway {next(_calls):x}"  # beside ids of gRPC's reservations
         self.ended: bool | None = None
         self.path = request.rel_url.raw_path
 

@@ -167,6 +167,7 @@ async def test_a_body_that_does_not_come_ends_its_request(
         answer = await exchanged(stage, post(), CONTENT[:10])
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"BODY_TOO_SLOW" in answer
+        assert b"\r\nConnection: close\r\n" in answer
         assert not worker.bodies
         assert stage.sample("kvroute_gateway_open_requests") == 0
 
