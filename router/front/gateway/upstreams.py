@@ -20,17 +20,18 @@ from typing import NamedTuple, Self
 import aiohttp
 from yarl import URL
 
+from events.engines.connections import (
+    AnswerProtocol,
+    Connector,
+    LongHead,
+    UnusableHead,
+    first_line,
+    used,
+)
 from kvroute.client import UnusableAnswer
 from kvroute.client.requests.failures import Kind, judge, of_status
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import UPSTREAM_ANSWER_MAX, Upstream, returned
-from router.front.gateway.connections import (
-    HEAD_SLACK,
-    AnswerProtocol,
-    Connector,
-    first_line,
-    used,
-)
 
 IDLE_S = 3.0
 """Seconds for which an idle connection is kept: less than the 5 s of vLLM's and SGLang's server, so
@@ -47,6 +48,12 @@ class WorkerGone(Exception):
     """The router says that the worker is silent, and nothing has come from it."""
 
     failure = Kind.GONE
+
+
+class HeadTooLong(UnusableAnswer):
+    """An answer for the client whose head is too long to be passed on."""
+
+    failure = Kind.LONG_HEAD
 
 
 class WorkerAnswered(Exception):
@@ -107,16 +114,12 @@ class Upstreams:
     def _made(self, **options: object) -> aiohttp.ClientSession:
         settings = self._settings
         head_bytes_max = settings.header_kib_max * 1024
-        slack = HEAD_SLACK * head_bytes_max
         return aiohttp.ClientSession(
-            connector=Connector(head_bytes_max, **options),
+            connector=Connector(head_bytes_max, limit=0, **options),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
-            max_line_size=slack,
-            max_field_size=slack,
-            max_headers=slack // 4,  # the protocol's bound counts bytes
         )
 
     async def __aexit__(
@@ -206,6 +209,13 @@ class Sent:
                 if judge(error, unanswered_reuse=reused) is not Kind.STALE:
                     raise
             return await self._post(fresh)
+        except UnusableHead as error:
+            raise UnusableAnswer(str(error)) from error
+        except LongHead as error:
+            status = error.status_code
+            passes = 200 <= status < 300 or of_status(status) is Kind.REJECTED
+            kind = HeadTooLong if passes else UnusableAnswer
+            raise kind(f"{error} (gateway.header_kib_max)") from error
         except aiohttp.ClientResponseError as error:
             # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
             # for the client's mistake.

@@ -14,7 +14,8 @@ import pytest
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import TCPConnector
 
-from router.front.gateway import connections, silent_workers, upstreams
+from events.engines import connections
+from router.front.gateway import silent_workers, upstreams
 from router.reservations.reservations import Ending
 from tests.router.front.gateway.test_gateway import BODY, CHAT, DONE, EVENTS, WHOLE
 from tests.stage.gateway import Stage, Worker, a_gateway, answering

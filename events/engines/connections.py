@@ -1,4 +1,4 @@
-"""Connections to workers: aiohttp's client, with bounds on what comes before an answer's body.
+"""Connections to engines: aiohttp's client, with bounds on what comes before an answer's body.
 
 aiohttp reads interim answers (1xx) for as long as they come, keeps what comes on an idle
 connection, lets the reader of a body wait whose bytes can't be parsed, and does not say whether a
@@ -23,9 +23,6 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from typing_extensions import override
 
-from kvroute.client import UnusableAnswer
-from kvroute.client.requests.failures import Kind, of_status
-
 INTERIM_MAX = 16
 """Interim answers before an answer; engines send none."""
 HEAD_SLACK = 4
@@ -37,14 +34,20 @@ DEAD_S = 30
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """10 + 4 * 5 s are DEAD_S."""
 
-used: ContextVar[Callable[["AnswerProtocol"], None]] = ContextVar("used")
-"""Takes the connection of the request that the current task sends."""
+used: ContextVar[Callable[["AnswerProtocol"], None] | None] = ContextVar("used", default=None)
+"""Takes the connection of the request that the current task sends; None: it is of no matter."""
 
 
-class LongHead(UnusableAnswer):
-    """An answer for the client whose head is too long to be passed on."""
+class UnusableHead(aiohttp.ClientError):
+    """What came before an answer's body is no head within the bounds."""
 
-    failure = Kind.LONG_HEAD
+
+class LongHead(aiohttp.ClientError):
+    """A head over the bound, of an answer that may be good."""
+
+    def __init__(self, status: int, head_bytes_max: int) -> None:
+        super().__init__(f"its head is over {head_bytes_max} bytes")
+        self.status_code = status
 
 
 class AnswerProtocol(ResponseHandler):
@@ -74,8 +77,9 @@ class AnswerProtocol(ResponseHandler):
         self.uses += 1
         self.heard = False
         self._interim = 0
-        self._left = HEAD_SLACK * self._head_bytes_max
-        super().set_response_params(**params)
+        self._left = slack = HEAD_SLACK * self._head_bytes_max
+        own = {"max_line_size": slack, "max_field_size": slack, "max_headers": slack}
+        super().set_response_params(**(params | own))  # the bound here counts bytes
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -90,7 +94,7 @@ class AnswerProtocol(ResponseHandler):
         at = 0
         while self._left is not None and at < len(data):
             if not self._left:
-                self._refuse(UnusableAnswer(f"the answer's head has no end within {at} bytes"))
+                self._refuse(UnusableHead(f"the answer's head has no end within {at} bytes"))
                 return
             piece = data[at : at + min(PIECE_BYTES, self._left)]
             self._left -= len(piece)
@@ -111,12 +115,9 @@ class AnswerProtocol(ResponseHandler):
         elif 100 <= message.code < 200 and message.code != 101:
             self._interim += 1
             if self._interim > INTERIM_MAX:
-                self._refuse(UnusableAnswer(f"over {INTERIM_MAX} interim answers (1xx) came"))
+                self._refuse(UnusableHead(f"over {INTERIM_MAX} interim answers (1xx) came"))
         elif self._long(message):
-            passes = 200 <= message.code < 300 or of_status(message.code) is Kind.REJECTED
-            kind = LongHead if passes else UnusableAnswer
-            bound = self._head_bytes_max
-            self._refuse(kind(f"its head is over {bound} bytes (gateway.header_kib_max)"))
+            self._refuse(LongHead(message.code, self._head_bytes_max))
         else:
             self._left = None
             self._body = data[1]
@@ -150,10 +151,11 @@ class AnswerProtocol(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """Connections to all workers, or, with force_close, one for each request."""
+    """Connections to all engines; with force_close, one for each request."""
 
     def __init__(self, head_bytes_max: int, **options: Any) -> None:
-        super().__init__(limit=0, socket_factory=_socket, **options)
+        """options: see TCPConnector."""
+        super().__init__(socket_factory=_socket, **options)
         loop = asyncio.get_running_loop()
         made: Any = partial(AnswerProtocol, loop, head_bytes_max)
         self._factory = made
@@ -163,7 +165,8 @@ class Connector(aiohttp.TCPConnector):
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
         assert isinstance(protocol, AnswerProtocol)
-        used.get()(protocol)
+        if (take := used.get()) is not None:
+            take(protocol)
         return connection
 
 
