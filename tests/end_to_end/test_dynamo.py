@@ -511,13 +511,14 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
         ((), "give --subject, --address, --model, --block-size too"),
         (("--worker-id", "one"), "without {worker_id} all workers have the same id"),
         (("--replay", "tcp://x:1"), "unknown key `replay`"),
+        (("--address", "{worker_id}:8000"), "has no scheme (http:// or https://)"),
         (("--label", "zone"), "write NAME=VALUE"),
         (("--subject", "a b"), "$.subject"),
         (("--state-dir", "state", "--nats", "nats://127.0.0.1:1"), "leave --state-dir out"),
     ],
 )
 async def test_wrong_flags_end_with_one_line(flags: tuple[str, ...], told: str) -> None:
-    needed = ("--subject", "a", "--address", "x", "--model", "m", "--block-size", "16")
+    needed = ("--subject", "a", "--address", "http://x", "--model", "m", "--block-size", "16")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router.cli.main", "relay", "--engine", "dynamo"),
         *(needed if flags else ()),

@@ -6,6 +6,7 @@ from typing import Any
 import click
 import msgspec
 
+from events.engines.endpoints import http_error
 from events.plane.mistakes import of_value
 from events.plane.settings import DynamoSettings, shared_socket
 from router.cli.engine_flags import (
@@ -74,9 +75,14 @@ def _dynamo(given: dict[str, Any]) -> DynamoSettings:
     }
     _check_given(fields, needed, "a Dynamo fleet")
     try:
-        return msgspec.convert(fields, DynamoSettings)
+        settings = msgspec.convert(fields, DynamoSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"flags: {of_value(error, DynamoSettings)}") from error
+    # A number is no host, and a name no port: the id may stand in the place of either.
+    errors = [http_error(settings.address.replace("{worker_id}", each)) for each in ("w", "1")]
+    if all(errors):
+        raise ConfigError(f"--address: {errors[0]}")
+    return settings
 
 
 def _check_given(fields: dict[str, Any], needed: dict[str, str], what: str) -> None:
