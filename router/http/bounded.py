@@ -184,10 +184,19 @@ class BoundedHandler(web.RequestHandler):
         self._close = True  # no more is read
         waiter.set_result(None)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has begun, and no request is on it, and no part of one."""
+        return self.begun and self._waiter is not None and self._head_timer is None
+
     def close_if_idle(self) -> None:
         """Ends a connection that no request is on, and no part of one."""
-        if self.begun and self._waiter is not None and self._head_timer is None:
+        if self.idle:
             self.force_close()
+
+    def give_up(self) -> None:
+        """Closes an idle connection."""
+        self.force_close()
 
     def _await_head(self) -> None:
         loop = asyncio.get_running_loop()

@@ -213,6 +213,16 @@ class Http2Protocol(asyncio.Protocol):
         return self.http2.began
 
     @property
+    def idle(self) -> bool:
+        """Whether it has begun, and has no stream."""
+        return self.http2.began and not self.http2.streams
+
+    def give_up(self) -> None:
+        """Closes an idle connection: the peer may send again what is on its way."""
+        self.http2.go_away(last=True)
+        self.close()
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes for the peer that the kernel does not have yet."""
         transport = self._transport

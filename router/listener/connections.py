@@ -5,9 +5,9 @@ Laws:
 - at most connections_max are open, and at most address_max of one client, at most FREE_TIMES as
   many as there are free places: one client never takes all of a port, and a proxy that stands
   before all clients gets seven eighths of it;
-- past a bound, a further connection takes the place of the oldest one that has not begun: of its
-  own client's, or, on a full port, of a client's with more connections than its own; without such
-  a one it is closed at once;
+- past a bound, a further connection takes the place of one that has not begun, or has nothing to
+  do: of its own client's, or, on a full port, of the client's with most, if those are more than its
+  own; without such a one it is closed at once;
 - where the host has no room for a further one, the same connection makes room;
 - a connection that has not begun begin_s after its acceptance is late. It begins when its TLS
   handshake and its first request's head, or HTTP/2's preface, are whole.
@@ -26,7 +26,7 @@ from router.listener.held import PortHeld
 
 FREE_TIMES = 7
 LOOKED_AT = 64
-"""Connections that are looked at, at most, for one that makes room."""
+"""Connections of either kind that are looked at, at most, for one that makes room."""
 REASONS = ("full", "address", "slow_head", "idle", "malformed", "tls", "keepalive", "age", "held")
 """Why a port closed a connection by itself. full: past connections_max, or to make room then.
 address: past its client's part, or to make room then. slow_head: TLS, or a request's head, took too
@@ -53,6 +53,10 @@ class Begins(Protocol):
     def begun(self) -> bool:
         """Whether its first request's head, or HTTP/2's preface, is whole."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has begun, and no request or part of one is on it."""
+
 
 class Place:
     """One connection's."""
@@ -77,12 +81,14 @@ class Place:
 class _Client:
     """One client's connections."""
 
-    __slots__ = ("open", "waiting")
+    __slots__ = ("begun", "open", "waiting")
 
     def __init__(self) -> None:
         self.open = 0
         self.waiting: dict[Place, None] = {}
         """Those that had not begun when they were last looked at; the oldest first."""
+        self.begun: dict[Place, None] = {}
+        """The others; those that were looked at last are last."""
 
 
 class Connections:
@@ -99,7 +105,8 @@ class Connections:
         """Bytes that are kept for the peers; None: of a port that keeps no account."""
         self._clients: dict[str, _Client] = {}
         self._waiting: dict[Place, None] = {}
-        """As _Client.waiting."""
+        self._begun: dict[Place, None] = {}
+        """As a client's."""
         self._left = asyncio.Event()
 
     @property
@@ -144,6 +151,8 @@ class Connections:
         self._left.set()
         self._looked_at(place)
         known = self._clients[place.client]
+        self._begun.pop(place, None)
+        known.begun.pop(place, None)
         known.open -= 1
         self.open -= 1
         if not known.open:
@@ -183,7 +192,8 @@ class Connections:
         free = bounds.connections_max - self.open
         most = inf if bounds.address_max is None else bounds.address_max
         if known is not None and held >= (min(most, FREE_TIMES * free) if free else most):
-            return "address", next(self._not_begun(known.waiting), None)
+            waiting = next(self._not_begun(known.waiting), None)
+            return "address", waiting or next(_idle(known.begun), None)
         if free:
             return "", None
         other = self._heaviest()
@@ -192,9 +202,9 @@ class Connections:
         return "full", other if self._clients[other.client].open > held else None
 
     def _heaviest(self) -> Place | None:
-        """The oldest that has not begun, of the client with most connections."""
+        """One that makes room, of the client with most connections."""
         return max(
-            self._not_begun(self._waiting),
+            (*self._not_begun(self._waiting), *_idle(self._begun)),
             key=lambda place: self._clients[place.client].open,
             default=None,
         )
@@ -207,6 +217,17 @@ class Connections:
                 yield place
 
     def _looked_at(self, place: Place) -> None:
-        """The place waits for nothing any more."""
+        """The place has begun, or is over."""
+        known = self._clients[place.client]
         self._waiting.pop(place, None)
-        self._clients[place.client].waiting.pop(place, None)
+        known.waiting.pop(place, None)
+        if place.open:
+            self._begun[place] = known.begun[place] = None
+
+
+def _idle(places: dict[Place, None]) -> Iterator[Place]:
+    for place in list(islice(places, LOOKED_AT)):
+        del places[place]
+        places[place] = None
+        if place.served_by is not None and place.served_by.idle:
+            yield place

@@ -36,7 +36,8 @@ LATE_TURN = 256
 NO_DESCRIPTORS_S = 0.1
 """Before the next attempt to accept a connection, after one failed."""
 LINGER_S = 1.0
-"""For which the rest of a refused request is read, so that its client gets to see the answer."""
+"""For which the rest of a refused request is read, so that its client gets to see the answer, and
+a connection that is given up may say so."""
 _LINGER_BYTES = 1 << 20
 _LINGER_READ = 1 << 16
 _TLS_HANDSHAKE = 0x16
@@ -59,6 +60,13 @@ class Serves(Protocol):
     @property
     def begun(self) -> bool:
         """See connections.Begins."""
+
+    @property
+    def idle(self) -> bool:
+        """See connections.Begins."""
+
+    def give_up(self) -> None:
+        """Closes the connection while it is idle."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
 
@@ -246,10 +254,17 @@ class Listener:
             transport.abort()
             return
         self._came("tls" if secured else "plain")
-        place.close = transport.abort
         place.served_by = serving = self._make(partial(self._connections.leave, place))
+        place.close = partial(self._give_up, serving, transport)
         transport.set_protocol(serving)  # type: ignore[arg-type]  # it has all that is called
         serving.connection_made(transport)
+
+    def _give_up(self, serving: Serves, transport: asyncio.Transport) -> None:
+        if serving.idle:
+            serving.give_up()
+            self._loop.call_later(LINGER_S, transport.abort)
+        else:
+            transport.abort()
 
     async def _refuse(self, peer: socket.socket, answer: bytes) -> None:
         """Closes a connection after an answer, as soon as its client closes it, too."""

@@ -160,7 +160,8 @@ class HttpSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="open connections of an HTTP port; the next one is closed at once",
+            description="open connections of an HTTP port; the next one takes the place of one that"
+            " is idle or has sent no request yet, or is closed at once",
         ),
     ] = 10_000
     address_connections_max: Annotated[

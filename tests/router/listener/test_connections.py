@@ -15,6 +15,7 @@ class Server:
     """What serves a connection."""
 
     begun: bool = False
+    idle: bool = False
 
 
 @dataclass
@@ -39,25 +40,31 @@ class Model:
         closed = sum(self.port.closed.values()) - closed
         waiting = [each for each in self.open if not each.begun]
         own = [each for each in waiting if each.client == client]
+        idle = self.idle()
+        own_idle = [each for each in idle if each.client == client]
         address_max = self.bounds.address_max or self.bounds.connections_max + 1
         if held >= address_max or (free and held >= FREE_TIMES * free):
-            assert left is (own[0] if own else None)
-            assert (place is None, closed) == (not own, 1)
+            assert left is own[0] if own else left in (own_idle or [None])
+            assert (place is None, closed) == (left is None, 1)
         elif free:
             assert (place is None, left, closed) == (False, None, 0)
         else:
             assert (place is None, closed) == (left is None, 1)
+            most = max((self.of(each.client) for each in waiting + idle), default=0)
             if left is not None:
-                assert left in waiting
-                assert self.of(left.client) == max(self.of(each.client) for each in waiting)
-                assert left.client == client or self.of(left.client) > held
+                assert self.of(left.client) == most
+                others = [each for each in waiting if self.of(each.client) == most]
+                assert left is others[0] if others else left in idle
+                assert left.client == client or most > held
+            else:
+                assert most <= held
         if left is not None:
             self.open.remove(left)
         if place is not None:
             self.open.append(place)
 
     def host_is_full(self, _: int) -> None:
-        waiting = [each for each in self.open if not each.begun]
+        waiting = [each for each in self.open if not each.begun] + self.idle()
         closed = self.port.closed["full"]
         place = self.port.give_up_one()
         assert self.port.closed["full"] - closed == (place is not None) == bool(waiting)
@@ -65,9 +72,13 @@ class Model:
             assert self.of(place.client) == max(self.of(each.client) for each in waiting)
             self.open.remove(place)
 
+    def idle(self) -> list[Place]:
+        servers = [(place, place.served_by) for place in self.open]
+        return [place for place, server in servers if server is not None and server.idle]
+
     def begin(self, number: int) -> None:
         if self.open:
-            self.open[number % len(self.open)].served_by = Server(begun=True)
+            self.open[number % len(self.open)].served_by = Server(begun=True, idle=number % 3 == 0)
 
     def handshake(self, number: int) -> None:
         if self.open:
@@ -125,6 +136,7 @@ def test_places_are_as_the_laws_say(
     model.check()
     assert not model.port._clients
     assert not model.port._waiting
+    assert not model.port._begun
 
 
 @given(st.integers(2, 10_000))

@@ -19,6 +19,7 @@ from router.http.bounded import BoundedHandler
 from router.http2.sockets import Http2Protocol
 from router.keys.certificates import Certificates
 from router.listener import listener
+from router.listener.connections import Place
 from tests.stage.certificates import Authority, written
 from tests.stage.ports import (
     GUARD_S,
@@ -315,6 +316,31 @@ def test_one_client_never_takes_all_of_a_port(kind: str, run: Run) -> None:
     run(scenario())
 
 
+def idle(place: Place) -> bool:
+    return place.served_by is not None and place.served_by.idle
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_idle_connections_make_room_on_a_full_port(kind: str, run: Run) -> None:
+    async def scenario() -> None:
+        async with a_port(kind, connections_max=4) as port:
+            opened = []
+            for _ in range(10):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
+                writer.write(port.request)
+                assert await reader.read(1)
+                opened.append((reader, writer))
+            assert port.connections.open == 4
+            assert +port.connections.closed == {"full": 6}
+            for reader, _ in opened[:6]:
+                async with asyncio.timeout(GUARD_S):
+                    await reader.read()  # to its end
+            for _, writer in opened:
+                writer.transport.abort()
+
+    run(scenario())
+
+
 def test_a_client_has_its_own_bound_and_its_end_gives_its_places_back(run: Run) -> None:
     async def scenario() -> None:
         async with a_port("metrics", address_connections_max=2) as port:
@@ -324,7 +350,9 @@ def test_a_client_has_its_own_bound_and_its_end_gives_its_places_back(run: Run) 
             taken = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(2)]
             for reader, writer in taken:
                 writer.write(port.request)
-                await reader.read(1)
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(port.request[:9])  # of the next request: it is not idle
+            await until(lambda: not any(map(idle, port.connections._begun)), "both are busy")
             assert not await port.serves()
             for _, writer in taken:
                 writer.transport.abort()
