@@ -20,11 +20,11 @@ WINDOW_MAX = (1 << 31) - 1
 TURN_WORK = 512
 """Work of one connection in one turn, in which no other connection is served: below 1 ms. A frame
 is 1, what it causes is added."""
-OPEN_WORK = 64
+OPEN_WORK = 60
 """Of a stream that is opened."""
 RESET_WORK = 16
 """Of a call that is broken off."""
-MESSAGE_WORK = 8
+MESSAGE_WORK = 2
 TURN_STREAMS = TURN_WORK // OPEN_WORK
 """Streams of one connection that are opened, or ended with it, in one turn."""
 PUMP_BYTES = 1 << 18

@@ -277,7 +277,7 @@ class Connection(Control):
 
     def _decoded(self, number: int, flags: int, trouble: str, block: bytes) -> None:
         """A whole header block. trouble: why its stream can't be opened; empty: it can."""
-        self._work += len(block) >> 4
+        self._work += len(block) >> 6
         try:
             head = self._known.read(block)
         except HPACKError as error:
