@@ -146,6 +146,9 @@ class Upstreams:
         return (sent for sent in list(self._open) if sent.waits(since_s))
 
 
+_NOTHING = Upstream("", {}, b"")
+
+
 class Sent:
     """A request to a worker, until its answer is read.
 
@@ -194,7 +197,7 @@ class Sent:
             async with asyncio.timeout(self._silence_s):
                 self._answer = await self._headed()
         except BaseException:
-            self._open.pop(self, None)
+            self._over()
             raise
         self._looks = loop.call_later(self._look_s, self._look)
         return self._answer
@@ -236,6 +239,11 @@ class Sent:
         finally:
             used.reset(token)
 
+    def _over(self) -> None:
+        self._open.pop(self, None)
+        # A connection of the pool has the context of its first request, and so this object.
+        self._upstream = _NOTHING
+
     def _use(self, protocol: AnswerProtocol) -> None:
         self._protocol = protocol
 
@@ -245,7 +253,7 @@ class Sent:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._open.pop(self, None)
+        self._over()
         self._protocol = None
         if self._looks is not None:
             self._looks.cancel()

@@ -1,6 +1,7 @@
 """Requests through the gateway: bytes, reports, retries, limits, over real sockets."""
 
 import asyncio
+import gc
 import json
 from contextlib import suppress
 from typing import Any
@@ -12,7 +13,7 @@ from aiohttp import web
 from kvroute.client import Attempts, KvRouteClient, NoWorker, RoutedRequest, UnknownModel
 from router.config.keys import ConfigError
 from router.config.settings.gateway_settings import GatewaySettings
-from router.front.exchange import Exchange
+from router.front.exchange import Exchange, Upstream
 from router.keys.exposure import is_loopback
 from router.reservations.reservations import Ending
 from tests.stage.garbage import freed_at_once
@@ -450,3 +451,13 @@ async def test_a_field_that_is_there_too_often_blames_no_worker() -> None:
         assert stage.endings == {Ending.FAILED_CLIENT: 1}, "tried once, and no blame"
     assert not worker.bodies
     assert not other.bodies
+
+
+async def test_a_connection_that_is_kept_for_later_keeps_no_body() -> None:
+    async with a_gateway(Worker(answering(DONE))) as stage:
+        content = "kept? " * 1000
+        async with stage.post(CHAT, {**BODY, "user": content}) as answer:
+            await answer.read()
+        await stage.until(lambda: stage.open == 0)
+        kept = [each for each in gc.get_objects() if isinstance(each, Upstream)]
+        assert not [each for each in kept if content.encode() in each.body]
