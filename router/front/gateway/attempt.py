@@ -5,7 +5,7 @@ Laws:
 - bytes are read from a worker only as fast as the client takes them;
 - an answer whose worker fails after its first byte is cut, never ended as if it were whole;
 - a prefill worker's answer of another form than a hand-over, or one that comes too slowly, is
-  none: the decode worker computes the prompt itself.
+  none: the decode worker computes the prompt itself, as it does where it refuses a hand-over.
 """
 
 import asyncio
@@ -81,6 +81,8 @@ class WorkerAttempt:
         self._routed = routed
         self._pick = routed.pick
         self._prefill_cached: int | None = None
+        self._handed_over = False
+        """Whether the decode worker's request has what a prefill worker handed over."""
 
     async def run(self) -> web.StreamResponse:
         """The answer, which the client has by then; raises what Forwarder.serve names."""
@@ -151,7 +153,15 @@ class WorkerAttempt:
             except hand_over.NO_HAND_OVER as error:
                 self._forwarder.unusable_hand_over(prefill.worker_id, error)
         self._forwarder.first_token(self._routed, answering=False)
-        return await self._send(fields)
+        self._handed_over = bool(fields)
+        try:
+            return await self._send(fields)
+        except WorkerAnswered as error:
+            if not self._handed_over or not _may_blame_hand_over(error):
+                raise
+            self._forwarder.unusable_hand_over(prefill.worker_id, error)
+        self._handed_over = False
+        return await self._send({})
 
     async def _at_once(self, prefill: PrefillWorker) -> web.StreamResponse:
         """SGLang: both workers get the request, and the answer is the decode worker's."""
@@ -205,7 +215,10 @@ class WorkerAttempt:
         verdict = exchange.answered(
             answer.status, head.get("Content-Type", ""), head.get("Content-Encoding", "")
         )
-        if verdict not in (Verdict.PASS, Verdict.REFUSED) or answer.status == 404:
+        passes = verdict is Verdict.PASS or (
+            verdict is Verdict.REFUSED and answer.status != 404 and not self._handed_over
+        )
+        if not passes:
             raise await WorkerAnswered.read(answer, exchange.facts.model)
         response = self._response(answer)
         try:
@@ -332,6 +345,12 @@ class WorkerAttempt:
         transport = self._request.transport
         if transport is not None:
             transport.close()  # after what was written
+
+
+def _may_blame_hand_over(error: WorkerAnswered) -> bool:
+    """Whether a decode worker's answer may be about the hand-over: the prefill worker took the same
+    body."""
+    return error.failure is Kind.REJECTED or error.status == 500
 
 
 def _forget_frames(error: BaseException) -> None:

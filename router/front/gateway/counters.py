@@ -106,8 +106,8 @@ class GatewayCounters:
         """What workers do wrong that no client sees."""
         self.unusable_hand_overs = Counter(
             "kvroute_gateway_unusable_hand_overs",
-            "Answers of prefill workers in another form than a hand-over; the decode worker"
-            " computed the prompt itself.",
+            "Answers of prefill workers that were no hand-over, or one that was refused; the decode"
+            " worker computed the prompt itself.",
             registry=registry,
         )
         self.moved = Counter(

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from kvroute.client import RetryBudgetPolicy
 from kvroute.client.messages.pick import HAND_OVER_DEPTH_MAX
@@ -15,7 +16,7 @@ from router.config.settings.health_settings import OutlierSettings
 from router.front.gateway import hand_over
 from tests.router.front.gateway.test_engine_answers import beside
 from tests.router.front.gateway.test_gateway import BODY, CHAT, USAGE, WHOLE
-from tests.router.front.gateway.test_pairs import HANDED, LONG, paired
+from tests.router.front.gateway.test_pairs import HANDED, LONG, PREFILLED, paired
 from tests.stage.gateway import Stage, Worker, a_gateway, answering
 from tests.stage.raw_engine import Asked, RawEngine, whole
 
@@ -118,6 +119,28 @@ async def test_a_hand_over_of_any_form_leaves_the_decode_worker_to_itself(
         outcomes = stage.served.fleet.core.endings
         assert [ending.value for ending, count in outcomes.items() if count] == ["finished"]
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("status", [400, 422, 500])
+@pytest.mark.parametrize("own_mistake", [False, True])
+async def test_a_hand_over_that_the_decode_worker_refuses_is_none(
+    status: int, own_mistake: bool
+) -> None:
+    async def play(request: web.Request, body: bytes) -> web.StreamResponse:
+        if own_mistake or b"remote_block_ids" in body:
+            return web.Response(status=status, body=b'{"error":"remote_block_ids"}')
+        return web.Response(body=WHOLE, headers={"Content-Type": "application/json"})
+
+    prefill, decode = Worker(answering(PREFILLED)), Worker(play)
+    async with prefill.run(), decode.run(), a_gateway() as stage:
+        await paired(stage, prefill, decode, "vllm", kv_connector="NixlConnector")
+        async with stage.post(CHAT, LONG) as response:
+            answer = response.status, await response.read()
+        assert answer == (
+            (status, b'{"error":"remote_block_ids"}') if own_mistake else (200, WHOLE)
+        )
+        assert (len(prefill.bodies), len(decode.bodies)) == (1, 2)
+        await stage.until(lambda: stage.open == 0)
 
 
 @pytest.mark.parametrize("part", [b"", b'{"kv_transfer_params":{'])
