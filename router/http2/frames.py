@@ -20,7 +20,7 @@ WINDOW_MAX = (1 << 31) - 1
 TURN_WORK = 512
 """Work of one connection in one turn, in which no other connection is served: below 1 ms. A frame
 is 1, what it causes is added."""
-OPEN_WORK = 60
+OPEN_WORK = 63
 """Of a stream that is opened."""
 RESET_WORK = 16
 """Of a call that is broken off."""
