@@ -101,5 +101,7 @@ class LoadSample:
     process_start_s: float | None = None
     """Unix time; a change means that the engine has restarted."""
     asleep: bool = False
-    """It serves no requests until it is woken up, and its blocks are gone."""
+    """It serves no requests until it is woken up, and its blocks are gone. vLLM says so on its
+    metrics page; SGLang's pages don't show that its memory is released, and its events that clear
+    the cache come at once."""
     extras: dict[str, float] = field(default_factory=dict)
