@@ -39,14 +39,7 @@ class PromptCollector(Collector):
             dict(prompts.estimates),
             tuple(sorted(set(PromptReason) - REFUSED)),
         )
-        differences = CounterMetricFamily(
-            "kvroute_prompt_differences",
-            "Prompts whose tokens, or their count, differed between the router and an engine.",
-            labels=["model"],
-        )
-        for model in sorted({*prompts.models, *prompts.differences}):
-            differences.add_metric([model], prompts.differences[model])
-        yield differences
+        yield self._differences()
         yield self._shapes()
         yield CounterMetricFamily(
             "kvroute_prompt_render_seconds",
@@ -96,6 +89,16 @@ class PromptCollector(Collector):
         for made_by in MadeBy:
             for kind in PromptKind:
                 family.add_metric([made_by, kind], self._prompts.made[made_by, kind])
+        return family
+
+    def _differences(self) -> Metric:
+        family = CounterMetricFamily(
+            "kvroute_prompt_differences",
+            "Prompts whose tokens, or their count, differed between the router and an engine.",
+            labels=["model"],
+        )
+        for model in sorted({*self._prompts.models, *self._prompts.differences}):
+            family.add_metric([model], self._prompts.differences[model])
         return family
 
     def _shapes(self) -> Metric:

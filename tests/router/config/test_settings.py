@@ -104,6 +104,7 @@ def other_value(key: Key) -> object:
         "grpc.unix_socket_mode": "0660",
         "metrics.tls": "server",
         "gateway.pairs": "never",
+        "gateway.salt": "tenant",
         "gateway.forward": "tokens",
         "epp.pairs": "llm-d",
         "epp.priority": "lower",
