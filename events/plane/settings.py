@@ -314,8 +314,9 @@ def _sockets(settings: EngineSettings) -> Iterator[tuple[str, str]]:
     for key in ("events", "replay", "load"):
         endpoint = getattr(settings, key)
         if endpoint is not None:
+            first = 0 if key == "load" else settings.first_rank
             for rank in range(settings.ranks if endpoint.startswith("tcp://") else 1):
-                yield key, rank_endpoint(endpoint, rank)
+                yield key, rank_endpoint(endpoint, first + rank)
 
 
 class DynamoSettings(Settings, frozen=True):

@@ -92,7 +92,7 @@ class Heartbeats:
             engine_block_size=engine_size or 0,
             role=settings.role or identity.role or "both",
             kv_connector=settings.kv_connector,
-            kv_engine_id=self._kv_engine_id(shell.key.dp_rank),
+            kv_engine_id=self._kv_engine_id(shell),
             bootstrap_host=settings.bootstrap_host,
             bootstrap_port=settings.bootstrap_port or identity.bootstrap_port or 0,
             labels=settings.labels,
@@ -141,16 +141,19 @@ class Heartbeats:
         self._counts["implausible_load"] += 1
         return None
 
-    def _kv_engine_id(self, rank: int) -> str:
-        """vLLM's name of a rank for KV transfers; empty: unknown."""
-        settings = self._settings
-        identity = self._pages.identity
+    def _kv_engine_id(self, shell: RankShell) -> str:
+        """vLLM's name of a rank for KV transfers; empty: unknown.
+
+        vLLM adds its own number of a rank to a configured name. Mooncake's bootstrap server numbers
+        the ranks of a node of a group from 0 on, and of other engines as the engine does.
+        """
+        settings, rank = self._settings, shell.key.dp_rank
         configured = settings.kv_engine_id
-        if configured and settings.ranks > 1:
-            configured += f"_dp{rank}"
-        ids, first = identity.kv_engine_ids, settings.first_rank
-        if first and min(ids, default=0) == first:  # by the engine's numbers
-            rank += first
+        if configured and (settings.ranks > 1 or settings.first_rank):
+            configured += f"_dp{shell.number}"
+        ids = self._pages.identity.kv_engine_ids
+        if settings.first_rank and min(ids, default=0) == settings.first_rank:
+            rank = shell.number
         return ids.get(rank) or configured
 
     def _coded_warnings(self, shell: RankShell) -> list[tuple[str, str]]:
@@ -213,7 +216,7 @@ class Heartbeats:
         if (
             self._settings.mooncake is not None
             and self._settings.role != "decode"
-            and not self._kv_engine_id(shell.key.dp_rank)
+            and not self._kv_engine_id(shell)
         ):
             warnings.append(
                 f"{self._settings.mooncake} doesn't return Mooncake's engine_id, and none is"

@@ -303,6 +303,30 @@ def test_two_workers_with_one_socket_are_seen_in_any_spelling(
     assert "'a'" in found[1]
 
 
+@given(
+    nodes=st.lists(st.integers(1, 4), min_size=2, max_size=5),
+    overlap=st.integers(0, 3),
+    data=st.data(),
+)
+def test_nodes_of_a_group_share_a_host_and_its_base_ports_but_no_rank(
+    nodes: list[int], overlap: int, data: st.DataObject
+) -> None:
+    pages = [f"http://h:{8000 + number}" for number in range(len(nodes))]
+    firsts = [sum(nodes[:number]) for number in range(len(nodes))]
+    workers = [
+        EngineSettings(
+            id=page, engine="vllm", address=page, events="tcp://h:5557", replay="tcp://h:5657",
+            ranks=ranks, first_rank=first,
+        )
+        for page, ranks, first in zip(pages, nodes, firsts, strict=True)
+    ]  # fmt: skip
+    assert shared_socket(workers) is None
+    moved = data.draw(st.integers(1, len(nodes) - 1))
+    back = min(overlap, firsts[moved])
+    workers[moved] = msgspec.structs.replace(workers[moved], first_rank=firsts[moved] - back)
+    assert (shared_socket(workers) is None) == (back == 0)
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), max_size=8))
 def test_engines_on_hosts_of_their_own_share_nothing(engines: list[tuple[int, int]]) -> None:
     workers = [engine(f"{i}", f"h{i}", 1000 * p, ranks=n) for i, (p, n) in enumerate(engines)]

@@ -262,6 +262,8 @@ async def test_the_ranks_of_a_groups_second_node_are_its_own_from_0_on(
 
     await until(lambda: running() == list(range(1, ranks + 1)), f"loads, seed {seed}")
     assert [key.dp_rank for key, _ in relay.ranks] == list(range(ranks))
+    names = [engine.wire.heartbeats("w", rank)[-1].kv_engine_id for rank in range(ranks)]
+    assert names == [f"e_dp{first + rank}" for rank in range(ranks)]
 
 
 async def test_ranks_that_are_numbered_from_another_on_are_a_warning_with_the_number(
