@@ -101,7 +101,8 @@ class LoadSample:
     process_start_s: float | None = None
     """Unix time; a change means that the engine has restarted."""
     asleep: bool = False
-    """It serves no requests until it is woken up, and its blocks are gone. vLLM says so on its
-    metrics page; SGLang's pages don't show that its memory is released, and its events that clear
-    the cache come at once."""
+    """It serves no requests until it is woken up. vLLM says so on its metrics page; SGLang's pages
+    don't show that its memory is released, and its events that clear the cache come at once."""
+    emptied: bool = False
+    """It sleeps, and its blocks are gone. vLLM keeps them at level 0, a pause."""
     extras: dict[str, float] = field(default_factory=dict)

@@ -171,8 +171,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Host for KV transfers; empty: the host of the address."""
     bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     asleep: bool = False
-    """The engine sleeps: it holds no blocks, and serves no requests until it is woken up. healthy
-    is False meanwhile."""
+    """The engine sleeps: it serves no requests until it is woken up, and healthy is False
+    meanwhile. Blocks that it gives up leave its stream; predicted ones are forgotten."""
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -318,9 +318,9 @@ class Rank(RankStream[Ledger]):
         return effects + self.start()
 
     def on_asleep(self, now_s: float) -> list[RankEffect]:
-        """The engine's page says that it sleeps: its blocks are gone. vLLM's event that says so
-        comes with its first step after waking; blocks of messages that were under way go with the
-        next page."""
+        """The engine's page says that it sleeps without its cache: its blocks are gone. vLLM's
+        event that says so comes with its first step after waking; blocks of messages that were
+        under way go with the next page."""
         if not len(self.ledger):
             return []
         self._emptied += 1

@@ -346,7 +346,7 @@ class Relay:
                     self._publisher.beat_soon()  # until then it looks idle
                 shell.load = load
                 shell.sampled_at_s = now_s
-            if load.asleep:
+            if load.emptied:
                 self._perform(shell, shell.rank.on_asleep(now_s))
             if load.process_start_s is not None:
                 effects = shell.rank.on_process_start(load.process_start_s, now_s)

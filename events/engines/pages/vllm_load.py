@@ -37,6 +37,9 @@ _VLLM_NAMES = (
     "vllm:engine_sleep_state",
 )
 
+_EMPTIED = ("weights_offloaded", "discard_all")
+"""Sleep states of levels 1 and 2, which give the KV cache up; both are 0 at level 0."""
+
 
 def vllm_loads(text: str) -> dict[int, LoadSample]:
     """Load by rank (label `engine`; absent means 0) from vLLM's /metrics, 0.9 and later.
@@ -85,10 +88,15 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
         ):
             if sample := page.rank_sample(rank, "engine", *names):
                 load.extras[extra] = float(whole(sample, COUNTER_MAX))
+    states: dict[int, dict[str | None, float]] = {}
     for sample in page.samples("vllm:engine_sleep_state"):
-        rank = rank_of(sample, "engine")
-        if sample.labels.get("sleep_state") == "awake" and rank in loads:
-            loads[rank].asleep = sample.value == 0
+        states.setdefault(rank_of(sample, "engine"), {})[sample.labels.get("sleep_state")] = (
+            sample.value
+        )
+    for rank, state in states.items():
+        if rank in loads and state.get("awake") == 0:
+            loads[rank].asleep = True
+            loads[rank].emptied = any(state.get(name) != 0 for name in _EMPTIED)
     return loads
 
 

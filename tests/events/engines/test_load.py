@@ -110,9 +110,25 @@ def test_a_page_without_rank_labels_is_rank_zero() -> None:
     assert vllm_loads(page) == {0: LoadSample(running=2, waiting=1, model="m")}
 
 
-def test_a_sleeping_engine_says_so() -> None:
-    page = VLLM_PAGE.replace('sleep_state="awake"} 1.0', 'sleep_state="awake"} 0.0')
-    assert vllm_loads(page)[0].asleep
+@given(
+    states=st.dictionaries(
+        st.sampled_from(["awake", "weights_offloaded", "discard_all", "other"]),
+        st.sampled_from([0.0, 1.0]),
+    )
+)
+def test_a_sleeping_engine_says_so_and_has_blocks_at_level_0_alone(
+    states: dict[str, float],
+) -> None:
+    load = vllm_loads(
+        'vllm:num_requests_running{engine="3"} 0\nvllm:num_requests_waiting{engine="3"} 0\n'
+        + "".join(
+            f'vllm:engine_sleep_state{{engine="3",sleep_state="{name}"}} {value}\n'
+            for name, value in states.items()
+        )
+    )[3]
+    paused = states.get("weights_offloaded") == states.get("discard_all") == 0.0
+    assert load.asleep == (states.get("awake") == 0.0)
+    assert load.emptied == (load.asleep and not paused)
 
 
 def test_lines_of_other_metrics_are_not_even_parsed() -> None:

@@ -298,16 +298,20 @@ async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:
     assert "/elsewhere" not in engine.asked
 
 
-def sleep_page(*, awake: bool) -> str:
-    states = {"awake": awake, "weights_offloaded": not awake, "discard_all": False}
+def sleep_page(level: int | None) -> str:
+    """level: at which it sleeps; None: it is awake."""
+    states = {"awake": level is None, "weights_offloaded": level == 1, "discard_all": level == 2}
     return ONE_RANK + "".join(
         f'vllm:engine_sleep_state{{engine="0",sleep_state="{name}"}} {value:.1f}\n'
         for name, value in states.items()
     )
 
 
-async def test_an_engine_that_sleeps_is_said_to_and_holds_no_blocks(engine: Engine) -> None:
-    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(awake=True))
+@pytest.mark.parametrize("level", [1, 2])
+async def test_an_engine_that_sleeps_is_said_to_and_holds_no_blocks(
+    engine: Engine, level: int
+) -> None:
+    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(None))
     relay = await engine.follow()
     await engine.relay_says(healthy=True)
     (shell,) = relay._shells
@@ -320,14 +324,14 @@ async def test_an_engine_that_sleeps_is_said_to_and_holds_no_blocks(engine: Engi
         last = engine.last()
         return last and (last.healthy, last.asleep)
 
-    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(awake=False))
+    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(level))
     await until(lambda: state() == (False, True), "a heartbeat of a sleeping engine")
     await until(lambda: not len(shell.rank.ledger), "its blocks to be forgotten")
     assert shell.rank.complete
     assert shell.rank.position != position, "the saved ledger, too"
     shell.rank.on_message(1, stored(2), 0.0)  # was under way as it fell asleep
     await until(lambda: not len(shell.rank.ledger), "a late block to be forgotten")
-    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(awake=True))
+    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(None))
     await until(lambda: state() == (True, False), "a heartbeat of an engine that is awake")
     shell.rank.on_message(2, stored(3), 0.0)
     asked = len(engine.asked)
@@ -335,6 +339,23 @@ async def test_an_engine_that_sleeps_is_said_to_and_holds_no_blocks(engine: Engi
     assert len(shell.rank.ledger)
     await engine.leave()  # as a pod that is deleted while it sleeps
     await until(lambda: state() == (False, False), "a heartbeat of an engine that is gone")
+
+
+async def test_an_engine_that_sleeps_at_level_0_keeps_its_blocks(engine: Engine) -> None:
+    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(None))
+    relay = await engine.follow()
+    await engine.relay_says(healthy=True)
+    (shell,) = relay._shells
+    shell.rank.on_message(0, stored(1), 0.0)
+    blocks = len(shell.rank.ledger)
+    engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(0))
+    await until(lambda: (last := engine.last()) and last.asleep, "a heartbeat of its sleep")
+    asked = len(engine.asked)
+    await until(lambda: len(engine.asked) > asked + 8, "further pages")
+    assert len(shell.rank.ledger) == blocks > 0
+    last = engine.last()
+    assert last is not None
+    assert not last.healthy
 
 
 async def test_its_models_are_read_at_once_on_request_and_the_rest_seldom(
