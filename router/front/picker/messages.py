@@ -2,11 +2,15 @@
 
 A part of an answer's body is never parsed twice: StreamedBodyResponse has the fields of HttpBody,
 so the bytes that came are the bytes that go, within four more wrappers.
+
+Law: before protobuf builds objects of a message, it has ASIDE_BYTES_MAX bytes at most beside those
+of a body; and of these no more than HEADERS_MAX headers are looked at.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
@@ -21,6 +25,10 @@ LB, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"
 """Namespaces of dynamic metadata."""
 PART_BYTES_MAX = 62_000
 """Of a part of a body in full duplex: Envoy asks for 64 KiB at most, and some gateways insist."""
+ASIDE_BYTES_MAX = 1 << 18
+"""Of a message beside the bytes of a body: headers, and what else a gateway says."""
+HEADERS_MAX = 1024
+REQUEST_BODY_TAG = 0x22
 RESPONSE_BODY_TAG = 0x2A
 """First byte of a ProcessingRequest with a response_body, if its fields are in order."""
 
@@ -35,6 +43,27 @@ class Part(NamedTuple):
     """Neither more of the body nor trailers follow."""
     raw: bytes
     """The HttpBody as it came."""
+
+
+def read(message: bytes) -> pb.ProcessingRequest:
+    """A message of a gateway; raises ValueError."""
+    if len(message) > ASIDE_BYTES_MAX and len(message) - _body_bytes(message) > ASIDE_BYTES_MAX:
+        raise ValueError(f"a message has over {ASIDE_BYTES_MAX} bytes beside a body")
+    try:
+        return pb.ProcessingRequest.FromString(message)
+    except DecodeError as error:
+        raise ValueError(f"a message can't be read: {error}") from None
+
+
+def _body_bytes(message: bytes) -> int:
+    """Of the body that a message begins with."""
+    if message[0] not in (REQUEST_BODY_TAG, RESPONSE_BODY_TAG):
+        return 0
+    size, at = _varint(message, 1)
+    if message[at : at + 1] != b"\x0a":
+        return 0
+    body_size, after = _varint(message, at + 1)
+    return body_size if after + body_size <= min(at + size, len(message)) else 0
 
 
 def answer_part(message: bytes) -> Part | None:
@@ -72,16 +101,17 @@ def streamed(part: Part, *, of_answer: bool) -> list[bytes]:
     return messages
 
 
-def headers_of(headers: pb.HttpHeaders | None) -> dict[str, str]:
+def headers_of(headers: pb.HttpHeaders) -> dict[str, str]:
     """Headers by name in lower case; values of one name are joined. Bytes that are no UTF-8 are
-    read as lone surrogates, as aiohttp reads them."""
-    values: dict[str, str] = {}
-    for header in headers.headers.headers if headers is not None else ():
-        name = header.key.lower()
+    read as lone surrogates, as aiohttp reads them. Raises ValueError for over HEADERS_MAX."""
+    fields = headers.headers.headers
+    if len(fields) > HEADERS_MAX:
+        raise ValueError(f"a message has over {HEADERS_MAX} headers")
+    values: dict[str, list[str]] = {}
+    for header in fields:
         raw = header.raw_value or header.value.encode()
-        value = raw.decode(errors="surrogateescape")
-        values[name] = f"{values[name]}, {value}" if name in values else value
-    return values
+        values.setdefault(header.key.lower(), []).append(raw.decode(errors="surrogateescape"))
+    return {name: ", ".join(each) for name, each in values.items()}
 
 
 def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:

@@ -23,8 +23,6 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from google.protobuf.message import DecodeError
-
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.front.engine_plane import of_plane
 from router.front.exchange import Blame, Exchange, Outcome, Verdict
@@ -169,10 +167,7 @@ class RequestStream:
         ):
             self._answer_part(part)
             return
-        try:
-            message = pb.ProcessingRequest.FromString(raw)
-        except DecodeError as error:
-            raise ValueError(f"a message can't be read: {error}") from None
+        message = messages.read(raw)
         if message.HasField("protocol_config"):
             self._says_modes = True
             self._request_mode = message.protocol_config.request_body_mode
@@ -349,6 +344,8 @@ class RequestStream:
     # The answer
 
     def _response_headers(self, message: pb.ProcessingRequest) -> None:
+        if self._answer_began:
+            raise ValueError("an answer's headers came twice")
         self._answer_began = True
         headers = messages.headers_of(message.response_headers)
         status = headers.get(":status", "")

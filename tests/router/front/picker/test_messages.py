@@ -1,6 +1,7 @@
 """ext_proc's messages as bytes, beside the protobuf library."""
 
 import random
+from contextlib import suppress
 
 import pytest
 
@@ -90,3 +91,38 @@ def test_headers_of_one_name_are_joined_and_bytes_survive() -> None:
     headers.headers.headers.add(key="a", value="2")
     headers.headers.headers.add(key="b", raw_value=b"\xff")
     assert messages.headers_of(headers) == {"a": "1, 2", "b": "\udcff"}
+
+
+def _field(number: int, content: bytes) -> bytes:
+    size, length = len(content), bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes((number << 3 | 2,)) + bytes((*length, size)) + content
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_beside_a_body_is_bounded_before_objects_are_made_of_it(seed: int) -> None:
+    rng = random.Random(seed)
+    filler = rng.choice((b"\x0a\x00", b"\xa2\x06\x00", _field(1, b"\x1a\x01a"), b"\x10\x01"))
+    count = messages.ASIDE_BYTES_MAX // len(filler)
+    inner, few = filler * (count + rng.randrange(1, 9000)), filler * rng.randrange(count // 2)
+    number = rng.choice((2, 3, 4, 5, 6, 7, 8, 11))
+    body = _field(4, _field(1, bytes(rng.randrange(1 << 21))))
+    for content in (_field(number, inner), body + _field(number, inner)):
+        with pytest.raises(ValueError, match="beside a body"):
+            messages.read(content)
+    messages.read(_field(8, b""))
+    assert messages.read(body).WhichOneof("request") == "request_body"
+    with suppress(ValueError):  # a filler that is nothing of this field's
+        messages.read(_field(number, few))
+
+
+def test_more_headers_than_a_message_may_have_are_not_looked_at() -> None:
+    headers = pb.HttpHeaders()
+    for i in range(messages.HEADERS_MAX):
+        headers.headers.headers.add(key="a", raw_value=b"%d" % i)
+    assert messages.headers_of(headers)["a"].endswith(f", {messages.HEADERS_MAX - 1}")
+    headers.headers.headers.add(key="b")
+    with pytest.raises(ValueError, match="headers"):
+        messages.headers_of(headers)

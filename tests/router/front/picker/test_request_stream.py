@@ -336,6 +336,13 @@ def test_a_refusal_answers_the_client() -> None:
     assert stream.is_over
 
 
+def test_an_answers_headers_come_once() -> None:
+    stream, _ = _answering()
+    tell(stream, response_headers())
+    with pytest.raises(ValueError, match="twice"):
+        tell(stream, response_headers())
+
+
 @pytest.mark.parametrize(
     "messages",
     [
