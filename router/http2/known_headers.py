@@ -5,16 +5,23 @@ mean the same while no block changes the connection's dynamic table in between, 
 is kept, and the library decodes new ones only.
 
 Laws: KNOWN_MAX blocks of at most BLOCK_MAX bytes are kept; a block that changes the table makes
-all of them unknown.
+all of them unknown; one that changes the table's size more than SIZES_MAX times is not decoded.
 """
 
-from hpack import Decoder
+from hpack import Decoder, HPACKDecodingError
 
 from router.http2.requests import Head
 
 KNOWN_MAX = 64
 BLOCK_MAX = 1024
 """Bytes."""
+
+INTEGER_MAX = 16
+"""Bytes of an integer behind its first one; the library reads fewer."""
+SIZES_MAX = 2
+"""A least size and a last one, as RFC 7541 has it (4.2)."""
+DECODED_WORK_SHIFT = 3
+"""Bytes of a block that are decoded, for 1 of work, as a power of 2. See frames.TURN_WORK."""
 
 
 class KnownHeaders:
@@ -26,13 +33,18 @@ class KnownHeaders:
         self._bytes_max = list_bytes_max
         self._decoder = Decoder(max_header_list_size=hard_max)
         self._known: dict[bytes, Head] = {}
+        self.work = 0
+        """Of the last block."""
 
     def read(self, block: bytes) -> Head | None:
         """A block's fields, in their order. None: there are more than list_bytes_max. Raises
         HPACKError, also past hard_max: then no further block can be decoded."""
         known = self._known.get(block)
         if known is not None:
+            self.work = 0
             return known
+        self.work = len(block) >> DECODED_WORK_SHIFT
+        _check_sizes(block)
         keeps = keeps_table(block)
         if not keeps:
             self._known.clear()
@@ -49,6 +61,16 @@ class KnownHeaders:
                 self._known.clear()
             self._known[block] = head
         return head
+
+
+def _check_sizes(block: bytes) -> None:
+    """Raises HPACKDecodingError for a block that begins with too many sizes of the table."""
+    at = count = 0
+    while at < len(block) and block[at] & 0xE0 == 0x20:
+        count += 1
+        if count > SIZES_MAX:
+            raise HPACKDecodingError("too many sizes of the table")
+        at = _after_integer(block, at, 0x1F)
 
 
 def keeps_table(block: bytes) -> bool:
@@ -76,7 +98,10 @@ def _after_integer(block: bytes, at: int, most: int) -> int:
     at += 1
     if block[at - 1] & most != most:
         return at
+    last = at + INTEGER_MAX
     while at < len(block) and block[at] & 0x80:
+        if at == last:
+            return len(block) + 1
         at += 1
     return at + 1
 

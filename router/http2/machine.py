@@ -277,13 +277,13 @@ class Connection(Control):
 
     def _decoded(self, number: int, flags: int, trouble: str, block: bytes) -> None:
         """A whole header block. trouble: why its stream can't be opened; empty: it can."""
-        self._work += len(block) >> 6
         try:
             head = self._known.read(block)
         except HPACKError as error:
             # The library's text may hold an address of this process's memory.
             about = f"headers can't be decoded ({type(error).__name__})"
             raise ConnectionFault(Code.COMPRESSION_ERROR, about) from None
+        self._work += self._known.work
         if (stream := self.streams.get(number)) is not None:
             self._trailers(stream, flags, head)
         elif not number & 1:

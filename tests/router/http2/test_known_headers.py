@@ -7,7 +7,14 @@ from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 from hpack.hpack import NeverIndexedHeaderTuple
 
-from router.http2.known_headers import BLOCK_MAX, KNOWN_MAX, KnownHeaders, keeps_table
+from router.http2.known_headers import (
+    BLOCK_MAX,
+    DECODED_WORK_SHIFT,
+    KNOWN_MAX,
+    SIZES_MAX,
+    KnownHeaders,
+    keeps_table,
+)
 from router.http2.requests import Head
 
 SEED = 20261123
@@ -115,3 +122,25 @@ def test_random_bytes_are_read_to_an_end() -> None:
         assert fields_of(head) == expected
         if keeps_table(block):
             assert known.read(block) is head
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sizes_of_the_table_are_few(seed: int) -> None:
+    rng = random.Random(seed)
+    known = KnownHeaders(1 << 16, 1 << 16)
+    sizes = [rng.choice((b"\x20", b"\x3f\xe1\x1f", b"\x3e")) for _ in range(rng.randint(0, 4))]
+    block = b"".join(sizes) + b"\x82"
+    if len(sizes) > SIZES_MAX:
+        with pytest.raises(HPACKError, match="sizes"):
+            known.read(block * rng.randint(1, 1000))
+    else:
+        assert fields_of(known.read(block)) == [(":method", "GET")]
+
+
+def test_decoding_is_work_and_knowing_is_none() -> None:
+    known = KnownHeaders(1 << 16, 1 << 16)
+    block = b"\x00\x01a\x01b" * 100
+    known.read(block)
+    assert known.work == len(block) >> DECODED_WORK_SHIFT
+    known.read(block)
+    assert known.work == 0
