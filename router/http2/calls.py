@@ -196,7 +196,7 @@ class Call(Received):
         if self._came is None and self._content is not None:
             self._finish(Status.INTERNAL, "a unary request of two messages")
         else:
-            self.keep(content, packed=packed)
+            self.keep(content, packed=packed, waits=packed or self._entering is not None)
 
     def half_closed(self) -> None:
         """The request is whole."""
@@ -207,6 +207,9 @@ class Call(Received):
             self._begin_unary()
 
     def _begin_unary(self) -> None:
+        if self._packed and self._content is not None:
+            self._spawn(self._begin_packed)
+            return
         content = self.take()
         if content is None:
             if not self._stream.finished:
@@ -220,6 +223,16 @@ class Call(Received):
                 self._begin(unary(content, self))
             else:
                 self._spawn(lambda: self._rest(unary(content, self)))
+
+    async def _begin_packed(self) -> None:
+        content = await self.take_packed()
+        if content is None:
+            return
+        handler: Any = self.handler
+        if handler.response_streaming:
+            await handler.unary_stream(content, self)
+        else:
+            await self._rest(handler.unary_unary(content, self))
 
     def reset(self) -> None:
         """The peer has left, or the connection is gone."""

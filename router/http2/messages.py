@@ -1,10 +1,10 @@
 """gRPC's messages out of HTTP/2's bytes, stream by stream. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 from router.http2.frames import U32, Status
-from router.http2.packing import TooLargeError, unpacked
+from router.http2.packing import TooLargeError, unpacking
 from router.http2.requests import Head
 from router.http2.sending import Stream
 from router.listener.held import Held
@@ -17,7 +17,8 @@ class Service(Protocol):
         """A call begins; `Connection.finish` refuses it. Sets the stream's bytes_max."""
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
-        """A whole message. packed: `Connection.unpacked` has its bytes."""
+        """A whole message. packed: `Connection.unpacked` or `unpacking` has its
+        bytes."""
 
     def too_large(self, stream: Stream, size: int) -> None:
         """A message of more than the stream's bytes_max, which ends its call. size: at least."""
@@ -84,10 +85,10 @@ class Messages:
             self._held.free(len(stream.inbox))
             stream.inbox.clear()
 
-    def unpacked(self, stream: Stream, content: bytes) -> bytes | None:
-        """The bytes of a packed message; None: it ends its call."""
+    def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
+        """The bytes of a packed message, in steps; None: it ends its call."""
         try:
-            return unpacked(content, stream.encoding, stream.bytes_max)
+            return (yield from unpacking(content, stream.encoding, stream.bytes_max))
         except TooLargeError:
             self._service.too_large(stream, stream.bytes_max + 1)
         except LookupError:

@@ -1,9 +1,13 @@
 """Compressed messages of gRPC, unpacked within a bound. Pure."""
 
 import zlib
+from collections.abc import Generator
 
 ACCEPTED = b"identity, deflate, gzip"
 """What a peer may send, as `grpc-accept-encoding` has it."""
+STEP_BYTES = 1 << 20
+"""That are unpacked in one step: about 1 ms."""
+_READ_BYTES = 1 << 16
 _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 
 
@@ -11,18 +15,33 @@ class TooLargeError(ValueError):
     """A message of more bytes than the bound."""
 
 
-def unpacked(content: bytes, encoding: str, bytes_max: int) -> bytes:
-    """A message's bytes. encoding: the call's `grpc-encoding`. Raises TooLargeError, LookupError
-    for an encoding that is not read here, and ValueError for bytes that are not of it."""
+def unpacking(content: bytes, encoding: str, bytes_max: int) -> Generator[None, None, bytes]:
+    """A message's bytes, in steps of STEP_BYTES. encoding: the call's `grpc-encoding`. Raises
+    TooLargeError, LookupError for an encoding that is not read here, and ValueError for bytes that
+    are not of it."""
     if encoding == "identity":
         raise ValueError("a message that says it is compressed, in a call without compression")
     reader = zlib.decompressobj(_WINDOW_BITS[encoding])
-    try:
-        plain = reader.decompress(content, bytes_max + 1)
-    except zlib.error as error:
-        raise ValueError(f"no {encoding}: {error}") from None
-    if len(plain) > bytes_max:
-        raise TooLargeError
-    if not reader.eof or reader.unused_data:
+    parts, left, at = [], STEP_BYTES, 0
+    while not reader.eof:
+        packed = reader.unconsumed_tail
+        if not packed:
+            packed = content[at : at + _READ_BYTES]
+            at += len(packed)
+        try:
+            part = reader.decompress(packed, min(left, bytes_max + 1))
+        except zlib.error as error:
+            raise ValueError(f"no {encoding}: {error}") from None
+        if not part and not packed:
+            break
+        parts.append(part)
+        left -= len(part)
+        bytes_max -= len(part)
+        if bytes_max < 0:
+            raise TooLargeError
+        if left <= 0:
+            left = STEP_BYTES
+            yield
+    if not reader.eof or reader.unused_data or at < len(content):
         raise ValueError(f"no whole {encoding}")
-    return plain
+    return b"".join(parts)

@@ -63,6 +63,7 @@ class Http2Port:
         self._rng = rng
         self.connections = Connections(name, bounds.port)
         self._held = self.connections.held = PortHeld()
+        self._unpacking = asyncio.Lock()
         self.open: dict[Http2Protocol, float] = {}
         """-> when it gets a GOAWAY, by the loop's clock."""
         self._leaving: dict[Http2Protocol, float] = {}
@@ -106,6 +107,7 @@ class Http2Port:
             bounds=self._bounds.connection,
             left=partial(self._left, left),
             held=self._held,
+            unpacking=self._unpacking,
         )
         age_s = self._bounds.age_s
         now_s = asyncio.get_running_loop().time()

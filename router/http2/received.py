@@ -1,6 +1,8 @@
 """What has come of a call's request and its handler has not taken.
 
-Law: messages are held (held.Held) as they came until they are taken, and unpacked then.
+Laws:
+- messages are held (held.Held) as they came until they are taken, and unpacked then;
+- of the packed messages of a port one is unpacked at a time, packing.STEP_BYTES in a turn.
 """
 
 import asyncio
@@ -50,19 +52,21 @@ class Received:
             await self._came.wait()
         http2 = self._protocol.http2
         content, packed = self._messages.popleft()
-        http2.held.free(len(content) + MESSAGE_BYTES)
+        try:
+            plain = await self._unpacked(content) if packed else content
+        finally:
+            http2.held.free(len(content) + MESSAGE_BYTES)
         if not self._messages:
             http2.hold(self._stream, held=False)
             self._protocol.flush()
-        plain = self._unpacked(content) if packed else content
         if plain is None:
             raise asyncio.CancelledError  # the call has ended, and its task is being cancelled
         return plain
 
-    def keep(self, content: bytes, *, packed: bool) -> None:
-        """A message has come."""
+    def keep(self, content: bytes, *, packed: bool, waits: bool) -> None:
+        """A message has come. waits: it is not taken at once, though the request is whole."""
         stream = self._stream
-        if self._came is None and stream.ended:
+        if self._came is None and stream.ended and not waits:
             self._content, self._packed = content, packed
             return
         http2, size = self._protocol.http2, len(content) + MESSAGE_BYTES
@@ -83,13 +87,18 @@ class Received:
         return held
 
     def take(self) -> bytes | None:
-        """The message of a unary request, held no longer; None: there is none, or it has ended the
-        call."""
+        """The message of a unary request that is not packed, held no longer; None: there is
+        none."""
         content, self._content = self._content, None
-        if content is None:
-            return None
         self._free()
-        return self._unpacked(content) if self._packed else content
+        return content
+
+    async def take_packed(self) -> bytes | None:
+        """The same of one that is packed; None: it has ended the call."""
+        assert self._content is not None
+        plain = await self._unpacked(self._content)
+        self.take()
+        return plain
 
     def drop(self) -> None:
         """The call is over."""
@@ -105,9 +114,19 @@ class Received:
             self._protocol.http2.held.free(self._held)
             self._held = 0
 
-    def _unpacked(self, content: bytes) -> bytes | None:
+    async def _unpacked(self, content: bytes) -> bytes | None:
         """The bytes of a packed message; None: it has ended the call."""
-        plain = self._protocol.http2.unpacked(self._stream, content)
+        protocol = self._protocol
+        plain: bytes | None = None
+        async with protocol.unpacking, protocol.port_unpacking:
+            steps = protocol.http2.unpacking(self._stream, content)
+            while True:
+                await asyncio.sleep(0)
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    plain = done.value
+                    break
         if plain is None:
-            self._protocol.flush()
+            protocol.flush()
         return plain

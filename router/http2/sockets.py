@@ -52,9 +52,14 @@ class Http2Protocol(asyncio.Protocol):
         bounds: Bounds,
         left: Callable[["Http2Protocol"], None],
         held: PortHeld,
+        unpacking: asyncio.Lock,
     ) -> None:
         """service: made for each connection. left: is called when the connection is gone. held:
-        the account of its port."""
+        the account of its port. unpacking: see port_unpacking."""
+        self.unpacking = asyncio.Lock()
+        """Held while a message of this connection is unpacked, or waits for that."""
+        self.port_unpacking = unpacking
+        """Held while a message of the port is unpacked: connections take turns."""
         self.http2 = Connection(
             service(self),
             streams_max=bounds.streams_max,

@@ -8,7 +8,7 @@ Laws:
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -75,9 +75,20 @@ class Streams:
             self._sending.give_credit(stream)
 
     def unpacked(self, stream: Stream, content: bytes) -> bytes | None:
-        """The bytes of a packed message; None: it has ended its call. The turn is over, then."""
+        """The bytes of a packed message, of a stream whose bytes_max is PACKED_TURN_MAX at most;
+        None: it has ended its call. The turn is over, then."""
         self._work += TURN_WORK
-        return self._messages.unpacked(stream, content)
+        steps = self._messages.unpacking(stream, content)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                plain: bytes | None = done.value
+                return plain
+
+    def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
+        """The same in steps, for a turn each."""
+        return self._messages.unpacking(stream, content)
 
     def full(self, stream: Stream) -> None:
         """Ends a call for which nothing more can be held."""

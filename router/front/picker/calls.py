@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from router.front.picker.picks import PickedRequest, Picker
 from router.front.picker.repeats import Repeats
-from router.http2.frames import Status
+from router.http2.frames import PACKED_TURN_MAX, Status
 from router.http2.requests import Head
 from router.http2.sending import Stream
 from router.http2.sockets import Http2Protocol
@@ -83,6 +83,8 @@ class Calls:
     def opened(self, stream: Stream, head: Head) -> None:
         """See Service."""
         path = head.path
+        if head.encoding != "identity":
+            stream.bytes_max = PACKED_TURN_MAX
         if path == PROCESS:
             stream.call = self._picker.request(
                 lambda message: self.send(stream, message),

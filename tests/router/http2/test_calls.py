@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -239,6 +240,39 @@ async def test_a_packed_message_is_read_or_ends_its_call(
         assert status_of(await raw.ended(1)) == status
         assert stage.seen == ([b"hello"] if status is Status.OK else [])
         assert stage.held == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("name", ["Small", "Waits", "Read"])
+async def test_one_packed_message_of_a_port_is_unpacked_in_a_turn(name: str, waits: bool) -> None:
+    """Of 40 on two connections, and of those none before the gate lets their calls in."""
+    packed = gzip.compress(bytes(1 << 20), 9)
+    one = b"\1" + U32.pack(len(packed)) + packed
+    seen: list[int] = []
+
+    async def look() -> None:
+        while True:
+            seen.append(len(stage.seen))
+            await asyncio.sleep(0)
+
+    async with serving() as (stage, raw):
+        stage.gate.waits = waits
+        stage.go.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
+        other = Raw(reader, writer)
+        other.send(http2.PREFACE, frame(http2.SETTINGS, 0, 0))
+        looking = asyncio.create_task(look())
+        for number in range(1, 41, 2):
+            for peer in (raw, other):
+                peer.send(head(name, number, more=((b"grpc-encoding", b"gzip"),)))
+                peer.send(data(number, one, http2.END_STREAM))
+        if waits:
+            await until(lambda: stage.held > 40 * len(packed), "messages wait, and are held")
+            stage.gate.go.set()
+        await until(lambda: len(stage.seen) == 40, "all messages are read")
+        looking.cancel()
+        assert max(after - before for before, after in pairwise(seen)) == 1
+        writer.transport.abort()
 
 
 @pytest.mark.parametrize("name", ["Small", "Waits", "Read"])

@@ -11,6 +11,7 @@ import pytest
 from router.http2 import frames as http2
 from router.http2.frames import Code, ConnectionFault, Status, frame
 from router.http2.machine import Connection
+from router.http2.packing import STEP_BYTES, unpacking
 from router.listener.held import STREAM_BYTES
 from tests.router.http2.peer import (
     HEADERS,
@@ -172,6 +173,31 @@ def test_a_compressed_message_is_unpacked_within_the_bound_or_refused(
     else:
         assert status_of(back) == status
         assert peer.echo.ends == ["reset"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_message_is_unpacked_in_steps(seed: int) -> None:
+    rng = random.Random(seed)
+    plain = rng.randbytes(rng.randrange(1, 1 << 17)) * rng.randrange(1, 60)
+    encoding = rng.choice(("gzip", "deflate"))
+    level = rng.randrange(10)
+    pack = zlib.compress if encoding == "deflate" else gzip.compress
+    content = pack(plain, level)
+    cut = rng.choice((b"", content[: rng.randrange(len(content))], content + b"x"))
+    bytes_max = len(plain) - rng.choice((0, 0, 1))
+    count, unpacked = 0, None
+    steps = unpacking(cut or content, encoding, bytes_max)
+    try:
+        while True:
+            next(steps)
+            count += 1
+    except StopIteration as done:
+        unpacked = done.value
+    except ValueError:
+        assert cut or bytes_max < len(plain)
+    assert count <= len(plain) // STEP_BYTES
+    if not cut and bytes_max == len(plain):
+        assert (count, unpacked) == (len(plain) // STEP_BYTES, plain)
 
 
 def test_messages_without_an_end_are_bounded_over_all_streams_of_a_connection() -> None:

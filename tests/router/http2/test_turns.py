@@ -82,7 +82,11 @@ class Side:
         self.left: list[Http2Protocol] = []
         self.transport = Transport()
         self.protocol = Http2Protocol(
-            lambda _: Noted(name, events), bounds=BOUNDS, left=self.left.append, held=PortHeld()
+            lambda _: Noted(name, events),
+            bounds=BOUNDS,
+            left=self.left.append,
+            held=PortHeld(),
+            unpacking=asyncio.Lock(),
         )
         self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
         self.protocol.data_received(PREFACE + frame(SETTINGS, 0, 0))
