@@ -109,7 +109,7 @@ class BoundedHandler(web.RequestHandler):
         if self._request_count != heads:
             self._cancel_timer()
             self._dropped = self._head_bytes = 0
-            self._end_broken_body()
+            self._look_for_fault()
         elif self._waiter is not None:  # a part of a head
             if heads and self._head_timer is None:
                 self._await_head()  # of a later request: its first bytes
@@ -165,15 +165,16 @@ class BoundedHandler(web.RequestHandler):
         if self.transport is not None:
             super().resume_reading()
 
-    def _end_broken_body(self) -> None:
+    def _look_for_fault(self) -> None:
         """aiohttp's parser queues what is wrong with a body as the next message, and leaves the
-        body's reader waiting."""
-        request = self._current_request
-        if request is None or not self._messages:
+        body's reader waiting. Frames of the error's traceback refer to the error, and to this
+        connection."""
+        fault = getattr(self._messages[-1][0], "exc", None) if self._messages else None
+        if not isinstance(fault, HttpProcessingError):
             return
-        fault = getattr(self._messages[-1][0], "exc", None)
-        if isinstance(fault, HttpProcessingError):
-            request.content.set_exception(web.RequestPayloadError(fault.message))
+        fault.__traceback__ = None
+        if self._current_request is not None:
+            self._current_request.content.set_exception(web.RequestPayloadError(fault.message))
 
     def _refuse_head(self, waiter: "asyncio.Future[None]") -> None:
         """As aiohttp's data_received does with a line that is too long."""

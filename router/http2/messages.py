@@ -30,6 +30,15 @@ class Service(Protocol):
         """The call is over: its peer broke it off, or is gone."""
 
 
+def _nothing(*_about: object, **_more: object) -> None: ...
+
+
+class Over:
+    """What is served on a connection that is gone, with all of its calls."""
+
+    opened = message = too_large = half_closed = reset = staticmethod(_nothing)
+
+
 class Messages:
     """Of one connection.
 
@@ -47,6 +56,10 @@ class Messages:
         self._service = service
         self._end = end
         self._held = held
+
+    def let_go(self) -> None:
+        """The connection is gone."""
+        self._service, self._end = Over(), _nothing
 
     def take(self, stream: Stream, payload: bytes) -> None:
         """Bytes of a stream."""

@@ -124,23 +124,26 @@ class Http2Port:
         self._leaving.pop(connection, None)
 
     async def _look(self) -> None:
-        """Pings silent connections, and ends old ones."""
+        """Looks at all connections, again and again."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
-            now_s = loop.time()
-            for connection, until_s in list(self.open.items()):
-                silent_s = now_s - connection.received_s
-                if silent_s > self._bounds.keepalive_s + KEEPALIVE_TIMEOUT_S:
-                    self.connections.closed["keepalive"] += 1
-                    connection.abort()
-                elif silent_s > self._bounds.keepalive_s and not connection.pinged:
-                    connection.ping()
-                if connection in self._leaving:
-                    self._end(connection, now_s)
-                elif now_s >= until_s:
-                    self._go_away(connection, last=False)
-                    self._leaving[connection] = now_s
+            self._look_at_all(loop.time())
+
+    def _look_at_all(self, now_s: float) -> None:
+        """Pings silent connections, and ends old ones."""
+        for connection, until_s in list(self.open.items()):
+            silent_s = now_s - connection.received_s
+            if silent_s > self._bounds.keepalive_s + KEEPALIVE_TIMEOUT_S:
+                self.connections.closed["keepalive"] += 1
+                connection.abort()
+            elif silent_s > self._bounds.keepalive_s and not connection.pinged:
+                connection.ping()
+            if connection in self._leaving:
+                self._end(connection, now_s)
+            elif now_s >= until_s:
+                self._go_away(connection, last=False)
+                self._leaving[connection] = now_s
 
     def _end(self, connection: Http2Protocol, now_s: float) -> None:
         """Closes an old connection once it has no more calls, or its grace is over."""

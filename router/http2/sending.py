@@ -126,6 +126,11 @@ class Sending:
         self.sent = 0
         """Frames of answers, but for small ones of an answer that the peer lets trickle."""
 
+    def let_go(self) -> None:
+        """The connection is gone."""
+        self._over = lambda _stream, _early: None
+        self._refuse = lambda _stream: None
+
     def send(self, stream: Stream, message: bytes) -> None:
         """A message; dropped if this side of the stream is over."""
         if stream.finished:

@@ -21,7 +21,7 @@ from router.http2.frames import (
     Status,
     reset_frame,
 )
-from router.http2.messages import Messages, Service
+from router.http2.messages import Messages, Over, Service
 from router.http2.sending import Sending, Stream
 from router.listener.held import STREAM_BYTES, Held
 
@@ -119,7 +119,15 @@ class Streams:
             self._forget(stream)
         if not self.streams:
             self.held.close()
+            self._let_go()
         return bool(self.streams)
+
+    def _let_go(self) -> None:
+        """Nothing of a connection that is gone refers to itself: see listener.py."""
+        self._service = Over()
+        self._messages.let_go()
+        self._sending.let_go()
+        self._answered.clear()
 
     @property
     def waiting_bytes(self) -> int:

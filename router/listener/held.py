@@ -35,8 +35,9 @@ class PortHeld:
         """Ends connections, the one that holds most first, until the rest is within the bound."""
         while self.bytes > self.bytes_max and self.connections:
             most = max(self.connections, key=lambda held: held.bytes)
+            drop = most.drop
             most.close()
-            most.drop()
+            drop()
 
 
 class Held:
@@ -77,6 +78,7 @@ class Held:
         """The connection is over."""
         if self._open:
             self._open = False
+            self.drop = lambda: None
             self._port.connections.discard(self)
             self._port.bytes -= self.bytes
             self.bytes = 0

@@ -8,6 +8,8 @@ Laws:
 - a connection has its place from its acceptance on, and gives it back on every way out;
 - until its first byte a connection costs its socket, until the end of its handshake its TLS state:
   what serves it is made after that;
+- nothing that serves a connection refers to itself once that is over: it is freed at once, and not
+  when Python looks for cycles, which is seldom (router/cli/run.py);
 - a port of one protocol with TLS takes no connection that has not agreed on it (ALPN);
 - whatever comes, a turn of the event loop accepts ACCEPTED_TURN connections, begins
   HANDSHAKES_TURN handshakes, and closes LATE_TURN that are late, at most.
@@ -254,10 +256,15 @@ class Listener:
             transport.abort()
             return
         self._came("tls" if secured else "plain")
-        place.served_by = serving = self._make(partial(self._connections.leave, place))
+        place.served_by = serving = self._make(partial(self._left, place))
         place.close = partial(self._give_up, serving, transport)
         transport.set_protocol(serving)  # type: ignore[arg-type]  # it has all that is called
         serving.connection_made(transport)
+
+    def _left(self, place: Place) -> None:
+        """A connection that was served is over."""
+        self._connections.leave(place)
+        place.served_by, place.close = None, _nothing
 
     def _give_up(self, serving: Serves, transport: asyncio.Transport) -> None:
         if serving.idle:
@@ -312,6 +319,9 @@ class _Doorway(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._enter(cast("asyncio.Transport", transport))
+
+
+def _nothing() -> None: ...
 
 
 def _name(peer: Any) -> str:
