@@ -2,8 +2,8 @@
 
 usage: python -m tests.real_engines [--seed N] [--phases quiet,evictions,...]
 Ends with one JSON line on standard output, and one more of each phase that has engines of its own:
-the overload (overload.py), the chats (chat.py), the chats through Envoy (envoy.py), and the
-hand-overs (handover.py), which come last.
+the ranks of a group (ranks.py), the overload (overload.py), the chats (chat.py), the chats through
+Envoy (envoy.py), and the hand-overs (handover.py), which come last.
 Everything else goes to standard error and to build/real-engines/logs.
 """
 
@@ -29,8 +29,8 @@ from tests.real_engines.verdicts import RULES, Judge, Sample
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "real-engines"
 UNEXPLAINED_MAX = 0.01
-OVERLOAD, CHAT, ENVOY = "overload", "chat", "envoy"
-"""The phases of overload.py, chat.py and envoy.py, which have engines of their own."""
+GROUP, OVERLOAD, CHAT, ENVOY = "ranks", "overload", "chat", "envoy"
+"""The phases of modules of the same names, which have engines of their own."""
 
 log = logging.getLogger("real_engines")
 
@@ -114,7 +114,7 @@ def main() -> None:
     """Installs what is needed, then runs."""
     parser = argparse.ArgumentParser(prog="python -m tests.real_engines", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of prompts and their order")
-    known = (*PHASES, OVERLOAD, CHAT, ENVOY, *KINDS)
+    known = (*PHASES, GROUP, OVERLOAD, CHAT, ENVOY, *KINDS)
     parser.add_argument("--phases", default=",".join(known), help="some of %(default)s")
     parser.add_argument("--python", default=sys.executable, help="for the engines' environments")
     given = parser.parse_args()
@@ -133,7 +133,7 @@ def main() -> None:
     if ENVOY in wanted:
         envoy = [str(ROOT / "tests/envoy/install.sh"), str(BUILD.parent / "envoy"), sys.executable]
         code |= subprocess.run(["sh", *envoy], check=False, stdout=sys.stderr).returncode
-    for phase in (OVERLOAD, CHAT, ENVOY):
+    for phase in (GROUP, OVERLOAD, CHAT, ENVOY):
         if phase in wanted:
             module = [sys.executable, "-m", f"tests.real_engines.{phase}"]
             seed = ["--seed", str(given.seed)]

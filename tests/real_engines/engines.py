@@ -94,6 +94,8 @@ class Engine(ABC):
     replay_batches: int = 10_000
     """Batches that its replay socket keeps."""
     ranks: int = 1
+    first_rank: int = 0
+    """The engine's number of its first rank."""
     flags: Sequence[str] = ()
     """More of them, for the engine,"""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class Engine(ABC):
 
     def replay_of(self, rank: int) -> str:
         """The rank's replay socket."""
-        return rank_endpoint(self._replay, rank)
+        return rank_endpoint(self._replay, self.first_rank + rank)
 
     @abstractmethod
     async def ask(
@@ -195,7 +197,7 @@ class Vllm(Engine):
     def __post_init__(self) -> None:
         self.name = "vllm"
         self.block_size = 32
-        ports = free_ports(2 * self.ranks)
+        ports = free_ports(2 * self.ranks) - self.first_rank
         self._events = f"tcp://127.0.0.1:{ports}"
         self._replay = f"tcp://127.0.0.1:{ports + self.ranks}"
         if self.ranks == 1:
@@ -222,10 +224,9 @@ class Vllm(Engine):
             *("--enable-lora", "--max-lora-rank", "8"),
             *("--lora-modules", f"{LORA}={self.build / 'lora'}"),
             *("--kv-events-config", json.dumps(events)),
+            *(("--data-parallel-size", str(self.ranks)) if self.ranks > 1 else ()),
             *self.flags,
         ]
-        if self.ranks > 1:
-            command += ["--data-parallel-size", str(self.ranks)]
         variables = {
             **_OFFLINE,
             "VLLM_SERVER_DEV_MODE": "1",
@@ -242,7 +243,8 @@ class Vllm(Engine):
         flags = [
             *("--worker-id", self.worker_id, "--engine", self.name, "--address", self.address),
             *("--events", self._events, "--replay", self._replay, "--topic", "kv-events"),
-            *("--ranks", str(self.ranks), "--slots", str(SLOTS)),
+            *("--ranks", str(self.ranks), "--first-rank", str(self.first_rank)),
+            *("--slots", str(SLOTS)),
             *self.told,
         ]
         return [*flags, "--events-bind"] if self.ranks > 1 else flags

