@@ -7,7 +7,8 @@ Laws:
 - the bytes that feed() and rest() return are those that came in, less that one chunk;
 - nothing is kept but the end of the answer, KEPT_BYTES at most, the first TAIL_BYTES of a message
   or a response, and an event of at most EVENT_BYTES_MAX whose end has not come; a longer event
-  passes in parts.
+  passes in parts;
+- no bytes raise: what can't be read says nothing.
 """
 
 import json
@@ -207,7 +208,7 @@ def _usage_alone(event: bytes) -> Mapping[str, Any] | None:
         return None
     try:
         chunk = _chunk.decode(event.lstrip()[5:])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return chunk.usage if chunk.choices == [] else None
 

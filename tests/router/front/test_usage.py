@@ -192,3 +192,41 @@ def test_where_a_stream_was_cut_is_known() -> None:
     assert reader.inside_event
     reader.feed(b"}\n\n")
     assert not reader.inside_event
+
+
+ODD = st.one_of(
+    st.sampled_from((
+        b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\", b'"', b"\n\n", b"\r\n\r\n", b"\0", b'{"a":' * 2000,
+        b"[" * 5000, b"1e999", b"9" * 5000, b"NaN", b'"usage":', b'{"error":{"code":', b"data:",
+    )),
+    st.binary(max_size=8),
+)  # fmt: skip
+FORMS = (
+    b'data: {"choices":[],"usage":{"a":"%b"}}\n\n',
+    b'data: {"choices":[],"usage":{"%b":1}}\n\n',
+    b'data: {"choices":[],"usage":{"prompt_tokens":%b}}\n\n',
+    b'data: {"choices":[],"usage":%b}\n\n',
+    b'data: {"error":{"code":"%b"}}\n\n',
+    b'data: {"error":{"code":%b}}\n\n',
+    b'data: {"type":"a","sequence_number":%b,"id":"resp_%b"}\n\n',
+    b"%b",
+)
+"""Of events, with bytes that are odd in the place of a value."""
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(FORMS), ODD), min_size=1, max_size=6),
+    st.sampled_from(Kind),
+    st.booleans(),
+    st.booleans(),
+)
+def test_no_bytes_of_an_answer_raise(
+    parts: list[tuple[bytes, bytes]], kind: Kind, is_stream: bool, takes_out: bool
+) -> None:
+    reader = AnswerReader(kind, is_stream=is_stream, takes_usage_out=takes_out)
+    chunks = [form.replace(b"%b", odd) for form, odd in parts]
+    assert len(passed(reader, chunks)) <= sum(map(len, chunks))
+    reader.usage()
+    reader.error_status()
+    reader.next_number()
+    reader.response_id()
