@@ -17,6 +17,7 @@ Laws:
   reaches the engine by the router's pick alone.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,6 +50,8 @@ _NOT_FORWARDED = HOP_BY_HOP | {
 """Request headers that the gateway writes itself, or that belong to the client's own connection;
 those of the engines' plane are in engine_plane.py."""
 _NOT_RETURNED = HOP_BY_HOP | {"date", "server", "x-request-id", "content-length"}
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""All but the tab."""
 _BODY_FIELDS = {
     Kind.CHAT: "chat_completion_body",
     Kind.COMPLETION: "completion_body",
@@ -414,7 +417,10 @@ def _of_connection(headers: Iterable[tuple[str, str]]) -> set[str]:
 
 def _text(value: str) -> str:
     """A header's value that can be written again: bytes that are no UTF-8, which are read as lone
-    surrogates, are taken as Latin-1."""
+    surrogates, are taken as Latin-1, and control characters as spaces (RFC 9110, 5.5)."""
+    if value.isprintable():
+        return value
+    value = _CONTROLS.sub(" ", value)
     try:
         value.encode()
     except UnicodeEncodeError:

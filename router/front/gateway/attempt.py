@@ -289,8 +289,9 @@ class WorkerAttempt:
         return False
 
     def _response(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        reason = answer.reason if answer.reason and answer.reason.isascii() else None
-        response = _Answer(status=answer.status, reason=reason)
+        reason = answer.reason or ""
+        is_text = reason.isascii() and reason.isprintable()
+        response = _Answer(status=answer.status, reason=reason if reason and is_text else None)
         for name, value in returned(answer.headers.items()):
             response.headers.add(name, value)
         length = answer.headers.get("Content-Length", "")

@@ -196,8 +196,9 @@ def test_where_a_stream_was_cut_is_known() -> None:
 
 ODD = st.one_of(
     st.sampled_from((
-        b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\", b'"', b"\n\n", b"\r\n\r\n", b"\0", b'{"a":' * 2000,
-        b"[" * 5000, b"1e999", b"9" * 5000, b"NaN", b'"usage":', b'{"error":{"code":', b"data:",
+        b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\", b'"', b"\n\n", b"\r\n\r\n", b"\0",
+        b'{"a":' * 2000, b"[" * 5000, b"1e999", b"9" * 5000, b"NaN",
+        b'"usage":', b'{"error":{"code":', b"data:",
     )),
     st.binary(max_size=8),
 )  # fmt: skip

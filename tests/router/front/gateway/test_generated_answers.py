@@ -166,13 +166,14 @@ STATUSES = (
     b"200 OK", b"200", b"204 x", b"206 x", b"299 x", b"100 x", b"101 x", b"103 x", b"300 x",
     b"302 x", b"304 x", b"400 x", b"401 x", b"404 x", b"408 x", b"418 x", b"429 x", b"500 x",
     b"503 x", b"599 x", b"600 x", b"999 x", b"000 x", b"20 x", b"2000 x", b"-1 x", b"abc x",
-    b"\xff\xff x", b"200 \xff\xfe", b"200 " + b"x" * 20_000,
+    b"\xff\xff x", b"200 \xff\xfe", b"200 " + b"x" * 20_000, b"200 a\x01b", b"400 a\tb\x7f",
 )  # fmt: skip
 FIELDS = (
     b"Content-Type: application/json", b"Content-Type: text/event-stream", b"Content-Type: \xff",
     b"Content-Encoding: gzip", b"Content-Encoding: \xff", b"Connection: close",
     b"Connection: keep-alive, X-A", b"Set-Cookie: a=b", b"Location: http://127.0.0.1:1/",
-    b"X-A: b\x00c", b"X-A: b\rX-Evil: 1", b"X-\xff: b\xfe", b"X-A", b": x", b"X A: b", b" folded",
+    b"X-A: b\x00c", b"X-A: b\x01\x7f\tc", b"Content-Type: a\x02b",
+    b"X-A: b\rX-Evil: 1", b"X-\xff: b\xfe", b"X-A", b": x", b"X A: b", b" folded",
     b"X-A: " + b"a" * 30_000, b"X-A: " + b"a" * 300_000, b"X-A: b\r\n" * 3000 + b"X-B: c",
     b"Upgrade: h2c", b"Trailer: X-T", b"Retry-After: \xb2", b"Date: never",
 )  # fmt: skip
