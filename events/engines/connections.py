@@ -128,7 +128,10 @@ class AnswerProtocol(ResponseHandler):
         super().set_exception(exc, *cause)
         body, self._body = self._body, None
         if body is not None and not body.is_eof() and body.exception() is None:
-            body.set_exception(aiohttp.ClientPayloadError(f"the answer breaks: {first_line(exc)}"))
+            error = aiohttp.ClientPayloadError(f"the answer breaks: {first_line(exc)}")
+            body.set_exception(error)
+            # A reader that the end of a chunk woke in this turn waits once more before it looks.
+            asyncio.get_running_loop().call_soon(body.set_exception, error)
 
     def _long(self, message: Any) -> bool:
         fields = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)

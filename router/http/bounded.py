@@ -174,7 +174,11 @@ class BoundedHandler(web.RequestHandler):
             return
         fault.__traceback__ = None
         if self._current_request is not None:
-            self._current_request.content.set_exception(web.RequestPayloadError(fault.message))
+            content = self._current_request.content
+            error = web.RequestPayloadError(fault.message)
+            content.set_exception(error)
+            # A reader that the end of a chunk woke in this turn waits once more before it looks.
+            asyncio.get_running_loop().call_soon(content.set_exception, error)
 
     def _refuse_head(self, waiter: "asyncio.Future[None]") -> None:
         """As aiohttp's data_received does with a line that is too long."""

@@ -18,7 +18,7 @@ from events.engines import connections
 from router.front.gateway import silent_workers, upstreams
 from router.reservations.reservations import Ending
 from tests.router.front.gateway.test_gateway import BODY, CHAT, DONE, EVENTS, WHOLE
-from tests.stage.gateway import Stage, Worker, a_gateway, answering
+from tests.stage.gateway import GUARD_S, Stage, Worker, a_gateway, answering
 from tests.stage.raw_engine import Asked, RawEngine, sends, whole
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -172,6 +172,40 @@ async def test_a_connection_that_closes_otherwise_is_a_failure(part: bytes) -> N
         assert codes == ([200, 502] if part else [502, 502])
         assert len(engine.asked) == 2, "each is sent once"
         await stage.until(lambda: blamed(stage) == codes.count(502))
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.parametrize("bad", [b"zz\r\n", b"-1\r\n", b"f" * 17 + b"\r\n", b"0\r\n: a\r\n\r\n"])
+async def test_an_answer_that_turns_into_no_http_ends_at_once(
+    is_stream: bool, cut: int, bad: bytes
+) -> None:
+    """cut: bytes of the good chunk that come with the bad one."""
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    good = b"%x\r\n%s\r\n" % (len(event), event)
+    kind = b"text/event-stream" if is_stream else b"application/json"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n" % kind
+    began = asyncio.Event()
+
+    async def answer(asked: Asked) -> bool:
+        await asked.send(head + good[: len(good) - cut])
+        await began.wait()
+        await asked.send(good[len(good) - cut :] + bad)
+        await asked.gone()
+        return False
+
+    engine = RawEngine(answer)
+    async with beside(engine) as stage, stage.post(CHAT, {**BODY, "stream": is_stream}) as response:
+        got = await response.content.readany()
+        began.set()
+        try:
+            async with asyncio.timeout(GUARD_S):
+                while chunk := await response.content.readany():
+                    got += chunk
+        except aiohttp.ClientPayloadError:
+            pass
+        assert (b"WORKER_FAILED" in got) == is_stream
+        await stage.until(lambda: engine.left == 1 and blamed(stage) == 1)
 
 
 async def test_bytes_that_no_request_waits_for_close_the_connection() -> None:
