@@ -91,10 +91,11 @@ class Entrance:
         place.announced(length)
         reader = BodyReader(request, place, encoding_of(request.headers))
         await go_on(request)
-        body = await reader.read()
-        if usage is not None and len(body) > length:
-            usage.came(len(body) - length)
-        return body
+        try:
+            return await reader.read()
+        finally:  # a body that ends in a refusal was read, too
+            if usage is not None and reader.taken > length:
+                usage.came(reader.taken - length)
 
 
 async def _entered(door: Door, request: web.Request, right: Right) -> Usage:

@@ -40,6 +40,11 @@ class BodyReader:
         """Bytes, packed if they are."""
         self._waited_s = 0.0
 
+    @property
+    def taken(self) -> int:
+        """Bytes so far: those that came, or what they became if that is more."""
+        return max(self._came, self._place.bytes)
+
     async def read(self) -> bytes:
         """The body, unpacked; raises FrontRefusal."""
         try:

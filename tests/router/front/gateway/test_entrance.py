@@ -219,18 +219,26 @@ async def test_what_can_not_be_unpacked_is_an_error_of_the_api_that_ends_the_con
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_body_that_is_no_http_ends_at_once() -> None:
+@pytest.mark.parametrize("size", [10, 20_000, 100_000, 300_000])
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+@pytest.mark.parametrize("bad", [b"no size\r\n", b"-1\r\n", b"f" * 17 + b"\r\n"])
+async def test_a_body_that_is_no_http_ends_at_once(size: int, cut: int, bad: bytes) -> None:
+    """cut: bytes of the good chunk that come with the bad one."""
+    good = chunk(b"x" * size)
+    first, second = good[: len(good) - cut], good[len(good) - cut :] + bad
     async with a_gateway(Worker(answering(WHOLE))) as stage:
         call = await Call.to(stage)
-        call.writer.write(head(CHAT, length=None) + chunk(CONTENT[:10]))
+        call.writer.write(head(CHAT, length=None) + first)
         room = stage.gateway.server._entrance.room
-        await stage.until(lambda: room.bytes == 10)
-        call.writer.write(b"no size\r\n")
+        await stage.until(lambda: room.bytes == size - max(0, cut - 2))
+        call.writer.write(second)
         status, headers, body = await call.answer()
         assert (status, headers["connection"]) == (400, "close")
         assert b"INVALID_BODY" in body
         call.writer.close()
         assert (room.open, room.bytes) == (0, 0)
+        data = head(CHAT, length=None) + good + bad
+        assert (await sent(stage, data))[0] == 400
 
 
 NAMES = (
@@ -402,6 +410,28 @@ async def test_a_key_owes_the_bytes_that_it_did_not_announce(tmp_path: Path) -> 
             status, _, body = await sent(stage, head(CHAT, KEY, length=2) + b"{}")
             assert (status, b"mib_per_s" in body) == (429, True)
             now_s[0] += 3
+
+
+async def test_a_key_owes_the_bytes_of_bodies_that_are_refused(tmp_path: Path) -> None:
+    now_s = [0.0]
+    door = a_door(tmp_path, identity("a", limits={"mib_per_s": 1}), clock=lambda: now_s[0])
+    long = b"x" * (3 * MIB)
+    packed = gzip.compress(long)[:-9]
+    refused = (
+        (400, head(CHAT, KEY, length=None) + chunk(long) + b"zz\r\n"),
+        (413, head(CHAT, KEY, length=None) + chunk(long) + chunk(long) + chunk(b"")),
+        (400, head(CHAT, KEY, b"Content-Encoding: gzip", length=len(packed)) + packed),
+        (
+            413,
+            head(CHAT, KEY, b"Content-Encoding: gzip", length=None) + chunk(bomb("gzip", 9 * MIB)),
+        ),
+    )
+    async with a_gateway(Worker(answering(WHOLE)), door=door, body_mib_max=4) as stage:
+        for expected, data in refused:
+            assert (await sent(stage, data))[0] == expected
+            status, _, body = await sent(stage, head(CHAT, KEY, length=2) + b"{}")
+            assert (status, b"mib_per_s" in body) == (429, True)
+            now_s[0] += 60
 
 
 async def test_a_refused_requests_rest_is_dropped_and_a_long_one_ends_its_connection(
