@@ -130,6 +130,8 @@ class Calls:
             call.stream.half_closed()
             if call.stream.is_over:
                 call.left()
+        elif isinstance(call, str) and call.startswith(HEALTH):
+            self._finish(stream, Status.INTERNAL, "a unary request without a message")
 
     def reset(self, stream: Stream) -> None:
         """See Service."""
@@ -158,6 +160,7 @@ class Calls:
                 status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
                 unknown = health_pb2.HealthCheckResponse(status=status)
                 self.send(stream, unknown.SerializeToString())
+                stream.call = None
                 return
             self._finish(stream, Status.NOT_FOUND, f"there is no service {name[:200]!r}")
             return

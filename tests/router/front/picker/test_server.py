@@ -234,6 +234,15 @@ async def health(stage: Stage, name: str) -> int:
     return (await health_pb2_grpc.HealthStub(stage.channel).Check(request)).status
 
 
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_a_call_of_health_without_a_message_ends(method: str) -> None:
+    async with a_picker(worker()) as stage:
+        call = stage.channel.stream_unary(f"/grpc.health.v1.Health/{method}")(iter(()))
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call
+        assert ended.value.code() == grpc.StatusCode.INTERNAL
+
+
 async def test_health_by_all_names_that_gateways_ask_for() -> None:
     async with a_picker(worker()) as stage:
         names = ("", "readiness", "inference-extension", "liveness")
