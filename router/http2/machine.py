@@ -55,8 +55,11 @@ from router.http2.frames import (
 from router.http2.known_headers import KnownHeaders
 from router.http2.messages import Service
 from router.http2.requests import Head, trailers_fault
-from router.http2.sending import Stream
+from router.http2.sending import CREDIT_MIN, Stream
 from router.listener.held import STREAM_BYTES, Held, PortHeld
+
+_GIVEN_BACK = CONNECTION_WINDOW // 4
+"""Bytes of the connection's window that are given back at once."""
 
 
 class HeaderBlock:
@@ -102,7 +105,8 @@ class Connection(Control):
         self._streams_max = streams_max
         self._message_max = message_max
         self._headers_max = headers_max
-        self._unread = bytearray()
+        self._unread = b""
+        """What the last call of `receive` left: less than a frame, or the rest of one read."""
         self.began = False
         """Whether HTTP/2's preface has come."""
         self._greeted = False
@@ -140,35 +144,42 @@ class Connection(Control):
     # What the peer sends
 
     def _receive(self, data: bytes, now_s: float) -> bool:
-        unread = self._unread
-        unread += data
-        if not self._greeted and not self._greet(unread):
-            return False
+        if self._unread:
+            data = self._unread + data
+        if not self._greeted:
+            self._unread = data
+            if not self._greet():
+                return False
+            data = self._unread
         self._calm.now_s = self._sending.now_s = now_s
-        at, end = 0, len(unread)
+        at, end = 0, len(data)
         self._work = 0
         while end - at >= 9 and self._work < TURN_WORK:
-            size_kind, flags, number = HEAD.unpack_from(unread, at)
+            size_kind, flags, number = HEAD.unpack_from(data, at)
             size = size_kind >> 8
             if size > FRAME_MAX:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
-            if end - at < 9 + size:
+            begin, after = at + 9, at + 9 + size
+            if after > end:
                 break
-            payload = bytes(unread[at + 9 : at + 9 + size])
-            at += 9 + size
+            at = after
             self._work += 1
-            self._frame(size_kind & 0xFF, flags, number & WINDOW_MAX, payload)
-        del unread[:at]
-        return self._work >= TURN_WORK and len(unread) >= 9
+            if size_kind & 0xFF == DATA and self._block is None:
+                self._data(flags, number & WINDOW_MAX, data[begin:after])
+            else:
+                self._frame(size_kind & 0xFF, flags, number & WINDOW_MAX, data[begin:after])
+        self._unread = data[at:]
+        return self._work >= TURN_WORK and end - at >= 9
 
-    def _greet(self, unread: bytearray) -> bool:
+    def _greet(self) -> bool:
         """Takes the preface; returns whether the frame behind it has begun: SETTINGS."""
+        unread = self._unread
         if not self.began:
             if not PREFACE.startswith(unread[: len(PREFACE)]):
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "no HTTP/2")
             if len(unread) < len(PREFACE):
                 return False
-            del unread[: len(PREFACE)]
+            unread = self._unread = unread[len(PREFACE) :]
             self.began = True
         if len(unread) < 9:
             return False
@@ -178,11 +189,10 @@ class Connection(Control):
         return True
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """Any frame but DATA, which is taken without a step more."""
         if self._block is not None and (kind != CONTINUATION or number != self._block.number):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block was not ended")
-        if kind == DATA:
-            self._data(flags, number, payload)
-        elif kind == WINDOW_UPDATE:
+        if kind == WINDOW_UPDATE:
             self._window_update(number, payload)
         elif kind == HEADERS:
             self._headers(flags, number, payload)
@@ -202,16 +212,16 @@ class Connection(Control):
             self._other(kind, number, payload)
 
     def _data(self, flags: int, number: int, payload: bytes) -> None:
-        if self._is_idle(number):
+        stream = self.streams.get(number)
+        if stream is None and self._is_idle(number):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA outside a stream")
         size = len(payload)
         self._received += size
-        if self._received > CONNECTION_WINDOW // 4:
+        if self._received > _GIVEN_BACK:
             self.out.append(frame(WINDOW_UPDATE, 0, 0, U32.pack(self._received)))
             self._received = 0
         if flags & PADDED:
             payload = unpadded(payload)
-        stream = self.streams.get(number)
         if stream is None:
             self._late(number, flags, size)
             return
@@ -230,7 +240,8 @@ class Connection(Control):
                 self._reset(stream, Code.PROTOCOL_ERROR, "more bytes than its content-length")
                 return
         stream.credit += size
-        self._sending.give_credit(stream)
+        if stream.credit > CREDIT_MIN:
+            self._sending.give_credit(stream)
         self._work += MESSAGE_WORK
         if flags & END_STREAM:
             stream.ended = True

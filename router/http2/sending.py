@@ -44,6 +44,9 @@ from router.http2.frames import (
 )
 from router.listener.held import Held
 
+CREDIT_MIN = STREAM_WINDOW // 2
+"""Bytes of a stream's window, up to which they are not given back."""
+
 
 class Stream:
     """One call."""
@@ -269,7 +272,7 @@ class Sending:
     def give_credit(self, stream: Stream) -> None:
         """Lets the peer of a stream send more, if it reads what it gets."""
         if (
-            stream.credit > STREAM_WINDOW // 2
+            stream.credit > CREDIT_MIN
             and not stream.held
             and len(stream.waiting) <= STREAM_WAITING_MAX
         ):
