@@ -71,6 +71,13 @@ class Messages:
             if size == len(payload) <= stream.bytes_max + 5:  # as most frames are
                 self._service.message(stream, payload[5:], packed=payload[0] != 0)
                 return
+        elif len(inbox) >= 5:
+            size = 5 + U32.unpack_from(inbox, 1)[0]
+            if size == len(inbox) + len(payload) <= stream.bytes_max + 5:  # as most ends are
+                packed, content = inbox[0] != 0, b"".join((memoryview(inbox)[5:], payload))
+                self.forget(stream)
+                self._service.message(stream, content, packed=packed)
+                return
         if not self._held.take(len(payload)):
             self.full(stream)
             return
