@@ -96,7 +96,7 @@ def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFI
     """A request of a caller, checked; raises Refusal. Lowers the message's priority to what the
     caller may have."""
     message = received.message
-    if message.priority > (most := caller.allowed(message.priority)):
+    if caller.usage is not None and message.priority > (most := caller.allowed(message.priority)):
         message.priority = most
     given = _given(message)
     role = _ROLES.get(message.phase)

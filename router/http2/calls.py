@@ -203,10 +203,9 @@ class Call(Received):
         self._ended = True
         if self._came is not None:
             self._came.set()
-        elif self._entering is None:
-            self._begin_unary()
-
-    def _begin_unary(self) -> None:
+            return
+        if self._entering is not None:
+            return
         if self._packed and self._content is not None:
             self._spawn(self._begin_packed)
             return
@@ -356,8 +355,8 @@ class Calls:
         self._at_once = at_once
         self._open = open_calls
         self._gate = gate
-        self._with_deadline: list[Call] = []
-        """Calls of this turn: few are open still at its end, and only those get a timer."""
+        self._with_deadline: list[Stream] = []
+        """Those of this turn: few are open still at its end, and only those get a timer."""
         self._peer: Peer | None = None
 
     @property
@@ -396,7 +395,7 @@ class Calls:
         if entering is not None:
             call.enter_after(entering)
         if deadline_s is not None:
-            self._with_deadline.append(call)
+            self._with_deadline.append(stream)
             self.protocol.on_turn_over = self._await_deadlines
         if handler.request_streaming:
             call.begin_stream()
@@ -434,9 +433,10 @@ class Calls:
         self.protocol.flush()
 
     def _await_deadlines(self) -> None:
-        calls, self._with_deadline = self._with_deadline, []
-        for call in calls:
-            call.await_deadline()
+        streams, self._with_deadline = self._with_deadline, []
+        for stream in streams:
+            if stream.call is not None:
+                stream.call.await_deadline()
 
 
 @types.coroutine

@@ -90,7 +90,8 @@ class Received:
         """The message of a unary request that is not packed, held no longer; None: there is
         none."""
         content, self._content = self._content, None
-        self._free()
+        if self._held:
+            self._free()
         return content
 
     async def take_packed(self) -> bytes | None:
@@ -103,16 +104,16 @@ class Received:
     def drop(self) -> None:
         """The call is over."""
         self._content = None
-        self._free()
+        if self._held:
+            self._free()
         if self._came is not None and self._messages:
             size = sum(len(content) + MESSAGE_BYTES for content, _ in self._messages)
             self._protocol.http2.held.free(size)
             self._messages.clear()
 
     def _free(self) -> None:
-        if self._held:
-            self._protocol.http2.held.free(self._held)
-            self._held = 0
+        self._protocol.http2.held.free(self._held)
+        self._held = 0
 
     async def _unpacked(self, content: bytes) -> bytes | None:
         """The bytes of a packed message; None: it has ended the call."""

@@ -258,13 +258,14 @@ class Http2Protocol(asyncio.Protocol):
         if transport.is_closing():
             http2.out.clear()
             return
-        more = http2.pump()
+        waits = http2.waiting_bytes > 0
+        more = waits and http2.pump()
         if http2.out:
             transport.write(b"".join(http2.out))
             http2.out.clear()
         if more:
             self.flush()
-        if self._look is None and http2.waiting_bytes:
+        if waits and self._look is None and http2.waiting_bytes:
             self._look = asyncio.get_running_loop().call_later(LOOK_S, self._end_unread)
 
     def _end_unread(self) -> None:

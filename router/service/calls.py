@@ -107,6 +107,8 @@ class Guard:
         """All that are served, as /package.Service/Method."""
         self._entrances: dict[str, Entrance] = {}
         """Of methods that need a key."""
+        self._bytes_max: dict[str, int] = {}
+        """Of a message, by method: those of `methods` at most."""
         self._stops = False
         self._refused = 0
         """Calls that came since the server began to stop."""
@@ -201,8 +203,11 @@ class Guard:
 
     def bytes_max(self, method: str) -> int:
         """Of a message of a method."""
-        limit = self.limits.of(method)
-        return max(limit.bytes_max, limit.text_bytes_max)
+        most = self._bytes_max.get(method)
+        if most is None:
+            limit = self.limits.of(method)
+            most = self._bytes_max[method] = max(limit.bytes_max, limit.text_bytes_max)
+        return most
 
     def too_large(self, call: Call, method: str, size: int) -> RefusedError:
         """How a call with a message of so many bytes ends."""
