@@ -1,10 +1,12 @@
 """Addresses to listen on, and which of them only this machine's users can reach. Pure."""
 
 import ipaddress
+import re
 
 from router.config.keys import ConfigError
 
 UNIX = ("unix:", "unix-abstract:")
+_PORT = re.compile("[0-9]{1,5}").fullmatch
 
 
 def is_private(listen: str) -> bool:
@@ -44,9 +46,10 @@ def check_exposure(listen: str, *, key: str, guarded: bool, switch: str, allowed
     return True
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """host:port, or [v6]:port; raises ConfigError."""
+def split_address(address: str, key: str = "") -> tuple[str, int]:
+    """host:port, or [v6]:port; raises ConfigError. key: of the address in the configuration."""
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is no address: write host:port")
+    if not separator or not _PORT(port) or int(port) > 65535:
+        at = f" - at `$.{key}`" if key else ""
+        raise ConfigError(f"{address!r} is no address: write host:port, a port up to 65535{at}")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -8,7 +8,7 @@ from router.front.gateway.server import check_address
 from router.keys.certificates import Certificates, Contexts, metrics_tls
 from router.keys.control_keys import ControlKeys
 from router.keys.door import Door
-from router.keys.exposure import check_exposure
+from router.keys.exposure import check_exposure, split_address
 from router.keys.followed import Followed
 from router.keys.networks import networks_of
 from router.replicas.seal import Seal
@@ -18,8 +18,8 @@ class Locks:
     """All that lets a caller, a replica or an engine's address in."""
 
     def __init__(self, config: ServeConfig) -> None:
-        """Raises ConfigError for unreadable files, and for a listener that stands open to a network
-        without keys or its switch."""
+        """Raises ConfigError for unreadable files, an address to listen on that is none, and a
+        listener that stands open to a network without keys or its switch."""
         self.followed = Followed()
         """Files that are read again as they change."""
         self.certificates = Certificates.of(config.tls)
@@ -31,6 +31,14 @@ class Locks:
             self.door.follow(self.followed)
         keyed = self.door is not None
         grpc = config.grpc
+        for key, listen in (
+            ("grpc.fast_listen", grpc.fast_listen),
+            ("epp.listen", config.epp.listen),
+            ("metrics.listen", config.metrics.listen),
+            ("probes.listen", config.probes.listen),
+        ):
+            if listen:
+                split_address(listen, key)
         for name, listen in (("listen", grpc.listen), ("fast_listen", grpc.fast_listen)):
             if listen:
                 check_exposure(

@@ -497,7 +497,7 @@ def _response(answer: Answer, request_id: str) -> web.Response:
 
 def check_address(settings: GatewaySettings, keyed: bool) -> None:
     """Raises ConfigError for an address that is none, or that the settings forbid."""
-    split_address(settings.listen)
+    split_address(settings.listen, "gateway.listen")
     check_exposure(
         settings.listen,
         key="gateway.listen",
