@@ -23,13 +23,15 @@ several such waits."""
 
 MALLOC = {
     "M_ARENA_MAX": (-8, 2),
-    "M_MMAP_THRESHOLD": (-3, 1 << 20),
+    "M_MMAP_THRESHOLD": (-3, 128 << 10),
     "M_TRIM_THRESHOLD": (-1, 4 << 20),
 }
-"""Options of glibc's mallopt(3): (number in malloc.h, value). A message of over 1 MiB is given back
-to the system when it is freed, and so is the end of the heap beyond 4 MiB. By default both bounds
-grow to tens of MiB with the largest message ever freed, and gRPC's threads have arenas of their own
-that keep what they free: resident memory then grows for as long as a router has traffic."""
+"""Options of glibc's mallopt(3): (number in malloc.h, value). What has 128 KiB or more, such as a
+long message or uvloop's buffer of a connection with TLS (256 KiB), is given back to the system when
+it is freed, whatever lies behind it, and so is the end of the heap beyond 4 MiB. By default both
+bounds grow to tens of MiB with the largest message ever freed, and gRPC's threads have arenas of
+their own that keep what they free: resident memory then grows for as long as a router has traffic.
+"""
 
 
 def settle() -> None:
