@@ -214,6 +214,8 @@ async def run(name: str, seed: int, target: Target) -> int:
             group.create_task(_forever(work))
             for work in ATTACKS[name](target, random.Random(f"{seed}/{name}"))
         ]
+        while not opened:  # noqa: ASYNC110  # a busy machine takes its time
+            await asyncio.sleep(TURN_S)
         say(attacks=True)
         async for _ in lines():
             pass
