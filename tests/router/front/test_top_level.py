@@ -3,6 +3,7 @@
 import json
 import random
 import tracemalloc
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -47,6 +48,11 @@ def test_a_change_is_the_same_as_in_an_object_of_python(
 ) -> None:
     fields: dict[str, Any] = dict.fromkeys(sorted(out), UNSET) | {"new": {"a": [1]}}
     body = written(members, rng, space)
+    repeats = Counter(key for key, _ in members if key in fields)
+    if any(count > REPEATS_MAX for count in repeats.values()):
+        with pytest.raises(FrontRefusal, match=f"more than {REPEATS_MAX} times"):
+            changed(body, fields)
+        return
     expected = [(key, value) for key, value in members if key not in fields]
     seen: list[tuple[str, Any]] = json.loads(
         changed(body, fields), object_pairs_hook=lambda pairs: pairs
@@ -91,7 +97,7 @@ def test_a_field_is_cut_out_as_often_as_it_is_there_up_to_a_bound(count: int) ->
     if count <= REPEATS_MAX:
         assert json.loads(changed(body, {"priority": UNSET})) == {"a": 1}
         return
-    with pytest.raises(FrontRefusal, match="more than 8 times"):
+    with pytest.raises(FrontRefusal, match=f"more than {REPEATS_MAX} times"):
         changed(body, {"priority": UNSET})
 
 
