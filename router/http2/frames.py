@@ -40,6 +40,8 @@ CONTROL_PER_ANSWER = 4
 and one to spare."""
 CONTROL_SAVED_MAX = 100_000
 """Of these, how many a connection may have saved."""
+ASIDE = "/grpc."
+"""Begin of the paths of health and reflection, which need no key."""
 SMALL_FRAME = 1024
 """Bytes below which DATA of a stream that is over, and a part of a header block, carry nothing."""
 SETTINGS_STREAMS = 64

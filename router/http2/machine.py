@@ -18,6 +18,7 @@ from hpack.exceptions import HPACKError
 from router.http2.control import Control
 from router.http2.frames import (
     ACK,
+    ASIDE,
     CONNECTION_WINDOW,
     CONTINUATION,
     DATA,
@@ -320,6 +321,9 @@ class Connection(Control):
             return
         stream = self.streams[number] = Stream(number, self._message_max)
         stream.ended = bool(flags & END_STREAM)
+        if head is not None and head.path.startswith(ASIDE):
+            stream.aside = True
+            self.aside += 1
         if head is None:
             about = f"metadata of over {self._headers_max} bytes"
             self.finish(stream, Status.RESOURCE_EXHAUSTED, about)

@@ -52,9 +52,9 @@ class Stream:
     """One call."""
 
     __slots__ = (
-        "began", "bytes_max", "call", "content_left", "credit", "encoding", "ended", "finished",
-        "granted", "held", "inbox", "number", "on_room", "since_s", "trailers", "unread", "unsent",
-        "waiting",
+        "aside", "began", "bytes_max", "call", "content_left", "credit", "encoding", "ended",
+        "finished", "granted", "held", "inbox", "number", "on_room", "since_s", "trailers",
+        "unread", "unsent", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, bytes_max: int = MESSAGE_MAX) -> None:
@@ -81,6 +81,8 @@ class Stream:
         """Whether this side is over, or about to be."""
         self.call: Any = None
         """The service's own."""
+        self.aside = False
+        """Whether this is a call of health or reflection, which may be cut to make room."""
         self.began = False
         """Whether the headers of this side were sent."""
         self.encoding = "identity"

@@ -219,8 +219,9 @@ class Http2Protocol(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it has begun, and has no stream."""
-        return self.http2.began and not self.http2.streams
+        """Whether it has begun, and has no stream but those of health and reflection, by which a
+        stranger without a key could keep its place."""
+        return self.http2.began and len(self.http2.streams) == self.http2.aside
 
     def give_up(self) -> None:
         """Closes an idle connection: the peer may send again what is on its way."""

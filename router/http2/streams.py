@@ -42,6 +42,8 @@ class Streams:
         """Bytes to write; the caller empties it."""
         self.send, self.reply, self.accept = sending.send, sending.reply, sending.accept
         self.pump = sending.pump
+        self.aside = 0
+        """Open streams that are aside."""
         self._early: OrderedDict[int, None] = OrderedDict()
         """Streams that were over here before the peer's side was: it may not know yet."""
         self._answered: OrderedDict[int, Callable[[], None]] = OrderedDict()
@@ -150,8 +152,7 @@ class Streams:
 
     def _forget(self, stream: Stream) -> None:
         """A stream is over, and nothing more goes to its peer."""
-        del self.streams[stream.number]
-        self.held.free(STREAM_BYTES)
+        self._leave(stream)
         was_open = not stream.finished
         stream.finished = stream.ended = True
         self._sending.forget(stream)
@@ -162,13 +163,17 @@ class Streams:
 
     def _over(self, stream: Stream, early: bool) -> None:
         """The end of a stream's answer is on its way."""
-        del self.streams[stream.number]
-        self.held.free(STREAM_BYTES)
+        self._leave(stream)
         if early:
             _remember(self._early, stream.number, None)
         if stream.unsent is not None:
             _remember(self._answered, stream.number, stream.unsent)
             stream.unsent = None
+
+    def _leave(self, stream: Stream) -> None:
+        del self.streams[stream.number]
+        self.aside -= stream.aside
+        self.held.free(STREAM_BYTES)
 
 
 def _give_up(stream: Stream) -> None:

@@ -55,7 +55,7 @@ class Begins(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it has begun, and no request or part of one is on it."""
+        """Whether it has begun, and no request or part of one is on it, but calls of health."""
 
 
 class Place:

@@ -289,6 +289,33 @@ async def test_a_request_that_ends_inside_a_message_is_refused() -> None:
         assert status_of(await raw.ended(1)) == Status.INTERNAL
 
 
+@pytest.mark.parametrize(("path", "served"), [("grpc.health.v1.Health", True), ("a.B", False)])
+async def test_calls_of_health_alone_keep_no_place_on_a_full_port(path: str, served: bool) -> None:
+    async with serving() as (stage, raw):
+        read = grpc.stream_stream_rpc_method_handler(stage.read)
+        stage.server.add_registered_method_handlers("grpc.health.v1.Health", {"Read": read})
+        block = call_head(f"/{path}/Read".encode())
+        peers = [raw]
+        for _ in range(8):  # of ten places one address has nine
+            peers.append(Raw(*await asyncio.open_connection("127.0.0.1", stage.server.port)))
+            peers[-1].send(http2.PREFACE, frame(http2.SETTINGS, 0, 0))
+        for peer in peers:
+            peer.send(frame(http2.HEADERS, http2.END_HEADERS, 1, block))
+        await until(lambda: stage.server.calls == 9, "all calls are open")
+        peers.append(Raw(*await asyncio.open_connection("127.0.0.1", stage.server.port)))
+        last = peers[-1]
+        if served:
+            last.send(http2.PREFACE, frame(http2.SETTINGS, 0, 0), whole("Small"))
+            assert status_of(await last.ended(1)) == Status.OK
+            await until(lambda: stage.server.calls == 8, "one has made room")
+        else:
+            assert await last.reader.read() == b""
+            assert stage.server.calls == 9
+        assert stage.server.connections.closed["address"] == 1
+        for peer in peers:
+            peer.writer.transport.abort()
+
+
 def size_of(back: list[Frame]) -> int:
     return sum(len(one[3]) for one in back if one[0] == http2.DATA)
 
