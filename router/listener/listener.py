@@ -34,6 +34,7 @@ from router.listener.seldom import Seldom
 ACCEPTED_TURN = 16
 HANDSHAKES_TURN = 4
 """A handshake's first step costs about 1 ms."""
+HANDSHAKE_SPARE_S = 10.0
 LATE_TURN = 256
 NO_DESCRIPTORS_S = 0.1
 """Before the next attempt to accept a connection, after one failed."""
@@ -231,7 +232,9 @@ class Listener:
         """Hands a connection over to what serves it, after its handshake if it has TLS."""
         about: dict[str, Any] = {}
         if context is not None:
-            about = {"ssl": context, "ssl_handshake_timeout": self._connections.bounds.begin_s}
+            # Longer than begin_s, at which the place is late: one bound ends it, and is counted.
+            timeout_s = self._connections.bounds.begin_s + HANDSHAKE_SPARE_S
+            about = {"ssl": context, "ssl_handshake_timeout": timeout_s}
         try:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(
