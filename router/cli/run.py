@@ -28,10 +28,10 @@ MALLOC = {
 }
 """Options of glibc's mallopt(3): (number in malloc.h, value). What has 128 KiB or more, such as a
 long message or uvloop's buffer of a connection with TLS (256 KiB), is given back to the system when
-it is freed, whatever lies behind it, and so is the end of the heap beyond 4 MiB. By default both
-bounds grow to tens of MiB with the largest message ever freed, and gRPC's threads have arenas of
-their own that keep what they free: resident memory then grows for as long as a router has traffic.
-"""
+it is freed, whatever lies behind it, and so is the end of the heap beyond 4 MiB. The price is its
+pages: 0.07 ms for 256 KiB, 0.13 ms for 500 KiB, where all is written. By default both bounds grow
+to tens of MiB with the largest message ever freed, and gRPC's threads have arenas of their own that
+keep what they free: resident memory then grows for as long as a router has traffic."""
 
 
 def settle() -> None:
