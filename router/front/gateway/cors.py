@@ -1,7 +1,8 @@
 """Which pages of other origins may read answers in a browser (CORS, in WHATWG's Fetch). Pure.
 
 Laws:
-- every answer has the headers of the gateway's own rule, a refusal too, and none of an engine's;
+- every answer to a head that can be read has the headers of the gateway's own rule, a refusal too,
+  and none of an engine's;
 - no answer allows credentials, so that a page can use no cookie and no certificate of its visitor.
 """
 
