@@ -25,8 +25,6 @@ OPEN_WORK = 63
 RESET_WORK = 16
 """Of a call that is broken off."""
 MESSAGE_WORK = 2
-PACKED_TURN_MAX = 4 << 20
-"""Bytes of a packed message that is unpacked within a turn: gRPC's own bound of a message."""
 TURN_STREAMS = TURN_WORK // OPEN_WORK
 """Streams of one connection that are opened, or ended with it, in one turn."""
 PUMP_BYTES = 1 << 18

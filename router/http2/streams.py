@@ -16,7 +16,6 @@ from router.http2.frames import (
     END_STREAM,
     REMEMBERED_MAX,
     TURN_STREAMS,
-    TURN_WORK,
     Code,
     Status,
     reset_frame,
@@ -76,20 +75,8 @@ class Streams:
         if not held:
             self._sending.give_credit(stream)
 
-    def unpacked(self, stream: Stream, content: bytes) -> bytes | None:
-        """The bytes of a packed message, of a stream whose bytes_max is PACKED_TURN_MAX at most;
-        None: it has ended its call. The turn is over, then."""
-        self._work += TURN_WORK
-        steps = self._messages.unpacking(stream, content)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                plain: bytes | None = done.value
-                return plain
-
     def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
-        """The same in steps, for a turn each."""
+        """The bytes of a packed message, in steps, for a turn each; None: it has ended its call."""
         return self._messages.unpacking(stream, content)
 
     def full(self, stream: Stream) -> None:

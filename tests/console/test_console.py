@@ -75,7 +75,9 @@ async def test_each_view_shows_what_the_router_says() -> None:
         (reachable,) = await tab.texts("#numbers .number:nth-child(2) .small")
         assert re.fullmatch(r"\d+(\.\d)? % reachable", reachable)
         assert "look at" in (await tab.texts("#warnings"))[0].lower()
-        assert "ranks, first_rank and the endpoints of the relay" in (await tab.texts("#warnings"))[0]
+        assert (
+            "ranks, first_rank and the endpoints of the relay" in (await tab.texts("#warnings"))[0]
+        )
         assert "gpu-0005" in (await tab.texts("#news"))[0]
         assert "drained" in (await tab.texts("#news"))[0]
         assert await tab.page.locator("#charts svg path.line").count() >= 3

@@ -27,6 +27,7 @@ from router.http2.machine import Connection
 from router.http2.requests import Head
 from router.http2.sending import Stream
 from tests.fuzz.wire import Difference, same
+from tests.stage.http2_frames import in_one_step
 
 STREAMS_MAX = 8
 OPENING = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
@@ -62,7 +63,7 @@ class _Echo:
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
         if packed:
-            plain = self.connection.unpacked(stream, content)
+            plain = in_one_step(self.connection.unpacking(stream, content))
             if plain is None:
                 return
             content = plain

@@ -1,6 +1,7 @@
 """HTTP/2 by hand, for clients that break it: frames, headers, the head of a RouteStream call."""
 
 import struct
+from collections.abc import Generator
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
@@ -32,3 +33,13 @@ def call_head(path: bytes) -> bytes:
 
 
 HEAD = call_head(b"/kvroute.v1.Router/RouteStream")
+
+
+def in_one_step(steps: Generator[None, None, bytes | None]) -> bytes | None:
+    """What `Connection.unpacking` makes of a packed message."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            plain: bytes | None = done.value
+            return plain

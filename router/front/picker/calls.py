@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from router.front.picker.picks import PickedRequest, Picker
 from router.front.picker.repeats import Repeats
-from router.http2.frames import PACKED_TURN_MAX, Status
+from router.http2.frames import Status
 from router.http2.requests import Head
 from router.http2.sending import Stream
 from router.http2.sockets import Http2Protocol
@@ -84,8 +84,8 @@ class Calls:
         """See Service."""
         path = head.path
         if head.encoding != "identity":
-            stream.bytes_max = PACKED_TURN_MAX
-        if path == PROCESS:
+            self._finish(stream, Status.UNIMPLEMENTED, "messages are not compressed on this port")
+        elif path == PROCESS:
             stream.call = self._picker.request(
                 lambda message: self.send(stream, message),
                 lambda: self._finish(stream),
@@ -105,10 +105,9 @@ class Calls:
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
         """See Service."""
         if packed:
-            plain = self._protocol.http2.unpacked(stream, content)
-            if plain is None:
-                return
-            content = plain
+            about = "a compressed message of a call without a grpc-encoding"
+            self._protocol.http2.end(stream, Status.INTERNAL, about)
+            return
         call: Any = stream.call
         if isinstance(call, PickedRequest):
             try:

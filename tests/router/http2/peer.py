@@ -12,6 +12,7 @@ from router.http2.frames import Code, Status, frame
 from router.http2.machine import Connection
 from router.http2.requests import Head
 from router.http2.sending import Stream
+from tests.stage.http2_frames import in_one_step
 
 Frame = tuple[int, int, int, bytes]
 U32 = struct.Struct(">I")
@@ -45,7 +46,9 @@ class Echo:
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
         assert self.connection is not None
-        plain = self.connection.unpacked(stream, content) if packed else content
+        plain: bytes | None = content
+        if packed:
+            plain = in_one_step(self.connection.unpacking(stream, content))
         if plain is None:
             return
         self.messages.append(plain)

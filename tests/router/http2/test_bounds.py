@@ -1,6 +1,5 @@
 """What a peer may cost: frames in any order against laws that hold after each of them."""
 
-import gzip
 import random
 import struct
 from collections import Counter
@@ -276,17 +275,6 @@ def test_a_turn_takes_so_many_frames_whatever_they_are(seed: int) -> None:
         )
         opened, messages = len(peer.echo.opens), len(peer.echo.messages)
     assert turns >= 4000 / http2.TURN_WORK
-
-
-def test_a_packed_message_that_is_taken_ends_the_turn() -> None:
-    peer = a_peer(answers=False)
-    packed = gzip.compress(bytes(100_000))
-    one = data(1, b"\1" + U32.pack(len(packed)) + packed)
-    more = peer.connection.receive(
-        peer.headers(1, more=(("grpc-encoding", "gzip"),)) + one * 5, 0.0
-    )
-    assert more
-    assert len(peer.echo.messages) == 1
 
 
 def test_answers_share_the_connections_room() -> None:

@@ -11,6 +11,7 @@ from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from kvroute.v1 import ListWorkersRequest
 from router.desk.answers import Later
 from router.front.gateway.roster import Roster
+from router.front.picker.calls import PROCESS
 from router.front.picker.picks import PickedRequest
 from router.reservations.reservations import Ending
 from tests.stage.garbage import freed_at_once
@@ -241,6 +242,13 @@ async def test_a_call_of_health_without_a_message_ends(method: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call
         assert ended.value.code() == grpc.StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_a_compressed_message_is_refused(compression: grpc.Compression) -> None:
+    async with a_picker(worker()) as stage:
+        call = stage.channel.stream_stream(PROCESS)(compression=compression)
+        assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_health_by_all_names_that_gateways_ask_for() -> None:
