@@ -124,10 +124,11 @@ class TestSizes:
             over = await refusal(call.read())
             assert over.reason == "MESSAGE_TOO_LARGE"
 
-    async def test_over_the_largest_limit_grpc_itself_refuses(self) -> None:
+    async def test_over_the_largest_limit_the_server_itself_refuses(self) -> None:
         async with served() as stage:
             refused = await refusal(raw(stage, ROUTE)(bytes(33 * KIB * KIB + 1)))
-            assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "")
+            reason = "MESSAGE_TOO_LARGE" if ON_FAST_PORT else ""  # which grpcio's server gives none
+            assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, reason)
 
 
 HOSTILE: list[tuple[str, str, bytes, str]] = [

@@ -26,7 +26,7 @@ from tests.router.service.setting import (
     two_models,
 )
 from tests.stage.fleet import Fleet, prompt
-from tests.stage.served import Refused, asked, refusal, served, taken_apart
+from tests.stage.served import ON_FAST_PORT, asked, refusal, served, taken_apart
 
 
 def hashed(count: int, **about: Any) -> router_pb2.RouteRequest:
@@ -256,12 +256,14 @@ class TestRoute:
             refused = await refusal(stage.router.Route(asked(model=odd)))
             assert (refused.code, refused.reason) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
 
-    async def test_a_message_over_the_limit_is_grpcs_own_refusal(self) -> None:
+    async def test_a_message_over_the_limit_is_the_servers_own_refusal(self) -> None:
         settings = GrpcSettings(listen="127.0.0.1:0", max_message_mib=1)
         async with served(settings) as stage:
             stage.fleet.add("w0")
             refused = await refusal(stage.router.Route(asked(300_000)))
-            assert refused == Refused(Code.RESOURCE_EXHAUSTED, "", "", refused.message, None)
+            reason = "MESSAGE_TOO_LARGE" if ON_FAST_PORT else ""  # which grpcio's server gives none
+            assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, reason)
+            assert refused.retry_s is None
             assert (await stage.router.Route(asked(200_000))).worker_id == "w0"
 
     async def test_a_fault_of_ours_ends_one_request_and_reserves_nothing(
