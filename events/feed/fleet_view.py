@@ -61,8 +61,8 @@ HEARTBEAT_UNREADABLE = "no readable heartbeat"
 NOT_ANSWERING = "engine not answering"
 DELAY_WINDOW_S = 4.0
 """Seconds, once or twice: for so long a relay's clock that was set back looks like a delay."""
-NOT_PROBED = "engine not probed yet"
 ASLEEP = "engine asleep"
+NOT_PROBED = "engine not probed yet"
 """Its relay has just started: the first probe takes a moment, or its whole time limit."""
 SLICE_BYTES = 64 * 1024
 """Bytes of hashes applied at once, about 1 ms of work; the rest of a recovery or of a long message

@@ -98,7 +98,6 @@ class Heartbeats:
             labels=settings.labels,
             multi_rank=settings.ranks > 1,
             priority_scheduling=("lower" if lower_first else "higher") if priority else "",
-            # Routers of older releases know no `asleep`.
             healthy=self._pages.is_healthy(now_s) and not load.asleep,
             asleep=load.asleep and self._pages.is_healthy(now_s),
             probed=self._pages.probed,

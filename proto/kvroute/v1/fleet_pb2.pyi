@@ -313,7 +313,7 @@ class ListWorkersRequest(google.protobuf.message.Message):
     model: builtins.str
     """empty: workers of all models"""
     away: builtins.bool
-    """only workers whose relay is silent or whose engine does not answer its relay. Routers of older releases list all workers"""
+    """only workers whose relay is silent or whose engine does not answer its relay, unless so many stopped at once that the broker may have failed"""
     def __init__(
         self,
         *,

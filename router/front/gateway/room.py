@@ -8,15 +8,13 @@ Laws:
 """
 
 import asyncio
-from ipaddress import IPv6Address, ip_address
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from router.front.refusals import FrontRefusal
+from router.listener.addresses import client_of as address_client
 
 _MIB = 1 << 20
-IPV6_PREFIX = 64
-"""Bits of an IPv6 address that name a client: it has all addresses below them."""
 
 
 class Client(NamedTuple):
@@ -135,15 +133,8 @@ class Place:
 
 
 def client_of(identity: str | None, address: str | None) -> Client:
-    """identity: the name of the client's key; None: clients need none. address: of its connection,
-    of IPv6 the first IPV6_PREFIX bits; None, as of a unix socket: all of these are one client."""
+    """identity: the name of the client's key; None: clients need none. address: of its connection;
+    None, as of a unix socket: all of these are one client."""
     if identity is not None:
         return Client("key", identity)
-    if address is None or ":" not in address:
-        return Client("address", address or "")
-    parsed = ip_address(address.partition("%")[0])
-    if isinstance(parsed, IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return Client("address", str(parsed.ipv4_mapped))
-        return Client("address", str(IPv6Address(int(parsed) >> 64 << 64)))
-    return Client("address", address)
+    return Client("address", address_client(address) if address else "")

@@ -9,8 +9,6 @@ model and role may be picked.
 
 import asyncio
 
-from events.feed.fleet_view import NOT_ANSWERING
-from events.feed.stream import StreamState
 from kvroute.client import KvRouteError
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.roster import Roster
@@ -46,16 +44,7 @@ class SilentWorkers:
             workers = await self._client.list_workers(away=True)
         except KvRouteError:
             return  # no worker is known to be silent; the roster's own list says so in the log
-        # Routers of older releases list all workers.
-        gone = {
-            (each.worker_id, each.dp_rank): each.role
-            for each in workers
-            if not each.last_resort
-            and (
-                each.stream_state == StreamState.SILENT
-                or each.unschedulable_reason == NOT_ANSWERING
-            )
-        }
+        gone = {(each.worker_id, each.dp_rank): each.role for each in workers}
         for sent in self._upstreams.waiting(since_s):
             seat = sent.seat
             role = gone.get((seat.worker_id, seat.dp_rank))
