@@ -351,3 +351,24 @@ async def test_a_message_of_ours_is_what_nats_py_hands_out(tmp_path: Path) -> No
         await broker.publish("q", large)
         await until(lambda: heard == [b"x", large], "a large message")
         await broker.close()
+
+
+async def test_no_message_is_missed_as_subscriptions_change(tmp_path: Path) -> None:
+    came: set[int] = set()
+    sent = 0
+
+    def listen(_subject: bytes, payload: bytes) -> None:
+        came.add(int(payload))
+
+    async with an_ear(tmp_path) as ear:
+        publisher = ear.publisher()
+        running = await ear.broker.change_raw(["test.*"], [], listen)
+        for switch in range(24):
+            batch = b"".join(published("test.a", b"%d" % at) for at in range(sent, sent + 2000))
+            sent += 2000
+            sending = asyncio.create_task(asyncio.to_thread(publisher.send, batch))
+            subject = "test.*" if switch % 2 else "test.a"
+            running = await ear.broker.change_raw([subject], running, listen)
+            await sending
+        publisher.taken()
+        await until(lambda: len(came) == sent, "every message")
