@@ -133,6 +133,8 @@ class PlayedStream:
         self._batches: asyncio.Queue[RouteBatch] = asyncio.Queue()
         self._ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         self.metadata = dict(context.invocation_metadata() or ())
+        self.resets = 0
+        """1 once the client has reset the call."""
 
     async def read(self) -> list[RouteItem]:
         """The items of the next batch."""
@@ -158,12 +160,17 @@ class PlayedStream:
         reader = asyncio.create_task(self._read())
         try:
             await obey(deque([await self._ended]), self._context)
+        except asyncio.CancelledError:
+            self.resets += 1
+            raise
         finally:
             reader.cancel()
 
     async def _read(self) -> None:
         while (batch := await self._context.read()) is not grpc.aio.EOF:
             self._batches.put_nowait(batch)
+        if not self._ended.done():  # as a router does in which no request waits
+            self.end()
 
 
 class Router(RouterServicer):

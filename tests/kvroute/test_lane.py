@@ -585,6 +585,18 @@ async def test_closing_ends_who_waits_and_leaves_no_task(
     assert ours == []
 
 
+async def test_closing_resets_a_stream_only_while_calls_wait(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that meets a reset before it knows its last answer sent takes that answer back."""
+    async with played(server, monkeypatch) as (client, stream):
+        asked = ask(client, "answered")
+        await stream.answer(*await stream.read())
+        await asked
+    await server.stop()
+    assert stream.resets == 0
+
+
 async def test_closing_with_an_idle_stream_or_one_half_open_leaves_no_task(server: Server) -> None:
     for silent in (False, True):
         server.router.streams_silent = silent

@@ -17,6 +17,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from enum import Enum, auto
 from typing import TypeAlias
@@ -48,6 +49,8 @@ so only a distant router takes that long; its batches needn't grow with the dist
 OPEN_TIMEOUT_S = 10.0
 """Longest wait for the initial metadata of a stream. A proxy that buffers a whole call before it
 forwards it never sends them."""
+CLOSE_TIMEOUT_S = 1.0
+"""Longest wait for the router to end a stream that has nothing more to answer, seconds."""
 PAUSE_S = 1.0
 """Seconds before another stream is tried after a refused stream; doubles each time."""
 PAUSE_S_MAX = 60.0
@@ -93,6 +96,8 @@ class Lane:
         self._broken: Exception | None = None
         """The exception that ended the writing of a stream, unless it was the stream's end."""
         self._task: asyncio.Task[None] | None = None
+        self._call: RouteStream | None = None
+        """The stream that is open: the router has accepted it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The running loop, kept: in Python 3.11 getting it is a system call."""
         self._free = asyncio.Event()
@@ -169,12 +174,22 @@ class Lane:
         return len(items)
 
     async def close(self) -> None:
-        """Ends the stream; calls that still wait raise ClientClosed."""
+        """Ends the stream; calls that still wait raise ClientClosed.
+
+        Without such calls the router ends it, after its last answer: a stream that is reset here
+        may be so before the router knows that its last answer is out, and then it takes that back.
+        """
         self._closed = True
         self._set_alarm(math.inf)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        task = self._task
+        if task is None:
+            return
+        if self._call is not None and not len(self._items) and not self._items.to_write:
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it has ended
+                await self._call.done_writing()
+            await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
+        task.cancel()
+        await asyncio.wait({task})
 
     def _start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -225,6 +240,7 @@ class Lane:
                 await call.initial_metadata()
             if not call.done():
                 opened = True
+                self._call = call
                 self._state = _State.OPEN
                 self._pause_s = PAUSE_S
                 self._counts["streams"] += 1
@@ -242,6 +258,7 @@ class Lane:
             message = f"a stream's opening was not answered in {OPEN_TIMEOUT_S:g} s"
             refused = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message)
         finally:
+            self._call = None
             call.cancel()
             writer.cancel()
             await asyncio.wait({writer})
