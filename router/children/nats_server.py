@@ -17,7 +17,7 @@ import msgspec
 from events.plane.settings import NatsSettings
 from router.children.process import Child, end, start
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
 STEADY_S = 0.5
 PAUSE_S = 0.1
 """Doubled with each failure."""

@@ -89,6 +89,11 @@ FAULTS = [
 ]
 
 
+@pytest.fixture
+def patient_connections() -> None:
+    """None of these: a connection that is stalled must be given up."""
+
+
 @pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.name)
 async def test_a_fault_shows_and_what_was_lost_comes_back(case: Fault) -> None:
     loop = asyncio.get_running_loop()
