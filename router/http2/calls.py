@@ -33,12 +33,12 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import copy_context
-from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
 
+from router.http2.deadlines import PASSED, Deadlines, NoTimeoutError
 from router.http2.frames import Status
 from router.http2.gate import Gate, Metadata, RefusedError
 from router.http2.peers import Peer
@@ -48,9 +48,6 @@ from router.http2.sending import Stream
 from router.http2.sockets import Http2Protocol
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-
-_UNITS_S = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
-_DEADLINE = "the call's deadline passed before its answer"
 
 log = logging.getLogger("kvroute.grpc")
 
@@ -300,7 +297,7 @@ class Call(Received):
             self._late = loop.call_at(self._deadline_s, self._past_deadline)
 
     def _past_deadline(self) -> None:
-        self._finish(Status.DEADLINE_EXCEEDED, _DEADLINE)
+        self._finish(Status.DEADLINE_EXCEEDED, PASSED)
         self.reset()
 
     def _failed(self, error: BaseException) -> None:
@@ -355,8 +352,7 @@ class Calls:
         self._at_once = at_once
         self._open = open_calls
         self._gate = gate
-        self._with_deadline: list[Stream] = []
-        """Those of this turn: few are open still at its end, and only those get a timer."""
+        self._deadlines = Deadlines(protocol)
         self._peer: Peer | None = None
 
     @property
@@ -370,19 +366,17 @@ class Calls:
         """See messages.Service."""
         path = head.path
         handler = self._methods.get(path)
-        deadline_s = None
         if handler is None:
             self._refuse(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
             return
         if head.metadata is None:
             self._refuse(stream, Status.INTERNAL, "metadata of a -bin name that is no base64")
             return
-        if head.timeout is not None:
-            seconds = timeout_s(head.timeout)
-            if seconds is None:
-                self._refuse(stream, Status.INTERNAL, f"no grpc-timeout: {head.timeout[:32]!r}")
-                return
-            deadline_s = self.clock() + seconds
+        try:
+            deadline_s = self._deadlines.of(head)
+        except NoTimeoutError as error:
+            self._refuse(stream, Status.INTERNAL, str(error))
+            return
         call = stream.call = Call(self, stream, handler, head, deadline_s)
         self._open.add(call)
         stream.bytes_max = self._gate.bytes_max(path)
@@ -395,8 +389,7 @@ class Calls:
         if entering is not None:
             call.enter_after(entering)
         if deadline_s is not None:
-            self._with_deadline.append(stream)
-            self.protocol.on_turn_over = self._await_deadlines
+            self._deadlines.add(call)
         if handler.request_streaming:
             call.begin_stream()
 
@@ -432,12 +425,6 @@ class Calls:
         self.protocol.http2.finish(stream, status, message)
         self.protocol.flush()
 
-    def _await_deadlines(self) -> None:
-        streams, self._with_deadline = self._with_deadline, []
-        for stream in streams:
-            if stream.call is not None:
-                stream.call.await_deadline()
-
 
 @types.coroutine
 def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, Any]:
@@ -456,16 +443,6 @@ def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any
             return done.value
         finally:
             given = None
-
-
-@lru_cache(maxsize=1024)
-def timeout_s(text: str) -> float | None:
-    """Seconds of a `grpc-timeout`; None: it is none."""
-    unit = _UNITS_S.get(text[-1:])
-    digits = text[:-1]
-    if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
-        return None
-    return int(digits) * unit
 
 
 def _packed(name: str, value: str | bytes) -> bytes:

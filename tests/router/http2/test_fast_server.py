@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from router.http2 import port, sockets
-from router.http2.calls import timeout_s
+from router.http2.deadlines import timeout_s
 from router.http2.fast_server import FastServer
 from router.http2.frames import PREFACE, frame
 from router.http2.port import ServerBounds
