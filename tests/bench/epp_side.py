@@ -45,6 +45,8 @@ class Fixed:
 
     def close(self) -> None: ...
 
+    def began(self) -> None: ...
+
     def ask(self, question: Question) -> None:
         self.stream.picked("127.0.0.1:9", {})
 

@@ -14,7 +14,7 @@ from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front import response_workers
 from router.front.exchange import ESTIMATE_MAX
-from router.front.gateway import reading
+from router.front.gateway import pace
 from router.http2 import frames
 from router.keys import followed, issuers
 from router.listener import held
@@ -100,9 +100,9 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (SECURITY, "`http.idle_timeout_s` (300 s)", SERVE.http.idle_timeout_s == 300),
     (SECURITY, "`require_signed` (default: false)", not SERVE.control.require_signed),
     (GATE, "8,192 tokens at most", ESTIMATE_MAX == 8192),
-    (GATE, "waited for over 10 s must have brought 1,024", reading.GRACE_S == 10),
-    (GATE, "must have brought 1,024 for each", reading.PACE_BYTES_PER_S == 1024),
-    (GATE, "all within 120 s of waiting", reading.BODY_S == 120),
+    (GATE, "waited for over 10 s must have brought 1,024", pace.GRACE_S == 10),
+    (GATE, "must have brought 1,024 for each", pace.PACE_BYTES_PER_S == 1024),
+    (GATE, "all within 120 s of waiting", pace.BODY_S == 120),
     (GATE, "the last 65,536 responses", response_workers.RESPONSES_MAX == 65_536),
     (GATE, "each for 24 hours", response_workers.RESPONSE_TTL_S == 24 * 3600),
     (GATE, "bytes of one body | 32 MiB", GATEWAY.body_mib_max == 32),

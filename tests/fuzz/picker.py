@@ -222,6 +222,8 @@ class _Driver:
     def close(self) -> None:
         self.closes += 1
 
+    def began(self) -> None: ...
+
     def ask(self, question: Question) -> None:
         self.asked += 1
         if len(question.headers) % 3 == 0:

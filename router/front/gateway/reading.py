@@ -10,16 +10,11 @@ import asyncio
 
 from aiohttp import HttpVersion11, web
 
+from router.front.gateway.pace import too_slow, wait_s
 from router.front.gateway.room import Place
 from router.front.gateway.unpacking import CannotUnpack, Unpacker
 from router.front.refusals import FrontRefusal
 
-BODY_S = 120.0
-"""Longest wait for all bytes of one body."""
-GRACE_S = 10.0
-"""Before a body's pace counts."""
-PACE_BYTES_PER_S = 1024
-"""Least pace of a body after GRACE_S; Apache's mod_reqtimeout has 500 after 20 s."""
 UNPACKED_FREE = 1 << 20
 """Bytes of a body that are unpacked at once. The rest waits for the bodies that the same client
 sent before, so that many packed bodies of one client are not large at the same time."""
@@ -75,9 +70,7 @@ class BodyReader:
             async with asyncio.timeout(wait_s(self._came) - self._waited_s):
                 return await content.readany()
         except TimeoutError:
-            message = f"the body came at less than {PACE_BYTES_PER_S} bytes a second"
-            if self._waited_s + clock() - began_s >= BODY_S:
-                message = f"no whole body within {BODY_S:g} s"
+            message = too_slow(self._waited_s + clock() - began_s)
             raise _ending("BODY_TOO_SLOW", message) from None
         finally:
             self._waited_s += clock() - began_s
@@ -115,8 +108,3 @@ def _ending(reason: str, message: str) -> FrontRefusal:
     refusal = FrontRefusal(reason, message)
     refusal.closes = True
     return refusal
-
-
-def wait_s(came: int) -> float:
-    """How long bytes of a body may be waited for, in all, after so many came."""
-    return min(GRACE_S + came / PACE_BYTES_PER_S, BODY_S)

@@ -6,6 +6,7 @@
 
 import asyncio
 import logging
+from math import inf
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2
 
 from router.front.picker.picks import PickedRequest, Picker
 from router.front.picker.repeats import Repeats
+from router.http2.deadlines import Deadlines, NoTimeoutError
 from router.http2.frames import Status
 from router.http2.requests import Head
 from router.http2.sending import Stream
@@ -74,6 +76,7 @@ class Calls:
         self._picker = picker
         self._health = health
         self._repeats = Repeats()
+        self._deadlines = Deadlines(protocol)
 
     def send(self, stream: Stream, message: bytes) -> None:
         """A message, written with others that come at the same time."""
@@ -86,16 +89,28 @@ class Calls:
         if head.encoding != "identity":
             self._finish(stream, Status.UNIMPLEMENTED, "messages are not compressed on this port")
         elif path == PROCESS:
-            stream.call = self._picker.request(
-                lambda message: self.send(stream, message),
-                lambda: self._finish(stream),
-                self._repeats,
-            )
+            self._process(stream, head)
         elif path in (HEALTH + "Check", HEALTH + "Watch"):
             stream.bytes_max = _HEALTH_BYTES
             stream.call = path
         else:
             self._finish(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
+
+    def _process(self, stream: Stream, head: Head) -> None:
+        try:
+            deadline_s = self._deadlines.of(head)
+        except NoTimeoutError as error:
+            self._finish(stream, Status.INTERNAL, str(error))
+            return
+        call: PickedRequest = self._picker.request(
+            lambda message: self.send(stream, message),
+            lambda: self._finish(stream),
+            self._repeats,
+            lambda status, about: self._abandon(stream, call, status, about),
+            inf if deadline_s is None else deadline_s,
+        )
+        stream.call = call
+        self._deadlines.add(call)
 
     def too_large(self, stream: Stream, size: int) -> None:
         """See Service."""
@@ -115,7 +130,7 @@ class Calls:
             except ValueError as error:
                 now_s = asyncio.get_running_loop().time()
                 _broken.log(now_s, "%s: %s", self._protocol.peer, error)
-                self._abandon(stream, call, Status.INVALID_ARGUMENT, str(error))
+                call.malformed(str(error))
             except Exception:
                 log.exception("a message of Envoy's was not answered")
                 self._abandon(stream, call, Status.INTERNAL, "the picker failed")

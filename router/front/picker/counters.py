@@ -1,5 +1,7 @@
 """What the picker counts."""
 
+from enum import StrEnum
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.front.gateway.counters import PICK_S
@@ -10,8 +12,22 @@ OUTCOMES = (
 )  # fmt: skip
 """finished: the answer is whole. worker_refused: the worker's 4xx. failed: the worker's 5xx, or its
 stream ended with an error. cancelled: the stream broke, by the client or by a worker. refused: by a
-router. unobserved: the gateway shows no answers. blind: routed by load, without a reservation.
-repeated: another stream's request, which a second filter of the same gateway asks for."""
+router, or for a slow body. unobserved: the gateway shows no answers. blind: routed by load, without
+a reservation. repeated: another stream's request, which a second filter of the same gateway asks
+for."""
+
+
+class Early(StrEnum):
+    """Why a stream ended on which no request's headers came."""
+
+    TIMEOUT = "timeout"
+    """Not within http.head_timeout_s, or the call's own deadline."""
+    LEFT = "left"
+    """The gateway ended it."""
+    MALFORMED = "malformed"
+    """Its first message can't be read, or is another one."""
+    STOPPING = "stopping"
+    """The picker stops."""
 
 
 class PickerCounters:
@@ -20,14 +36,18 @@ class PickerCounters:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.requests = Counter(
-            "kvroute_epp_requests",
-            "Requests by outcome.",
-            ["outcome"],
+            "kvroute_epp_requests", "Requests by outcome.", ["outcome"], registry=registry
+        )
+        self.early = Counter(
+            "kvroute_epp_streams_without_request",
+            "Streams that ended before a request's headers, by reason: timeout, left, malformed or"
+            " stopping.",
+            ["reason"],
             registry=registry,
         )
         self.refusals = Counter(
             "kvroute_epp_refusals",
-            "Requests that a router refused, by reason.",
+            "Requests that a router refused, or whose body came too slowly, by reason.",
             ["reason"],
             registry=registry,
         )
@@ -55,7 +75,11 @@ class PickerCounters:
             ["kind"],
             registry=registry,
         )
-        self.open = Gauge("kvroute_epp_open_requests", "Open requests.", registry=registry)
+        self.open = Gauge(
+            "kvroute_epp_open_requests",
+            "Requests under way, from their headers to the end of their answers.",
+            registry=registry,
+        )
         self.held_bytes = Gauge(
             "kvroute_epp_held_bytes",
             "Bytes of requests' bodies that wait for their pick.",
@@ -67,8 +91,14 @@ class PickerCounters:
             buckets=PICK_S,
             registry=registry,
         )
+        self._name_labels()
+
+    def _name_labels(self) -> None:
+        """Counts from 0 what may be counted."""
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
+        for reason in Early:
+            self.early.labels(reason)
         for kind in ("plain", "tls", "refused"):
             self.connections.labels(kind)
         for endpoint in ("known", "unknown"):

@@ -4,35 +4,39 @@ Laws:
 - a fault of the picker, or of a router, refuses no request that some worker could serve: it goes
   by load, counted;
 - what was reserved for a request ends with its stream;
-- a request is reserved for once, however many filters ask for it (repeats.py).
+- a request is reserved for once, however many filters ask for it (repeats.py);
+- a request is under way from its headers until its answer is over: only that is counted as open,
+  and only for that a stop waits. A stream without one has a bounded time (patience.py).
 """
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from kvroute.client import KvRouteError, Pick, RoutedRequest, RouterUnreachable
-from kvroute.v1 import FailureReason, Phase
+from kvroute.client import KvRouteError, RoutedRequest, RouterUnreachable
+from kvroute.v1 import FailureReason
 from router.config.settings.picker_settings import PickerSettings
-from router.front.exchange import Blame, Exchange, Outcome, goes_by_load
+from router.front.exchange import Blame, Exchange, Outcome
+from router.front.gateway.pace import too_slow
 from router.front.gateway.roster import Roster
 from router.front.openai_body import PATHS, shape_of
 from router.front.output_lengths import OutputLengths
-from router.front.picker.counters import PickerCounters
+from router.front.picker.asking import Asking
+from router.front.picker.counters import Early, PickerCounters
 from router.front.picker.endpoints import Endpoints
+from router.front.picker.patience import Patience, Wait
 from router.front.picker.repeats import Repeats
 from router.front.picker.request_stream import Question, RequestStream
 from router.front.refusals import Shape, answer_of
 from router.front.routers import Router
+from router.http2.deadlines import PASSED
+from router.http2.frames import Status
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Value
 from router.tracing.traceparent import HEADER
 
 _MIB = 1 << 20
-_OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
-_MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 _REASONS = {
     Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
     Blame.TIMEOUT: FailureReason.FAILURE_REASON_TIMEOUT,
@@ -45,13 +49,23 @@ _OUTCOMES = {
     Blame.CLIENT: "worker_refused",
     Blame.CANCELLED: "cancelled",
 }
+_ENDS = {
+    Early.TIMEOUT: (Status.DEADLINE_EXCEEDED, "no request headers came in time"),
+    Early.STOPPING: (Status.UNAVAILABLE, "this picker stops"),
+}
 _NONE_IN_SUBSET = "none of the endpoints that the gateway allows is a worker that can be picked"
 REPEATED = "repeated"
 """Outcome of a stream whose request has another stream's pick."""
 NOT_FOLLOWED_LOG_S = 60.0
 """Least time between two warnings of endpoints that were not followed."""
+ENDED_A_TURN = 64
+"""Streams that a stop ends before others have their turn."""
 
 log = logging.getLogger("kvroute.picker")
+
+
+End = Callable[[Status, str], None]
+"""Ends a stream with an error, and what it is about."""
 
 
 class Picker:
@@ -66,22 +80,25 @@ class Picker:
         settings: PickerSettings,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         begin_trace: Callable[[str], FrontTrace | None] | None = None,
+        *,
+        head_timeout_s: float,
     ) -> None:
         """spawn: runs what a request waits for. begin_trace: the spans of a request, by its
-        traceparent or ""; None: no request has spans."""
+        traceparent or ""; None: no request has spans. head_timeout_s: see patience.py."""
+        self.head_timeout_s = head_timeout_s
         self.begin_trace = begin_trace
-        self.client = client
-        self.roster = roster
         self.endpoints = endpoints
         self.counters = counters
         self.settings = settings
         self.spawn = spawn
-        self.lengths = OutputLengths()
+        self.asking = Asking(client, roster, endpoints, counters, settings)
         self.clock = asyncio.get_running_loop().time
         self._held_bytes = 0
         self._open = 0
+        self._streams_idle: dict[PickedRequest, None] = {}
+        """Streams without a request under way."""
         self.idle = asyncio.Event()
-        """Set while no request is open."""
+        """Set while no request is under way."""
         self.idle.set()
         self._warned_s = float("-inf")
 
@@ -89,26 +106,47 @@ class Picker:
         self,
         send: Callable[[bytes], None],
         close: Callable[[], None],
-        repeats: Repeats | None = None,
+        repeats: Repeats,
+        end: End,
+        deadline_s: float,
     ) -> "PickedRequest":
-        """One request. send: a message to Envoy. close: ends this side of its stream. repeats: of
-        its connection; None: it is alone on one."""
-        self._open += 1
-        self.idle.clear()
-        self.counters.open.set(self._open)
-        return PickedRequest(self, send, close, Repeats() if repeats is None else repeats)
+        """One stream, for one request. send: a message to Envoy. close: ends this side of it.
+        repeats: of its connection. end: ends the stream with an error. deadline_s: of the call, by
+        the loop's clock; inf: there is none."""
+        call = PickedRequest(self, send, close, repeats, end, deadline_s)
+        self._streams_idle[call] = None
+        return call
 
     @property
     def open(self) -> int:
-        """Open requests."""
+        """Requests under way."""
         return self._open
 
-    def left(self) -> None:
-        """A request's stream is over."""
+    def began(self, call: "PickedRequest") -> None:
+        """A stream has a request."""
+        del self._streams_idle[call]
+        self._open += 1
+        self.idle.clear()
+        self.counters.open.set(self._open)
+
+    def over(self, call: "PickedRequest") -> None:
+        """A stream's request is over; it may end now."""
+        self._streams_idle[call] = None
         self._open -= 1
         self.counters.open.set(self._open)
         if not self._open:
             self.idle.set()
+
+    def left(self, call: "PickedRequest") -> None:
+        """A stream is over that had no request under way."""
+        del self._streams_idle[call]
+
+    async def end_idle(self) -> None:
+        """Ends the streams without a request under way, ENDED_A_TURN in a turn of the loop."""
+        for number, call in enumerate(list(self._streams_idle)):
+            if number % ENDED_A_TURN == ENDED_A_TURN - 1:
+                await asyncio.sleep(0)
+            call.give_up(Early.STOPPING)
 
     def may_hold(self, size: int) -> bool:
         """Whether bodies may grow by so many bytes; they do, then."""
@@ -145,7 +183,18 @@ class PickedRequest:
         send: Callable[[bytes], None],
         close: Callable[[], None],
         repeats: Repeats,
+        end: End,
+        deadline_s: float,
     ) -> None:
+        """See Picker.request."""
+        self._end, self._deadline_s = end, deadline_s
+        self._since_s = picker.clock()
+        """Since when the gateway is waited for."""
+        self._is_open = False
+        """Whether the request is under way."""
+        self._early: Early | None = Early.LEFT
+        """Why the stream ended without a request; None: it has one."""
+        self._patience = Patience(self.due_s, self.late)
         self._repeats = repeats
         self._repeated: tuple[str, str, str] | None = None
         """What is known of its pick among them."""
@@ -156,6 +205,7 @@ class PickedRequest:
         self._routed: RoutedRequest | None = None
         self._endpoint = ""
         self._question: Question | None = None
+        self._exchange: Exchange | None = None
         self._outcome = "cancelled"
         self._trace: FrontTrace | None = None
         self._held = 0
@@ -173,18 +223,73 @@ class PickedRequest:
         if self._gone:
             return
         self._gone = True
+        self._patience.stop()
         self._repeats.left(self._repeated)
         self._let_go()
         self.stream.let_go()
-        self.send, self.close = _to_nobody, _to_nobody  # these refer to the stream, and it to this
-        self._picker.counters.requests.labels(self._outcome).inc()
+        # These refer to the stream, and it to this.
+        self.send, self.close, self._end = _to_nobody, _to_nobody, _to_nobody
+        picker = self._picker
+        self._over()
+        picker.left(self)
+        if self._early is not None:
+            picker.counters.early.labels(self._early).inc()
+            return
+        picker.counters.requests.labels(self._outcome).inc()
         if (trace := self._trace) is not None:
             about: dict[str, Value] = {
                 "kvroute.outcome": self._outcome,
                 "kvroute.endpoint": self._endpoint,
             }
             trace.end("kvroute.epp", about, "" if self._outcome == "finished" else self._outcome)
-        self._picker.left()
+
+    def _over(self) -> None:
+        """The request is under way no longer."""
+        if self._is_open:
+            self._is_open = False
+            self._since_s = self._picker.clock()
+            self._picker.over(self)
+
+    # Its time
+
+    def await_deadline(self) -> None:
+        """See router.http2.deadlines.Timed."""
+        if not self._gone:
+            self._patience.await_deadline()
+
+    def due_s(self) -> float:
+        """When the stream ends as things are, by the loop's clock; inf: never."""
+        wait = self.stream.wait
+        if wait is Wait.NOTHING:
+            return self._deadline_s
+        most_s = self.stream.body_wait_s if wait is Wait.BODY else self._picker.head_timeout_s
+        return min(self._since_s + most_s, self._deadline_s)
+
+    def late(self) -> None:
+        """The stream ends, since that time has come."""
+        now_s = self._picker.clock()
+        if now_s >= self._deadline_s:
+            self._early = self._early and Early.TIMEOUT
+            self._end(Status.DEADLINE_EXCEEDED, PASSED)
+        elif self.stream.wait is Wait.BODY:
+            self._refuse("BODY_TOO_SLOW", too_slow(now_s - self._since_s))
+        else:
+            self.give_up(Early.TIMEOUT)
+
+    def give_up(self, why: Early) -> None:
+        """Ends a stream without a request under way, unless it has ended."""
+        if self._gone:
+            return
+        if self._early is None:  # its request is over
+            self.close()
+            return
+        self._early = why
+        self._end(*_ENDS[why])
+
+    def malformed(self, about: str) -> None:
+        """A message can't be read, or is out of order."""
+        self._early = self._early and Early.MALFORMED
+        self._end(Status.INVALID_ARGUMENT, about)
 
     def _may_hold(self, size: int) -> bool:
         held = self._picker.may_hold(size)
@@ -196,6 +301,14 @@ class PickedRequest:
         self._held = 0
 
     # The pick
+
+    def began(self) -> None:
+        """See Driver."""
+        self._early, self._is_open = None, True
+        self._since_s = self._picker.clock()
+        self._picker.began(self)
+        if self._patience.is_set:  # else its first turn is not over
+            self._patience.await_deadline()
 
     def ask(self, question: Question) -> None:
         """See Driver."""
@@ -214,6 +327,7 @@ class PickedRequest:
         elif question.subset is not None and not self._picker.endpoints.among(question.subset):
             self._refuse("NO_ELIGIBLE_WORKER", _NONE_IN_SUBSET)
         else:
+            self._exchange = question.exchange
             self._task = self._picker.spawn(self._pick(question, question.exchange))
 
     def _blind(self, reason: str) -> None:
@@ -236,14 +350,16 @@ class PickedRequest:
         picker = self._picker
         began_s = picker.clock()
         try:
-            routed = await self._routed_to(question, exchange)
-            if routed is None:
+            try:
+                routed = await picker.asking.routed(question, exchange, self._trace)
+            except KvRouteError as error:
+                self._refused(error)
                 return
             if self.stream.is_over:  # while the answer came
                 await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
                 return
             self._routed = routed
-            endpoints, headers = await self._endpoints_of(routed.pick)
+            endpoints, headers = await picker.asking.endpoints_of(routed.pick)
             if not endpoints:
                 await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
                 self._blind("no_endpoint")
@@ -252,74 +368,12 @@ class PickedRequest:
             picker.counters.pick.observe(
                 picker.clock() - began_s, trace.exemplar if trace is not None else None
             )
-            self._answer(endpoints, headers)
+            self._endpoint = endpoints[0]
+            self._answer(",".join(endpoints), headers)
         except Exception:
             log.exception("a request was not routed, and goes by load")
             picker.counters.faults.inc()
             self._blind("fault")
-
-    async def _routed_to(self, question: Question, exchange: Exchange) -> RoutedRequest | None:
-        """The request with its worker; None: it was refused, and the client has its answer."""
-        by_load = not exchange.has_body
-        while True:
-            try:
-                return await self._route(question, exchange, by_load)
-            except KvRouteError as error:
-                if self._trace is not None:
-                    self._trace.picked(error=error.reason or error.code.name)
-                if by_load or not goes_by_load(error.reason, error.code.name):
-                    self._refused(error)
-                    return None
-                reason = error.reason or error.code.name
-                self._picker.counters.by_load.labels(reason).inc()
-                by_load = True
-
-    async def _route(
-        self,
-        question: Question,
-        exchange: Exchange,
-        by_load: bool,
-        only: tuple[str, ...] = (),
-    ) -> RoutedRequest:
-        picker, settings = self._picker, self._picker.settings
-        model = _first(question.headers, _MODELS) or exchange.facts.model
-        options = exchange.question(
-            by_load=by_load,
-            salt=uuid.uuid4().hex,
-            tokens_max=picker.roster.estimate_max(model),
-            output_tokens=picker.lengths.mean(model),
-        )
-        options |= _more_options(question.headers, settings.objectives)
-        if model:
-            options["model"] = model
-        if only:
-            options["allowed_worker_ids"] = only
-        elif question.subset is not None:
-            options["allowed_worker_ids"] = picker.endpoints.among(question.subset)
-        if settings.pairs == "llm-d" and picker.roster.pair_engines(model):
-            options["phase"] = Phase.PHASE_PREFILL_DECODE
-        trace = self._trace
-        if trace is not None:
-            options["traceparent"] = trace.pick_header()
-        routed = picker.client.request(timeout_s=settings.route_timeout_s, **options)
-        entered = await routed.__aenter__()
-        if trace is not None:
-            trace.picked(entered.pick.worker_id)
-        return entered
-
-    async def _endpoints_of(self, pick: Pick) -> tuple[str, Mapping[str, str]]:
-        """The endpoints to name, and headers for the worker."""
-        endpoints = self._picker.endpoints
-        self._endpoint = await endpoints.of(pick.address)
-        named = [self._endpoint] if self._endpoint else []
-        for other in pick.alternatives[: self._picker.settings.fallbacks if named else 0]:
-            endpoint = await endpoints.of(other.address)
-            if endpoint and endpoint not in named and other.dp_rank is None:
-                named.append(endpoint)
-        headers = dict(pick.headers)
-        if pick.prefill_worker is not None:
-            headers["x-prefiller-host-port"] = await endpoints.of(pick.prefill_worker.address)
-        return ",".join(named), headers
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:
         if (question := self._question) is not None and not self._gone:
@@ -339,7 +393,7 @@ class PickedRequest:
     def _refuse(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
         self._outcome = "refused"
         self._picker.counters.refusals.labels(reason).inc()
-        path = self._question.path if self._question is not None else ""
+        path = self.stream.path
         shape = shape_of(PATHS[path]) if path in PATHS else Shape.OPENAI
         answer = answer_of(reason, message, shape, retry_after_s=retry_after_s)
         self.stream.refused(answer, reason)
@@ -349,7 +403,7 @@ class PickedRequest:
 
     def served(self, endpoint: str) -> None:
         """See Driver."""
-        routed, exchange = self._routed, self._question.exchange if self._question else None
+        routed, exchange = self._routed, self._exchange
         if routed is None or exchange is None or endpoint == self._endpoint:
             return
         picker = self._picker
@@ -367,8 +421,8 @@ class PickedRequest:
         if worker_id is None or self._question is None:
             return
         try:
-            moved = await self._route(
-                self._question, exchange, not exchange.has_body, only=(worker_id,)
+            moved = await self._picker.asking.routed(
+                self._question, exchange, self._trace, only=(worker_id,)
             )
         except KvRouteError as error:
             log.info("%s serves a request, and nothing is reserved there: %s", worker_id, error)
@@ -391,6 +445,8 @@ class PickedRequest:
     def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
         """See Driver."""
         routed, self._routed = self._routed, None
+        self._over()
+        self.await_deadline()
         if outcome is None or self._outcome == REPEATED:
             return
         blame = outcome.blame
@@ -398,8 +454,9 @@ class PickedRequest:
         if routed is None:  # no pick yet, or the load is being moved
             if self._task is not None and not self._task.done():
                 self._task.cancel()
-        elif observed:
-            _ = self._picker.spawn(self._report(routed, outcome))
+        elif observed and (exchange := self._exchange) is not None:
+            lengths = self._picker.asking.lengths
+            _ = self._picker.spawn(_report(routed, exchange, outcome, lengths))
         else:
             self._outcome = "unobserved"
             _ = self._picker.spawn(routed.unobserved())
@@ -407,34 +464,24 @@ class PickedRequest:
             spawn, wait_s = self._picker.spawn, self._picker.settings.unobserved_s
             loop.call_later(wait_s, lambda: spawn(routed.finished(wait=False)))
 
-    async def _report(self, routed: RoutedRequest, outcome: Outcome) -> None:
-        routed.prompt_tokens = outcome.usage.prompt_tokens
-        if outcome.blame is not None:
-            routed.output_tokens = outcome.output_tokens
-            await routed.failed(_REASONS[outcome.blame], wait=False)
-            return
-        exchange = self._question.exchange if self._question is not None else None
-        if exchange is not None and exchange.has_body:
-            self._picker.lengths.add(exchange.facts.model, outcome.output_tokens)
-        await routed.finished(
-            output_tokens=outcome.output_tokens,
-            cached_tokens=outcome.usage.cached_tokens,
-            wait=False,
-        )
+
+async def _report(
+    routed: RoutedRequest, exchange: Exchange, outcome: Outcome, lengths: OutputLengths
+) -> None:
+    """The last report of a request whose answer was seen."""
+    routed.prompt_tokens = outcome.usage.prompt_tokens
+    if outcome.blame is not None:
+        routed.output_tokens = outcome.output_tokens
+        await routed.failed(_REASONS[outcome.blame], wait=False)
+        return
+    if exchange.has_body:
+        lengths.add(exchange.facts.model, outcome.output_tokens)
+    await routed.finished(
+        output_tokens=outcome.output_tokens,
+        cached_tokens=outcome.usage.cached_tokens,
+        wait=False,
+    )
 
 
 def _to_nobody(*_: object) -> None:
     """Takes the place of a stream that is over."""
-
-
-def _more_options(headers: Mapping[str, str], objectives: Mapping[str, int]) -> dict[str, Any]:
-    """Options of a route that only a gateway's headers have."""
-    options: dict[str, Any] = {}
-    priority = objectives.get(_first(headers, _OBJECTIVES))
-    if priority is not None:
-        options["priority"] = priority
-    return options
-
-
-def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((value for name in names if (value := headers.get(name))), "")

@@ -26,9 +26,11 @@ from typing import NamedTuple, Protocol
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.front.engine_plane import of_plane
 from router.front.exchange import Blame, Exchange, Outcome, Verdict
+from router.front.gateway.pace import BODY_S, wait_s
 from router.front.openai_body import PATHS
 from router.front.picker import messages
 from router.front.picker.messages import Part
+from router.front.picker.patience import Wait
 from router.front.refusals import Answer, FrontRefusal
 
 _NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
@@ -70,6 +72,9 @@ class Driver(Protocol):
     def close(self) -> None:
         """Nothing more comes from here."""
 
+    def began(self) -> None:
+        """The request's headers have come."""
+
     def ask(self, question: Question) -> None:
         """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later."""
 
@@ -92,6 +97,7 @@ class _Nobody:
 
     def send(self, message: bytes) -> None: ...
     def close(self) -> None: ...
+    def began(self) -> None: ...
     def ask(self, question: Question) -> None: ...
     def served(self, endpoint: str) -> None: ...
     def first_token(self) -> None: ...
@@ -113,6 +119,9 @@ class _At(Enum):
     PENDING = auto()
     PICKED = auto()
     OVER = auto()
+
+
+_WAITS = {_At.START: Wait.HEADERS, _At.BODY: Wait.BODY, _At.OVER: Wait.END}
 
 
 class RequestStream:
@@ -198,7 +207,7 @@ class RequestStream:
             self._closes = True
             return
         if self._at is _At.PICKED and self._unseen():
-            self._leave(observed=False)
+            self._end(None, observed=False)
         else:
             self._end(Blame.CANCELLED)
         self._driver.close()
@@ -206,7 +215,7 @@ class RequestStream:
     def reset(self) -> None:
         """The stream broke: the client left, a worker broke its answer, or Envoy is gone."""
         if self._at is _At.PICKED and self._unseen() and self._answer_mode == _NONE:
-            self._leave(observed=False)
+            self._end(None, observed=False)
         else:
             self._end(Blame.CANCELLED)
 
@@ -224,8 +233,8 @@ class RequestStream:
         self._go_on(messages.unpicked(of_plane(self._headers), with_body=self._in_body))
 
     def refused(self, answer: Answer, reason: str) -> None:
-        """The client gets an answer from here."""
-        if self._at is not _At.PENDING:
+        """The client gets an answer from here, before the pick or in its place."""
+        if self._at not in (_At.BODY, _At.PENDING):
             return
         self._driver.send(messages.refused(answer, reason))
         self._at = _At.OVER
@@ -236,6 +245,21 @@ class RequestStream:
     def is_over(self) -> bool:
         """Whether nothing is reserved for the request any more."""
         return self._at is _At.OVER
+
+    @property
+    def wait(self) -> Wait:
+        """What the gateway is waited for now."""
+        return _WAITS.get(self._at, Wait.NOTHING)
+
+    @property
+    def body_wait_s(self) -> float:
+        """How long the body may be waited for, after what has come of it."""
+        return wait_s(self.held_bytes) if self._request_mode == _DUPLEX else BODY_S
+
+    @property
+    def path(self) -> str:
+        """The request's, without its query; empty before its headers."""
+        return self._headers.get(":path", "").partition("?")[0]
 
     @property
     def _in_body(self) -> bool:
@@ -269,6 +293,7 @@ class RequestStream:
         self._at = _At.BODY
         self._headers = messages.headers_of(message.request_headers)
         self._subset = messages.subset_of(message)
+        self._driver.began()
         if message.request_headers.end_of_stream or not self._body_comes_first():
             self._ask()
         elif self._request_mode in _BUFFERED:
@@ -319,7 +344,7 @@ class RequestStream:
 
     def _ask(self, blind: Blind | None = None) -> None:
         self._at = _At.PENDING
-        path, _, query = self._headers.get(":path", "").partition("?")
+        path, query = self.path, self._headers.get(":path", "").partition("?")[2]
         is_known = path in PATHS and self._headers.get(":method") == "POST"
         if blind is None and not is_known:
             blind = Blind.UNKNOWN_PATH
@@ -390,15 +415,10 @@ class RequestStream:
 
     # The end
 
-    def _end(self, blame: Blame | None) -> None:
+    def _end(self, blame: Blame | None, *, observed: bool = True) -> None:
         if self._at is _At.OVER:
             return
         self._at = _At.OVER
         self._let_go()
         outcome = self._exchange.ended(blame) if self._exchange is not None else None
-        self._driver.ended(outcome, observed=True)
-
-    def _leave(self, *, observed: bool) -> None:
-        self._at = _At.OVER
-        outcome = self._exchange.ended(None) if self._exchange is not None else None
         self._driver.ended(outcome, observed=observed)

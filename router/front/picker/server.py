@@ -1,8 +1,8 @@
 """A picker put together: client, workers' endpoints, Envoy's connections; its start and its end.
 
 At SIGTERM health says NOT_SERVING at once, new requests are taken a while longer, then gateways get
-a GOAWAY, and open answers run to their end: a picker that closes its port with answers under way
-would cut them, whatever the gateway's failure mode is.
+a GOAWAY, streams without a request end, and open answers run to their end: a picker that closes its
+port with answers under way would cut them, whatever the gateway's failure mode is.
 """
 
 import asyncio
@@ -59,6 +59,7 @@ class PickerServer:
         if certificates is not None:
             self._followed.add("certificates", certificates)
         self._settings = settings
+        self._head_timeout_s = bounds.head_timeout_s
         self._address = split_address(settings.listen)
         self._tls = _context(settings, certificates)
         self.client = router
@@ -106,6 +107,7 @@ class PickerServer:
             self._settings,
             lambda work: self._tasks.spawn_task(work, "pick"),
             self._begin_trace,
+            head_timeout_s=self._head_timeout_s,
         )
         try:
             await self._port.start(*self._address)
@@ -139,7 +141,9 @@ class PickerServer:
         self._port.go_away(last=False)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
+                await picker.end_idle()
                 await picker.idle.wait()
+                await picker.end_idle()
                 await self._port.until_sent()
         except TimeoutError:
             words = "%d requests are still open, or their answers are not read, and are cut"

@@ -273,7 +273,7 @@ async def test_odd_bytes_in_any_header_are_no_fault_of_the_gateway(
     seed: int,
     keyed: bool,
 ) -> None:
-    monkeypatch.setattr("router.front.gateway.reading.GRACE_S", 0.02)  # announced, and not sent
+    monkeypatch.setattr("router.front.gateway.pace.GRACE_S", 0.02)  # announced, and not sent
     rng = random.Random(seed)
     door = a_door(tmp_path, identity("a")) if keyed else None
     good = (KEY,) if keyed else ()

@@ -161,7 +161,7 @@ async def test_a_body_of_unknown_length_counts_by_its_length_once_it_is_read() -
 async def test_a_body_that_does_not_come_ends_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.front.gateway.reading.GRACE_S", 0.05)
+    monkeypatch.setattr("router.front.gateway.pace.GRACE_S", 0.05)
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker) as stage:
         answer = await exchanged(stage, post(), CONTENT[:10])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.front.gateway.reading import BODY_S, GRACE_S, PACE_BYTES_PER_S, wait_s
+from router.front.gateway.pace import BODY_S, GRACE_S, PACE_BYTES_PER_S, wait_s
 from router.front.gateway.room import Client, Place, Room, client_of
 from router.front.refusals import FrontRefusal
 

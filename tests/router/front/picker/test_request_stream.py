@@ -35,12 +35,16 @@ class Recorder:
     tokens: int = 0
     ends: list[tuple[Outcome | None, bool]] = field(default_factory=list)
     closed: int = 0
+    begun: int = 0
 
     def send(self, message: bytes) -> None:
         self.sent.append(pb.ProcessingResponse.FromString(message))
 
     def close(self) -> None:
         self.closed += 1
+
+    def began(self) -> None:
+        self.begun += 1
 
     def ask(self, question: Question) -> None:
         self.questions.append(question)

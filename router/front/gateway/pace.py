@@ -1,0 +1,24 @@
+"""How long the bytes of a client's body may be waited for. Pure.
+
+Law: bytes that come at PACE_BYTES_PER_S are never too late before BODY_S, and none is waited for
+after it.
+"""
+
+BODY_S = 120.0
+"""Longest wait for all bytes of one body."""
+GRACE_S = 10.0
+"""Before a body's pace counts."""
+PACE_BYTES_PER_S = 1024
+"""Least pace of a body after GRACE_S; Apache's mod_reqtimeout has 500 after 20 s."""
+
+
+def wait_s(came: int) -> float:
+    """How long bytes of a body may be waited for, in all, after so many came."""
+    return min(GRACE_S + came / PACE_BYTES_PER_S, BODY_S)
+
+
+def too_slow(waited_s: float) -> str:
+    """What a client reads whose body was waited for that long."""
+    if waited_s >= BODY_S:
+        return f"no whole body within {BODY_S:g} s"
+    return f"the body came at less than {PACE_BYTES_PER_S} bytes a second"

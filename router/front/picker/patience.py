@@ -1,0 +1,74 @@
+"""How long a stream of ext_proc may be without the next step of its request.
+
+    opened -> request headers -> body -> pending, picked, answered -> over -> ended
+
+Laws:
+- headers are waited for as long as those of any request (http.head_timeout_s), and so is the
+  stream's end after its request is over;
+- a body is waited for as the gateway waits for one (pace.py); where a gateway sends it whole, its
+  pace can't be seen, and BODY_S alone counts;
+- from the whole body to the end of the answer only the caller's own deadline counts: an engine may
+  be silent as long as it computes, and leases bound what is reserved for it;
+- a stream has one timer at most; one that is too early is set again when it has run.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+from math import inf
+
+
+class Wait(Enum):
+    """What a gateway is waited for."""
+
+    HEADERS = auto()
+    BODY = auto()
+    NOTHING = auto()
+    END = auto()
+
+
+class Patience:
+    """The timer of one stream."""
+
+    __slots__ = ("_due", "_late", "_timer")
+
+    def __init__(self, due: Callable[[], float], late: Callable[[], None]) -> None:
+        """due: when the stream is late as things are, by the loop's clock; inf: never. late: it
+        is."""
+        self._due = due
+        self._late = late
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def await_deadline(self) -> None:
+        """Sets the timer, or sets it again for an earlier time: for a later one it looks again."""
+        due_s, timer = self._due(), self._timer
+        if due_s == inf or (timer is not None and timer.when() <= due_s):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
+
+    def stop(self) -> None:
+        """The stream is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due, self._late = _never, _nothing  # these refer to the stream, and it to this
+
+    def _look(self) -> None:
+        self._timer = None
+        if asyncio.get_running_loop().time() >= self._due():
+            self._late()
+        else:
+            self.await_deadline()
+
+
+def _never() -> float:
+    return inf
+
+
+def _nothing() -> None: ...
