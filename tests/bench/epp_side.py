@@ -20,7 +20,7 @@ from kvroute.client import KvRouteClient
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.serving_settings import HttpSettings
 from router.front.picker.calls import EXT_PROC, PROCESS
-from router.front.picker.request_stream import Question, RequestStream
+from router.front.picker.request_stream import Question, Reading, RequestStream
 from router.front.picker.server import PickerServer
 from router.front.routers import Router
 from router.http2 import frames
@@ -47,7 +47,14 @@ class Fixed:
 
     def began(self) -> None: ...
 
-    def ask(self, question: Question) -> None:
+    def when_room(self) -> None:
+        self.stream.flow()
+
+    def let_go(self) -> None: ...
+
+    def ask(self, question: Question, reading: Reading | None) -> None:
+        if reading is not None:
+            self.stream.read(reading.make())
         self.stream.picked("127.0.0.1:9", {})
 
     def served(self, endpoint: str) -> None: ...

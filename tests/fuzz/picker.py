@@ -11,6 +11,7 @@ so that laws can be checked after each input:
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -20,7 +21,8 @@ from google.protobuf.message import DecodeError
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.front.exchange import Outcome as ExchangeOutcome
 from router.front.picker import messages
-from router.front.picker.request_stream import Question, RequestStream
+from router.front.picker.request_stream import Question, Reading, RequestStream
+from router.front.refusals import FrontRefusal
 from router.http2 import frames
 from router.http2.frames import ConnectionFault, Status, frame, literal
 from router.http2.machine import Connection
@@ -224,7 +226,15 @@ class _Driver:
 
     def began(self) -> None: ...
 
-    def ask(self, question: Question) -> None:
+    def when_room(self) -> None:
+        self.stream.flow()
+
+    def let_go(self) -> None: ...
+
+    def ask(self, question: Question, reading: Reading | None) -> None:
+        if reading is not None and len(question.headers) % 2:
+            with suppress(FrontRefusal):
+                self.stream.read(reading.make())
         self.asked += 1
         if len(question.headers) % 3 == 0:
             self.stream.picked("10.0.0.1:8000", {"x-a": "b"})

@@ -39,7 +39,8 @@ class PickerSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=1 << 20,
-            description="bodies of all requests without a pick, in MiB; others go by load",
+            description="bodies that wait for a pick or go back after it, of all requests, in MiB;"
+            " others go by load",
         ),
     ] = 1024
     streams_max: Annotated[

@@ -6,6 +6,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -68,6 +69,40 @@ class Health:
         self._watchers.pop(stream, None)
 
 
+class _Channel:
+    """See picks.Channel."""
+
+    __slots__ = ("_calls", "_stream")
+
+    def __init__(self, calls: "Calls", stream: Stream) -> None:
+        self._calls, self._stream = calls, stream
+
+    def send(self, message: bytes) -> None:
+        self._calls.send(self._stream, message)
+
+    def close(self) -> None:
+        self._calls.finish(self._stream)
+
+    def end(self, status: Status, about: str) -> None:
+        self._calls.abandon(self._stream, self._stream.call, status, about)
+
+    def when_room(self, go_on: Callable[[], None]) -> None:
+        stream, loop = self._stream, asyncio.get_running_loop()
+
+        def on_room() -> None:
+            stream.on_room = None
+            loop.call_soon(go_on)
+
+        self._calls.hold(stream, held=True)
+        if stream.waiting:
+            stream.on_room = on_room
+        else:
+            on_room()
+
+    def resume(self) -> None:
+        self._calls.hold(self._stream, held=False)
+
+
 class Calls:
     """The calls of one connection."""
 
@@ -87,28 +122,23 @@ class Calls:
         """See Service."""
         path = head.path
         if head.encoding != "identity":
-            self._finish(stream, Status.UNIMPLEMENTED, "messages are not compressed on this port")
+            self.finish(stream, Status.UNIMPLEMENTED, "messages are not compressed on this port")
         elif path == PROCESS:
             self._process(stream, head)
         elif path in (HEALTH + "Check", HEALTH + "Watch"):
             stream.bytes_max = _HEALTH_BYTES
             stream.call = path
         else:
-            self._finish(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
+            self.finish(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
 
     def _process(self, stream: Stream, head: Head) -> None:
         try:
             deadline_s = self._deadlines.of(head)
         except NoTimeoutError as error:
-            self._finish(stream, Status.INTERNAL, str(error))
+            self.finish(stream, Status.INTERNAL, str(error))
             return
-        call: PickedRequest = self._picker.request(
-            lambda message: self.send(stream, message),
-            lambda: self._finish(stream),
-            self._repeats,
-            lambda status, about: self._abandon(stream, call, status, about),
-            inf if deadline_s is None else deadline_s,
-        )
+        due_s = inf if deadline_s is None else deadline_s
+        call = self._picker.request(_Channel(self, stream), self._repeats, due_s)
         stream.call = call
         self._deadlines.add(call)
 
@@ -133,7 +163,7 @@ class Calls:
                 call.malformed(str(error))
             except Exception:
                 log.exception("a message of Envoy's was not answered")
-                self._abandon(stream, call, Status.INTERNAL, "the picker failed")
+                self.abandon(stream, call, Status.INTERNAL, "the picker failed")
         elif isinstance(call, str) and call.startswith(HEALTH):
             self._check(stream, content, watches=call.endswith("Watch"))
 
@@ -145,7 +175,7 @@ class Calls:
             if call.stream.is_over:
                 call.left()
         elif isinstance(call, str) and call.startswith(HEALTH):
-            self._finish(stream, Status.INTERNAL, "a unary request without a message")
+            self.finish(stream, Status.INTERNAL, "a unary request without a message")
 
     def reset(self, stream: Stream) -> None:
         """See Service."""
@@ -156,16 +186,23 @@ class Calls:
         else:
             self._health.leave(stream)
 
-    def _abandon(self, stream: Stream, call: PickedRequest, status: Status, message: str) -> None:
+    def hold(self, stream: Stream, *, held: bool) -> None:
+        """Whether a stream's gateway can send no more than its window has room for."""
+        if not stream.finished:
+            self._protocol.http2.hold(stream, held=held)
+            self._protocol.flush()
+
+    def abandon(self, stream: Stream, call: PickedRequest, status: Status, message: str) -> None:
+        """Ends a stream with an error, and its request."""
         call.stream.reset()
         call.left()
-        self._finish(stream, status, message)
+        self.finish(stream, status, message)
 
     def _check(self, stream: Stream, content: bytes, *, watches: bool) -> None:
         try:
             name = health_pb2.HealthCheckRequest.FromString(content).service
         except DecodeError:
-            self._finish(stream, Status.INVALID_ARGUMENT, "this is no HealthCheckRequest")
+            self.finish(stream, Status.INVALID_ARGUMENT, "this is no HealthCheckRequest")
             return
         try:
             answer = self._health.of(name)
@@ -176,16 +213,17 @@ class Calls:
                 self.send(stream, unknown.SerializeToString())
                 stream.call = None
                 return
-            self._finish(stream, Status.NOT_FOUND, f"there is no service {name[:200]!r}")
+            self.finish(stream, Status.NOT_FOUND, f"there is no service {name[:200]!r}")
             return
         self.send(stream, answer)
         if watches:
             stream.call = name
             self._health.watch(stream, self)
         else:
-            self._finish(stream)
+            self.finish(stream)
 
-    def _finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
+    def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
+        """Ends this side of a stream, after what was sent."""
         call = stream.call
         self._protocol.http2.finish(stream, status, message)
         self._protocol.flush()

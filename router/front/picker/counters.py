@@ -82,7 +82,7 @@ class PickerCounters:
         )
         self.held_bytes = Gauge(
             "kvroute_epp_held_bytes",
-            "Bytes of requests' bodies that wait for their pick.",
+            "Bytes of requests' bodies that wait for their pick, or go back after it.",
             registry=registry,
         )
         self.pick = Histogram(

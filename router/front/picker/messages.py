@@ -1,10 +1,12 @@
 """ext_proc's messages as bytes. Pure.
 
-A part of an answer's body is never parsed twice: StreamedBodyResponse has the fields of HttpBody,
-so the bytes that came are the bytes that go, within four more wrappers.
+A part of a body is never parsed twice: StreamedBodyResponse has the fields of HttpBody, so that the
+bytes that came are the bytes that go, within four more wrappers.
 
-Law: before protobuf builds objects of a message, it has ASIDE_BYTES_MAX bytes at most beside those
-of a body; and of these no more than HEADERS_MAX headers are looked at.
+Laws:
+- before protobuf builds objects of a message, it has ASIDE_BYTES_MAX bytes at most beside those of
+  a body; and of these no more than HEADERS_MAX headers are looked at;
+- a body of LONG_BYTES or more is not copied here, and protobuf never sees it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +16,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from router.front.gateway.long_bodies import LONG_BYTES
 from router.front.refusals import Answer
 
 ENDPOINT = "x-gateway-destination-endpoint"
@@ -38,37 +41,64 @@ _OVERWRITE = pb.HeaderValueOption.APPEND_ACTION_OVERWRITE_OR_ADD
 class Part(NamedTuple):
     """A part of a body."""
 
-    body: bytes
+    body: bytes | memoryview
+    """A view of the message: of LONG_BYTES or more."""
     is_last: bool
     """Neither more of the body nor trailers follow."""
-    raw: bytes
-    """The HttpBody as it came."""
+    raw: bytes | None
+    """The HttpBody as it came; None: it is too long to go back in one message."""
 
 
-def read(message: bytes) -> pb.ProcessingRequest:
-    """A message of a gateway; raises ValueError."""
-    if len(message) > ASIDE_BYTES_MAX and len(message) - _body_bytes(message) > ASIDE_BYTES_MAX:
-        raise ValueError(f"a message has over {ASIDE_BYTES_MAX} bytes beside a body")
+def read(message: bytes) -> tuple[pb.ProcessingRequest, memoryview | None]:
+    """A message of a gateway, and the body of LONG_BYTES or more that was taken out of it; None: it
+    has none. Raises ValueError."""
+    long = None
+    if len(message) > ASIDE_BYTES_MAX:
+        start, body, after = _body_place(message)
+        if len(message) - len(body) > ASIDE_BYTES_MAX:
+            raise ValueError(f"a message has over {ASIDE_BYTES_MAX} bytes beside a body")
+        if len(body) >= LONG_BYTES:
+            long, message = body, _without_body(message, start, after)
     try:
-        return pb.ProcessingRequest.FromString(message)
+        parsed = pb.ProcessingRequest.FromString(message)
     except DecodeError as error:
         raise ValueError(f"a message can't be read: {error}") from None
+    if long is not None and (parsed.request_body.body or parsed.response_body.body):
+        raise ValueError("a message has two bodies")
+    return parsed, long
 
 
-def _body_bytes(message: bytes) -> int:
-    """Of the body that a message begins with."""
-    if message[0] not in (REQUEST_BODY_TAG, RESPONSE_BODY_TAG):
-        return 0
-    size, at = _varint(message, 1)
-    if message[at : at + 1] != b"\x0a":
-        return 0
-    body_size, after = _varint(message, at + 1)
-    return body_size if after + body_size <= min(at + size, len(message)) else 0
+def _body_place(message: bytes) -> tuple[range, memoryview, int]:
+    """Of the body that a message begins with: where the fields of its HttpBody lie, its bytes, and
+    where they end; empty: it begins with none."""
+    view = memoryview(message)
+    if message[0] in (REQUEST_BODY_TAG, RESPONSE_BODY_TAG):
+        size, at = _varint(message, 1)
+        if message[at : at + 1] == b"\x0a":
+            body_size, begin = _varint(message, at + 1)
+            if begin + body_size <= min(at + size, len(message)):
+                return range(at, at + size), view[begin : begin + body_size], begin + body_size
+    return range(0), view[:0], 0
+
+
+def _without_body(message: bytes, fields: range, after: int) -> bytes:
+    """The same without the first body in it."""
+    rest = message[after : fields.stop]
+    return message[:1] + _length(len(rest)) + rest + message[fields.stop :]
 
 
 def answer_part(message: bytes) -> Part | None:
     """The answer's part in a message; None: it holds something else, or needs a whole look."""
-    if not message or message[0] != RESPONSE_BODY_TAG:
+    return _part(message, RESPONSE_BODY_TAG)
+
+
+def request_part(message: bytes) -> Part | None:
+    """The same of the request's."""
+    return _part(message, REQUEST_BODY_TAG)
+
+
+def _part(message: bytes, tag: int) -> Part | None:
+    if not message or message[0] != tag or len(message) > LONG_BYTES:
         return None
     size, at = _varint(message, 1)
     raw = message[at : at + size]
@@ -87,14 +117,21 @@ def answer_part(message: bytes) -> Part | None:
     return Part(body, rest == b"\x10\x01", raw)
 
 
+def part_of(body: pb.HttpBody, long: memoryview | None) -> Part:
+    """The part of a message that was read whole. long: its body, if that was taken out."""
+    if long is not None:
+        return Part(long, body.end_of_stream, None)
+    return Part(body.body, body.end_of_stream, body.SerializeToString())
+
+
 def streamed(part: Part, *, of_answer: bool) -> list[bytes]:
     """A part as it came, in as many messages as its length needs."""
     tag = b"\x22" if of_answer else b"\x1a"
-    if len(part.body) <= PART_BYTES_MAX:
+    if part.raw is not None and len(part.body) <= PART_BYTES_MAX:
         return [_wrapped(part.raw, tag)]
     messages = []
     for start in range(0, len(part.body), PART_BYTES_MAX):
-        piece = part.body[start : start + PART_BYTES_MAX]
+        piece = bytes(part.body[start : start + PART_BYTES_MAX])
         is_last = part.is_last and start + PART_BYTES_MAX >= len(part.body)
         raw = pb.HttpBody(body=piece, end_of_stream=is_last).SerializeToString()
         messages.append(_wrapped(raw, tag))

@@ -12,12 +12,13 @@ Laws:
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from kvroute.client import KvRouteError, RoutedRequest, RouterUnreachable
 from kvroute.v1 import FailureReason
 from router.config.settings.picker_settings import PickerSettings
 from router.front.exchange import Blame, Exchange, Outcome
+from router.front.gateway.long_bodies import made
 from router.front.gateway.pace import too_slow
 from router.front.gateway.roster import Roster
 from router.front.openai_body import PATHS, shape_of
@@ -27,8 +28,8 @@ from router.front.picker.counters import Early, PickerCounters
 from router.front.picker.endpoints import Endpoints
 from router.front.picker.patience import Patience, Wait
 from router.front.picker.repeats import Repeats
-from router.front.picker.request_stream import Question, RequestStream
-from router.front.refusals import Shape, answer_of
+from router.front.picker.request_stream import Blind, Question, Reading, RequestStream
+from router.front.refusals import FrontRefusal, Shape, answer_of
 from router.front.routers import Router
 from router.http2.deadlines import PASSED
 from router.http2.frames import Status
@@ -64,8 +65,23 @@ ENDED_A_TURN = 64
 log = logging.getLogger("kvroute.picker")
 
 
-End = Callable[[Status, str], None]
-"""Ends a stream with an error, and what it is about."""
+class Channel(Protocol):
+    """A stream's channel to its gateway."""
+
+    def send(self, message: bytes) -> None: ...
+
+    def close(self) -> None:
+        """Ends this side of it."""
+
+    def end(self, status: Status, about: str) -> None:
+        """Ends it with an error."""
+
+    def when_room(self, go_on: Callable[[], None]) -> None:
+        """Calls go_on() in another turn, once what was sent has room at the gateway. Till `resume`
+        the gateway can send a window's bytes at most."""
+
+    def resume(self) -> None:
+        """The gateway may send."""
 
 
 class Picker:
@@ -104,16 +120,13 @@ class Picker:
 
     def request(
         self,
-        send: Callable[[bytes], None],
-        close: Callable[[], None],
+        channel: Channel,
         repeats: Repeats,
-        end: End,
         deadline_s: float,
     ) -> "PickedRequest":
-        """One stream, for one request. send: a message to Envoy. close: ends this side of it.
-        repeats: of its connection. end: ends the stream with an error. deadline_s: of the call, by
-        the loop's clock; inf: there is none."""
-        call = PickedRequest(self, send, close, repeats, end, deadline_s)
+        """One stream, for one request. repeats: of its connection. deadline_s: of the call, by the
+        loop's clock; inf: there is none."""
+        call = PickedRequest(self, channel, repeats, deadline_s)
         self._streams_idle[call] = None
         return call
 
@@ -180,14 +193,14 @@ class PickedRequest:
     def __init__(
         self,
         picker: Picker,
-        send: Callable[[bytes], None],
-        close: Callable[[], None],
+        channel: Channel,
         repeats: Repeats,
-        end: End,
         deadline_s: float,
     ) -> None:
         """See Picker.request."""
-        self._end, self._deadline_s = end, deadline_s
+        self._channel, self._deadline_s = channel, deadline_s
+        self.send: Callable[[bytes], None] = channel.send
+        self.close: Callable[[], None] = channel.close
         self._since_s = picker.clock()
         """Since when the gateway is waited for."""
         self._is_open = False
@@ -199,7 +212,6 @@ class PickedRequest:
         self._repeated: tuple[str, str, str] | None = None
         """What is known of its pick among them."""
         self._picker = picker
-        self.send, self.close = send, close
         self._task: asyncio.Task[None] | None = None
         """That gets the pick."""
         self._routed: RoutedRequest | None = None
@@ -209,6 +221,8 @@ class PickedRequest:
         self._outcome = "cancelled"
         self._trace: FrontTrace | None = None
         self._held = 0
+        self._flows = False
+        """Whether the gateway can't send, since the body is being passed on."""
         self._gone = False
         settings = picker.settings
         self.stream = RequestStream(
@@ -225,10 +239,10 @@ class PickedRequest:
         self._gone = True
         self._patience.stop()
         self._repeats.left(self._repeated)
-        self._let_go()
+        self.let_go()
         self.stream.let_go()
-        # These refer to the stream, and it to this.
-        self.send, self.close, self._end = _to_nobody, _to_nobody, _to_nobody
+        self.send, self.close = _to_nobody, _to_nobody  # these refer to the stream, and it to this
+        self._channel = _CLOSED
         picker = self._picker
         self._over()
         picker.left(self)
@@ -270,7 +284,7 @@ class PickedRequest:
         now_s = self._picker.clock()
         if now_s >= self._deadline_s:
             self._early = self._early and Early.TIMEOUT
-            self._end(Status.DEADLINE_EXCEEDED, PASSED)
+            self._channel.end(Status.DEADLINE_EXCEEDED, PASSED)
         elif self.stream.wait is Wait.BODY:
             self._refuse("BODY_TOO_SLOW", too_slow(now_s - self._since_s))
         else:
@@ -284,21 +298,31 @@ class PickedRequest:
             self.close()
             return
         self._early = why
-        self._end(*_ENDS[why])
+        self._channel.end(*_ENDS[why])
 
     def malformed(self, about: str) -> None:
         """A message can't be read, or is out of order."""
         self._early = self._early and Early.MALFORMED
-        self._end(Status.INVALID_ARGUMENT, about)
+        self._channel.end(Status.INVALID_ARGUMENT, about)
 
     def _may_hold(self, size: int) -> bool:
         held = self._picker.may_hold(size)
         self._held += size if held else 0
         return held
 
-    def _let_go(self) -> None:
-        self._picker.let_go(self._held)
-        self._held = 0
+    def let_go(self) -> None:
+        """See Driver."""
+        if self._held:
+            self._picker.let_go(self._held)
+            self._held = 0
+        if self._flows:
+            self._flows = False
+            self._channel.resume()
+
+    def when_room(self) -> None:
+        """See Driver."""
+        self._flows = True
+        self._channel.when_room(self.stream.flow)
 
     # The pick
 
@@ -310,25 +334,23 @@ class PickedRequest:
         if self._patience.is_set:  # else its first turn is not over
             self._patience.await_deadline()
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: Question, reading: Reading | None) -> None:
         """See Driver."""
         self._question = question
         known = self._repeats.take(question.path, question.headers, self._picker.clock())
         if known is not None:
             self._outcome = REPEATED
             self.stream.picked(known.endpoints, known.headers)
-            self._let_go()
             return
         if (begin := self._picker.begin_trace) is not None:
             self._trace = begin(question.headers.get(HEADER, ""))
-        if question.exchange is None:
+        if reading is None:
             reason = question.blind.value if question.blind is not None else "unknown_path"
             self._blind(reason)
         elif question.subset is not None and not self._picker.endpoints.among(question.subset):
             self._refuse("NO_ELIGIBLE_WORKER", _NONE_IN_SUBSET)
         else:
-            self._exchange = question.exchange
-            self._task = self._picker.spawn(self._pick(question, question.exchange))
+            self._task = self._picker.spawn(self._pick(question, reading))
 
     def _blind(self, reason: str) -> None:
         """Names the least loaded endpoint; nothing is reserved."""
@@ -344,16 +366,25 @@ class PickedRequest:
             self._refuse("NO_ELIGIBLE_WORKER", _NONE_IN_SUBSET)
         else:
             self.stream.unpicked()
-            self._let_go()
 
-    async def _pick(self, question: Question, exchange: Exchange) -> None:
+    async def _pick(self, question: Question, reading: Reading) -> None:
         picker = self._picker
         began_s = picker.clock()
         try:
             try:
+                exchange = await made(*reading)
+            except FrontRefusal:
+                self._blind(
+                    Blind.INVALID_BODY.value
+                )  # the engine's own words about it are the best
+                return
+            del reading  # and the pieces of the body with it
+            self._exchange = exchange
+            self.stream.read(exchange)
+            try:
                 routed = await picker.asking.routed(question, exchange, self._trace)
             except KvRouteError as error:
-                self._refused(error)
+                self._refuse(_reason_of(error), error.message, error.retry_after_s)
                 return
             if self.stream.is_over:  # while the answer came
                 await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
@@ -382,13 +413,6 @@ class PickedRequest:
                 question.path, question.headers, endpoints, headers, now_s
             )
         self.stream.picked(endpoints, headers)
-        self._let_go()
-
-    def _refused(self, error: KvRouteError) -> None:
-        reason = error.reason or error.code.name
-        if error.reason is None and isinstance(error, RouterUnreachable):
-            reason = "ROUTER_UNREACHABLE"
-        self._refuse(reason, error.message, error.retry_after_s)
 
     def _refuse(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
         self._outcome = "refused"
@@ -397,7 +421,6 @@ class PickedRequest:
         shape = shape_of(PATHS[path]) if path in PATHS else Shape.OPENAI
         answer = answer_of(reason, message, shape, retry_after_s=retry_after_s)
         self.stream.refused(answer, reason)
-        self._let_go()
 
     # The answer
 
@@ -448,6 +471,8 @@ class PickedRequest:
         self._over()
         self.await_deadline()
         if outcome is None or self._outcome == REPEATED:
+            if self._task is not None and self._outcome == "cancelled":  # its body is being read
+                self._task.cancel()
             return
         blame = outcome.blame
         self._outcome = "finished" if blame is None else _OUTCOMES[blame]
@@ -459,10 +484,20 @@ class PickedRequest:
             _ = self._picker.spawn(_report(routed, exchange, outcome, lengths))
         else:
             self._outcome = "unobserved"
-            _ = self._picker.spawn(routed.unobserved())
-            loop = asyncio.get_running_loop()
-            spawn, wait_s = self._picker.spawn, self._picker.settings.unobserved_s
-            loop.call_later(wait_s, lambda: spawn(routed.finished(wait=False)))
+            _unobserved(routed, self._picker)
+
+
+def _reason_of(error: KvRouteError) -> str:
+    if error.reason is None and isinstance(error, RouterUnreachable):
+        return "ROUTER_UNREACHABLE"
+    return error.reason or error.code.name
+
+
+def _unobserved(routed: RoutedRequest, picker: Picker) -> None:
+    """The answer is under way, and nothing will be seen of it."""
+    spawn, loop = picker.spawn, asyncio.get_running_loop()
+    _ = spawn(routed.unobserved())
+    loop.call_later(picker.settings.unobserved_s, lambda: spawn(routed.finished(wait=False)))
 
 
 async def _report(
@@ -485,3 +520,12 @@ async def _report(
 
 def _to_nobody(*_: object) -> None:
     """Takes the place of a stream that is over."""
+
+
+class _Closed:
+    """The Channel of a stream that is over."""
+
+    send = close = end = when_room = resume = staticmethod(_to_nobody)
+
+
+_CLOSED = _Closed()

@@ -13,15 +13,17 @@ none
 
 Laws:
 - every message that waits for an answer gets one, in the order in which the messages came;
-- the bytes of a body are passed on as they came;
+- the bytes of a body are passed on as they came, a slice of them in a turn (held_body.py);
+- no step here takes as long as a body has bytes: what does is the driver's to do (Reading);
 - `ask` and `ended` are called at most once each;
 - a client's headers of the engines' own plane end here, but for those that the pick sets.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.front.engine_plane import of_plane
@@ -29,9 +31,10 @@ from router.front.exchange import Blame, Exchange, Outcome, Verdict
 from router.front.gateway.pace import BODY_S, wait_s
 from router.front.openai_body import PATHS
 from router.front.picker import messages
+from router.front.picker.held_body import HeldBody
 from router.front.picker.messages import Part
 from router.front.picker.patience import Wait
-from router.front.refusals import Answer, FrontRefusal
+from router.front.refusals import Answer
 
 _NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
 _BUFFERED = (pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_BUFFERED_PARTIAL)
@@ -56,11 +59,18 @@ class Question(NamedTuple):
 
     path: str
     headers: Mapping[str, str]
-    exchange: Exchange | None
-    """None: the request is routed by load, see `blind`."""
     blind: Blind | None
+    """None: its body is there to be read."""
     subset: frozenset[str] | None
     """Endpoints among which the gateway wants the pick; None: any."""
+
+
+class Reading(NamedTuple):
+    """A request's whole body, which is not read yet."""
+
+    size: int
+    make: Callable[[], Exchange]
+    """Takes as long as the body has bytes, and may run in another thread. Raises FrontRefusal."""
 
 
 class Driver(Protocol):
@@ -75,8 +85,15 @@ class Driver(Protocol):
     def began(self) -> None:
         """The request's headers have come."""
 
-    def ask(self, question: Question) -> None:
-        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later."""
+    def ask(self, question: Question, reading: Reading | None) -> None:
+        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
+        what `reading` makes. None: the request is routed by load, see Question.blind."""
+
+    def when_room(self) -> None:
+        """`flow` is wanted once a gateway has room for more; till then it can't send more."""
+
+    def let_go(self) -> None:
+        """Nothing of the request's body is held any more."""
 
     def served(self, endpoint: str) -> None:
         """The endpoint that serves the request, as the gateway says."""
@@ -98,7 +115,9 @@ class _Nobody:
     def send(self, message: bytes) -> None: ...
     def close(self) -> None: ...
     def began(self) -> None: ...
-    def ask(self, question: Question) -> None: ...
+    def ask(self, question: Question, reading: Reading | None) -> None: ...
+    def when_room(self) -> None: ...
+    def let_go(self) -> None: ...
     def served(self, endpoint: str) -> None: ...
     def first_token(self) -> None: ...
     def progress(self, output_tokens: int) -> None: ...
@@ -142,14 +161,15 @@ class RequestStream:
         self._may_hold = may_hold
         self._low_first = low_first
         self._at = _At.START
+        self.path = self._query = ""
+        """The request's target; empty before its headers."""
         self._headers: dict[str, str] = {}
         self._subset: frozenset[str] | None = None
-        self._request_mode: int = _DUPLEX
-        self._answer_mode: int = _DUPLEX
+        self._request_mode = self._answer_mode = int(_DUPLEX)
         self._says_modes = False
-        self._parts: list[Part] = []
-        self.held_bytes = 0
-        """Of the request's body."""
+        self._body = HeldBody()
+        self._flows = False
+        """Whether the body is being passed on, after the pick."""
         self._has_trailers = False
         self._body_ended = False
         self._closes = False
@@ -165,18 +185,20 @@ class RequestStream:
         the collector, and those are hours apart (router/cli/run.py)."""
         self._driver = _NOBODY
         self._may_hold = _hold_nothing
+        self._body.clear()
+        self._flows = False
 
     def message(self, raw: bytes) -> None:
         """A message of Envoy's; raises ValueError for one that can't be read, or comes out of
         order."""
-        if (
-            self._answer_began
-            and self._answer_mode == _DUPLEX
-            and (part := messages.answer_part(raw)) is not None
-        ):
-            self._answer_part(part)
+        if self._answer_began:
+            if self._answer_mode == _DUPLEX and (part := messages.answer_part(raw)) is not None:
+                self._answer_part(part)
+                return
+        elif self._at is not _At.START and (part := messages.request_part(raw)) is not None:
+            self._request_body(part)
             return
-        message = messages.read(raw)
+        message, long = messages.read(raw)
         if message.HasField("protocol_config"):
             self._says_modes = True
             self._request_mode = message.protocol_config.request_body_mode
@@ -185,15 +207,13 @@ class RequestStream:
             case "request_headers":
                 self._request_headers(message)
             case "request_body":
-                body = message.request_body
-                self._request_body(Part(body.body, body.end_of_stream, body.SerializeToString()))
+                self._request_body(messages.part_of(message.request_body, long))
             case "request_trailers":
                 self._request_trailers()
             case "response_headers":
                 self._response_headers(message)
             case "response_body":
-                body = message.response_body
-                self._answer_part(Part(body.body, body.end_of_stream, body.SerializeToString()))
+                self._answer_part(messages.part_of(message.response_body, long))
             case "response_trailers":
                 self._driver.send(messages.RESPONSE_TRAILERS_PASS)
                 self._end(self._blame)
@@ -203,7 +223,8 @@ class RequestStream:
     def half_closed(self) -> None:
         """Nothing more comes from Envoy: the client left, or the gateway shows no answer. A gateway
         that says no modes closes its side before the pick, and waits for it."""
-        if self._at is _At.PENDING and not self._says_modes:
+        waits_for_pick = self._at is _At.PENDING and not self._says_modes
+        if waits_for_pick or (self._at is _At.PICKED and self._flows):
             self._closes = True
             return
         if self._at is _At.PICKED and self._unseen():
@@ -254,36 +275,47 @@ class RequestStream:
     @property
     def body_wait_s(self) -> float:
         """How long the body may be waited for, after what has come of it."""
-        return wait_s(self.held_bytes) if self._request_mode == _DUPLEX else BODY_S
-
-    @property
-    def path(self) -> str:
-        """The request's, without its query; empty before its headers."""
-        return self._headers.get(":path", "").partition("?")[0]
+        return wait_s(self._body.bytes) if self._request_mode == _DUPLEX else BODY_S
 
     @property
     def _in_body(self) -> bool:
-        return self._request_mode in _BUFFERED and bool(self._parts)
+        return self._request_mode in _BUFFERED and bool(self._body)
+
+    def read(self, exchange: Exchange) -> None:
+        """What was made of the request's body."""
+        if self._at is _At.PENDING:
+            self._exchange = exchange
 
     def _go_on(self, first: bytes) -> None:
         if self._at is not _At.PENDING:
             return
         self._at = _At.PICKED
-        send = self._driver.send
-        send(first)
-        if self._request_mode == _DUPLEX:
-            for part in self._parts:
-                for message in messages.streamed(part, of_answer=False):
-                    send(message)
+        self._driver.send(first)
+        if self._request_mode != _DUPLEX:
+            self._body.clear()
+        self._flows = True
+        self.flow()
+
+    def flow(self) -> None:
+        """Passes the next slice of the request's body on."""
+        if not self._flows:
+            return
+        for message in self._body.take():
+            self._driver.send(message)
+        if self._body:
+            self._driver.when_room()
+            return
+        self._flows = False
         if self._has_trailers:
-            send(messages.REQUEST_TRAILERS_PASS)
+            self._has_trailers = False
+            self._driver.send(messages.REQUEST_TRAILERS_PASS)
         self._let_go()
         if self._closes:
             self.half_closed()
 
     def _let_go(self) -> None:
-        self._parts.clear()
-        self.held_bytes = 0
+        self._body.clear()
+        self._driver.let_go()
 
     # The request
 
@@ -292,6 +324,7 @@ class RequestStream:
             raise ValueError("a request's headers came twice")
         self._at = _At.BODY
         self._headers = messages.headers_of(message.request_headers)
+        self.path, _, self._query = self._headers.get(":path", "").partition("?")
         self._subset = messages.subset_of(message)
         self._driver.began()
         if message.request_headers.end_of_stream or not self._body_comes_first():
@@ -316,14 +349,14 @@ class RequestStream:
             return
         if self._at is _At.PENDING and not self._body_comes_first():
             raise ValueError("a request's body came before the answer to its headers")
-        self._parts.append(part)
+        self._body.add(part)
         if self._at is _At.PENDING:
             return  # it was too long to wait for its end
         size = len(part.body)
-        if self.held_bytes + size > self._body_bytes_max or not self._may_hold(size):
+        if self._body.bytes + size > self._body_bytes_max or not self._may_hold(size):
             self._ask(Blind.BODY_TOO_LARGE)
             return
-        self.held_bytes += size
+        self._body.bytes += size
         if part.is_last or self._request_mode in _BUFFERED:
             self._ask()
 
@@ -331,11 +364,13 @@ class RequestStream:
         if self._request_mode != _DUPLEX:
             self._driver.send(messages.REQUEST_BODY_PASS)
             return
-        for message in messages.streamed(part, of_answer=False):
-            self._driver.send(message)
+        self._body.add(part)
+        if not self._flows:
+            self._flows = True
+            self.flow()
 
     def _request_trailers(self) -> None:
-        if self._at in (_At.PICKED, _At.OVER):
+        if self._at in (_At.PICKED, _At.OVER) and not self._flows:
             self._driver.send(messages.REQUEST_TRAILERS_PASS)
             return
         self._has_trailers = True
@@ -344,27 +379,13 @@ class RequestStream:
 
     def _ask(self, blind: Blind | None = None) -> None:
         self._at = _At.PENDING
-        path, query = self.path, self._headers.get(":path", "").partition("?")[2]
-        is_known = path in PATHS and self._headers.get(":method") == "POST"
-        if blind is None and not is_known:
-            blind = Blind.UNKNOWN_PATH
-        elif blind is None and not self._parts:
-            blind = Blind.NO_BODY
-        plain = {name: value for name, value in self._headers.items() if name[:1] != ":"}
-        if is_known and blind is None:
-            body = b"".join(part.body for part in self._parts)
-            try:
-                self._exchange = Exchange(
-                    path,
-                    body,
-                    plain,
-                    query=query,
-                    low_first=self._low_first,
-                    changes_bodies=False,
-                )
-            except FrontRefusal:
-                blind = Blind.INVALID_BODY  # the engine's own words about it are the best
-        self._driver.ask(Question(path, plain, self._exchange, blind, self._subset))
+        question = _question(self.path, self._headers, self._subset, blind, bool(self._body))
+        reading = None
+        if question.blind is None:
+            about = {"query": self._query, "low_first": self._low_first}
+            make = partial(_exchange, question, self._body.pieces(), **about)
+            reading = Reading(self._body.bytes, make)
+        self._driver.ask(question, reading)
 
     # The answer
 
@@ -386,8 +407,7 @@ class RequestStream:
                 self._status, headers.get("content-type", ""), headers.get("content-encoding", "")
             )
             if verdict is not Verdict.PASS:
-                refused = verdict is Verdict.REFUSED
-                self._blame = Blame.CLIENT if refused else Blame.WORKER
+                self._blame = Blame.CLIENT if verdict is Verdict.REFUSED else Blame.WORKER
         is_last = message.response_headers.end_of_stream
         if is_last or (self._answer_mode == _NONE and self._blame is not None):
             self._end(self._blame)
@@ -401,7 +421,7 @@ class RequestStream:
             send(messages.RESPONSE_BODY_PASS)
         exchange = self._exchange
         if exchange is not None and self._at is _At.PICKED:
-            exchange.data(part.body)
+            exchange.data(bytes(part.body))
             self._driver.progress(exchange.output_tokens)
             if not self._seen_first and exchange.first_token and self._blame is None:
                 self._seen_first = True
@@ -419,6 +439,28 @@ class RequestStream:
         if self._at is _At.OVER:
             return
         self._at = _At.OVER
-        self._let_go()
+        if not self._flows:
+            self._let_go()
         outcome = self._exchange.ended(blame) if self._exchange is not None else None
         self._driver.ended(outcome, observed=observed)
+
+
+def _question(
+    path: str,
+    headers: Mapping[str, str],
+    subset: frozenset[str] | None,
+    blind: Blind | None,
+    has_body: bool,
+) -> Question:
+    """blind: None if only path, method and body decide."""
+    if blind is None and not (path in PATHS and headers.get(":method") == "POST"):
+        blind = Blind.UNKNOWN_PATH
+    elif blind is None and not has_body:
+        blind = Blind.NO_BODY
+    plain = {name: value for name, value in headers.items() if name[:1] != ":"}
+    return Question(path, plain, blind, subset)
+
+
+def _exchange(question: Question, pieces: Iterable[bytes | memoryview], **more: Any) -> Exchange:
+    body = b"".join(pieces)
+    return Exchange(question.path, body, question.headers, changes_bodies=False, **more)

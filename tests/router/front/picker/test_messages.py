@@ -6,7 +6,9 @@ from contextlib import suppress
 import pytest
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from router.front.gateway.long_bodies import LONG_BYTES
 from router.front.picker import messages
+from router.front.picker.held_body import SLICE_BYTES, SMALL_BYTES, HeldBody
 from router.front.picker.messages import Part, answer_part, streamed
 
 SIZES = (0, 1, 110, 113, 114, 119, 120, 121, 122, 127, 128, 300, 16_370, 16_384, 62_000)
@@ -113,7 +115,7 @@ def test_what_is_beside_a_body_is_bounded_before_objects_are_made_of_it(seed: in
         with pytest.raises(ValueError, match="beside a body"):
             messages.read(content)
     messages.read(_field(8, b""))
-    assert messages.read(body).WhichOneof("request") == "request_body"
+    assert messages.read(body)[0].WhichOneof("request") == "request_body"
     with suppress(ValueError):  # a filler that is nothing of this field's
         messages.read(_field(number, few))
 
@@ -126,3 +128,61 @@ def test_more_headers_than_a_message_may_have_are_not_looked_at() -> None:
     headers.headers.headers.add(key="b")
     with pytest.raises(ValueError, match="headers"):
         messages.headers_of(headers)
+
+
+@pytest.mark.parametrize("size", [LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_long_body_is_taken_out_before_protobuf_reads_the_rest(size: int, last: bool) -> None:
+    body = random.Random(size).randbytes(size)
+    whole = pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=last))
+    whole.metadata_context.filter_metadata["envoy.lb"].update({"a": "b"})
+    message, long = messages.read(whole.SerializeToString())
+    assert (long is not None) == (size >= LONG_BYTES)
+    part = messages.part_of(message.request_body, long)
+    assert (bytes(part.body), part.is_last) == (body, last)
+    assert message.metadata_context == whole.metadata_context
+    back = [
+        pb.ProcessingResponse.FromString(each).request_body.response.body_mutation
+        for each in streamed(part, of_answer=False)
+    ]
+    assert b"".join(each.streamed_response.body for each in back) == body
+    assert [each.streamed_response.end_of_stream for each in back][-1] == last
+
+
+def test_a_long_body_and_another_one_are_no_message() -> None:
+    body = _field(1, bytes(LONG_BYTES))
+    for content in (
+        _field(4, body + _field(1, b"more")),
+        _field(4, body) + _field(4, _field(1, b"more")),
+        _field(4, body) + _field(5, _field(1, b"more")),
+        _field(4, body + b"\x0a\x7f"),
+    ):
+        with pytest.raises(ValueError, match=r"two bodies|can't be read"):
+            messages.read(content)
+
+
+def test_small_parts_of_a_body_are_bounded_by_their_number() -> None:
+    held = HeldBody()
+    for _ in range(2 * SLICE_BYTES // SMALL_BYTES):
+        held.add(Part(b"", False, b""))
+    assert len(held.take()) == SLICE_BYTES // SMALL_BYTES
+    assert len(held.take()) == SLICE_BYTES // SMALL_BYTES
+    assert not held
+
+
+def test_slices_are_bounded_and_make_the_body() -> None:
+    rng = random.Random(3)
+    held, body = HeldBody(), b""
+    for _ in range(60):
+        content = rng.randbytes(rng.choice((1, 900, 61_000, 62_001, 300_000)))
+        raw = pb.HttpBody(body=content).SerializeToString() if len(content) <= 62_000 else None
+        held.add(Part(content, False, raw))
+        body += content
+    back = b""
+    while held:
+        messages_of_slice = held.take()
+        assert sum(map(len, messages_of_slice)) <= SLICE_BYTES * 1.02
+        for each in messages_of_slice:
+            response = pb.ProcessingResponse.FromString(each).request_body.response
+            back += response.body_mutation.streamed_response.body
+    assert back == body

@@ -44,6 +44,32 @@ class Endpoints:
         return "10.0.0.1:8000"
 
 
+class ToldChannel:
+    """To a gateway that the test is."""
+
+    call: PickedRequest
+
+    def __init__(self, told: "Told") -> None:
+        self.told = told
+
+    def send(self, message: bytes) -> None:
+        self.told.sent.append(pb.ProcessingResponse.FromString(message))
+
+    def close(self) -> None:
+        self.told.closed += 1
+        self.call.left()
+
+    def end(self, status: Status, about: str) -> None:
+        self.told.ends.append((status, about))
+        self.call.stream.reset()
+        self.call.left()
+
+    def when_room(self, go_on: Callable[[], None]) -> None:
+        go_on()
+
+    def resume(self) -> None: ...
+
+
 class Told:
     """A picker whose clock is the test's, and what became of its streams."""
 
@@ -67,20 +93,9 @@ class Told:
         self.picker.clock = lambda: self.now_s
 
     def open(self, deadline_s: float = inf) -> PickedRequest:
-        def send(message: bytes) -> None:
-            self.sent.append(pb.ProcessingResponse.FromString(message))
-
-        def close() -> None:
-            self.closed += 1
-            call.left()
-
-        def end(status: Status, about: str) -> None:
-            self.ends.append((status, about))
-            call.stream.reset()
-            call.left()
-
-        call = self.picker.request(send, close, Repeats(), end, deadline_s)
-        return call
+        channel = ToldChannel(self)
+        channel.call = self.picker.request(channel, Repeats(), deadline_s)
+        return channel.call
 
     def sample(self, family: str, **labels: str) -> float:
         return self.registry.get_sample_value(family, labels) or 0.0

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
-from router.front.exchange import Blame, Outcome
-from router.front.picker.request_stream import Blind, Question, RequestStream
+from router.front.exchange import Blame, Exchange, Outcome
+from router.front.gateway.pace import wait_s
+from router.front.picker.held_body import SLICE_BYTES
+from router.front.picker.request_stream import Blind, Question, Reading, RequestStream
 from router.front.refusals import Shape, answer_of
 from tests.stage.picker import (
     header_map,
@@ -36,6 +39,10 @@ class Recorder:
     ends: list[tuple[Outcome | None, bool]] = field(default_factory=list)
     closed: int = 0
     begun: int = 0
+    waits: int = 0
+    let_go_of: int = 0
+    read: list[Exchange] = field(default_factory=list)
+    stream: Any = None
 
     def send(self, message: bytes) -> None:
         self.sent.append(pb.ProcessingResponse.FromString(message))
@@ -46,8 +53,18 @@ class Recorder:
     def began(self) -> None:
         self.begun += 1
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: Question, reading: Reading | None) -> None:
         self.questions.append(question)
+        assert (reading is None) == (question.blind is not None)
+        if reading is not None:
+            self.read.append(reading.make())
+            self.stream.read(self.read[-1])
+
+    def when_room(self) -> None:
+        self.waits += 1
+
+    def let_go(self) -> None:
+        self.let_go_of += 1
 
     def served(self, endpoint: str) -> None:
         self.served_by.append(endpoint)
@@ -75,7 +92,8 @@ class Recorder:
 
 def a_stream(body_bytes_max: int = 1 << 20) -> tuple[RequestStream, Recorder]:
     recorder = Recorder()
-    return RequestStream(recorder, body_bytes_max=body_bytes_max), recorder
+    recorder.stream = RequestStream(recorder, body_bytes_max=body_bytes_max)
+    return recorder.stream, recorder
 
 
 def tell(stream: RequestStream, *messages: pb.ProcessingRequest) -> None:
@@ -100,8 +118,8 @@ def test_full_duplex_holds_all_back_until_the_body_is_whole() -> None:
     assert (seen.sent, seen.questions) == ([], [])
     tell(stream, request_body(BODY[10:]))
     (question,) = seen.questions
-    assert question.exchange is not None
-    assert question.exchange.body == BODY
+    (exchange,) = seen.read
+    assert exchange.body == BODY
     assert question.blind is None
     assert seen.sent == []
     stream.picked("10.0.0.1:8000,10.0.0.2:8000", {"X-data-parallel-rank": "1"})
@@ -123,9 +141,8 @@ def test_a_part_after_the_bodys_end_is_left_out(caplog: pytest.LogCaptureFixture
     """As Envoy sends the last part of some long bodies twice: before the pick, and after it."""
     stream, seen = a_stream()
     tell(stream, request_headers(CHAT), request_body(BODY), request_body(BODY))
-    (question,) = seen.questions
-    assert question.exchange is not None
-    assert question.exchange.body == BODY
+    (exchange,) = seen.read
+    assert exchange.body == BODY
     stream.picked("10.0.0.1:8000", {})
     assert kinds(seen.take()) == ["request_headers", "request_body"]
     tell(stream, request_body(BODY))
@@ -231,7 +248,7 @@ def test_a_body_that_comes_after_the_pick_or_never_goes_by_load(mode: int) -> No
     stream, seen = a_stream()
     tell(stream, modes(mode, pb.BODY_SEND_MODE_STREAMED))
     (question,) = seen.questions
-    assert (question.exchange, question.blind) == (None, Blind.NO_BODY)
+    assert (seen.read, question.blind) == ([], Blind.NO_BODY)
     stream.picked("10.0.0.1:8000", {})
     assert kinds(seen.take()) == ["request_headers"]
     if mode == pb.BODY_SEND_MODE_STREAMED:
@@ -304,12 +321,12 @@ def test_a_path_that_no_router_knows_goes_by_load(method: str) -> None:
 def test_a_body_over_the_bound_goes_by_load_and_through() -> None:
     stream, seen = a_stream(body_bytes_max=10)
     tell(stream, request_headers(CHAT), request_body(b"12345678", last=False))
-    assert stream.held_bytes == 8
+    assert stream.body_wait_s == wait_s(8)
     tell(stream, request_body(b"90123", last=False))
     (question,) = seen.questions
     assert question.blind is Blind.BODY_TOO_LARGE
     stream.picked("10.0.0.1:8000", {})
-    assert stream.held_bytes == 0
+    assert seen.let_go_of == 1
     assert kinds(seen.take()) == ["request_headers", "request_body", "request_body"]
     tell(stream, request_body(b"45", last=True))
     (part,) = seen.take()
@@ -359,3 +376,73 @@ def test_messages_out_of_order_are_said(messages: tuple[pb.ProcessingRequest, ..
     stream, _ = a_stream()
     with pytest.raises(ValueError, match=r"request|message"):
         tell(stream, *messages)
+
+
+def bodies(sent: list[pb.ProcessingResponse]) -> bytes:
+    return b"".join(
+        each.request_body.response.body_mutation.streamed_response.body for each in sent
+    )
+
+
+def _flowing(**more: Any) -> tuple[RequestStream, Recorder, bytes]:
+    """A stream of which the first slice of a long body was passed on."""
+    stream, seen = a_stream(body_bytes_max=1 << 23)
+    body = b'{"model":"m","messages":[' + b" " * 3 * SLICE_BYTES + b"]}"
+    first = request_headers(CHAT)
+    if more.get("says_no_modes"):
+        first.ClearField("protocol_config")
+    tell(stream, first, request_body(body[:-1], last=False), request_body(body[-1:], last=True))
+    stream.picked("10.0.0.1:8000", {})
+    assert (seen.waits, seen.let_go_of) == (1, 0)
+    return stream, seen, body
+
+
+def test_a_long_body_is_passed_on_in_slices_and_trailers_come_after_it() -> None:
+    stream, seen, body = _flowing()
+    assert picked(seen.sent[0])
+    assert len(bodies(seen.sent)) == SLICE_BYTES
+    tell(stream, pb.ProcessingRequest(request_trailers=pb.HttpTrailers()))
+    tell(stream, response_headers())  # an answer waits for no body
+    assert seen.sent[-1].WhichOneof("response") == "response_headers"
+    for count in (2, 3):
+        stream.flow()
+        assert len(bodies(seen.sent)) == count * SLICE_BYTES
+        assert (seen.waits, seen.let_go_of) == (count, 0)
+    stream.flow()
+    assert (seen.waits, seen.let_go_of) == (3, 1)
+    assert bodies(seen.sent) == body
+    assert kinds(seen.sent)[-1] == "request_trailers"
+    sent = len(seen.sent)
+    stream.flow()
+    assert len(seen.sent) == sent
+
+
+@pytest.mark.parametrize("says_no_modes", [False, True])
+def test_a_gateway_that_sends_no_more_gets_the_whole_body(*, says_no_modes: bool) -> None:
+    stream, seen, body = _flowing(says_no_modes=says_no_modes)
+    stream.half_closed()
+    assert seen.closed == 0
+    while not seen.closed:
+        stream.flow()
+    assert bodies(seen.sent) == body
+
+
+def test_an_answer_that_ends_first_does_not_cut_its_requests_body() -> None:
+    stream, seen, body = _flowing()
+    tell(stream, response_headers(), response_body(END, last=True))
+    assert seen.blame is None
+    for _ in range(3):
+        stream.flow()
+    assert bodies(seen.sent) == body
+    stream.half_closed()
+    assert seen.closed == 1
+
+
+def test_a_stream_that_breaks_passes_nothing_more_on() -> None:
+    stream, seen, _ = _flowing()
+    stream.reset()
+    assert seen.blame is Blame.CANCELLED
+    stream.let_go()
+    sent = len(seen.sent)
+    stream.flow()
+    assert len(seen.sent) == sent

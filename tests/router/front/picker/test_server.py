@@ -1,6 +1,8 @@
 """The picker's port, called by grpc's own client as Envoy would."""
 
 import asyncio
+from threading import Event, Thread, current_thread
+from typing import Any
 
 import grpc
 import pytest
@@ -10,6 +12,8 @@ from kvroute.client import KvRouteClient, RoutedRequest
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from kvroute.v1 import ListWorkersRequest
 from router.desk.answers import Later
+from router.front.exchange import Exchange
+from router.front.gateway.long_bodies import LONG_BYTES
 from router.front.gateway.roster import Roster
 from router.front.picker.calls import PROCESS
 from router.front.picker.picks import PickedRequest
@@ -25,7 +29,7 @@ from tests.stage.picker import (
     response_body,
     response_headers,
 )
-from tests.stage.waiting import free_port, until
+from tests.stage.waiting import DEADLINE_S, free_port, until
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
@@ -146,6 +150,90 @@ async def test_a_long_body_comes_back_in_parts_that_every_gateway_takes() -> Non
         assert back == long
         call.cancel()
         await stage.idle()
+
+
+LONG = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * LONG_BYTES + b'"}]}'
+
+
+async def back(call: Any) -> bytes:
+    """The request's body, as it comes back."""
+    body, ended = b"", False
+    async with asyncio.timeout(DEADLINE_S):
+        while not ended:
+            part = (await call.read()).request_body.response.body_mutation.streamed_response
+            body, ended = body + part.body, part.end_of_stream
+    return body
+
+
+class Read:
+    """What bodies were made of: in which thread, once the test lets them."""
+
+    def __init__(self) -> None:
+        self.threads: list[Thread] = []
+        self.may = Event()
+        self.may.set()
+
+    def __call__(self, *about: Any, **more: Any) -> Exchange:
+        self.threads.append(current_thread())
+        assert self.may.wait(DEADLINE_S)
+        return Exchange(*about, **more)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Read:
+    seen = Read()
+    monkeypatch.setattr("router.front.picker.request_stream.Exchange", seen)
+    return seen
+
+
+async def test_a_long_body_is_read_beside_the_loop_and_a_short_one_in_it(read: Read) -> None:
+    async with a_picker(worker()) as stage:
+        call, _ = await asked(stage)
+        assert read.threads == [current_thread()]
+        for parts in ((LONG,), (LONG[:9], LONG[9:-1], LONG[-1:])):
+            call = stage.call()
+            await call.write(request_headers(CHAT))
+            for part in parts:
+                await call.write(request_body(part, last=part is parts[-1]))
+            assert picked(await call.read())
+            assert read.threads.pop() is not current_thread()
+            assert await back(call) == LONG
+        assert stage.sample("kvroute_epp_held_bytes") == 0
+
+
+async def test_a_stream_that_ends_while_its_body_is_read_leaves_nothing(read: Read) -> None:
+    async with a_picker(worker()) as stage:
+        read.may.clear()
+        call = stage.call()
+        await call.write(request_headers(CHAT))
+        await call.write(request_body(LONG))
+        await until(lambda: read.threads, "the body is being read")
+        call.cancel()
+        await stage.counted("kvroute_epp_requests_total", outcome="cancelled")
+        assert stage.sample("kvroute_epp_held_bytes") == 0
+        read.may.set()
+        call, _ = await asked(stage)
+        assert stage.open == 1
+        call.cancel()
+        await stage.idle()
+        assert stage.endings == {Ending.FAILED_CANCELLED: 1}
+
+
+async def test_a_body_over_the_bound_flows_through_while_the_rest_of_it_comes() -> None:
+    body = b"".join(b"%07d\n" % number for number in range(1 << 20))
+    async with a_picker(worker(), body_mib_max=1) as stage:
+        call = stage.call()
+
+        async def send() -> None:
+            await call.write(request_headers(CHAT))
+            for at in range(0, len(body), 60_000):
+                await call.write(request_body(body[at : at + 60_000], last=at + 60_000 > len(body)))
+
+        sending = asyncio.create_task(send())
+        assert picked(await call.read())
+        assert await back(call) == body
+        await sending
+        assert stage.sample("kvroute_epp_by_load_total", reason="body_too_large") == 1
 
 
 async def reserved(stage: Stage) -> dict[str, int]:
