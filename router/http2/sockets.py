@@ -115,6 +115,7 @@ class Http2Protocol(asyncio.Protocol):
                 self._take_turn()
         except ConnectionFault as fault:
             self.fault = "malformed"
+            self.on_turn_over = None  # it refers to this, and is not called
             _faults.log(self.received_s, "%s: the connection is closed: %s", self.peer, fault)
             self._write()
             self._transport.close()

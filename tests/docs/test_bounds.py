@@ -15,6 +15,8 @@ from router.config.settings.gateway_settings import GatewaySettings
 from router.front import response_workers
 from router.front.exchange import ESTIMATE_MAX
 from router.front.gateway import pace
+from router.front.gateway.long_bodies import LONG_BYTES
+from router.front.picker.held_body import SLICE_BYTES
 from router.http2 import frames
 from router.keys import followed, issuers
 from router.listener import held
@@ -25,6 +27,7 @@ from tests.stage.pages import text_of
 MIB = 1 << 20
 SERVE, GATEWAY = ServeConfig(), GatewaySettings()
 NATS, SECURITY, GATE = Path("docs/nats.md"), Path("docs/security.md"), Path("docs/gateway.md")
+ENVOY = Path("docs/envoy.md")
 CALLS = Path("docs/call-it.md")
 BOUNDS: list[tuple[Path, str, bool]] = [
     (CALLS, "a connection holds 128 MiB at most", held.HELD_MAX == 128 * MIB),
@@ -99,6 +102,12 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (SECURITY, "(20 s) from acceptance", SERVE.grpc.handshake_timeout_s == 20),
     (SECURITY, "`http.idle_timeout_s` (300 s)", SERVE.http.idle_timeout_s == 300),
     (SECURITY, "`require_signed` (default: false)", not SERVE.control.require_signed),
+    (ENVOY, "after `http.head_timeout_s` (20 s,", SERVE.http.head_timeout_s == 20),
+    (ENVOY, "10 s and 1 s more for each 1,024 bytes", pace.GRACE_S == 10),
+    (ENVOY, "for each 1,024 bytes, at most 120 s", pace.PACE_BYTES_PER_S == 1024),
+    (ENVOY, "sends it whole, 120 s", pace.BODY_S == 120),
+    (ENVOY, "A body of 1 MiB or more is read in a thread", LONG_BYTES == MIB),
+    (ENVOY, "passed on 1 MB in a turn", 0.95e6 < SLICE_BYTES <= 1e6),
     (GATE, "8,192 tokens at most", ESTIMATE_MAX == 8192),
     (GATE, "waited for over 10 s must have brought 1,024", pace.GRACE_S == 10),
     (GATE, "must have brought 1,024 for each", pace.PACE_BYTES_PER_S == 1024),

@@ -21,8 +21,20 @@ from router.front.picker.patience import Patience
 from router.front.picker.picks import PickedRequest, Picker
 from router.front.picker.repeats import Repeats
 from router.http2.deadlines import PASSED
-from router.http2.frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, Status, frame, literal
+from router.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    Status,
+    frame,
+    literal,
+)
+from router.http2.sockets import Http2Protocol
 from tests.router.front.picker.test_server import BODY, CHAT, USAGE, asked, worker
+from tests.stage.garbage import freed_at_once
 from tests.stage.http2_frames import call_head
 from tests.stage.picker import (
     Stage,
@@ -322,3 +334,19 @@ async def test_the_deadline_of_a_call_is_that_of_its_headers(text: bytes, status
         async with asyncio.timeout(DEADLINE_S):
             await reader.readuntil(literal(b"grpc-status", b"%d" % status))
         writer.close()
+
+
+async def test_streams_that_end_without_a_request_are_freed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also those of a connection that breaks in the turn in which it opened them."""
+    caplog.set_level("ERROR", "kvroute.http2")  # a record would keep the fault, and its frames
+    async with a_picker(worker()) as stage, freed_at_once(PickedRequest, Http2Protocol):
+        opened = frame(HEADERS, END_HEADERS, 1, call_head(PROCESS.encode()))
+        for rest in (frame(DATA, END_STREAM, 1), frame(DATA, 0, 0)):  # the second is of no stream
+            reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
+            writer.write(PREFACE + frame(SETTINGS, 0, 0) + opened + rest)
+            writer.write_eof()
+            async with asyncio.timeout(DEADLINE_S):
+                await reader.read()
+            writer.close()
