@@ -22,6 +22,9 @@ TURN_WORK = 512
 is 1, what it causes is added."""
 OPEN_WORK = 63
 """Of a stream that is opened."""
+UNREAD_WORK = 8
+"""Of each answer that waits for its peer to read as that opens one more stream: who asks and does
+not read gets one call in a turn."""
 RESET_WORK = 16
 """Of a call that is broken off."""
 MESSAGE_WORK = 2

@@ -10,7 +10,9 @@ Laws:
   the RFC's error;
 - the connection ends where the RFC has an error of the connection, where its header table would be
   lost, or past calm.Calm; all else ends a stream (streams.py);
-- one call of `receive` does TURN_WORK at most and what its last frame causes, whatever frames came.
+- one call of `receive` does TURN_WORK at most and what its last frame causes, whatever frames came;
+- the more answers wait for their peer to read them, the fewer calls it opens in a turn: one in the
+  end.
 """
 
 from hpack.exceptions import HPACKError
@@ -44,6 +46,7 @@ from router.http2.frames import (
     STREAM_WINDOW,
     TURN_WORK,
     U32,
+    UNREAD_WORK,
     WINDOW_MAX,
     WINDOW_UPDATE,
     Code,
@@ -304,7 +307,7 @@ class Connection(Control):
             self._late(number, flags, 0)
         else:
             self._last = number
-            self._work += OPEN_WORK
+            self._work += OPEN_WORK + UNREAD_WORK * self._sending.waiting
             self._open(number, flags, head, trouble)
 
     def _open(self, number: int, flags: int, head: Head | None, trouble: str) -> None:

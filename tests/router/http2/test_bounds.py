@@ -191,7 +191,7 @@ class Touched:
 
 
 def peer_whose_answers_wait(count: int) -> Peer:
-    peer = a_peer(streams_max=count)
+    peer = a_peer(streams_max=2 * count)
     peer.send(windows(0))
     for number in range(1, 2 * count, 2):
         peer.send(peer.headers(number), data(number, message(b"hello"), 1))
@@ -275,6 +275,20 @@ def test_a_turn_takes_so_many_frames_whatever_they_are(seed: int) -> None:
         )
         opened, messages = len(peer.echo.opens), len(peer.echo.messages)
     assert turns >= 4000 / http2.TURN_WORK
+
+
+def test_who_asks_on_without_reading_gets_one_call_in_a_turn() -> None:
+    unread = http2.TURN_WORK // http2.UNREAD_WORK
+    peer = peer_whose_answers_wait(unread)
+    further = range(2 * unread + 1, 2 * unread + 100, 2)
+    opened = len(peer.echo.opens)
+    assert peer.connection.receive(b"".join(map(peer.headers, further[:3])), 0.0)
+    assert len(peer.echo.opens) == opened + 1
+    peer.send(b"", windows(1 << 20))
+    assert len(peer.echo.opens) == opened + 3
+    assert peer.connection._sending.waiting == 0
+    assert peer.connection.receive(b"".join(map(peer.headers, further[3:])), 0.0)
+    assert len(peer.echo.opens) == opened + 3 + http2.TURN_STREAMS, "they are read"
 
 
 def test_answers_share_the_connections_room() -> None:
