@@ -30,15 +30,27 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--rate", type=float, default=80.0, help="requests a second")
     parser.add_argument("--no-attempts", action="store_true", help="clients try once")
     parser.add_argument("--tls", action="store_true", help="routers with TLS and tokens")
+    parser.add_argument(
+        "--hostile-every", type=float, default=0.5, help="seconds between two hostile messages"
+    )
     parser.add_argument("--scenario", choices=SCENARIOS, help="written faults, not drawn ones")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument("--keep", type=Path, help="folder for logs and records, kept")
     asked = parser.parse_args(words)
     seed = secrets.randbits(31) if asked.seed is None else asked.seed
     times = parts(asked.seconds)
-    options = Options(seed=seed, rate=asked.rate, attempts=not asked.no_attempts, tls=asked.tls)
+    options = Options(
+        seed=seed,
+        rate=asked.rate,
+        attempts=not asked.no_attempts,
+        tls=asked.tls,
+        hostile_every_s=asked.hostile_every,
+    )
     faults = None
-    more = " ".join(["--no-attempts"] * asked.no_attempts + ["--tls"] * asked.tls)
+    flags = ["--no-attempts"] * asked.no_attempts + ["--tls"] * asked.tls
+    if asked.hostile_every != parser.get_default("hostile_every"):
+        flags.append(f"--hostile-every {asked.hostile_every:g}")
+    more = " ".join(flags)
     command = f"make chaos SECONDS={asked.seconds:g} RATE={asked.rate:g} SEED={seed}"
     if asked.scenario is not None:
         scenario = SCENARIOS[asked.scenario]
