@@ -37,7 +37,7 @@ async def http(engine: StandIn) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def receive(socket: zmq.asyncio.Socket) -> list[bytes]:
-    return await asyncio.wait_for(socket.recv_multipart(), 10)
+    return await asyncio.wait_for(socket.recv_multipart(), 60)
 
 
 async def test_events_and_their_replay_come_as_from_vllm(engine: StandIn) -> None:

@@ -378,7 +378,7 @@ async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Pat
             async with session.post("/v1/chat/completions", json=asked) as response:
                 assert (await response.json())["model"] == "toy"
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()
