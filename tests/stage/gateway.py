@@ -23,7 +23,7 @@ from router.tracing.spans import Tracing
 from tests.stage.served import Served, served
 
 Play = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
-GUARD_S = 20.0
+GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""
 
 

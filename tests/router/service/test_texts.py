@@ -31,7 +31,7 @@ LOCAL = router_pb2.PROMPT_SOURCE_LOCAL
 ENGINE = router_pb2.PROMPT_SOURCE_ENGINE
 ESTIMATE = router_pb2.PROMPT_SOURCE_ESTIMATE
 Code = grpc.StatusCode
-GUARD_S = 30.0
+GUARD_S = 60.0
 
 
 @pytest.fixture(scope="module")
