@@ -1,6 +1,7 @@
-"""A router with every face, and two stand-in engines: python -m tests.hostile.server [FOLDER]
+"""A router with every face: python -m tests.hostile.server ENGINES [FOLDER]
 
-FOLDER: the server has TLS and keys, whose files are written there. The first line on standard
+ENGINES: what tests/hostile/engines.py said. FOLDER: the server has TLS and keys, whose files are
+written there. The first line on standard
 output has the ports, as JSON. Each line on standard input is answered with the process's memory and
 the longest turn of its loop since the last one. The process ends when its input does.
 """
@@ -31,20 +32,21 @@ from router.processes.logs import set_up
 from router.processes.router_process import RouterApp
 from router.service.grpc_polling import prepare
 from simulator.cli.gateway import workers_ready
-from simulator.engines.scheduler import SchedulerConfig
-from simulator.live.engine import EngineConfig
-from simulator.live.run import live_engines
 from tests.hostile.good import GOOD, HOSTILE, a_client
 from tests.hostile.target import pin
 from tests.stage.certificates import Authority, written
 from tests.stage.channel import lines, say
 from tests.stage.keys import identity, write_keys
 
-ENGINES = 2
-SCHEDULER = SchedulerConfig(block_count=2048, block_size=64)
 ANY = "127.0.0.1:0"
 HEAD_S = 2.0
 """Shorter than the default, so that slow heads meet their bound in a run of seconds."""
+
+
+class Said(msgspec.Struct):
+    """The first line of the engines' process."""
+
+    workers: tuple[EngineSettings, ...]
 
 
 class Turns:
@@ -82,50 +84,52 @@ def write_locks(folder: Path) -> dict[str, Any]:
     return {"tls": written(folder, authority.issue()), "keys": KeysSettings(file=keys)}
 
 
-async def run(folder: Path | None) -> int:
+async def run(workers: tuple[EngineSettings, ...], folder: Path | None) -> int:
     pin(attacker=False)
     set_up(LogSettings(level="error"))
     locks = {} if folder is None else write_locks(folder)
-    configs = [EngineConfig(f"engine-{i}", SCHEDULER) for i in range(ENGINES)]
-    async with live_engines(configs, speed=1000.0, port=0) as engines:
-        workers = [engine.relay_settings() for engine in engines]
-        app = RouterApp(
-            ServeConfig(
-                grpc=GrpcSettings(listen=ANY, fast_listen=ANY, connections_max=256),
-                gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
-                epp=PickerSettings(listen=ANY),
-                metrics=MetricsSettings(listen=ANY, tls="off" if folder is None else "server"),
-                probes=ProbesSettings(listen=ANY),
-                http=HttpSettings(head_timeout_s=HEAD_S),
-                drain_timeout_s=1.0,
-                workers=msgspec.convert(workers, tuple[EngineSettings, ...]),
-                **locks,
-            )
+    app = RouterApp(
+        ServeConfig(
+            grpc=GrpcSettings(listen=ANY, fast_listen=ANY, connections_max=256),
+            gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
+            epp=PickerSettings(listen=ANY),
+            metrics=MetricsSettings(listen=ANY, tls="off" if folder is None else "server"),
+            probes=ProbesSettings(listen=ANY),
+            http=HttpSettings(head_timeout_s=HEAD_S),
+            drain_timeout_s=1.0,
+            workers=workers,
+            **locks,
         )
-        await app.start()
-        try:
-            at = app.listeners
-            async with a_client(at.grpc_port, folder) as client:
-                await workers_ready(client, ENGINES)
-            say(
-                grpc=at.grpc_port,
-                fast=at.fast_port,
-                gateway=at.gateway_port,
-                epp=at.picker_port,
-                metrics=at.metrics_port,
-                probes=at.probes_port,
-            )
-            turns = Turns()
-            async for _ in lines():
-                say(resident_mib=resident_mib(), turn_ms=1e3 * turns.longest_s)
-                turns.longest_s = 0.0
-        finally:
-            await app.stop()
+    )
+    await app.start()
+    try:
+        at = app.listeners
+        async with a_client(at.grpc_port, folder) as client:
+            await workers_ready(client, len(workers))
+        say(
+            grpc=at.grpc_port,
+            fast=at.fast_port,
+            gateway=at.gateway_port,
+            epp=at.picker_port,
+            metrics=at.metrics_port,
+            probes=at.probes_port,
+        )
+        turns = Turns()
+        async for _ in lines():
+            say(resident_mib=resident_mib(), turn_ms=1e3 * turns.longest_s)
+            turns.longest_s = 0.0
+    finally:
+        await app.stop()
     return 0
+
+
+def main(said: str, folder: str | None = None) -> int:
+    workers = msgspec.json.decode(said, type=Said).workers
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(workers, Path(folder) if folder else None))
 
 
 if __name__ == "__main__":
     prepare(os.environ)
     settle()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(run(Path(sys.argv[1]) if sys.argv[1:] else None)))
+    sys.exit(main(*sys.argv[1:]))

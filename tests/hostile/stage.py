@@ -122,7 +122,10 @@ async def staged(name: str) -> AsyncIterator[Stage]:
     with tempfile.TemporaryDirectory() as folder:
         locked = Path(folder) if name in LOCKED else None
         words = () if locked is None else (folder,)
-        async with process("tests.hostile.server", *words) as server:
+        async with (
+            process("tests.hostile.engines") as engines,
+            process("tests.hostile.server", (await engines.line()).decode(), *words) as server,
+        ):
             ports: dict[str, int] = msgspec.json.decode(await server.line())
             async with a_good_client(ports, locked) as good:
                 target = Target(ports)
