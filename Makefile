@@ -57,7 +57,7 @@ worlds: $(STAMP) ## random fleets in virtual time, all laws of the simulator che
 bar: $(STAMP) ## the default against the policies that one could have instead (half an hour; it resumes)
 	@$(BIN)/python -m tests.bar $(ARGS)
 
-hostile: $(STAMP) ## how a good client fares under each attack of hostile ones (15 minutes): ARGS="--only noise"
+hostile: $(STAMP) ## how a good client fares under each attack of hostile ones (20 minutes): ARGS="--only noise"
 	@$(BIN)/python -m tests.hostile $(ARGS)
 
 chaos: $(STAMP) ## real processes under faults and traffic: SECONDS=600 SEED=... RATE=80 TLS=1

@@ -23,8 +23,8 @@ is 1, what it causes is added."""
 OPEN_WORK = 63
 """Of a stream that is opened."""
 UNREAD_WORK = 8
-"""Of each answer that waits for its peer to read as that opens one more stream: who asks and does
-not read gets one call in a turn."""
+"""Of a stream that is opened, for each answer that its peer has not read: a peer that asks on and
+reads nothing has one call begun in a turn."""
 RESET_WORK = 16
 """Of a call that is broken off."""
 MESSAGE_WORK = 2

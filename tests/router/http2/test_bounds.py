@@ -277,7 +277,7 @@ def test_a_turn_takes_so_many_frames_whatever_they_are(seed: int) -> None:
     assert turns >= 4000 / http2.TURN_WORK
 
 
-def test_who_asks_on_without_reading_gets_one_call_in_a_turn() -> None:
+def test_a_peer_that_asks_on_without_reading_gets_one_call_in_a_turn() -> None:
     unread = http2.TURN_WORK // http2.UNREAD_WORK
     peer = peer_whose_answers_wait(unread)
     further = range(2 * unread + 1, 2 * unread + 100, 2)
