@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ class Hostile:
             except TimeoutError:
                 answered = "no answer"
             self.counts[f"{trick.__name__}: {answered}"] += 1
-            await asyncio.sleep(every_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await stop.wait()
 
     async def close(self) -> None:
         for channel in self._channels:
