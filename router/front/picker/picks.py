@@ -374,9 +374,8 @@ class PickedRequest:
             try:
                 exchange = await made(*reading)
             except FrontRefusal:
-                self._blind(
-                    Blind.INVALID_BODY.value
-                )  # the engine's own words about it are the best
+                # The engine's own words about it are the best.
+                self._blind(Blind.INVALID_BODY.value)
                 return
             del reading  # and the pieces of the body with it
             self._exchange = exchange
