@@ -118,8 +118,8 @@ async def test_a_rotation_under_load_fails_no_call(tmp_path: Path, authority: Au
             async def route_on() -> int:
                 count = 0
                 while not done.is_set():
-                    await client.route(token_ids=[1, 2, 3], timeout_s=CALL_S)
-                    count += 1
+                    async with client.request(token_ids=[1, 2, 3], timeout_s=CALL_S):
+                        count += 1
                 return count
 
             tasks = [asyncio.create_task(work()) for work in (call_on, call_on, route_on)]
