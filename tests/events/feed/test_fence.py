@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from events.feed.fence import (
     ALL,
+    BEHIND_S,
     CALM_S,
     FIRST_S,
     PAUSE_MAX_S,
@@ -133,6 +134,17 @@ def test_a_publisher_that_is_let_in_again_has_less_for_a_while() -> None:
     }
     assert admitted == {b"a": 4, b"b": 16}
     assert fence.let_in(PAUSE_S + FIRST_S) == set()
+
+
+def test_a_plane_opens_only_to_a_router_that_is_not_behind() -> None:
+    fence = Fence()
+    plane = PLANES[0]
+    fence.shut_out(plane, b"f0", 0.0)
+    for behind_s, _ in BEHIND_S:
+        assert not fence.tick(PAUSE_S, behind_s)
+        assert b"f0" in fence.out(plane)
+    assert fence.tick(PAUSE_S, 0.0)
+    assert b"f0" not in fence.out(plane)
 
 
 def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
