@@ -20,7 +20,6 @@ from router.config.settings.picker_settings import PickerSettings
 from router.front.exchange import Blame, Exchange, Outcome
 from router.front.gateway.long_bodies import made
 from router.front.gateway.pace import too_slow
-from router.front.gateway.roster import Roster
 from router.front.openai_body import PATHS, shape_of
 from router.front.output_lengths import OutputLengths
 from router.front.picker.asking import Asking
@@ -30,7 +29,6 @@ from router.front.picker.patience import Patience, Wait
 from router.front.picker.repeats import Repeats
 from router.front.picker.request_stream import Blind, Question, Reading, RequestStream
 from router.front.refusals import FrontRefusal, Shape, answer_of
-from router.front.routers import Router
 from router.http2.deadlines import PASSED
 from router.http2.frames import Status
 from router.tracing.front_trace import FrontTrace
@@ -89,8 +87,7 @@ class Picker:
 
     def __init__(
         self,
-        client: Router,
-        roster: Roster,
+        asking: Asking,
         endpoints: Endpoints,
         counters: PickerCounters,
         settings: PickerSettings,
@@ -107,7 +104,7 @@ class Picker:
         self.counters = counters
         self.settings = settings
         self.spawn = spawn
-        self.asking = Asking(client, roster, endpoints, counters, settings)
+        self.asking = asking
         self.clock = asyncio.get_running_loop().time
         self._held_bytes = 0
         self._open = 0

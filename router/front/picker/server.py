@@ -20,6 +20,7 @@ from router.config.keys import ConfigError
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.roster import Roster
+from router.front.picker.asking import Asking
 from router.front.picker.calls import Calls, Health
 from router.front.picker.counters import PickerCounters
 from router.front.picker.endpoints import Endpoints
@@ -100,8 +101,7 @@ class PickerServer:
         await self._stack.enter_async_context(self.client)
         endpoints = Endpoints(self.roster)
         self._picker = Picker(
-            self.client,
-            self.roster,
+            Asking(self.client, self.roster, endpoints, self.counters, self._settings),
             endpoints,
             self.counters,
             self._settings,

@@ -95,7 +95,6 @@ class Told:
         one: Any = Endpoints()
         self.picker = Picker(
             nobody,
-            nobody,
             one,
             PickerCounters(self.registry),
             PickerSettings(),
