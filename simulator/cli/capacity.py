@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--policy",
     default=None,
-    help="Routing policy; `kvroute policies` lists them. [routing.policy of preset or file]",
+    help="Routing policy: one that `kvroute policies` lists, or module:function."
+    " [routing.policy of preset or file]",
 )
 @click.option(
     "--ttft-ms", type=Positive, required=True, help="The promised time to first token, ms."

@@ -165,7 +165,7 @@ async def _stage() -> AsyncIterator[tuple[KvRouteClient, aiohttp.ClientSession, 
     with tempfile.TemporaryDirectory(prefix="kvroute-demo-") as folder:
         socket = Path(folder) / "router.sock"
         async with (
-            live_engines(list(_engines()), speed=1.0, port=0) as engines,
+            live_engines(list(_engines())) as engines,
             aiohttp.ClientSession(timeout=limits) as http,
         ):
             app = RouterApp(gateway_config(engines, "127.0.0.1:0", "127.0.0.1:0", socket))

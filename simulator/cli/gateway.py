@@ -18,8 +18,9 @@ from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
 from router.processes.router_process import RouterApp
+from simulator.live.addresses import LOOPBACK, Ports
 from simulator.live.engine import EngineConfig
-from simulator.live.run import engines_table, live_engines, show_commands
+from simulator.live.run import engines_table, live_engines, show_commands, warn_of_strangers
 from simulator.live.stand_ins import StandIn
 
 READY_S = 60.0
@@ -39,19 +40,20 @@ async def run_with_gateway(
     console: Console,
     *,
     speed: float,
-    port: int,
     listen: str,
     grpc_listen: str = ROUTER,
+    host: str = LOOPBACK,
+    ports: Sequence[Ports] = (),
 ) -> int:
     """Runs engines, a router and its gateway until SIGINT or SIGTERM; returns the exit code.
 
-    speed, port: as for run_live. listen, grpc_listen: host:port of the gateway and of the router;
-    port 0: any free port. Raises ConfigError, OSError or zmq.ZMQError for an address that can't be
-    had.
+    speed, host, ports: as for run_live. listen, grpc_listen: host:port of the gateway and of the
+    router; port 0: any free port. Raises ConfigError, OSError or zmq.ZMQError for an address that
+    can't be had.
     """
     with tempfile.TemporaryDirectory(prefix="kvroute-simulate-") as folder:
         socket = Path(folder) / "router.sock"
-        async with live_engines(configs, speed=speed, port=port) as engines:
+        async with live_engines(configs, speed=speed, host=host, ports=ports) as engines:
             app = RouterApp(gateway_config(engines, listen, grpc_listen, socket))
             serving = asyncio.create_task(app.run())
             ready = asyncio.create_task(_ready(f"unix:{socket}", len(engines)))
@@ -60,6 +62,7 @@ async def run_with_gateway(
                 if not serving.done():
                     ready.result()
                     _show(console, engines, app)
+                    warn_of_strangers(console, host)
             finally:
                 ready.cancel()
                 await asyncio.gather(ready, return_exceptions=True)

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 @click.option(
     "--policy",
     default=None,
-    help="Routing policy; `kvroute policies` lists them. [routing.policy of preset or file]",
+    help="Routing policy: one that `kvroute policies` lists, or module:function."
+    " [routing.policy of preset or file]",
 )
 @click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
 @click.option(
@@ -94,12 +95,6 @@ if TYPE_CHECKING:
     help="Write a row for each run to this file.",
 )
 @click.option(
-    "--plot",
-    "plot_folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Draw pictures into this folder; needs kvroute[plots].",
-)
-@click.option(
     "--html",
     "html_file",
     type=File,
@@ -129,7 +124,6 @@ def replay(
     slo_itl_ms: float | None,
     json_file: Path | None,
     csv_file: Path | None,
-    plot_folder: Path | None,
     html_file: Path | None,
     opens: bool,
     jobs: int,
@@ -154,7 +148,6 @@ def replay(
     from rich.console import Console
 
     from simulator.study.comparison import compare as compare_runs
-    from simulator.study.plots import PlotsMissing, check_plots, write_plots
     from simulator.study.progress import Unwatched, watch
     from simulator.study.report import to_json, write_csv
     from simulator.traffic.results import Slo
@@ -165,8 +158,6 @@ def replay(
     slo = Slo(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
     console = Console(quiet=quiet)
     try:
-        if plot_folder is not None:
-            check_plots()
         console.print(about(traffic), highlight=False, soft_wrap=True, markup=False)
         arguments: dict[str, Any] = {"rates": rates, "seeds": tuple(dict.fromkeys(seeds))}
         arguments |= {"slo": slo, "jobs": jobs}
@@ -181,12 +172,9 @@ def replay(
             write_json(json_file, to_json(runs))
         if csv_file is not None:
             write_csv(runs, csv_file)
-        if plot_folder is not None:
-            for file in write_plots(runs, plot_folder):
-                console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
         if html_file is not None or opens:
             _write_page(console, runs, html_file, opens=opens)
-    except (ValueError, OSError, PlotsMissing) as error:
+    except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

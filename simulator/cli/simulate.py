@@ -1,19 +1,57 @@
-"""`kvroute simulate`: stand-in engines on loopback."""
+"""`kvroute simulate`: stand-in engines, on loopback unless --host names another address."""
 
+import ipaddress
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from router.config.settings.serving_settings import LogSettings
 from router.processes.logs import set_up
-from simulator.cli.options import Count, File, as_output, engine_options
+from simulator.cli.options import File, NotNegative, as_output, engine_options
 from simulator.cli.runs import scheduler_of
+
+if TYPE_CHECKING:
+    from simulator.engines.scheduler import SchedulerConfig
+    from simulator.live.engine import Half
+
+
+Several = click.IntRange(0, 1024)
+
+
+def _as_address(context: click.Context, option: click.Parameter, text: str) -> str:
+    """An IP address, as a name may be several."""
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if text == "localhost" else text))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no IP address, such as 0.0.0.0 or ::1") from None
 
 
 @click.command()
-@click.option("--engines", "count", type=Count, default=2, show_default=True)
+@click.option(
+    "--engines",
+    "count",
+    type=Several,
+    default=None,
+    help="Engines that serve whole requests. [2, or none beside --prefill and --decode]",
+)
+@click.option(
+    "--prefill",
+    type=Several,
+    default=0,
+    help="Engines that compute prompts for those of --decode, as SGLang's do.",
+)
+@click.option(
+    "--decode",
+    type=Several,
+    default=0,
+    help="Engines that answer prompts that those of --prefill have computed.",
+)
 @engine_options
 @click.option("--model", default="stand-in", show_default=True, help="Name of the model.")
 @click.option(
@@ -24,11 +62,34 @@ from simulator.cli.runs import scheduler_of
     help="Seconds of the engines' time in one real second.",
 )
 @click.option(
+    "--host",
+    callback=_as_address,
+    default="127.0.0.1",
+    show_default=True,
+    help="IP address that the engines listen on, with HTTP and events; 0.0.0.0: every IPv4 address,"
+    " `::`: every address. Engines check no keys.",
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
     help="Port of the first engine's HTTP; its events, its replay and the next engine take the"
     " ports that follow. [free ports]",
+)
+@click.option(
+    "--events-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of the first engine's events; its replay and the next engine's events take the ports"
+    " that follow. [after --port]",
+)
+@click.option(
+    "--drain-s",
+    type=NotNegative,
+    default=0.0,
+    show_default=True,
+    help="Seconds that requests which have begun may go on after SIGTERM; new ones are refused"
+    " meanwhile. 0: the engines end at once, as after Ctrl-C.",
 )
 @click.option(
     "--write-config",
@@ -53,20 +114,25 @@ from simulator.cli.runs import scheduler_of
     help="With --gateway: host:port of the router.",
 )
 def simulate(
-    count: int,
+    count: int | None,
+    prefill: int,
+    decode: int,
     model: str,
     speed: float,
+    host: str,
     port: int,
+    events_port: int,
+    drain_s: float,
     router_file: Path | None,
     gateway: str | None,
     grpc_listen: str,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Run engines without GPUs on loopback, until Ctrl-C.
+    """Run engines without GPUs, until Ctrl-C.
 
-    They answer as vLLM does over HTTP (completions, chats, metrics, tokenize), publish real KV
-    events over ZMQ and replay them, take the time of the profile, and generate random answers. A
-    token is a byte. For trying kvroute, and for tests.
+    They answer as vLLM or SGLang does over HTTP (completions, chats, metrics, tokenize), publish
+    real KV events over ZMQ and replay them, take the time of the profile, and generate random
+    answers. A token is a byte. For trying kvroute, and for tests.
 
     With --gateway the whole of kvroute runs in front of them: point a client of OpenAI's API, or of
     Anthropic's, at it.
@@ -77,33 +143,43 @@ def simulate(
     import zmq
     from rich.console import Console
 
+    from simulator.live.addresses import ports_of
     from simulator.live.engine import EngineConfig
     from simulator.live.run import run_live
-    from simulator.live.stand_ins import PORTS
 
-    if port + PORTS * count > 1 << 16:
-        raise click.UsageError(f"{count} engines need {PORTS * count} ports from {port} on")
+    halves = _halves(count, prefill, decode)
+    if prefill or decode:
+        given["engine"] = _engine_of_pairs(given["engine"])
+    ports = ports_of((half == "prefill" for half in halves), port, events_port)
+    if max(map(max, ports)) >= 1 << 16:
+        raise click.UsageError(f"there are not enough ports from {port or events_port} on")
     try:
-        scheduler = scheduler_of(given)
-        # A seed for each engine: engines of a fleet have different hashes of the same block.
         configs = [
-            EngineConfig(
-                f"worker-{i}", replace(scheduler, hash_seed=i + 1), model, kind=given["engine"]
-            )
-            for i in range(count)
+            EngineConfig(f"{half or 'worker'}-{i}", scheduler, model, given["engine"], half)
+            for i, half, scheduler in _schedulers(halves, given)
         ]
         if gateway is None:
-            work = run_live(configs, Console(), speed=speed, port=port, router_file=router_file)
+            work = run_live(
+                *(configs, Console()),
+                speed=speed,
+                host=host,
+                ports=ports,
+                drain_s=drain_s,
+                router_file=router_file,
+            )
         else:
             from simulator.cli.gateway import run_with_gateway
 
             if router_file is not None:
                 raise click.UsageError("--write-config is for engines without --gateway")
+            if drain_s:
+                raise click.UsageError("--drain-s is for engines without --gateway")
             set_up(LogSettings(format="plain", level="error"))
             work = run_with_gateway(
                 *(configs, Console()),
                 speed=speed,
-                port=port,
+                host=host,
+                ports=ports,
                 listen=gateway,
                 grpc_listen=grpc_listen,
             )
@@ -113,3 +189,41 @@ def simulate(
         raise click.ClickException(str(error)) from error
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _halves(count: int | None, prefill: int, decode: int) -> "list[Half | None]":
+    """What each engine serves; None: whole requests. Raises UsageError for no engine."""
+    if count is None:
+        count = 0 if prefill or decode else 2
+    halves: list[Half | None] = [None for _ in range(count)]
+    halves += ["prefill" for _ in range(prefill)]
+    halves += ["decode" for _ in range(decode)]
+    if not halves:
+        raise click.UsageError("there is no engine to run")
+    return halves
+
+
+def _engine_of_pairs(engine: str) -> str:
+    """SGLang by default. Raises UsageError for another one."""
+    source = click.get_current_context().get_parameter_source("engine")
+    if engine != "sglang" and source is not ParameterSource.DEFAULT:
+        raise click.UsageError(f"--prefill and --decode are for --engine sglang, not {engine}")
+    return "sglang"
+
+
+def _schedulers(
+    halves: "Sequence[Half | None]", given: dict[str, Any]
+) -> "Iterator[tuple[int, Half | None, SchedulerConfig]]":
+    """Number among those that serve the same, what it serves, and limits of each engine. Raises
+    ValueError."""
+    scheduler = scheduler_of(given)
+    # A seed for each engine: engines of a fleet, also those of other processes, have different
+    # hashes of the same block.
+    seed = secrets.randbits(32)
+    numbers: Counter[Half | None] = Counter()
+    for place, half in enumerate(halves):
+        own = replace(scheduler, hash_seed=seed + place)
+        if half == "decode":
+            own = replace(own, radix_cache=False)  # SGLang forces it
+        yield numbers[half], half, own
+        numbers[half] += 1

@@ -121,6 +121,7 @@ def token_submission(
     lora_name: str = "",
     session_id: str | None = None,
     priority: int | None = None,
+    remote_tokens: int = 0,
 ) -> tuple[Submission, TokenContent]:
     """A request of token ids, and its content, from which a live engine takes its answer."""
     known_lora = lora_name if lora_name in config.lora_names else ""
@@ -139,6 +140,7 @@ def token_submission(
         priority=priority,
         lora_name=lora_name,
         session_id=session_id,
+        remote_tokens=remote_tokens,
     )
     return submission, content
 

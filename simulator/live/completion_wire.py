@@ -38,6 +38,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     session_id: str | None = None
     return_token_ids: bool = False
+    bootstrap_host: str | None = None
+    """SGLang's, of a request to two engines: the prefill engine's bootstrap server, and a room."""
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
     @property
     def include_usage(self) -> bool:

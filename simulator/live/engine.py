@@ -14,12 +14,14 @@ loop calls; so durations are those of the cost model, not of this machine.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
 from indexer.identity import Tier
+from simulator.engines import sglang_wire, vllm_wire
 from simulator.engines.content import Answer, TokenContent, greedy_answer, token_submission
 from simulator.engines.scheduler import (
     Load,
@@ -29,7 +31,6 @@ from simulator.engines.scheduler import (
     Sequence,
     TokenArray,
 )
-from simulator.engines.vllm_wire import encode_batch
 from simulator.live.clock import Clock, Timer
 from simulator.live.latencies import Latencies
 from simulator.schedulers import SCHEDULERS
@@ -39,6 +40,10 @@ __all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "EngineStopped", "Re
 Prompt = list[int] | npt.NDArray[np.uint32]
 Publish = Callable[[bytes], object]
 """Takes the encoded event batches."""
+
+
+Half = Literal["prefill", "decode"]
+"""The part of each request that an engine serves, where prefill and decode are apart."""
 
 
 class EngineStopped(RuntimeError):
@@ -54,6 +59,8 @@ class EngineConfig:
     model: str = "stand-in"
     kind: str = "vllm"
     """Its scheduler: a name of simulator.schedulers.SCHEDULERS."""
+    half: Half | None = None
+    """None: it serves whole requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,8 @@ class Engine:
         self._publish = publish
         self._answer = answer
         self._scheduler: Scheduler = SCHEDULERS[config.kind](config.scheduler)
+        wire = sglang_wire if config.kind == "sglang" else vllm_wire
+        self._encode_batch = wire.encode_batch
         self._clients: dict[str, _Client] = {}
         self._timer: Timer | None = None
         self._due_s = 0.0
@@ -168,13 +177,17 @@ class Engine:
         cache_salt: str = "",
         lora_name: str = "",
         session_id: str | None = None,
+        remote_tokens: int = 0,
         on_first_token: Callable[[], None] | None = None,
     ) -> Completion:
         """Serves a request to its end. Cancelling the caller aborts it.
 
-        Raises RequestRefused, or EngineStopped when the engine ends first.
+        remote_tokens: leading tokens whose KV another engine sends. Raises RequestRefused, or
+        EngineStopped when the engine ends first.
         """
-        client = self._submit(token_ids, max_tokens, cache_salt, lora_name, session_id)
+        client = self._submit(
+            token_ids, max_tokens, cache_salt, lora_name, session_id, remote_tokens
+        )
         client.on_first_token = on_first_token
         try:
             return await client.done
@@ -189,12 +202,15 @@ class Engine:
         cache_salt: str = "",
         lora_name: str = "",
         session_id: str | None = None,
+        remote_tokens: int = 0,
     ) -> AsyncGenerator[Chunk, None]:
         """Serves a request, yields tokens as they come; closing the iterator aborts it.
 
         Raises as `complete` does, at the first chunk.
         """
-        client = self._submit(token_ids, max_tokens, cache_salt, lora_name, session_id)
+        client = self._submit(
+            token_ids, max_tokens, cache_salt, lora_name, session_id, remote_tokens
+        )
         client.chunks = asyncio.Queue()
         try:
             while True:
@@ -230,6 +246,7 @@ class Engine:
         cache_salt: str,
         lora_name: str,
         session_id: str | None,
+        remote_tokens: int,
     ) -> _Client:
         if self.stopped:
             raise EngineStopped(f"engine {self.config.engine_id} stopped")
@@ -242,6 +259,7 @@ class Engine:
             cache_salt=cache_salt,
             lora_name=lora_name,
             session_id=session_id,
+            remote_tokens=remote_tokens,
         )
         sequence = self._scheduler.add(submission, now_s)
         client = _Client(sequence, content, asyncio.get_running_loop().create_future())
@@ -293,7 +311,7 @@ class Engine:
         self.counters.steps += 1
         if result.events and self._publish is not None:
             size = self.config.scheduler.block_size
-            payload = encode_batch(self.clock.unix_s(), result.events, size)
+            payload = self._encode_batch(self.clock.unix_s(), result.events, size)
             self.counters.batches += 1
             self.counters.published_bytes += len(payload)
             self._publish(payload)

@@ -1,30 +1,37 @@
 """The engine's HTTP server: the endpoints that a router and its clients use, in vLLM's form.
 
-GET  /health /version /v1/models /metrics /kv_event_sources
+GET  /health /v1/models, and what each kind of engine says of itself (vllm_pages, sglang_pages)
 POST /v1/completions /v1/chat/completions /v1/messages /v1/messages/count_tokens
 POST the first two and /v1/messages with /render after them, as vLLM --enable-scale-out has them
-POST /tokenize /detokenize /reset_prefix_cache
+POST /tokenize /detokenize /reset_prefix_cache; SGLang has /flush_cache, and no /render
 
-A client that disconnects aborts its request. Loopback only.
+A client that disconnects aborts its request. There are no keys. An engine that serves one half of
+each request answers when the other half is there (rooms.py).
 """
 
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
+import aiohttp
 import msgspec
 from aiohttp import web
 
+from router.listener.addresses import listening
+from simulator.live import sglang_pages, vllm_pages
+from simulator.live.addresses import LOOPBACK, authority
 from simulator.live.completion_wire import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerationRequest,
     Reply,
     TokenizeRequest,
     refusal,
     untokenize,
 )
 from simulator.live.engine import Engine, EngineStopped, RequestRefused
-from simulator.live.engine_metrics import metrics_text
 from simulator.live.messages_wire import (
     CountTokensRequest,
     MessagesReply,
@@ -32,10 +39,8 @@ from simulator.live.messages_wire import (
     messages_refusal,
 )
 from simulator.live.publisher import Publisher
+from simulator.live.rooms import BootstrapServer, HandOverFailed, fetch
 from simulator.live.tool_calls import UnfitChoice
-
-SPEAKS_VLLM = "0.32.0"
-"""The release whose messages and endpoints this reproduces."""
 
 _BODY_BYTES_MAX = 64 << 20
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,65 +48,103 @@ _SHUTDOWN_S = 0.1
 """Seconds for handlers to end: the engine has already answered all of them."""
 
 Body = TypeVar("Body")
+Page = Callable[[Engine, Publisher | None, int | None], Any]
+"""A text, or a JSON object, of an engine, its events, and the port of its bootstrap server."""
 
 
 class HttpFace:
-    """Serves one engine on a loopback port."""
+    """Serves one engine on a port."""
 
     def __init__(self, engine: Engine, publisher: Publisher | None = None) -> None:
         self._engine = engine
         self._publisher = publisher
+        self._is_sglang = engine.config.kind == "sglang"
+        self._rooms = BootstrapServer() if engine.config.half == "prefill" else None
+        self._others: aiohttp.ClientSession | None = None
+        """A decode engine's, for prefill engines."""
+        self._open = 0
+        self._idle = asyncio.Event()
+        """Set while no request is open."""
+        self._idle.set()
+        self._draining = False
         self._runner: web.AppRunner | None = None
         self._address: str | None = None
 
     @property
     def address(self) -> str:
-        """http://127.0.0.1:port. Raises RuntimeError before `start`."""
+        """http://host:port, for this machine. Raises RuntimeError before `start`."""
         if self._address is None:
             raise RuntimeError("the HTTP face has not been started")
         return self._address
 
-    async def start(self, port: int = 0) -> None:
-        """Listens; port 0: any free port. Raises OSError when the port is taken."""
+    async def start(self, port: int = 0, host: str = LOOPBACK, bootstrap_port: int = 0) -> None:
+        """Listens; port 0: any free port. host: an IP address. bootstrap_port: of a prefill
+        engine. Raises OSError when the address can't be had."""
+        if self._rooms is not None:
+            await self._rooms.start(host, bootstrap_port)
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.add_routes(
             [
                 web.get("/health", self._health),
-                web.get("/version", self._version),
                 web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
-                web.get("/kv_event_sources", self._event_sources),
+                *(web.get(path, self._page) for path in self._pages),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/messages", self._messages),
                 web.post("/v1/messages/count_tokens", self._count_tokens),
-                web.post("/v1/completions/render", self._render_completion),
-                web.post("/v1/chat/completions/render", self._render_chat),
-                web.post("/v1/messages/render", self._render_messages),
-                web.post("/reset_prefix_cache", self._reset_prefix_cache),
             ]
         )
+        if self._is_sglang:
+            app.add_routes([web.post("/flush_cache", self._reset_prefix_cache)])
+        else:
+            app.add_routes(
+                [
+                    web.post("/v1/completions/render", self._render_completion),
+                    web.post("/v1/chat/completions/render", self._render_chat),
+                    web.post("/v1/messages/render", self._render_messages),
+                    web.post("/reset_prefix_cache", self._reset_prefix_cache),
+                ]
+            )
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        host, bound_port = self._runner.addresses[0][:2]
-        self._address = f"http://{host}:{bound_port}"
+        for socket in await listening(host, port):
+            await web.SockSite(self._runner, socket).start()
+        self._address = f"http://{authority(host, self._runner.addresses[0][1])}"
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests; returns once those that have begun are over, or after so many
+        seconds."""
+        self._draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
 
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        if self._rooms is not None:
+            await self._rooms.stop()
+        if self._others is not None:
+            await self._others.close()
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=503 if self._engine.stopped else 200)
+        return web.Response(status=503 if self._engine.stopped or self._draining else 200)
 
-    async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": SPEAKS_VLLM})
+    @property
+    def _pages(self) -> Mapping[str, Page]:
+        return sglang_pages.PAGES if self._is_sglang else vllm_pages.PAGES
+
+    async def _page(self, request: web.Request) -> web.Response:
+        bootstrap = None if self._rooms is None else self._rooms.port
+        page = self._pages[request.path](self._engine, self._publisher, bootstrap)
+        if isinstance(page, str):
+            return web.Response(body=page.encode(), headers={"Content-Type": _METRICS_TYPE})
+        return web.json_response(page)
 
     async def _models(self, request: web.Request) -> web.Response:
         config = self._engine.config
@@ -114,7 +157,7 @@ class HttpFace:
                 "id": name,
                 "object": "model",
                 "created": created,
-                "owned_by": "vllm",
+                "owned_by": "sglang" if self._is_sglang else "vllm",
                 "root": name,
                 "parent": parent,
                 "max_model_len": length,
@@ -122,23 +165,6 @@ class HttpFace:
             for name, parent, length in names
         ]
         return web.json_response({"object": "list", "data": cards})
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        text = metrics_text(self._engine)
-        return web.Response(body=text.encode(), headers={"Content-Type": _METRICS_TYPE})
-
-    async def _event_sources(self, request: web.Request) -> web.Response:
-        if self._publisher is None:
-            return web.json_response({})
-        source = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": self._publisher.endpoint,
-            "replay_endpoint": self._publisher.replay_endpoint,
-            "buffer_steps": self._publisher.ring_batches,
-            "topic": self._publisher.topic,
-        }
-        return web.json_response({"0": source})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await _read(request, TokenizeRequest)
@@ -209,13 +235,59 @@ class HttpFace:
                 reply = MessagesReply(body, model, request_id)
             else:
                 reply = Reply(body, model, request_id)
-            if body.stream:
-                return await self._stream(request, arguments, reply)
-            return web.json_response(reply.whole(await self._engine.complete(**arguments)))
+            with self._counted():
+                async with self._other_half(body) as is_computed:
+                    if is_computed:
+                        arguments["remote_tokens"] = len(arguments["token_ids"])
+                    if body.stream:
+                        return await self._stream(request, arguments, reply)
+                    completion = await self._engine.complete(**arguments)
+                response = web.json_response(reply.whole(completion))
+                await response.prepare(request)
+                await response.write_eof()
+                return response
         except (RequestRefused, UnfitChoice) as error:
             raise _error(request, 400, "BadRequestError", str(error)) from error
+        except HandOverFailed as error:
+            raise _error(request, 500, "InternalServerError", str(error)) from error
         except EngineStopped as error:
             raise _error(request, 503, "ServiceUnavailableError", str(error)) from error
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A request that an engine on its way out may still finish, its answer included. Raises
+        EngineStopped."""
+        if self._draining:
+            raise EngineStopped(f"engine {self._engine.config.engine_id} takes no more requests")
+        self._open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    @asynccontextmanager
+    async def _other_half(self, body: GenerationRequest) -> AsyncIterator[bool]:
+        """The time in which this engine serves its half of a request, if it serves halves; whether
+        another one has computed the prompt. Raises RequestRefused, HandOverFailed."""
+        half = self._engine.config.half
+        if half is None:
+            yield False
+            return
+        # SGLang drops the room from messages.
+        room = None if isinstance(body, MessagesRequest) else body.bootstrap_room
+        if room is None or (half == "decode" and not (body.bootstrap_host and body.bootstrap_port)):
+            raise RequestRefused("Disaggregated request received without bootstrap room id.")
+        if self._rooms is not None:
+            async with self._rooms.prefilling(room):
+                yield False
+            return
+        if self._others is None:
+            self._others = aiohttp.ClientSession()
+        await fetch(self._others, body.bootstrap_host or "", body.bootstrap_port or 0, room)
+        yield True
 
     async def _stream(
         self, request: web.Request, arguments: dict[str, Any], reply: Reply | MessagesReply
@@ -263,6 +335,7 @@ def _error(request: web.Request, status: int, kind: str, message: str) -> web.HT
     classes = {
         400: web.HTTPBadRequest,
         404: web.HTTPNotFound,
+        500: web.HTTPInternalServerError,
         503: web.HTTPServiceUnavailable,
     }
     of_messages = request.path.startswith("/v1/messages")

@@ -48,8 +48,10 @@ class Publisher:
         self._events.setsockopt(zmq.LINGER, 0)
         self._replay.setsockopt(zmq.LINGER, 0)
         try:
-            self._events.bind(endpoint)
-            self._replay.bind(replay_endpoint)
+            for socket, where in ((self._events, endpoint), (self._replay, replay_endpoint)):
+                # `*` is every address of both families; libzmq does without IPv6 if need be.
+                socket.setsockopt(zmq.IPV6, int(where.startswith(("tcp://*", "tcp://["))))
+                socket.bind(where)
         except zmq.ZMQError:
             self._close_sockets()  # a context waits for all of its sockets when it ends
             raise
@@ -57,7 +59,7 @@ class Publisher:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint for subscribers."""
+        """The endpoint of the events, as it is bound."""
         return _bound_to(self._events)
 
     @property

@@ -1,4 +1,4 @@
-"""`kvroute simulate`: engines on loopback until a signal, and commands to run kvroute with them."""
+"""`kvroute simulate`: engines until a signal, and commands to run kvroute with them."""
 
 import asyncio
 import signal
@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from router.keys.exposure import is_loopback
+from simulator.live.addresses import LOOPBACK, Ports
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
@@ -28,33 +30,63 @@ async def run_live(
     console: Console,
     *,
     speed: float = 1.0,
-    port: int = 0,
+    host: str = LOOPBACK,
+    ports: Sequence[Ports] = (),
+    drain_s: float = 0.0,
     router_file: Path | None = None,
 ) -> int:
     """Runs engines until SIGINT or SIGTERM; returns the exit code.
 
-    speed: engine seconds to a wall second. port: of the first engine, 0: free ports. router_file:
-    file for a configuration of `kvroute serve`. Raises OSError or zmq.ZMQError for a port that is
-    taken, OSError for a file that can't be written.
+    speed: engine seconds to a wall second. host, ports: as for stand_ins. drain_s: seconds that
+    requests may go on after SIGTERM. router_file: file for a configuration of `kvroute serve`.
+    Raises OSError or zmq.ZMQError for an address that can't be had, OSError for a file that can't
+    be written.
     """
-    ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    async with live_engines(configs, speed=speed, port=port) as engines:
+    stopping, ended = asyncio.Event(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, ended.set)
+    async with live_engines(configs, speed=speed, host=host, ports=ports) as engines:
         if router_file is not None:
             router_file.write_text(router_yaml(engines), encoding="utf-8")  # noqa: ASYNC240  # once
         console.print(engines_table(engines), crop=False)
+        warn_of_strangers(console, host)
         _show_next(console, engines, router_file)
-        await ended.wait()
+        ends = asyncio.create_task(ended.wait())
+        drains = asyncio.create_task(_drained(engines, stopping, drain_s))
+        await asyncio.wait({ends, drains}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (ends, drains):
+            task.cancel()
     return 0
 
 
+async def _drained(engines: Sequence[StandIn], stopping: asyncio.Event, drain_s: float) -> None:
+    await stopping.wait()
+    if drain_s:
+        await asyncio.gather(*(engine.face.drain(drain_s) for engine in engines))
+
+
 def live_engines(
-    configs: Sequence[EngineConfig], *, speed: float, port: int
+    configs: Sequence[EngineConfig],
+    *,
+    speed: float = 1.0,
+    host: str = LOOPBACK,
+    ports: Sequence[Ports] = (),
 ) -> AbstractAsyncContextManager[list[StandIn]]:
     """Engines whose answers a person can read."""
-    return stand_ins(configs, ScaledClock(speed), port=port, answer=words_answer)
+    return stand_ins(configs, ScaledClock(speed), host=host, ports=ports, answer=words_answer)
+
+
+def warn_of_strangers(console: Console, host: str) -> None:
+    """Says it where engines listen for other machines, too."""
+    if not is_loopback(host):
+        console.print(
+            f"\nwarning: engines listen on {host} and check no keys, as vLLM and SGLang by default:"
+            " all that reach it can send requests, and read the prompts of others in the events",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def router_yaml(engines: Sequence[StandIn]) -> str:

@@ -1,4 +1,4 @@
-"""Stand-in engines with their sockets on loopback, for a relay and a client."""
+"""Stand-in engines with their sockets, for a relay and a client; on loopback by default."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import zmq.asyncio
 
 from simulator.engines.content import Answer, greedy_answer
+from simulator.live.addresses import FREE, LOOPBACK, Ports, authority, endpoint
 from simulator.live.clock import Clock
 from simulator.live.engine import Engine, EngineConfig
 from simulator.live.http_face import HttpFace
-from simulator.live.publisher import ANY_PORT, Publisher
+from simulator.live.publisher import Publisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,10 @@ class StandIn:
     engine: Engine
     publisher: Publisher
     address: str
-    """http://127.0.0.1:port: requests, health, metrics"""
+    """http://host:port: requests, health, metrics"""
+    face: HttpFace
+    host: str = LOOPBACK
+    """It listens there."""
 
     @property
     def engine_id(self) -> str:
@@ -28,11 +32,15 @@ class StandIn:
 
     @property
     def events_endpoint(self) -> str:
-        return self.publisher.endpoint
+        return self._reached(self.publisher.endpoint)
 
     @property
     def replay_endpoint(self) -> str:
-        return self.publisher.replay_endpoint
+        return self._reached(self.publisher.replay_endpoint)
+
+    def _reached(self, bound: str) -> str:
+        """The endpoint of the same port for programs of this machine."""
+        return f"tcp://{authority(self.host, bound.rpartition(':')[2])}"
 
     @property
     def topic(self) -> str:
@@ -42,7 +50,7 @@ class StandIn:
         """The engine as an entry of `workers:` in the configuration of a relay."""
         return {
             "id": self.engine_id,
-            "engine": "vllm",
+            "engine": "sglang" if self.engine.config.kind == "sglang" else "vllm",
             "address": self.address,
             "events": self.events_endpoint,
             "replay": self.replay_endpoint,
@@ -51,33 +59,31 @@ class StandIn:
         }
 
 
-PORTS = 3
-"""Ports of an engine: HTTP, events, replay."""
-
-
 @asynccontextmanager
 async def stand_in(
     config: EngineConfig,
     clock: Clock,
     context: zmq.asyncio.Context,
     *,
-    port: int = 0,
+    host: str = LOOPBACK,
+    ports: Ports = FREE,
     answer: Answer = greedy_answer,
 ) -> AsyncIterator[StandIn]:
-    """Runs one engine on loopback; it and its sockets end with the block.
+    """Runs one engine; it and its sockets end with the block.
 
-    port: of HTTP; events and replay have the next two; 0: any free ports. answer: makes the tokens
-    of its answers. Raises OSError or zmq.ZMQError when a port is taken.
+    host: the IP address that it listens on. answer: makes the tokens of its answers. Raises OSError
+    or zmq.ZMQError when a port can't be had.
     """
-    endpoints = (
-        [f"tcp://127.0.0.1:{number}" for number in (port + 1, port + 2)] if port else [ANY_PORT] * 2
+    publisher = Publisher(
+        context,
+        endpoint=endpoint(host, ports.events),
+        replay_endpoint=endpoint(host, ports.replay),
     )
-    publisher = Publisher(context, endpoint=endpoints[0], replay_endpoint=endpoints[1])
     engine = Engine(config, clock, publisher.publish, answer)
     face = HttpFace(engine, publisher)
     try:
-        await face.start(port)
-        yield StandIn(engine, publisher, face.address)
+        await face.start(ports.http, host, ports.bootstrap)
+        yield StandIn(engine, publisher, face.address, face, host)
     finally:
         engine.stop()
         await face.stop()
@@ -89,20 +95,17 @@ async def stand_ins(
     configs: Sequence[EngineConfig],
     clock: Clock,
     *,
-    port: int = 0,
+    host: str = LOOPBACK,
+    ports: Sequence[Ports] = (),
     answer: Answer = greedy_answer,
 ) -> AsyncIterator[list[StandIn]]:
-    """Runs several engines on one event loop and one ZMQ thread; each has PORTS ports from `port`
-    on, or any free ports."""
+    """Runs several engines on one event loop and one ZMQ thread. ports: of each engine; empty: any
+    free ones."""
     with zmq.asyncio.Context() as context:
         async with AsyncExitStack() as stack:
             yield [
                 await stack.enter_async_context(
-                    stand_in(
-                        *(config, clock, context),
-                        port=port and port + PORTS * place,
-                        answer=answer,
-                    )
+                    stand_in(config, clock, context, host=host, ports=own, answer=answer)
                 )
-                for place, config in enumerate(configs)
+                for config, own in zip(configs, ports or [FREE] * len(configs), strict=True)
             ]

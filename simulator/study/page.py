@@ -1,8 +1,9 @@
 """A comparison as one HTML page, which needs nothing else: no script, no font, no network.
 
 Its table is the one that `kvroute replay` prints. Curves and maps are those of the run with the
-first seed, warm-up included. The page is bounded: curves have series.QUANTILES points, heat maps
-series.CELLS_MAX columns and a row a worker, and groups are series.GROUPS_MAX.
+first seed, warm-up included; means over the rates are those of the tables. The page is bounded:
+curves have series.QUANTILES points, heat maps series.CELLS_MAX columns and a row a worker, and
+groups are series.GROUPS_MAX.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,20 +22,25 @@ from simulator.study.series import (
     time_edges,
     waits_by_group,
 )
-from simulator.study.svg import Axis, Line, heat_map, lines_picture, ramp, style
+from simulator.study.svg import Axis, Line, heat_map, lines_picture, ramp
+from simulator.traffic.results import Floats
 
-_STYLE = files("simulator.study").joinpath("page.css")
+_STUDY = files("simulator.study")
 
 
 def page(comparisons: Sequence[Comparison], command: str) -> str:
     """The HTML of all rates. command: what repeats it."""
     first = comparisons[0]
     title = f"{first.trace}: {len(first.runs)} policies on {first.workers} workers"
+    style = _picture_style() + _STUDY.joinpath("page.css").read_text()
     parts = [part for comparison in comparisons for part in _sections(comparison)]
+    if len(comparisons) > 1:
+        over_rates = f"<h2>All rates</h2>{ttft_over_rates(comparisons)}"
+        parts.insert(0, f"<section>{over_rates}</section>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE.read_text()}</style></head><body>"
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>"
         f"<header><h1>{escape(title)}</h1><p>Simulated {escape(first.engine)} engines in virtual"
         " time; every policy starts with cold caches and gets the same requests. Times are those of"
         f" the engines' cost model.</p><p><code>{escape(command)}</code></p></header>"
@@ -42,15 +48,51 @@ def page(comparisons: Sequence[Comparison], command: str) -> str:
     )
 
 
+def picture_file(picture: str) -> str:
+    """A picture as a file of its own."""
+    head, end, rest = picture.partition(">")
+    return f"{head}{end}<style>{_picture_style()}</style>{rest}\n"
+
+
+def _picture_style() -> str:
+    return _STUDY.joinpath("picture.css").read_text()
+
+
+def ttft_over_rates(comparisons: Sequence[Comparison]) -> str:
+    """The mean time to first token of each policy at each rate."""
+    by_rate = sorted(comparisons, key=lambda comparison: comparison.rate)
+    rates = np.array([comparison.rate for comparison in by_rate])
+    lines = []
+    for number, run in enumerate(by_rate[0].runs):
+        means = [comparison.runs[number].numbers.ttft_ms.mean for comparison in by_rate]
+        lines.append(Line(run.label, rates, np.array(means), number))
+    known = [mean for line in lines for mean in line.y.tolist() if not isnan(mean)]
+    low, high = max(0.1, min(known, default=1.0)), max(known, default=1.0)
+    return lines_picture(
+        "Mean time to first token by rate",
+        "; ".join(f"{line.label}: {_times(line.y)}" for line in lines),
+        Axis(float(rates[0]), float(rates[-1]), "rate", lambda rate: f"{rate:g}x"),
+        Axis(low, max(2 * low, high), "mean time to first token (ms)", _ms, is_log=True),
+        lines,
+    )
+
+
+def _times(values_ms: Floats) -> str:
+    return ", ".join(milliseconds(value) for value in values_ms.tolist())
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.10g}"
+
+
 def _sections(comparison: Comparison) -> Iterator[str]:
-    runs = comparison.runs
     yield f"<section><h2>{escape(comparison.trace)} at {comparison.rate:g}x</h2>"
     yield "<h3>Time to first token</h3><p>The share of requests whose first token came within a"
     yield " time. Further left is better.</p>"
-    yield _first_tokens(comparison) + _key(runs)
+    yield _first_tokens(comparison)
     yield "<h3>Hit rate over time</h3><p>Prompt blocks that came from a cache, by the requests'"
     yield " arrival. The wide line is the ceiling: a single cache without end.</p>"
-    yield _hit_rates(comparison) + _key(runs)
+    yield _hit_rates(comparison)
     yield from _maps(comparison)
     yield from _groups(comparison)
     yield "<h3>All numbers</h3><p>Over the requests after the warm-up, as the command prints"
@@ -79,15 +121,6 @@ def _table(head: str, rows: Sequence[str], about: str) -> str:
     )
 
 
-def _key(runs: Sequence[Run]) -> str:
-    items = (
-        '<li><svg viewBox="0 0 28 10" aria-hidden="true">'
-        f'<path class="line {style(number)}" d="M0 5H28"/></svg>{escape(run.label)}</li>'
-        for number, run in enumerate(runs)
-    )
-    return f'<ul class="key">{"".join(items)}</ul>'
-
-
 def _first_tokens(comparison: Comparison) -> str:
     curves = [quantiles(run.first.ttft_s) * 1e3 for run in comparison.runs]
     known = [curve for curve in curves if len(curve)]
@@ -102,7 +135,7 @@ def _first_tokens(comparison: Comparison) -> str:
     return lines_picture(
         "Time to first token",
         "; ".join(_of_ttft(run) for run in comparison.runs),
-        Axis(low, high, "time to first token (ms)", lambda ms: f"{ms:,.10g}", is_log=True),
+        Axis(low, high, "time to first token (ms)", _ms, is_log=True),
         Axis(0.0, 1.0, "share of requests", lambda share: f"{share:.0%}"),
         lines,
     )

@@ -30,7 +30,7 @@ class Run:
     """One policy at one rate, run with each seed."""
 
     first: RunResult
-    """The run with the first seed, which plots show."""
+    """The run with the first seed, which pictures show."""
     by_seed: Sequence[Aggregates]
 
     @property
@@ -77,7 +77,7 @@ class Comparison:
 
 
 def run_label(policy: str, order: str) -> str:
-    """The name of a run in tables and plots."""
+    """The name of a run in tables and pictures."""
     return policy if order in ("", DEFAULT_ORDER) else f"{policy}, {order}"
 
 

@@ -1,7 +1,7 @@
-"""Lines, bars and heat maps as SVG, for a page without scripts. Pure.
+"""Curves and heat maps as SVG, without scripts. Pure.
 
 Every picture has a title and a description for screen readers. Texts are escaped here; numbers are
-rounded to a tenth of a pixel.
+rounded to a tenth of a pixel. Colours and lines are those of picture.css.
 """
 
 import struct
@@ -17,11 +17,12 @@ import numpy as np
 from simulator.traffic.results import Floats, Integers
 
 COLOURS = 8
-"""Classes s0, s1 ... of lines and bars; the ones after them are the same, dashed."""
+"""Classes s0, s1 ... of lines; the ones after them are the same, dashed."""
 _WIDTH, _HEIGHT = 760, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 44
 _MAP_LEFT, _ROW_MIN = 84, 2
 _TICKS = 6
+_KEY_COLUMNS, _KEY_ROW = 3, 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +73,31 @@ class Line:
     """None: the ceiling, in grey behind the others."""
 
 
-def style(number: int) -> str:
-    """Classes of a line or of a key's sample."""
-    dashed = " dashed" if number // COLOURS % 2 else ""
-    return f"s{number % COLOURS}{dashed}"
-
-
 def lines_picture(title: str, about: str, x: Axis, y: Axis, lines: Sequence[Line]) -> str:
-    """Curves over two axes."""
+    """Curves over two axes, with the key of their labels below."""
     parts = [_axes(x, y)]
     for line in sorted(lines, key=lambda line: line.number is not None):
-        css = "ceiling" if line.number is None else style(line.number)
         path = _path(line, x, y)
         parts.append(
-            f'<path class="line {css}" d="{path}"><title>{escape(line.label)}</title></path>'
+            f'<path class="{_classes(line)}" d="{path}"><title>{escape(line.label)}</title></path>'
         )
-    return _picture(title, about, _WIDTH, _HEIGHT, "".join(parts))
+    for place, line in enumerate(lines):
+        row, column = divmod(place, _KEY_COLUMNS)
+        across = _LEFT + column * (_WIDTH - _LEFT) / _KEY_COLUMNS
+        down = _HEIGHT + (row + 0.5) * _KEY_ROW
+        parts.append(
+            f'<path class="{_classes(line)}" d="M{across:.0f} {down:.0f}h28"/>'
+            f'<text x="{across + 36:.0f}" y="{down + 4:.0f}">{escape(line.label)}</text>'
+        )
+    rows = ceil(len(lines) / _KEY_COLUMNS)
+    return _picture(title, about, _WIDTH, _HEIGHT + rows * _KEY_ROW, "".join(parts))
+
+
+def _classes(line: Line) -> str:
+    if line.number is None:
+        return "line ceiling"
+    dashed = " dashed" if line.number // COLOURS % 2 else ""
+    return f"line s{line.number % COLOURS}{dashed}"
 
 
 def _path(line: Line, x: Axis, y: Axis) -> str:

@@ -104,17 +104,14 @@ class Asking:
 
 
 class Clients:
-    """All requests of a trace. `start` first.
-
-    Over 300 lines: one state machine of a request, from its arrival to its end, over shared lives.
-    """
+    """All requests of a trace. `start` first."""
 
     def __init__(
         self, timeline: Timeline, options: RunOptions, trace: Trace, record: RunRecord
     ) -> None:
         self.lives: dict[int, Life] = {}
         """Index in the trace -> request that has arrived and not ended"""
-        self.shadows = Shadows(options.shadows, options.routing)
+        self.shadows = Shadows(options)
         self._timeline = timeline
         self._options = options
         self._requests = trace.requests
@@ -214,7 +211,7 @@ class Clients:
         wait = _wait(life, now_s)
         try:
             waiter = router.admission.route(
-                request, wait, now_s, WAITING_BYTES, asking, partial(asking.decide, 0.0)
+                request, wait, now_s, WAITING_BYTES, lambda: asking, partial(asking.decide, 0.0)
             )
         except Refusal as refusal:
             self._on_refusal(life, refusal)

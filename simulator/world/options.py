@@ -6,9 +6,13 @@ Every field has a unit and a check, so that a run never starts with a meaningles
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
+
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.policies.configured import configured
+from router.policies.own import is_own
+from router.policies.policy import Policy
 from router.request.request import Role
 from simulator.engines.cost_model import Distance, NoLink, SlowedCost
 from simulator.engines.scheduler import SchedulerConfig
@@ -144,8 +148,13 @@ class RunOptions:
     check: bool = False
     """Whether the laws of conservation are checked during the run: slow."""
 
+    def policies(self) -> dict[str, Policy]:
+        """All that the run may go by, functions of one's own with them; raises ConfigError."""
+        own = filter(is_own, (*self.routing.own_policies, self.policy, *self.shadows))
+        return configured(msgspec.structs.replace(self.routing, own_policies=tuple(own)))
+
     def __post_init__(self) -> None:
-        known = configured(self.routing)
+        known = self.policies()
         for name in (self.policy, *self.shadows):
             if name not in known:
                 raise ValueError(f"unknown policy {name!r}; there are {', '.join(known)}")

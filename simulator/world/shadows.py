@@ -3,23 +3,21 @@
 Law: a run with shadows has the same results as without.
 """
 
-from collections.abc import Sequence
-
 from router.audit.shadow_policy import Agreement, Shadow
-from router.config.settings.routing_settings import RoutingSettings
 from router.decision.decision import Decision
-from router.policies.configured import configured, that_watches
+from router.policies.configured import that_watches
 from simulator.traffic.results import ShadowResult
+from simulator.world.options import RunOptions
 
 
 class Shadows:
     """The shadow policies of a run, and the sums of their results."""
 
-    def __init__(self, names: Sequence[str], routing: RoutingSettings) -> None:
-        """names: of the shadow policies."""
-        policies = configured(routing)
+    def __init__(self, options: RunOptions) -> None:
+        routing, policies = options.routing, options.policies()
         self._shadows = {
-            name: Shadow(that_watches(routing, policies[name]), routing.guard) for name in names
+            name: Shadow(that_watches(routing, policies[name]), routing.guard)
+            for name in options.shadows
         }
 
     def watch(self, decision: Decision) -> None:

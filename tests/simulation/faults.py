@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from events.engines.batch_reader import SLICE_UNITS
+from events.relay.rank import CATCH_UP_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Options:
     snapshot_chunk_bytes: int = 512 * 1024
     stream_buffer_messages: int = 4096
     held_messages: int = 20_000
-    slice_units: int = SLICE_UNITS
+    replay_part_bytes: int = CATCH_UP_BYTES
     """Of a replay, applied in one go."""
 
 
@@ -175,5 +175,5 @@ def drawn(rng: random.Random) -> Options:
         snapshot_chunk_bytes=snapshot_chunk_bytes,
         stream_buffer_messages=rng.choice([4096, 12]),
         held_messages=rng.choice([20_000, 6]),
-        slice_units=rng.choice([SLICE_UNITS, 16, 1]),
+        replay_part_bytes=rng.choice([CATCH_UP_BYTES, 4096, 1]),
     )

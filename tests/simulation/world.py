@@ -166,7 +166,7 @@ class World:
             for module, name, value in (
                 (stream_module, "BUFFER_MESSAGES_MAX", options.stream_buffer_messages),
                 (rank_module, "HELD_MESSAGES_MAX", options.held_messages),
-                (rank_module, "SLICE_UNITS", options.slice_units),
+                (rank_module, "CATCH_UP_BYTES", options.replay_part_bytes),
                 (snapshot_module, "CHUNK_BYTES", options.snapshot_chunk_bytes),
                 (rank_module, "Ledger", self.parts.ledger),
                 (view_module, "Stream", self.parts.stream),
@@ -612,8 +612,8 @@ class World:
         ring = rank.outbox
         if ring._ring_bytes > ring._ring_bytes_max and len(ring._ring) > 1:
             raise Broken("bounds", f"{shell.key}'s ring has {ring._ring_bytes} bytes")
-        if rank._last_digest is None or rank._open is not None:
-            return  # nothing was heard yet, or a message is applied by half
+        if rank._last_digest is None:
+            return  # nothing was heard yet
         told = shell.engine.told_by_digest[rank._last_digest]
         if (fault := _difference(_placed(rank.ledger), told.held, rank.complete)) is not None:
             after = f"message {told.seq} of life {told.life}"

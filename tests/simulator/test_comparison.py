@@ -43,7 +43,7 @@ class FakeWorld:
         )
 
 
-FLEETS = [RunOptions(policy="round-robin"), RunOptions(policy="random")]
+FLEETS = [RunOptions(policy="round-robin"), RunOptions(policy="least-loaded")]
 
 
 def test_every_policy_plays_the_same_traffic_at_every_rate_and_seed() -> None:
@@ -60,12 +60,12 @@ def test_every_policy_plays_the_same_traffic_at_every_rate_and_seed() -> None:
     assert fake.played == [
         (policy, seed, [second / rate for second in range(4)])
         for rate in (1.0, 2.0)
-        for policy in ("round-robin", "random")
+        for policy in ("round-robin", "least-loaded")
         for seed in (7, 8)
     ]
     assert [one.rate for one in comparisons] == [1.0, 2.0]
     for one in comparisons:
-        assert [run.label for run in one.runs] == ["round-robin", "random"]
+        assert [run.label for run in one.runs] == ["round-robin", "least-loaded"]
         assert [len(run.by_seed) for run in one.runs] == [2, 2]
         # of 4 x 16 blocks the last two prompts find 15 usable ones each
         assert one.ceiling.blocks == one.runs[0].numbers.block_hit_rate == 30 / 64

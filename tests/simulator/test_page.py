@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from simulator.study.page import page
+from simulator.study.page import page, picture_file, ttft_over_rates
 from simulator.study.report import table_of
 from simulator.study.series import (
     CELLS_MAX,
     GROUPS_MAX,
     OTHERS,
     groups_of,
+    hit_rates_over_time,
     load_by_worker,
     quantiles,
     waits_by_group,
 )
 from simulator.study.svg import nice_step, png, ramp
 from simulator.traffic.trace import Trace, TraceRequest
-from tests.simulator.made_results import compared, result
+from tests.simulator.made_results import compared, comparison, result
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 COMMAND = "kvroute replay conversation --compare ttft"
@@ -124,6 +125,49 @@ def test_each_picture_has_a_name_and_a_description() -> None:
         assert all(names)
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_several_rates_have_their_means_in_one_picture_first() -> None:
+    rates = [comparison("round-robin", "ttft", rate=rate) for rate in (6.0, 1.0, 3.0)]
+    text = page(rates, COMMAND)
+    pictures = re.findall(r"<svg [^>]*role=.*?</svg>", text)
+    assert len(pictures) == 4 * 3 + 1
+    assert pictures[0] == ttft_over_rates(rates)
+    root = ET.fromstring(pictures[0])
+    means = [run.numbers.ttft_ms.mean for run in rates[0].runs]
+    about = root.findtext(f"{SVG}desc") or ""
+    for label, mean in zip(("round-robin", "ttft"), means, strict=True):
+        assert f"{label}: {mean:,.0f} ms, {mean:,.0f} ms, {mean:,.0f} ms" in about
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert [name for name in texts if name in ("1x", "3x", "6x")] == ["1x", "3x", "6x"]
+    read(text)
+
+
+def test_rates_at_which_nothing_was_served_leave_a_gap() -> None:
+    unserved = [comparison("a", rate=rate, failed=True) for rate in (1.0, 2.0)]
+    ET.fromstring(ttft_over_rates(unserved))
+    one_served = ttft_over_rates([comparison("a", rate=1.0), unserved[1]])
+    curve = re.search(r'<path class="line s0" d="(M[^"]*)"><title>', one_served)
+    assert curve is not None
+    assert "L" not in curve[1]
+
+
+def test_a_picture_is_a_file_of_its_own_with_its_colours_and_its_key() -> None:
+    names = [f"policy-{n}" for n in range(10)]
+    root = ET.fromstring(picture_file(ttft_over_rates([comparison(*names)])))
+    style = root.findtext(f"{SVG}style") or ""
+    lines = [path for path in root.iter(f"{SVG}path") if "line" in path.attrib["class"].split()]
+    for line in lines:
+        assert all(f".{name}" in style for name in line.attrib["class"].split())
+    assert len(lines) == 2 * len(names)  # a curve for each, and its sample in the key
+    assert len({line.attrib["class"] for line in lines}) == len(names)
+    texts = [text for text in root.iter(f"{SVG}text") if "y" in text.attrib]
+    assert {*names} <= {text.text for text in texts}
+    height = float(root.attrib["viewBox"].split()[3])
+    assert max(float(text.attrib["y"]) for text in texts) < height
+
+
 def test_a_long_run_of_a_large_fleet_has_a_bounded_page() -> None:
     wide = np.random.default_rng(3).integers(0, 50, (20_000, 1000))
     run = replace(result("a"), in_flight=wide, sample_s=np.arange(20_000.0))
@@ -184,3 +228,10 @@ def test_colours_grow_lighter() -> None:
 )
 def test_steps_are_round(least: float, step: float) -> None:
     assert nice_step(least) == pytest.approx(step)
+
+
+def test_hit_rates_over_time_follow_the_arrivals() -> None:
+    run = result("p")
+    rates = hit_rates_over_time(run, run.cached_blocks, np.array([0.0, 10.0, 20.0, 40.0, 50.0]))
+    assert rates[:3].tolist() == [0.0, 0.0, 0.5]
+    assert np.isnan(rates[3])

@@ -1,9 +1,8 @@
-"""Tables, JSON, CSV and pictures of runs that went well, badly, and not at all."""
+"""Tables, JSON and CSV of runs that went well, badly, and not at all."""
 
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from simulator.study.plots import PlotsMissing, hit_rates_over_time, write_plots
 from simulator.study.report import (
     Comparison,
     mean_of,
@@ -73,7 +71,6 @@ def test_nothing_to_measure_is_null_in_json_a_dash_in_tables_and_no_error(
     assert told["goodput_rps"] == told["block_hit_rate"] == 0.0
     assert " - " in printed(one)
     write_csv([one], tmp_path / "runs.csv")
-    assert len(write_plots([one], tmp_path)) == 3
 
 
 def test_the_table_puts_runs_beside_the_best_possible() -> None:
@@ -144,38 +141,3 @@ def test_csv_has_a_row_for_each_policy_rate_and_seed(tmp_path: Path) -> None:
     assert (first["trace"], first["ceiling"], first["token_ceiling"]) == ("trace", "0.4", "0.39")
     assert float(first["itl_ms_p90"]) == pytest.approx(20.0)
     assert float(first["queue_ms_mean"]) == pytest.approx(float(first["ttft_ms_mean"]) / 2)
-
-
-PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def test_pictures_are_drawn_for_every_rate(tmp_path: Path) -> None:
-    rates = [comparison("round-robin", "dynamo-adaptive", rate=rate) for rate in (6.0, 1.0)]
-    files = write_plots(rates, tmp_path / "new")
-    assert sorted(file.name for file in files) == [
-        "hit_rate_over_time_1x.png",
-        "hit_rate_over_time_6x.png",
-        "load_per_worker_1x.png",
-        "load_per_worker_6x.png",
-        "ttft_over_rate.png",
-    ]
-    for file in files:
-        content = file.read_bytes()
-        assert content.startswith(PNG)
-        assert len(content) > 10_000
-
-
-def test_hit_rates_over_time_follow_the_arrivals() -> None:
-    run = result("p")
-    rates = hit_rates_over_time(run, run.cached_blocks, np.array([0.0, 10.0, 20.0, 40.0, 50.0]))
-    assert rates[:3].tolist() == [0.0, 0.0, 0.5]
-    assert np.isnan(rates[3])
-
-
-def test_without_matplotlib_one_sentence_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotsMissing, match=r"pip install 'kvroute\[plots\]'"):
-        write_plots([comparison("p")], tmp_path / "never")
-    assert not (tmp_path / "never").exists()

@@ -16,6 +16,7 @@ from indexer.hashing import pack_tokens
 from router.prompts.proving.engine_tokens import Engines
 from router.prompts.settings import EngineKind, PromptKind
 from simulator.engines.scheduler import SchedulerConfig
+from simulator.live.addresses import Ports, authority, endpoint, ports_of
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
@@ -68,6 +69,40 @@ async def test_events_and_their_replay_come_as_from_vllm(engine: StandIn) -> Non
             assert (await receive(dealer))[2] == later.to_bytes(8, "big")
         assert await receive(dealer) == [b"", b"", b"\xff" * 8, b""]
         assert engine.publisher.malformed_requests == 1
+
+
+@pytest.mark.parametrize(("host", "reached"), [("127.0.0.2", "127.0.0.2"), ("::", "127.0.0.1")])
+async def test_engines_listen_where_they_are_to(host: str, reached: str) -> None:
+    async with (
+        stand_ins([CONFIG], ScaledClock(100.0), host=host) as [engine],
+        aiohttp.ClientSession(engine.address) as http,
+    ):
+        for url in (engine.address, engine.events_endpoint, engine.replay_endpoint):
+            assert url.partition("://")[2].rpartition(":")[0] == reached
+        assert (await complete(http, prompt=[1], max_tokens=1))[0] == 200
+        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(engine.replay_endpoint)
+            await dealer.send_multipart([b"", bytes(8)])
+            assert await receive(dealer) == [b"", b"", b"\xff" * 8, b""]
+        if host != "::":
+            port = int(engine.address.rpartition(":")[2])
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+
+
+def test_ports_follow_one_another() -> None:
+    assert ports_of([False] * 2) == [Ports(), Ports()]
+    assert ports_of([False] * 2, 8000) == [Ports(8000, 8001, 8002), Ports(8003, 8004, 8005)]
+    assert ports_of([False] * 2, 8000, 5557) == [Ports(8000, 5557, 5558), Ports(8001, 5559, 5560)]
+    assert ports_of([True], 0, 5557) == [Ports(0, 5557, 5558, 0)]
+    assert ports_of([True, False], 10) == [Ports(10, 11, 12, 13), Ports(14, 15, 16)]
+    assert [authority(host, 1) for host in ("0.0.0.0", "::", "::1", "10.0.0.1")] == [
+        *("127.0.0.1:1", "127.0.0.1:1"),
+        *("[::1]:1", "10.0.0.1:1"),
+    ]
+    assert [endpoint(host, 0) for host in ("::", "::1")] == ["tcp://*:*", "tcp://[::1]:*"]
+    assert endpoint("0.0.0.0", 5557) == "tcp://0.0.0.0:5557"
 
 
 async def test_the_http_face_answers_as_vllm_does(

@@ -78,7 +78,9 @@ def fleets(draw: st.DrawFn) -> dict[str, Any]:
     delay_s = draw(st.sampled_from([0.0, 0.005, 0.5]))
     return {
         "workers": workers,
-        "policy": draw(st.sampled_from(["dynamo-adaptive", "round-robin", "random"])),
+        "policy": draw(
+            st.sampled_from(["dynamo-adaptive", "round-robin", "simulator.world.yardsticks:random"])
+        ),
         "seed": draw(st.integers(0, 1000)),
         "replicas": draw(st.integers(1, 3)),
         "inflight": draw(st.booleans()),

@@ -61,8 +61,8 @@ from simulator.schedulers.chitu.task import (
 class ChituScheduler:
     """The task pool, the batches in flight and the cache of one engine.
 
-    Over 300 lines: the engine's own class, step for step. Chitu's other schedulers derive from it
-    and replace `select` (skew.py, dp.py).
+    The engine's own class, step for step. Chitu's other schedulers derive from it and replace
+    `select` (skew.py, dp.py).
     """
 
     def __init__(self, config: SchedulerConfig) -> None:

@@ -15,12 +15,13 @@ import aiohttp
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from router.cli.main import cli
 from simulator.engines.profile import profile_names
+from simulator.live.run import warn_of_strangers
 
 FORMS = Path(__file__).parents[1] / "data" / "traces"
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def kvroute(*words: object) -> Result:
@@ -56,11 +57,11 @@ def test_help_names_every_option_with_its_default(command: str) -> None:
 
 @pytest.mark.long
 def test_replay_compares_policies_and_writes_what_it_found(trace: Path, tmp_path: Path) -> None:
-    json_file, csv_file, folder = tmp_path / "a.json", tmp_path / "a.csv", tmp_path / "plots"
+    json_file, csv_file, page = tmp_path / "a.json", tmp_path / "a.csv", tmp_path / "a.html"
     done = kvroute(
         *("replay", trace, "--workers", 4, "--rate", "1,2", "--policy", "round-robin"),
         *("--compare", "dynamo-adaptive, least-loaded", "--slo-ttft-ms", 400),
-        *("--warm-up-requests", 10, "--json", json_file, "--csv", csv_file, "--plot", folder),
+        *("--warm-up-requests", 10, "--json", json_file, "--csv", csv_file, "--html", page),
     )
     assert done.exit_code == 0, done.output
     for text in ("small: 60 requests", "small at 2x, 4 workers (vllm)", "ceiling", "TTFT <= 400"):
@@ -79,9 +80,9 @@ def test_replay_compares_policies_and_writes_what_it_found(trace: Path, tmp_path
     assert runs["dynamo-adaptive"]["ttft_ms"]["mean"] < runs["round-robin"]["ttft_ms"]["mean"]
     rows = list(csv.DictReader(csv_file.read_text().splitlines()))
     assert [row["policy"] for row in rows] == [*runs, *runs]
-    pictures = sorted(folder.iterdir())
-    assert len(pictures) == 5
-    assert all(file.read_bytes().startswith(PNG) for file in pictures)
+    html = page.read_text()
+    for text in ("All rates", "small at 1x", "small at 2x", *runs):
+        assert text in html
 
 
 def test_replay_plays_orders_with_bands_tenants_and_goodput(trace: Path, tmp_path: Path) -> None:
@@ -133,7 +134,16 @@ def test_the_same_seed_gives_the_same_numbers_and_several_are_averaged(
 ) -> None:
     def numbers(*words: object) -> dict[str, Any]:
         file = tmp_path / "numbers.json"
-        words = ("replay", trace, "--policy", "random", "--json", file, "--quiet", *words)
+        words = (
+            "replay",
+            trace,
+            "--policy",
+            "simulator.world.yardsticks:random",
+            "--json",
+            file,
+            "--quiet",
+            *words,
+        )
         done = kvroute(*words)
         assert (done.exit_code, done.output) == (0, "")
         run: dict[str, Any] = json.loads(file.read_text())["runs"][0]
@@ -278,14 +288,15 @@ def test_the_policy_is_that_of_the_command_else_of_the_file_or_the_preset(
     trace: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "router.yaml"
-    file.write_text("routing: {policy: random}\n")
+    file.write_text("routing: {policy: least-loaded}\n")
     short = (trace, "--until", 2, "--quiet", "--json", "-")
+    own = "simulator.world.yardsticks:random"
     for words, policies in (
         ((), ["dynamo-adaptive"]),
         (("--preset", "agents"), ["ttft"]),
-        (("--preset", "agents", "-c", file), ["random"]),
+        (("--preset", "agents", "-c", file), ["least-loaded"]),
         (("--preset", "agents", "-c", file, "--policy", "round-robin"), ["round-robin"]),
-        (("--preset", "agents", "--compare", "random,ttft"), ["ttft", "random"]),
+        (("--preset", "agents", "--compare", f"{own},ttft"), ["ttft", own]),
     ):
         runs = json.loads(kvroute("replay", *short, *words).output)["runs"]
         assert [run["policy"] for run in runs] == policies
@@ -385,6 +396,61 @@ async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Pat
             await process.wait()
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--host", "my-node"], 2, "'my-node' is no IP address"),
+        (["--host", "203.0.113.1"], 1, "assign requested address"),
+        (["--host", "0.0.0.0", "--gateway", "0.0.0.0:0"], 1, "callers need no keys"),
+        (["--engines", "0"], 2, "there is no engine to run"),
+        (["--engine", "vllm", "--prefill", "1"], 2, "are for --engine sglang, not vllm"),
+        (["--gateway", "127.0.0.1:0", "--drain-s", "1"], 2, "for engines without --gateway"),
+    ],
+)
+def test_engines_that_cannot_be_had_are_told(words: list[object], code: int, told: str) -> None:
+    done = kvroute("simulate", *words)
+    assert done.exit_code == code, done.output
+    assert told in done.output
+    assert "Traceback" not in done.output
+
+
+async def test_engines_that_are_to_end_finish_what_has_begun(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.cli.main", "simulate", "--prefill", "1", "--engines", "1"),
+        *("--speed", "50", "--drain-s", "60", "--write-config", str(file)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        shown = b""
+        async with asyncio.timeout(60):
+            while b"Ctrl-C" not in shown:
+                shown += await process.stdout.readline()
+        workers = yaml.safe_load(file.read_text())["workers"]
+        assert [worker["id"] for worker in workers] == ["worker-0", "prefill-0"]
+        assert {worker["engine"] for worker in workers} == {"sglang"}
+        asked = {"prompt": "hi", "max_tokens": 2000, "stream": True}
+        async with (
+            aiohttp.ClientSession(workers[0]["address"]) as session,
+            session.post("/v1/completions", json=asked) as response,
+        ):
+            await response.content.readline()
+            process.send_signal(signal.SIGTERM)
+            assert (await response.text()).rstrip().endswith("data: [DONE]")
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def test_engines_that_others_reach_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    for host, warned in (("127.0.0.1", False), ("::1", False), ("0.0.0.0", True), ("::", True)):
+        warn_of_strangers(Console(), host)
+        assert ("check no keys" in capsys.readouterr().out) is warned
+
+
 @pytest.mark.long
 async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
     tmp_path: Path,
@@ -480,7 +546,7 @@ def test_simulate_with_a_gateway_that_can_t_be_says_so(
 def test_simulate_without_the_ports_it_wants_says_so() -> None:
     done = kvroute("simulate", "--engines", 10, "--port", 65530)
     assert done.exit_code == 2
-    assert "10 engines need 30 ports from 65530 on" in done.output
+    assert "there are not enough ports from 65530 on" in done.output
 
 
 def test_simulate_ends_when_a_port_is_taken() -> None:

@@ -1,0 +1,88 @@
+"""Encodes KV events in the very bytes that SGLang 0.5.23 publishes. Pure.
+
+The batch is vLLM's; an event's hashes are signed, and it has no fields of vLLM's own. A prompt's
+salt comes with the first event of its chain alone, where SGLang repeats it. Checked byte for byte
+against recorded messages in tests/simulator/test_sglang_wire.py.
+"""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+import msgspec
+
+from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
+
+MEDIUM = "GPU"
+
+
+class _BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", omit_defaults=True):
+    block_hashes: tuple[int, ...]
+    parent_block_hash: int | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    lora_id: None
+    medium: str
+    cache_salt: str | None = None
+    session_id: str | None = None
+    lora_name: str | None = None
+
+
+class _BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", omit_defaults=True):
+    block_hashes: tuple[int, ...]
+    medium: str
+
+
+class _AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
+    pass
+
+
+_Event = _BlockStored | _BlockRemoved | _AllBlocksCleared
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_Event]
+    data_parallel_rank: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_batch(
+    unix_s: float, events: Iterable[PoolEvent], block_size: int, dp_rank: int = 0
+) -> bytes:
+    """The payload of one message: all events of one step, in order."""
+    wire_events = [_wire_event(event, block_size) for event in events]
+    return _encoder.encode(_Batch(unix_s, wire_events, dp_rank))
+
+
+def _wire_event(event: PoolEvent, block_size: int) -> _Event:
+    match event:
+        case Stored():
+            return _BlockStored(
+                block_hashes=tuple(map(_signed, event.hashes)),
+                parent_block_hash=None if event.parent is None else _signed(event.parent),
+                token_ids=event.token_ids,
+                block_size=block_size,
+                lora_id=None,
+                medium=MEDIUM,
+                cache_salt=_salt(event),
+                session_id=event.session_id,
+                lora_name=event.lora_name,
+            )
+        case Removed():
+            return _BlockRemoved(tuple(map(_signed, event.hashes)), MEDIUM)
+        case Cleared():
+            return _AllBlocksCleared()
+        case _:
+            assert_never(event)
+
+
+def _signed(block_hash: int) -> int:
+    return block_hash - (1 << 64) if block_hash >> 63 else block_hash
+
+
+def _salt(event: Stored) -> str | None:
+    """The key of the first block that is not its LoRA's."""
+    keys = event.extra_keys[0] if event.extra_keys else None
+    return next((key for key in keys or () if key != event.lora_name), None)
