@@ -20,7 +20,8 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.distribution.project import ROOT, into_distribution
+
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
 FOLDERS = ("indexer", "events", "router", "simulator", "proto")
 REPRODUCIBLE = {"CFLAGS": "-g0", "LDSHARED": "cc -shared", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -98,6 +99,8 @@ def build(tree: Path, at_s: int) -> Path:
     for name in sources():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
+    client = tree / "proto" / "pyproject.toml"
+    client.write_text(into_distribution(client.read_text(encoding="utf-8")), encoding="utf-8")
     env = {**REPRODUCIBLE, "SOURCE_DATE_EPOCH": str(at_s)}
     for source in (tree, tree / "proto"):
         _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", built, source, env=env)

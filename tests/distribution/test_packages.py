@@ -1,6 +1,7 @@
 """What `make packages` does to sdists, and which wheels cibuildwheel is configured for."""
 
 import io
+import subprocess
 import tarfile
 import tomllib
 from pathlib import Path
@@ -11,12 +12,12 @@ from tests.distribution.packages import (
     FILES,
     FOLDERS,
     IDENTIFIERS,
-    ROOT,
     digests,
     epoch,
     normalize,
     sources,
 )
+from tests.distribution.project import ROOT, address, into_distribution
 
 AT_S = 1_700_000_000
 
@@ -65,6 +66,20 @@ def test_packages_are_built_from_sources_alone() -> None:
     assert {path.parts[0] for path in paths} == {*FILES, *FOLDERS}
     assert {"indexer/kernel.pyx", "proto/pyproject.toml"} <= {str(path) for path in paths}
     assert not [path for path in paths if path.suffix in (".so", ".c", ".pyc")]
+
+
+def test_the_project_s_address_stands_in_one_place() -> None:
+    place = address().removeprefix("https://")
+    listed = subprocess.run(
+        ("git", "-C", ROOT, "grep", "--fixed-strings", "--files-with-matches", place), check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert listed.stdout.splitlines() == ["pyproject.toml"]
+    text = (ROOT / "proto" / "pyproject.toml").read_text(encoding="utf-8")
+    client = tomllib.loads(into_distribution(text))["project"]
+    router = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for key in ("authors", "urls"):
+        assert client[key] == router[key]
 
 
 def test_wheels_are_configured_for_each_python_that_the_router_supports() -> None:

@@ -48,7 +48,7 @@ def test_each_dependency_has_a_version_and_hashes(name: str) -> None:
 
 
 def test_each_dependency_of_the_project_is_listed() -> None:
-    assert direct("nats-server", "oidc", "otel") <= pinned("image").keys()
+    assert direct("nats-server", "oidc", "otel", "prompts") <= pinned("image").keys()
     assert direct("nats-server", "oidc", "otel", "prompts", "dev") <= pinned("dev").keys()
 
 

@@ -25,7 +25,7 @@ FOLDERS = {name: ROOT / name for name in ("indexer", "events", "router", "simula
 }
 """The top-level packages and their folders."""
 METADATA_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
-SOURCES = {".pyx", ".pxd", ".pxi", ".h", ".c", ".so", ".md", ".png"}
+SOURCES = {".pyx", ".pxd", ".pxi", ".h", ".c", ".so", ".md", ".svg"}
 """Of files that no wheel needs: native sources, what is built of them, and texts."""
 MADE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build")
 
@@ -45,17 +45,13 @@ MAKE_CLIENT = """
 import asyncio, importlib.util
 from kvroute.client import KvRouteClient
 
-async def main(**settings):
-    async with KvRouteClient("127.0.0.1:1", **settings):
+async def main():
+    async with KvRouteClient("127.0.0.1:1"):
         pass
 
 asyncio.run(main())
 strangers = ("router", "events", "indexer", "simulator", "numpy", "xxhash")
 print([name for name in strangers if importlib.util.find_spec(name)])
-try:
-    asyncio.run(main(hash_prompts=True))
-except ImportError as error:
-    print(error)
 """
 
 
@@ -143,8 +139,7 @@ def test_both_distributions_agree_on_release_and_dependencies() -> None:
     )
     for key in ("version", "requires-python", "license", "license-files"):
         assert client[key] == router[key]
-    (hashing,) = client["optional-dependencies"].values()
-    assert {*client["dependencies"], *hashing} <= {*router["dependencies"]}
+    assert {*client["dependencies"]} <= {*router["dependencies"]}
 
 
 # Installed
@@ -206,11 +201,7 @@ def _link(installed: Distribution, site: Path) -> None:
 def test_the_client_needs_only_its_declared_dependencies(wheels: Wheels, tmp_path: Path) -> None:
     client = Environment(tmp_path, wheels.client)
     client.run(IMPORT_ALL, "kvroute")
-    strangers, refusal = client.run(MAKE_CLIENT).splitlines()
-    assert strangers == "[]"
-    assert "pip install 'kvroute-client[hash-prompts]'" in refusal
-    client.add_dependencies("hash-prompts")
-    assert client.run(MAKE_CLIENT).splitlines() == ["['xxhash']"]
+    assert client.run(MAKE_CLIENT).splitlines() == ["[]"]
 
 
 @pytest.fixture(scope="module")
