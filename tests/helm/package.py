@@ -5,14 +5,17 @@
 `helm push dist/kvroute-VERSION.tgz oci://REGISTRY` publishes the archive.
 """
 
+import shutil
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import helm_python as helm
 import kubernetes_validate
 import yaml
 
+from tests.distribution.project import of_chart
 from tests.helm.rendered import CHART, EXAMPLES, Rendered, values_of
 
 NOT_IN_KUBERNETES = (
@@ -36,7 +39,11 @@ def package(folder: Path) -> Path:
         if report["errors"]:
             raise ValueError(f"{name}: {report['errors']}")
     folder.mkdir(parents=True, exist_ok=True)
-    archive = Path(helm.package(CHART, destination=folder))
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(shutil.copytree(CHART, Path(place, CHART.name)))
+        with (copy / "Chart.yaml").open("a", encoding="utf-8") as about:
+            yaml.safe_dump(of_chart(), about)
+        archive = Path(helm.package(copy, destination=folder))
     metadata = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     if archive.name != f"{metadata['name']}-{metadata['version']}.tgz":
         raise ValueError(f"{archive.name} is not named after the chart and its version")

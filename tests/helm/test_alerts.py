@@ -35,7 +35,7 @@ PROMTOOL = shutil.which("promtool")
 SCRAPE_LABELS = {"namespace", "fleet", "pod", "instance"}
 
 with_promtool = pytest.mark.skipif(
-    PROMTOOL is None, reason="promtool is not here: apt-get install prometheus brings it"
+    PROMTOOL is None, reason="promtool is not here: .ci/prometheus.sh fetches it, where apt is"
 )
 
 

@@ -30,7 +30,6 @@ LEFT_TO_THE_CLUSTER = {
     "epp.mutual_tls",  # NetworkPolicy, networkPolicy.eppFrom
     "epp.plain",  # with inferencePool.istio off
     "nats.credentials_file",  # a Secret, in the environment
-    "control.require_signed",  # NATS permissions
     "gateway.salt",  # the token that the chart makes is of one tenant
 }
 

@@ -25,7 +25,7 @@ def test_without_discovery_there_are_no_rights_and_no_token(default: Rendered) -
 def test_pods_are_all_that_may_be_read(render: Callable[..., Rendered]) -> None:
     rendered = render(**discovering())
     assert rendered["role.yaml"]["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
     ]
     binding = rendered["rolebinding.yaml"]
     assert binding["roleRef"]["name"] == rendered["role.yaml"]["metadata"]["name"]

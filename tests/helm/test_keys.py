@@ -107,24 +107,6 @@ def test_a_release_without_keys_needs_the_switch_and_is_warned_of(
     assert "keys" not in rendered.config_text.split("log:")[0]
 
 
-def test_a_secret_of_control_keys_is_mounted_where_the_configuration_names_it(
-    render: Callable[..., Rendered],
-) -> None:
-    rendered = render(
-        keys={"controlSecret": "routers"}, config={"control": {"require_signed": True}}
-    )
-    text = rendered["configmap.yaml"]["data"]["config.yaml"]
-    assert yaml.safe_load(text)["control"] == {
-        "key_file": "/etc/kvroute-control/control.nk",
-        "trusted_keys_file": "/etc/kvroute-control/trusted",
-        "require_signed": True,
-    }
-    mounts = {mount["name"]: mount["mountPath"] for mount in rendered.router["volumeMounts"]}
-    assert mounts["control"] == "/etc/kvroute-control"
-    (volume,) = [one for one in rendered.pod["spec"]["volumes"] if one["name"] == "control"]
-    assert volume["secret"]["secretName"] == "routers"
-
-
 def test_the_engines_key_is_mounted_where_the_router_reads_it(
     default: Rendered, render: Callable[..., Rendered]
 ) -> None:

@@ -6,7 +6,6 @@ from tests.helm.rendered import CHART
 from tests.stage.exported import gateway_families, names, relay_families, router_families
 
 OF_A_WHOLE_PROCESS = {
-    "kvroute_control_messages_total",
     "kvroute_fleet_commands_total",
     "kvroute_fleet_state_total",
     "kvroute_nats_restarts_total",

@@ -86,6 +86,24 @@ def test_three_servers_are_a_cluster_and_one_is_none(cluster: Rendered, single: 
     assert "nats-poddisruptionbudget.yaml" not in single
 
 
+def test_servers_run_the_router_s_image_or_another_one(render: Callable[..., Rendered]) -> None:
+    def servers_of(**image: str) -> Object:
+        rendered = render(
+            image={"digest": f"sha256:{'0' * 64}", "pullPolicy": "Always"},
+            nats={"server": {"enabled": True, "image": image}},
+        )
+        (server,) = rendered["nats-statefulset.yaml"]["spec"]["template"]["spec"]["containers"]
+        assert server["command"][0] == "nats-server"
+        if not image:
+            assert server["image"] == rendered.router["image"]
+        return server
+
+    assert servers_of()["imagePullPolicy"] == "Always"
+    assert servers_of(repository="nats")["image"] == "nats:latest"
+    other = servers_of(repository="nats", tag="2.15-alpine")
+    assert (other["image"], other["imagePullPolicy"]) == ("nats:2.15-alpine", "IfNotPresent")
+
+
 def test_only_one_or_three(chart: helm.Chart) -> None:
     with pytest.raises(helm.HelmValuesError, match="/nats/server/replicas"):
         chart.render({"nats": {"server": {"enabled": True, "replicas": 2}}})

@@ -28,12 +28,11 @@ def test_services_say_https_wherever_a_port_speaks_tls(
     rendered = render(
         tls={"enabled": tls},
         config={
-            "grpc": {"fast_listen": "[::]:50052"},
             "gateway": {"listen": "[::]:8080"},
             "metrics": {"tls": metrics},
         },
     )
-    plain = {"grpc": "grpc", "fast-grpc": "grpc", "http": "http", "metrics": "http"}
+    plain = {"grpc": "grpc", "http": "http", "metrics": "http"}
     encrypted = dict.fromkeys(plain, tls) | {"metrics": metrics != "off"}
     for service in ("service.yaml", "service-headless.yaml"):
         for port in rendered[service]["spec"]["ports"]:
@@ -85,22 +84,6 @@ def test_ports_follow_the_listen_addresses(render: Callable[..., Rendered]) -> N
     )
     assert [port["port"] for port in rendered["service.yaml"]["spec"]["ports"]] == [6000, 6001]
     assert [port["containerPort"] for port in rendered.router["ports"]] == [6000, 9466, 6001]
-
-
-def test_the_second_grpc_server_has_its_port_wherever_the_first_has(
-    render: Callable[..., Rendered],
-) -> None:
-    fast = {"grpc": {"fast_listen": "[::]:50052"}}
-    rendered = render(config=fast, networkPolicy={"enabled": True})
-    for service in ("service.yaml", "service-headless.yaml"):
-        ports = {port["name"]: port["port"] for port in rendered[service]["spec"]["ports"]}
-        assert ports["fast-grpc"] == 50052
-    assert {"name": "fast-grpc", "containerPort": 50052, "protocol": "TCP"} in rendered.router[
-        "ports"
-    ]
-    callers = rendered["networkpolicy.yaml"]["spec"]["ingress"][0]
-    assert [port["port"] for port in callers["ports"]] == ["grpc", "fast-grpc"]
-    assert yaml.safe_load(rendered.config_text)["grpc"]["fast_listen"] == "[::]:50052"
 
 
 def test_without_a_metrics_endpoint_nothing_speaks_of_metrics(

@@ -77,11 +77,6 @@ app.kubernetes.io/part-of: kvroute
 {{ regexFind "[0-9]+$" .Values.config.grpc.listen }}
 {{- end }}
 
-{{/* Port of the second gRPC server; empty without one. */}}
-{{- define "kvroute.fastPort" -}}
-{{ regexFind "[0-9]+$" (default "" .Values.config.grpc.fast_listen) }}
-{{- end }}
-
 {{/* Empty without an endpoint. */}}
 {{- define "kvroute.metricsPort" -}}
 {{ regexFind "[0-9]+$" .Values.config.metrics.listen }}
@@ -380,12 +375,6 @@ a rendering and kept in .Values, since the CA is in a ConfigMap, too. */}}
 {{- if .Values.keys.enabled }}
 {{- $_ := set $config "keys" (dict "file" "/etc/kvroute-keys/keys.yaml") }}
 {{- end }}
-{{- if .Values.keys.controlSecret }}
-{{- $control := default dict $config.control }}
-{{- $_ := set $control "key_file" "/etc/kvroute-control/control.nk" }}
-{{- $_ := set $control "trusted_keys_file" "/etc/kvroute-control/trusted" }}
-{{- $_ := set $config "control" $control }}
-{{- end }}
 {{- if .Values.keys.engineSecret.name }}
 {{- $engines := default dict $config.engines }}
 {{- $_ := set $engines "api_key_file" (printf "/etc/kvroute-engine-key/%s" .Values.keys.engineSecret.key) }}
@@ -473,9 +462,6 @@ or relay, which differ only at NATS of this release. */}}
 {{- if .Values.keys.enabled }}
 - {name: keys, mountPath: /etc/kvroute-keys, readOnly: true}
 {{- end }}
-{{- if .Values.keys.controlSecret }}
-- {name: control, mountPath: /etc/kvroute-control, readOnly: true}
-{{- end }}
 {{- if .Values.keys.engineSecret.name }}
 - {name: engine-key, mountPath: /etc/kvroute-engine-key, readOnly: true}
 {{- end }}
@@ -488,15 +474,6 @@ or relay, which differ only at NATS of this release. */}}
   secret:
     secretName: {{ include "kvroute.tlsSecret" . }}
     defaultMode: 0440
-{{- end }}
-{{- if .Values.keys.controlSecret }}
-- name: control
-  secret:
-    secretName: {{ .Values.keys.controlSecret }}
-    defaultMode: 0440
-    items:
-      - {key: control.nk, path: control.nk}
-      - {key: trusted, path: trusted}
 {{- end }}
 {{- with .Values.keys.engineSecret }}
 {{- if .name }}
@@ -660,6 +637,9 @@ annotations:
 {{- fail "gatewayRoute.parentRefs with tls.clientCertificates: a BackendTLSPolicy brings no certificate of the gateway." }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- if and .Values.ingress.enabled (not (include "kvroute.gatewayPort" .)) }}
+{{- fail "ingress.enabled needs config.gateway.listen: the port of OpenAI's API." }}
 {{- end }}
 {{- if and .Values.keys.accounts (not .Values.keys.existingSecret) }}
 {{- fail "keys.accounts needs keys.existingSecret: a key file with accounts and issuers." }}
