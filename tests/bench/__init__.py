@@ -2,6 +2,7 @@
 
 import os
 
-from router.service.grpc_polling import prepare
-
-prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
+# Before anything imports gRPC.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+"""As docs/call-it.md has it for callers."""

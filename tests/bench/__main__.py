@@ -21,13 +21,10 @@ WIDTH = 90
 """Columns that the table takes, at least."""
 FIRST = [
     "cpu_tokens_unary_us",
-    "cpu_tokens_fast_us",
     "cpu_tokens_lane_us",
     "cpu_hashes_unary_us",
-    "cpu_hashes_fast_us",
     "cpu_hashes_lane_us",
     "route_unary_8192_p50_us",
-    "route_fast_8192_p50_us",
     "client_tokens_rps",
     "client_hashes_rps",
     "hash_8192_b16",

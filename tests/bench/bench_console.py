@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexer.kernel import NativeIndex
+from router.core.counts import Counts
 from router.core.progress import Pick, Progress, ProgressState
 from tests.bench.timing import row
 from tests.stage.console import Served, served
@@ -105,6 +106,7 @@ async def _decide(stage: Served, seconds: float) -> Run:
     """Decisions at RATE, for a while."""
     took, late = [], []
     fleet, loop = stage.fleet, asyncio.get_running_loop()
+    counts = Counts(stage.tally)
     gc.collect()
     began_kib, began_cpu = _resident_kib(), time.process_time()
     began = loop.time()
@@ -117,10 +119,11 @@ async def _decide(stage: Served, seconds: float) -> Run:
         watch = stage.watchers.watch
         due_watch = watch.take() if watch is not None else None
         request = fleet.request(prompt(1024, first=64 * (number % 50)))
+        counts.begin()
         pick = fleet.core.route(request, fleet.now_s, watch=due_watch)
         took.append(time.perf_counter() - started)
         assert isinstance(pick, Pick)
-        stage.tally.count(pick)
+        counts.picked(pick)
         done = Progress(pick.reservation.id, ProgressState.FINISHED)
         fleet.core.report(done, fleet.now_s)
     elapsed = loop.time() - began

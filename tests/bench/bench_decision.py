@@ -27,8 +27,9 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings.routing_settings import RoutingSettings
 from router.core.core import RouterCore
-from router.core.progress import Pick, Progress, ProgressState
-from router.desk import answer_codec, request_codec
+from router.core.progress import Progress, ProgressState
+from router.desk import request_codec
+from router.desk.answer_codec import answer_writer
 from router.request.prompt import Prompt
 from router.request.request import Request
 from router.reservations.reservations import Reservation
@@ -79,6 +80,7 @@ class Stage:
         self._core = RouterCore(
             view, RoutingSettings(policy=policy), rng=random.Random(1), random_bytes=os.urandom
         )
+        self._writer = answer_writer(self._core)
         self._rng = rng
         self._now_s = 1000.0
         self._prompts = [_tokens(rng, PROMPT_TOKENS) for _ in range(PROMPTS)]
@@ -142,11 +144,13 @@ class Stage:
         def decide() -> Reservation:
             received = request_codec.receive(asked, self._core.routing.prompt_tokens_max)
             lane, self._core.lane = self._core.lane, None
-            pick = self._core.route(request_codec.read_request(received, self._core), self._now_s)
+            outcome = self._core.route(
+                request_codec.read_request(received, self._core),
+                self._now_s,
+                write=lambda pick: self._writer.answer(pick, 0, omit_receipt=False),
+            )
             self._core.lane = lane
-            assert isinstance(pick, Pick)
-            pick.reservation.answer = answer_codec.answer(pick, self._core, 0)
-            return pick.reservation
+            return outcome.reservation
 
         return decide
 

@@ -1,4 +1,4 @@
-"""What a match costs as work grows: longer prompts, a larger index. Draws build/bench-match.png.
+"""What a match costs as work grows: longer prompts, a larger index. Draws build/bench-match-*.svg.
 
 Chains that 8 workers hold in part: worker i the first (i + 1) / 8 of each. Prompts rotate over many
 chains, from anywhere in the index, so that a large one pays for what the CPU's caches don't have.
@@ -8,6 +8,7 @@ The peer's tree gets the same, but only up to a million blocks, since it takes t
 import json
 import math
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ import numpy as np
 
 from indexer.identity import Tier
 from indexer.kernel import NativeIndex
-from tests.bench.environments import BUILD, PLOT, Missing, peer_says, python_of, run
+from simulator.study.page import picture_file
+from simulator.study.svg import Axis, Line, lines_picture
+from tests.bench.environments import BUILD, Missing, peer_says
 from tests.bench.timing import beside, row
 
-PICTURE = BUILD / "bench-match.png"
 WORKERS = 8
 STORED_BLOCKS = 64
 """In one fact"""
@@ -148,16 +150,36 @@ def _us(index: NativeIndex, prompts: list[Any]) -> float:
 
 
 def _draw(ours: Curves, peer: Curves | None) -> str:
-    """Draws the picture; says where it is, or why there is none."""
-    curves = {
-        "lengths": LENGTHS,
-        "sizes": SIZES,
-        "ours": ours._asdict(),
-        "peer": peer._asdict() if peer else None,
-    }
-    script = BUILD.parent / "tests" / "bench" / "plot_side.py"
-    try:
-        run(str(python_of(*PLOT)), str(script), str(PICTURE), said=json.dumps(curves))
-    except Missing as error:
-        return f"no picture: {error}"
-    return f"drawn in {PICTURE.relative_to(BUILD.parent)}"
+    """Draws the pictures; returns their files."""
+    about = "blocks of the prompt (820,000 in the index)"
+    by_length = _picture("blocks", about, LENGTHS, ours.by_length, peer and peer.by_length)
+    about = f"blocks in the index (prompts of {SIZE_BLOCKS})"
+    by_size = _picture("index", about, SIZES, ours.by_size, peer and peer.by_size)
+    return f"drawn in {by_length} and {by_size}"
+
+
+def _picture(
+    name: str, about: str, places: list[int], ours_us: list[float], peer_us: list[float] | None
+) -> Path:
+    """Microseconds a match over places, both axes logarithmic. The peer's may end sooner."""
+    curves = {"kvroute": ours_us} | ({"Dynamo's RadixTree": peer_us} if peer_us else {})
+    lines = []
+    for number, (label, us) in enumerate(curves.items()):
+        xs = places[: len(us)]
+        label = f"{label}: {us[-1]:,.3g} µs at {xs[-1]:,}"
+        lines.append(Line(label, np.array(xs, np.float64), np.array(us), number))
+    times = [value for us in curves.values() for value in us]
+    picture = lines_picture(
+        "A match",
+        "; ".join(line.label for line in lines),
+        Axis(places[0], places[-1], about, _number, is_log=True),
+        Axis(min(times), 2 * max(times), "µs a match", _number, is_log=True),
+        lines,
+    )
+    file = BUILD / f"bench-match-{name}.svg"
+    file.write_text(picture_file(picture), encoding="utf-8")
+    return file.relative_to(BUILD.parent)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.10g}"

@@ -1,5 +1,4 @@
-"""What a pick costs the router, and how many a client gets: one by one, over the fast lane, and by
-calls on the fast port (grpc.fast_listen).
+"""What a pick costs the router, and how many a client gets: one by one, and over the fast lane.
 
 A real `kvroute serve` with eight stand-in engines behind relays, and a client in another process.
 Prompts have 8,192 tokens, or their 512 block hashes, or four times as many; each is held whole by
@@ -44,61 +43,39 @@ CALLERS_MANY = 64
 READY_TIMEOUT_S = 60.0
 
 
-def _case(
-    form: str, *, lane: bool, requests: int, callers: int = CALLERS, hashed: bool = False
-) -> dict[str, Any]:
-    """What lane_client.py is told. hashed: the client hashes the tokens that it gets."""
-    return {"form": form, "lane": lane, "hash": hashed, "callers": callers, "requests": requests}
+def _case(form: str, *, lane: bool, requests: int, callers: int = CALLERS) -> dict[str, Any]:
+    """A line for lane_client.py."""
+    return {"form": form, "lane": lane, "callers": callers, "requests": requests}
 
 
 CASES: dict[str, dict[str, Any]] = {
     "tokens, one by one": _case("tokens", lane=False, requests=1600),
     "tokens, lane": _case("tokens", lane=True, requests=3200),
-    "tokens hashed, lane": _case("tokens", lane=True, requests=3200, hashed=True),
     "hashes, one by one": _case("hashes", lane=False, requests=1600),
     "hashes, lane": _case("hashes", lane=True, requests=3200),
     "tokens, many": _case("tokens", lane=True, requests=6400, callers=CALLERS_MANY),
-    "tokens hashed, many": _case(
-        "tokens", lane=True, requests=6400, callers=CALLERS_MANY, hashed=True
-    ),
     "hashes, many": _case("hashes", lane=True, requests=6400, callers=CALLERS_MANY),
     "long tokens, one by one": _case("tokens, long", lane=False, requests=480),
     "long tokens, lane": _case("tokens, long", lane=True, requests=960),
-    "long tokens hashed, many": _case(
-        "tokens, long", lane=True, requests=3200, callers=CALLERS_MANY, hashed=True
-    ),
     "long hashes, one by one": _case("hashes, long", lane=False, requests=480),
     "long hashes, lane": _case("hashes, long", lane=True, requests=960),
     "long hashes, many": _case("hashes, long", lane=True, requests=3200, callers=CALLERS_MANY),
     "alone": _case("tokens", lane=False, requests=500, callers=1),
-    "alone, hashed": _case("tokens", lane=False, requests=500, callers=1, hashed=True),
     "alone, lane": _case("tokens", lane=True, requests=500, callers=1),
-}
-ON_FAST_PORT = {
-    f"{name}, fast port": CASES[name]
-    for name in ("tokens, one by one", "hashes, one by one", "long tokens, one by one", "alone")
 }
 ROWS = [
     ("cpu_tokens_unary_us", "tokens, one by one", "cpu_us", "us", "less"),
     ("cpu_tokens_lane_us", "tokens, lane", "cpu_us", "us", "less"),
-    ("cpu_tokens_hashed_lane_us", "tokens hashed, lane", "cpu_us", "us", "less"),
     ("cpu_hashes_unary_us", "hashes, one by one", "cpu_us", "us", "less"),
     ("cpu_hashes_lane_us", "hashes, lane", "cpu_us", "us", "less"),
     ("route_unary_8192_p50_us", "alone", "p50_us", "us", "less"),
-    ("cpu_tokens_fast_us", "tokens, one by one, fast port", "cpu_us", "us", "less"),
-    ("cpu_hashes_fast_us", "hashes, one by one, fast port", "cpu_us", "us", "less"),
-    ("route_fast_8192_p50_us", "alone, fast port", "p50_us", "us", "less"),
-    ("cpu_tokens_32k_fast_us", "long tokens, one by one, fast port", "cpu_us", "us", "less"),
-    ("route_unary_8192_hashed_p50_us", "alone, hashed", "p50_us", "us", "less"),
     ("route_lane_8192_p50_us", "alone, lane", "p50_us", "us", "less"),
     ("cpu_tokens_32k_unary_us", "long tokens, one by one", "cpu_us", "us", "less"),
     ("cpu_tokens_32k_lane_us", "long tokens, lane", "cpu_us", "us", "less"),
     ("cpu_hashes_2048_unary_us", "long hashes, one by one", "cpu_us", "us", "less"),
     ("cpu_hashes_2048_lane_us", "long hashes, lane", "cpu_us", "us", "less"),
-    ("client_tokens_rps", "tokens hashed, many", "rps", "picks/s", "more"),
-    ("client_tokens_sent_rps", "tokens, many", "rps", "picks/s", "more"),
+    ("client_tokens_rps", "tokens, many", "rps", "picks/s", "more"),
     ("client_hashes_rps", "hashes, many", "rps", "picks/s", "more"),
-    ("client_tokens_32k_rps", "long tokens hashed, many", "rps", "picks/s", "more"),
     ("client_hashes_2048_rps", "long hashes, many", "rps", "picks/s", "more"),
 ]
 """Name, the case it is taken from, what of it, unit, which is better."""
@@ -125,15 +102,13 @@ class Served:
     """A router to measure."""
 
     target: str
-    fast_target: str
     pid: int
 
 
 async def _measured() -> dict[str, dict[str, float]]:
     """What the clients found, case by case."""
     async with served() as router:
-        found = await _by_client(router.target, router.pid, CASES)
-        return found | await _by_client(router.fast_target, router.pid, ON_FAST_PORT)
+        return await _by_client(router.target, router.pid, CASES)
 
 
 async def _by_client(
@@ -171,11 +146,10 @@ async def served() -> AsyncIterator[Served]:
                 ScaledClock(100.0),
             )
         )
-        socket = folder / "router.sock"
-        fast = f"127.0.0.1:{free_port()}"
+        target = f"127.0.0.1:{free_port()}"
         config = {
             "nats": {"url": nats.url},
-            "grpc": {"listen": "127.0.0.1:0", "unix_socket": str(socket), "fast_listen": fast},
+            "grpc": {"listen": target},
             "metrics": {"listen": ""},
             "log": {"level": "warning"},
             "routing": {"seed": 1},
@@ -202,7 +176,6 @@ async def served() -> AsyncIterator[Served]:
             stack.push_async_callback(relay.stop)
             await relay.start()
             relays.append(relay)
-        target = f"unix:{socket}"
         async with KvRouteClient(target) as client, asyncio.timeout(READY_TIMEOUT_S):
             await client.wait_ready(READY_TIMEOUT_S)
             known = [*prompts(), *long_prompts()]
@@ -211,6 +184,6 @@ async def served() -> AsyncIterator[Served]:
             blocks = sum(map(len, known)) // BLOCK_SIZE
             while (await client.index_stats()).blocks < blocks:  # noqa: ASYNC110  # elsewhere
                 await asyncio.sleep(0.05)
-        yield Served(target, fast, router.pid)
+        yield Served(target, router.pid)
         if failures := [relay.failures for relay in relays if relay.failures]:
             raise RuntimeError(f"relays failed: {failures}")

@@ -9,7 +9,6 @@ from typing import Any
 BUILD = Path(__file__).parents[2] / "build"
 PEER = ("peer", "ai-dynamo-runtime==1.6.1", "numpy")
 """NVIDIA Dynamo's router, as its wheel has it."""
-PLOT = ("plot", "matplotlib>=3.9")
 
 
 class Missing(Exception):

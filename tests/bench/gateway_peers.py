@@ -12,7 +12,6 @@ prints a table, and writes build/gateway-peers.json. No part of `make bench`.
 import argparse
 import asyncio
 import json
-import os
 import random
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from kvroute.client import KvRouteClient
 from simulator.cli.gateway import workers_ready
 from tests.bench.environments import BUILD, python_of
 from tests.bench.gateway_peers_side import MODEL
+from tests.bench.processes import cpu_s, started
 from tests.stage.prompts.byte_tokenizer import make_folder
 from tests.stage.waiting import free_port
 
@@ -50,7 +50,6 @@ BALANCED = ("--balance-abs-threshold", "2", "--balance-rel-threshold", "1.5")
 clients here: it sends every chat of a shared system prompt to one engine."""
 SIDE = Path(__file__).with_name("gateway_peers_side.py")
 RESULTS = BUILD / "gateway-peers.json"
-TICKS = os.sysconf("SC_CLK_TCK")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 
 Sessions = list[list[dict[str, Any]]]
@@ -160,7 +159,7 @@ async def kvroute_gateway(stack: AsyncExitStack, engines: list[Engine]) -> tuple
     _, router = await _router(stack, engines)
     command = ["-m", "router.cli.main", "gateway", "--router", f"127.0.0.1:{router}"]
     command += ["--listen", f"127.0.0.1:{port}", "--log-level", "error"]
-    process = await _started(stack, sys.executable, *command)
+    process = await started(stack, sys.executable, *command)
     await _serves(port)
     return port, process.pid
 
@@ -180,7 +179,7 @@ async def _router(
     }
     (room / "kvroute.json").write_text(json.dumps(config))
     command = ["-m", "router.cli.main", "serve", "-c", str(room / "kvroute.json")]
-    process = await _started(stack, sys.executable, *command, "--log-level", "error")
+    process = await started(stack, sys.executable, *command, "--log-level", "error")
     async with KvRouteClient(f"127.0.0.1:{grpc}") as client:
         await workers_ready(client, len(engines))
     return process.pid, grpc
@@ -189,7 +188,7 @@ async def _router(
 async def robin(stack: AsyncExitStack, engines: list[Engine]) -> tuple[int, int]:
     """A plain round robin on aiohttp."""
     urls = [engine.url for engine in engines]
-    process = await _started(stack, sys.executable, str(SIDE), "robin", *urls, reads=True)
+    process = await started(stack, sys.executable, str(SIDE), "robin", *urls, reads=True)
     assert process.stdout is not None
     return int(await process.stdout.readline()), process.pid
 
@@ -228,7 +227,7 @@ async def _peer(
 ) -> tuple[int, int]:
     port, metrics = free_port(), free_port()
     program = python_of(*PEERS).with_name(name)
-    process = await _started(
+    process = await started(
         stack,
         *(str(program), *flags, "--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
@@ -263,9 +262,9 @@ async def measured(mix: str, proxy: str) -> Result:
         engines = await _engines(stack)
         port, pid = await PROXIES[proxy](stack, engines)
         await _clients(port, [[_question(random.Random(0), "warm")]])
-        before_s, first_s = _cpu_s(pid), await _first_s(engines)
+        before_s, first_s = cpu_s(pid), await _first_s(engines)
         done = await _clients(port, sessions)
-        cpu_s = _cpu_s(pid) - before_s
+        spent_s = cpu_s(pid) - before_s
         engine_s = await _first_s(engines) - first_s
     answers = done["answers"]
     ttft_ms = [answer["ttft_s"] * 1e3 for answer in answers]
@@ -278,12 +277,12 @@ async def measured(mix: str, proxy: str) -> Result:
         round(engine_s * 1e3 / len(answers), 1),
         round(len(answers) / done["took_s"], 2),
         round(sum(answer["cached_tokens"] for answer in answers) / prompts, 3),
-        round(cpu_s * 1e3 / len(answers), 2),
+        round(spent_s * 1e3 / len(answers), 2),
     )
 
 
 async def _engines(stack: AsyncExitStack) -> list[Engine]:
-    process = await _started(stack, sys.executable, str(SIDE), "engines", str(ENGINES), reads=True)
+    process = await started(stack, sys.executable, str(SIDE), "engines", str(ENGINES), reads=True)
     assert process.stdout is not None
     return [
         Engine(one["address"], one["events"], one["replay"], one)
@@ -312,47 +311,6 @@ async def _clients(port: int, sessions: Sessions) -> Any:
     if process.returncode:
         raise RuntimeError("a client failed")
     return json.loads(output)
-
-
-async def _started(
-    stack: AsyncExitStack, *command: str, reads: bool = False
-) -> asyncio.subprocess.Process:
-    """A process until the stack closes. reads: it prints where it is."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe if reads else asyncio.subprocess.DEVNULL
-    )
-    stack.push_async_callback(_stopped, process)
-    return process
-
-
-async def _stopped(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-    try:
-        async with asyncio.timeout(READY_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU of a process and of its children, theirs included."""
-    parents: dict[int, int] = {}
-    spent: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended
-        number = int(path.parent.name)
-        parents[number] = int(fields[1])
-        spent[number] = int(fields[11]) + int(fields[12])
-    family = {pid}
-    while more := {one for one, parent in parents.items() if parent in family} - family:
-        family |= more
-    return sum(spent.get(one, 0) for one in family) / TICKS
 
 
 def table_of(results: list[Result]) -> Table:

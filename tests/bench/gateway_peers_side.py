@@ -54,7 +54,7 @@ async def engines(count: int) -> None:
         EngineConfig(f"w{number}", replace(scheduler, hash_seed=number + 1), MODEL)
         for number in range(count)
     ]
-    async with live_engines(configs, speed=1.0, port=0) as running:
+    async with live_engines(configs) as running:
         print(json.dumps([one.relay_settings() for one in running]), flush=True)  # noqa: T201
         await asyncio.to_thread(sys.stdin.read)
 

@@ -1,7 +1,7 @@
 """The client's half of bench_lane.py, in a process of its own: asks for picks and measures.
 
 python -m tests.bench.lane_client TARGET SERVER_PID; then a case a line on standard input, as JSON,
-{"form": one of forms(), "lane": bool, "hash": bool, "callers": n, "requests": n}, each answered by
+{"form": one of forms(), "lane": bool, "callers": n, "requests": n}, each answered by
 {"cpu_us": server CPU a decision, "client_cpu_us": ours, "p50_us": latency, "rps": picks a second}.
 """
 
@@ -80,9 +80,7 @@ async def measure(target: str, pid: int, case: dict[str, Any]) -> dict[str, floa
     options = cycle(forms()[case["form"]])
     seconds: list[float] = []
     reservations: list[str] = []
-    async with KvRouteClient(
-        target, fast_lane=case["lane"], hash_prompts=case["hash"], timeout_s=30.0
-    ) as client:
+    async with KvRouteClient(target, fast_lane=case["lane"], timeout_s=30.0) as client:
 
         async def call(count: int) -> None:
             for _ in range(count):

@@ -62,23 +62,15 @@ class Load:
 BESIDE = {
     "cpu_tokens_unary_us": ("tokens", "cpu_us"),
     "cpu_tokens_lane_us": ("tokens", "cpu_us"),
-    "cpu_tokens_hashed_lane_us": ("tokens", "cpu_us"),
     "cpu_hashes_unary_us": ("hashes", "cpu_us"),
     "cpu_hashes_lane_us": ("hashes", "cpu_us"),
-    "cpu_tokens_fast_us": ("tokens", "cpu_us"),
-    "cpu_hashes_fast_us": ("hashes", "cpu_us"),
-    "route_fast_8192_p50_us": ("tokens, one at a time", "p50_us"),
-    "cpu_tokens_32k_fast_us": ("tokens, long", "cpu_us"),
     "route_unary_8192_p50_us": ("tokens, one at a time", "p50_us"),
-    "route_unary_8192_hashed_p50_us": ("tokens, one at a time", "p50_us"),
     "cpu_tokens_32k_unary_us": ("tokens, long", "cpu_us"),
     "cpu_tokens_32k_lane_us": ("tokens, long", "cpu_us"),
     "cpu_hashes_2048_unary_us": ("hashes, long", "cpu_us"),
     "cpu_hashes_2048_lane_us": ("hashes, long", "cpu_us"),
     "client_tokens_rps": ("tokens, most", "rps"),
-    "client_tokens_sent_rps": ("tokens, most", "rps"),
     "client_hashes_rps": ("hashes, most", "rps"),
-    "client_tokens_32k_rps": ("tokens, long, most", "rps"),
     "client_hashes_2048_rps": ("hashes, long, most", "rps"),
 }
 

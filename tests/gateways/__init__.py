@@ -1,0 +1,1 @@
+"""Real gateways before kvroute on a real cluster: `make gateways`. See README.md."""
