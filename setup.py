@@ -24,9 +24,9 @@ FAST_PATH = ["indexer", "router/core", "router/decision", "router/wire"]
 setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
-        native("events.engines.skipping", ["events/engines"]),
+        native("router.core.counts", []),
         native("router.core.fast_path", FAST_PATH),
-        native("router.decision.order", ["router/decision"]),
+        native("router.decision.ranking", ["indexer", "router/decision", "router/wire"]),
         native("router.fleet.load_columns", ["indexer"]),
         native("router.fleet.recent_blocks", ["indexer", "router/fleet"]),
         native("router.reservations.steps", ["indexer"]),

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from router.service.grpc_polling import prepare
-
-prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
-from kvroute.client import KvRouteClient  # noqa: E402
+# As the `kvroute` command does, before anything imports gRPC.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+from kvroute.client import KvRouteClient
 
 LONG = ("bar", "chaos", "distribution", "end_to_end", "hostile", "simulation")
 """Folders of long tests: processes, whole fleets, packages. They are marked `long`, as single tests

@@ -89,11 +89,6 @@ def _meaning(event: _WireEvent) -> EngineEvent:
 SCHEMA: Schema[Any] = Schema(
     arrays=msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray),
     maps=msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared),
-    fields={
-        "BlockStored": _Stored.__struct_fields__,
-        "BlockRemoved": _Removed.__struct_fields__,
-        "AllBlocksCleared": (),
-    },
     meaning=_meaning,
 )
 

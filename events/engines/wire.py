@@ -13,7 +13,7 @@ newer engine's extra fields are skipped, and a bomb of nested arrays costs no me
 
 import math
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -23,14 +23,14 @@ from msgspec import Meta, Raw, Struct
 from events.engines.events import EngineBatch, EngineEvent
 from indexer.identity import EngineHash
 
-PAYLOAD_BYTES_MAX = 64 << 20
+PAYLOAD_BYTES_MAX = 16 << 20
 """A million tokens with hashes and image ids are about 10 MiB; engines send far less a step."""
 
-EVENTS_MAX = 1 << 20
+EVENTS_MAX = 1 << 17
 """Events in a batch. vLLM sends an event for each evicted block, so thousands are ordinary."""
 
-TOKENS_MAX = 1 << 22
-"""Tokens, and so blocks, in an event: four times the longest prompt that kvroute supports."""
+TOKENS_MAX = 1 << 20
+"""Tokens, and so blocks, in an event: a million tokens are the longest prompts of models."""
 
 BLOCK_SIZE_MAX = 1 << 20
 """Tokens of a block. Mamba groups have the largest blocks: a whole context."""
@@ -45,6 +45,8 @@ U64_MASK = (1 << 64) - 1
 
 Hashes = Annotated[list[int | bytes], Meta(max_length=TOKENS_MAX)]
 """On the wire: unsigned (vLLM) or signed (SGLang) 64-bit numbers, or digests of 8 to 32 bytes."""
+
+KINDS = frozenset(("BlockStored", "BlockRemoved", "AllBlocksCleared"))
 
 NO_TOKENS = array("I")
 
@@ -66,8 +68,6 @@ class Schema(Generic[WireEvent]):
 
     arrays: msgspec.msgpack.Decoder[WireEvent]
     maps: msgspec.msgpack.Decoder[WireEvent]
-    fields: Mapping[str, tuple[str, ...]]
-    """Kind of event -> its fields, in the order of the array encoding."""
     meaning: Callable[[WireEvent], EngineEvent]
     """Raises Unreadable."""
 
@@ -87,6 +87,14 @@ class _MapBatch(Struct):
     attn_dp_rank: Raw = Raw()
 
 
+class _ArrayTime(Struct, array_like=True):
+    ts: Raw
+
+
+class _MapTime(Struct):
+    ts: Raw
+
+
 class _ArrayKind(Struct, array_like=True):
     kind: str
 
@@ -97,6 +105,8 @@ class _MapKind(Struct):
 
 _ARRAY_BATCH = msgspec.msgpack.Decoder(_ArrayBatch)
 _MAP_BATCH = msgspec.msgpack.Decoder(_MapBatch)
+_ARRAY_TIME = msgspec.msgpack.Decoder(_ArrayTime)
+_MAP_TIME = msgspec.msgpack.Decoder(_MapTime)
 _ARRAY_KIND = msgspec.msgpack.Decoder(_ArrayKind)
 _MAP_KIND = msgspec.msgpack.Decoder(_MapKind)
 _TIME = msgspec.msgpack.Decoder(float)
@@ -160,7 +170,7 @@ def decode_event(
         return schema.meaning((schema.arrays if is_array else schema.maps).decode(raw)), None, ""
     except READ_ERRORS as error:
         kind = _kind(raw, is_array)
-        unknown = kind is not None and kind not in schema.fields
+        unknown = kind is not None and kind not in KINDS
         return None, kind, "" if unknown else _because(error)
 
 
@@ -273,6 +283,17 @@ def read_dp_rank(raw: Raw, malformed: list[str]) -> int | None:
         return dp_rank
     malformed.append(f"the batch's rank: {dp_rank} is no rank")
     return None
+
+
+def batch_time_s(payload: bytes) -> float:
+    """When the engine made a batch; 0.0 if that can't be read."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        return 0.0
+    try:
+        reading = _ARRAY_TIME if _is_array(payload) else _MAP_TIME
+        return read_time_s(reading.decode(payload).ts, [])
+    except READ_ERRORS:
+        return 0.0
 
 
 def _unreadable(reason: str) -> EngineBatch:

@@ -248,9 +248,6 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """When it was given: of two commands for a worker, the newer holds."""
     by: Name = ""
     """The identity that gave it; empty: an older release did not say."""
-    body: Annotated[bytes, Meta(max_length=16_384)] = b""
-    """The signed form of this command (router/replicas/seal.py); empty: it is not signed."""
-    signature: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,12 +73,11 @@ class LeftOut:
         if not copies:
             del self._copies[block]
 
-    def clear(self) -> dict[EngineHash, list[str]]:
-        """The engine holds no blocks. Returns the left-out blocks, for the caller to free."""
-        copies, self._copies = self._copies, {}
+    def clear(self) -> None:
+        """The engine holds no blocks."""
+        self._copies = {}
         self._of.clear()
         self._for_good.clear()
-        return copies
 
     def reasons(self) -> tuple[str, ...]:
         """Reasons that hold now; empty: nothing is left out."""

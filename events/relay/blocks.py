@@ -61,15 +61,12 @@ class Page(Block):
         self.own_chunk: Chunk | None = None
         """The canonical block that ends with this page."""
 
-    def let_go(self) -> int:
-        """Drops the references between the page and its chunks; returns how many."""
-        places = len(self.chunks)
+    def let_go(self) -> None:
+        """Drops the references between the page and its chunks."""
         self.chunks.clear()
         if self.own_chunk is not None:
-            places += len(self.own_chunk.pages)
             self.own_chunk.pages = ()
         self.own_chunk = self.parent = None
-        return places
 
 
 class Chunk:

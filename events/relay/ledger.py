@@ -136,8 +136,6 @@ class Ledger:
         """KV cache group -> its place in `Block.copies`"""
         self._other_groups: set[int | None] = set()
         """Groups without full attention, known from stores: removals don't have the kind."""
-        self._doomed: list[dict[Any, Any]] = []
-        """Wiped dictionaries, which `sweep` frees in slices."""
         self._placed: list[tuple[Tier, PrefixHash | None, PrefixHash]] = []
         self._gone: list[tuple[Tier, PrefixHash]] = []
 
@@ -167,9 +165,12 @@ class Ledger:
         return self._take_changes()
 
     def wipe(self) -> list[Change]:
-        """Forgets all copies; `sweep` frees their memory."""
+        """Forgets all copies."""
         had_any = any(self._held_count)
-        self._doomed += filter(None, chain(self._blocks, *self._held, [self.left_out.clear()]))
+        for _, block in self.blocks():
+            if isinstance(block, Page):
+                block.let_go()
+        self.left_out.clear()
         self._blocks, self._block_count = new_shelves(), 0
         self._held, self._held_count = [new_shelves() for _ in Tier], [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
@@ -177,26 +178,6 @@ class Ledger:
         self._gone.clear()
         self.may_miss = False
         return [Wiped()] if had_any else []
-
-    def inherit(self, other: "Ledger") -> None:
-        """Takes over the memory of an abandoned ledger, for `sweep`."""
-        other.wipe()
-        self._doomed += other._doomed
-        other._doomed = []
-
-    def sweep(self, units: int) -> bool:
-        """Frees so many units of wiped memory; False when none is left. A unit is an entry of a
-        map, or a page's reference from a chunk, which may be the last reference to the page."""
-        while self._doomed and units > 0:
-            doomed = self._doomed[-1]
-            while doomed and units > 0:
-                _, block = doomed.popitem()
-                units -= 1
-                if isinstance(block, Page):
-                    units -= block.let_go()
-            if not doomed:
-                self._doomed.pop()
-        return bool(self._doomed)
 
     def count(self) -> int:
         """Placements: (tier, PrefixHash) pairs."""

@@ -9,8 +9,7 @@ A *life* of an engine or a relay is the time from a start of its process to the 
 
 Laws:
 - an engine message is applied at most once and in order;
-- no call does more than about SLICE_UNITS of work on engine messages
-  (events/engines/batch_reader.py);
+- a message is applied whole; of a replay no call applies more than CATCH_UP_BYTES and a message;
 - a sequence that goes back is another life of the engine: a new epoch, an empty ledger (unless the
   message is a live message that a replay overtook);
 - a hole that the replay socket can't close empties the ledger, since removals may be in it: the
@@ -27,9 +26,9 @@ from enum import Enum, auto
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
-from events.engines.batch_reader import SLICE_UNITS, BatchReader, batch_time_s
-from events.engines.decoding import SCHEMAS
+from events.engines.decoding import DECODERS
 from events.engines.events import BlocksCleared
+from events.engines.wire import batch_time_s
 from events.plane.facts import Epoch
 from events.relay.ledger import Ledger
 from events.relay.ledger_copy import LedgerCopy
@@ -40,9 +39,11 @@ HELD_MESSAGES_MAX = 20_000
 HELD_BYTES_MAX = 128 * 1024 * 1024
 OVERTAKEN_MAX = 1024
 """Live messages that a replay may overtake in transit."""
-SWEPT_AT_ONCE = 512
-"""Units of a wiped ledger that are freed at once (see Ledger.sweep): 0.3 ms, and more at the end of
-a large ledger, when memory goes back to the system."""
+CATCH_UP_BYTES = 64 * 1024
+"""Of a replay's messages, applied between two looks at the relay's other sockets and timers: some
+10 ms."""
+MESSAGE_BYTES = 256
+"""What a message counts besides its own bytes."""
 OVERTAKEN_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of these messages: about 2 ms of hashing."""
 
@@ -55,7 +56,7 @@ class EngineState(Enum):
     HEALING = auto()
     """A replay was requested; live messages wait."""
     CATCHING_UP = auto()
-    """A replay, or a message longer than a slice, is applied slice by slice; live messages wait."""
+    """A replay is applied part by part; live messages wait."""
     FOLLOWING = auto()
 
 
@@ -91,22 +92,20 @@ class Rank(RankStream[Ledger]):
         has_replay: bool,
         wanted_block_size: int | None = None,
     ) -> None:
-        """engine: a name of events.engines.decoding.SCHEMAS. Raises KeyError for another."""
+        """engine: a name of events.engines.decoding.DECODERS. Raises KeyError for another."""
         counts: Counter[str] = Counter()
         ledger = Ledger(wanted_block_size, dropped=counts)
-        super().__init__(ledger, epoch, counts=counts, swept_at_once=SWEPT_AT_ONCE)
+        super().__init__(ledger, epoch, counts=counts)
         self.state = EngineState.STARTING
         self.engine_rank: int | None = None
         """The data-parallel rank in the engine's messages; None: no message had a rank."""
-        self._schema = SCHEMAS[engine]
+        self._decode = DECODERS[engine]
         self._wanted_block_size = wanted_block_size
         self._has_replay = has_replay
         self._next_seq = 0
         """The engine's next number, while following."""
         self._last_digest: int | None = None
         """Digest of the last payload applied: shows whether a message is of the same life."""
-        self._open: BatchReader | None = None
-        """The message before `_next_seq`, while it is not applied to its end."""
         self._heal_next = False
         """Whether the publisher's connection was lost while catching up."""
         self._backlog: deque[tuple[int, bytes]] = deque()
@@ -144,9 +143,8 @@ class Rank(RankStream[Ledger]):
         return self.outbox.epoch, self._next_seq, self._process_start_s, self._emptied
 
     def kept(self, now_s: float) -> tuple[Checkpoint, LedgerCopy] | None:
-        """The state for the relay's next start; None before the first message, and while a message
-        is half applied."""
-        if self._last_digest is None or self._open is not None:
+        """The state for the relay's next start; None before the first message."""
+        if self._last_digest is None:
             return None
         checkpoint = Checkpoint(
             seq=self._next_seq - 1,
@@ -196,9 +194,6 @@ class Rank(RankStream[Ledger]):
 
     def on_failure(self, now_s: float) -> list[RankEffect]:
         """A call raised, so that a message may be half applied: no block is certain."""
-        if self._open is not None:
-            self._last_digest = self._open.digest or None
-            self._open = None
         return self._lose(now_s)
 
     def on_reconnected(self) -> list[RankEffect]:
@@ -215,7 +210,7 @@ class Rank(RankStream[Ledger]):
         """The replay socket's answer. ended: the end marker came, so that nothing is cut off.
 
         Every hole that stays, up to the waiting live messages, empties the ledger. A long answer is
-        applied in slices: while the state is CATCHING_UP, call `catch_up`.
+        applied in parts: while the state is CATCHING_UP, call `catch_up`.
         """
         if self.state is not EngineState.HEALING:
             return []
@@ -257,17 +252,13 @@ class Rank(RankStream[Ledger]):
         return effects + self.catch_up(now_s)
 
     def catch_up(self, now_s: float) -> list[RankEffect]:
-        """Applies the next SLICE_UNITS of the waiting messages, and at least one step.
+        """Applies the next CATCH_UP_BYTES of the waiting messages, and at least one message.
 
         A hole between live messages that came meanwhile is healed like any other hole.
         """
         effects: list[RankEffect] = []
-        room = SLICE_UNITS
+        room = CATCH_UP_BYTES
         while room > 0 and self.state is EngineState.CATCHING_UP:
-            if self._open is not None:
-                more, room = self._apply_open(self._open, room, now_s)
-                effects += more
-                continue
             came_since = not self._backlog
             waiting = self._held if came_since else self._backlog
             if not waiting:
@@ -286,18 +277,14 @@ class Rank(RankStream[Ledger]):
                 self._held_bytes -= len(payload)
             if of_last_life:
                 self.counts["of_last_life"] += 1
+            room -= MESSAGE_BYTES
             if of_last_life or seq < self._next_seq:
-                room -= 1
                 continue
             if seq > self._next_seq:
                 effects += self._lose(now_s)
-            self._take(seq, payload, now_s)
+            effects += self._apply(seq, payload, now_s)
+            room -= len(payload)
         return effects
-
-    @override
-    def beat(self, now_s: float) -> list[bytes]:
-        self.sweep()  # after a restart shown by the engine's pages, only beats sweep
-        return super().beat(now_s)
 
     def on_process_start(self, started_s: float, now_s: float) -> list[RankEffect]:
         """The engine's process started at started_s (Unix time), as its pages say. A start after
@@ -365,7 +352,7 @@ class Rank(RankStream[Ledger]):
     def _drop_kept(self) -> list[RankEffect]:
         """The saved ledger is of another life, or too old: the stream starts empty."""
         if self._kept is not None:
-            self.ledger.inherit(self._kept[1])
+            self._kept[1].wipe()
         self._kept = None
         self.counts["kept_map_dropped"] += 1
         return self._heal_from(0) if self.state is EngineState.HEALING else []
@@ -410,7 +397,6 @@ class Rank(RankStream[Ledger]):
         self.engine_restarts += 1
         if self._kept is not None:
             self._drop_kept()
-        self._open = None
         self._backlog.clear()
         self._held.clear()
         self._held_bytes = 0
@@ -427,43 +413,29 @@ class Rank(RankStream[Ledger]):
         return _publish(self._forget_all(now_s))
 
     def _apply(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
-        """Applies a message, or its first slice; then the state is CATCHING_UP until its end."""
-        effects, _ = self._apply_open(self._take(seq, payload, now_s), SLICE_UNITS, now_s)
-        if self._open is not None:
-            self.state = EngineState.CATCHING_UP
-        return effects
-
-    def _take(self, seq: int, payload: bytes, now_s: float) -> BatchReader:
-        """Opens a message as the next to be applied."""
+        """Applies the next message."""
         self._next_seq = seq + 1
+        self._last_digest = xxh3_64_intdigest(payload)
         self.last_event_s = now_s
         if self._first_received_s is None:
             self._first_received_s = now_s
-        self._open = BatchReader(payload, self._schema, self.counts)
-        return self._open
-
-    def _apply_open(
-        self, batch: BatchReader, room: int, now_s: float
-    ) -> tuple[list[RankEffect], int]:
-        """Applies the next slice of a message; returns the effects and the units left of `room`."""
+        batch = self._decode(payload)
+        self.counts["unknown"] += len(batch.unknown_kinds)
+        self.counts["malformed"] += len(batch.malformed)
         full: list[bytes] = []
-        for event in batch.read(room):
+        for event in batch.events:
+            self.counts[type(event).__name__] += 1
             full += self._changed(self.ledger.apply(event), now_s)
             if isinstance(event, BlocksCleared):
                 self.complete = True  # any missed block is gone, too
-        if self.ledger.may_miss:
-            self.complete = False
-        if batch.ended:
-            self._open = None
-            self._last_digest = batch.digest
-            if batch.dp_rank is not None:
-                self.engine_rank = batch.dp_rank
-            if batch.malformed:
-                self.complete = False  # blocks of an unreadable store are missing
-            if batch.removals_lost:
-                # After an unreadable removal, a block too many may stay: start empty.
-                full += self._changed(self.ledger.wipe(), now_s)
-        return _publish(full), batch.room - batch.ended
+        if batch.dp_rank is not None:
+            self.engine_rank = batch.dp_rank
+        if self.ledger.may_miss or batch.malformed:
+            self.complete = False  # blocks of an unreadable store are missing
+        if batch.removals_lost:
+            # After an unreadable removal, a block too many may stay: start empty.
+            full += self._changed(self.ledger.wipe(), now_s)
+        return _publish(full)
 
 
 def _publish(messages: list[bytes]) -> list[RankEffect]:

@@ -10,7 +10,7 @@ Laws:
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from events.plane.facts import Epoch, SnapshotChunk, SnapshotRequest
 from events.plane.left_out import LeftOut
@@ -35,13 +35,7 @@ class StreamLedger(Holder, Protocol):
         """Equal to the digest of an index with the same placements."""
 
     def wipe(self) -> list[Change]:
-        """Forgets all blocks; `sweep` frees their memory."""
-
-    def inherit(self, other: Self) -> None:
-        """Takes over the memory of an abandoned ledger, for `sweep`."""
-
-    def sweep(self, units: int) -> bool:
-        """Frees so many units of wiped memory; False when none is left."""
+        """Forgets all blocks."""
 
 
 L = TypeVar("L", bound=StreamLedger)
@@ -50,10 +44,7 @@ L = TypeVar("L", bound=StreamLedger)
 class RankStream(Generic[L]):
     """One (worker, rank)."""
 
-    def __init__(
-        self, ledger: L, epoch: Epoch, *, counts: Counter[str], swept_at_once: int
-    ) -> None:
-        """swept_at_once: units of a wiped ledger that are freed in a turn of the event loop."""
+    def __init__(self, ledger: L, epoch: Epoch, *, counts: Counter[str]) -> None:
         self.complete = False
         """Whether the ledger missed nothing of this epoch."""
         self.counts = counts
@@ -64,7 +55,6 @@ class RankStream(Generic[L]):
         self.ledger = ledger
         self.outbox = Outbox(epoch)
         self._desk = SnapshotDesk(ledger, self.outbox)
-        self._swept_at_once = swept_at_once
 
     def flush(self) -> list[bytes]:
         """Gathered facts as a message; the relay calls it a moment after events came."""
@@ -78,10 +68,6 @@ class RankStream(Generic[L]):
         count, digest, lacks = ledger.count(), ledger.digest(), ledger.left_out.reasons()
         messages.append(self.outbox.beat(count, digest, self.complete, now_s, lacks))
         return messages
-
-    def sweep(self) -> bool:
-        """Frees a slice of the memory of wiped ledgers; False when none is left."""
-        return self.ledger.sweep(self._swept_at_once)
 
     def answer(
         self, request: SnapshotRequest, now_s: float
@@ -109,7 +95,7 @@ class RankStream(Generic[L]):
         """
         before = self.outbox.epoch
         self.outbox.start_over(Epoch(max(int(now_s * 1e9), before.start_ns + 1), before.nonce), seq)
-        ledger.inherit(self.ledger)
+        self.ledger.wipe()
         self._use(ledger)
         return self.beat(now_s)
 

@@ -300,15 +300,13 @@ class Relay:
         log.info("%s: %d batches replayed; %s", shell.key, count, shell.rank.summary())
 
     async def _catch_up(self, shell: RankShell) -> None:
-        """Applies waiting messages, a slice in each turn of the event loop. Messages that the
-        engine sends meanwhile wait in the socket's queue, or in the rank."""
+        """Applies waiting messages, CATCH_UP_BYTES in each turn of the event loop. Messages that
+        the engine sends meanwhile wait in the socket's queue, or in the rank."""
         while shell.rank.state is EngineState.CATCHING_UP:
             await asyncio.sleep(0)
             now_s = self._clock()
             step = partial(shell.rank.catch_up, now_s)
             self._perform(shell, self._applied(shell, step, now_s))
-        while shell.rank.sweep():  # noqa: ASYNC110  # the loop turns between two slices of work
-            await asyncio.sleep(0)
 
     async def _follow_load(self, shell: RankShell, base: str) -> None:
         """Reads SGLang's LoadStat feed until the connection to it breaks for good."""

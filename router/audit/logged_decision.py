@@ -23,6 +23,7 @@ from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from router.config.settings.routing_settings import GuardSettings
 from router.decision.decision import Decision, Overlap
+from router.fleet.eligibility import Barred
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.rates import PrefillColumns, PrefillRates
@@ -232,12 +233,8 @@ class _LoggedCandidates(Candidates):
         table: npt.NDArray[np.float64],
         tokens: npt.NDArray[np.int32],
     ) -> None:
-        trust = table[COLUMNS.index("trust")]
         super().__init__(
-            workers=pool.workers,
-            prompt_tokens=line.prompt_tokens,
-            overlap_tokens=trust * tokens[1],
-            excluded=reasons(line),
+            barred=Barred.of(reasons(line)),
             table=table,
             request=Request(
                 line.request_id,

@@ -46,7 +46,7 @@ def capture_refusal(
     """A refusal as it will be written; labels and hashes: see `capture`."""
     refusal = refused.refusal
     decision = refusal.decision if isinstance(refusal, NobodyFits) else None
-    scored = decision is not None and len(decision.rows) > 0
+    scored = decision is not None and len(decision.pool) > 0
     return LoggedRefusal(
         v=VERSION,
         at_s=refused.at_s,

@@ -1,8 +1,10 @@
-"""The relays that run in this router: for configured workers, and for registered ones.
+"""The relays of this router, in one child process: for configured workers, and for registered ones.
 
 Laws:
 - what a relay raises ends that relay only, as its own law says of all its work; where it can't even
   start, that is counted, shown as a warning of its worker, and tried again after a back-off;
+- so is the end of the child process, for each relay in it; the first that is tried again starts the
+  next child;
 - a removal of a worker stops its relay here; a command given before the relay began does not;
 - a registered relay whose engine has never answered for UNHEARD_S is stopped, so that mistyped
   addresses don't fill the room for relays for good.
@@ -11,29 +13,36 @@ Laws:
 import asyncio
 import logging
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from typing_extensions import override
 
-from events.plane.broker import Broker
 from events.plane.facts import Epoch
 from events.plane.settings import EngineSettings, shared_socket
 from events.plane.supervisor import Supervisor
-from events.relay.relay import Relay
+from router.children.relay_messages import BrokerStatus, Opening, RelayState, RelayStatus
+from router.children.relay_process import RelayProcess
 from router.keys.engine_accesses import EngineAccesses
 from router.request.refusal import Reason, Refusal
 
 RELAYS_MAX = 256
-"""Relays in one router process; larger fleets run them beside their engines."""
+"""Relays of one router; larger fleets run them beside their engines."""
 UNHEARD_S = 1800.0
 """An engine loads a large model in less."""
 STOP_S = 5.0
-"""Longest wait of the router's end for its relays; a relay left then ends with the process.
+"""Longest wait of the router's end for its relays; a relay left then ends with its process.
 A relay that can end does so in a turn or two of the event loop."""
+PROGRAM: tuple[str, ...] = (sys.executable, "-m", "router.cli.programs.relay_child")
 
 log = logging.getLogger("kvroute")
+
+
+class RelayFailed(RuntimeError):
+    """A relay, or the process in which it ran, has ended by itself."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,8 +54,8 @@ class _Kept:
     """False: the configuration names it."""
     began_at_s: float
     supervisor: Supervisor
-    relay: Relay | None = None
-    """The one that runs; None between two of them."""
+    number: int | None = None
+    """Of the start of the relay that runs; None between two of them."""
     answered: bool = False
     """Whether its engine has ever answered."""
 
@@ -56,17 +65,22 @@ class OwnRelays:
 
     def __init__(
         self,
+        opening: Callable[[], Opening],
         *,
-        fleet: str,
         clock: Callable[[], float],
         rng: random.Random,
         accesses: EngineAccesses | None = None,
     ) -> None:
-        """accesses: to engines; None: they need no key."""
+        """opening: what the child is started with. accesses: to engines; None: they need no key."""
         self.accesses = accesses or EngineAccesses()
-        self._fleet = fleet
+        self._opening = opening
         self._clock = clock
         self._rng = rng
+        self._process: RelayProcess | None = None
+        self._starting = asyncio.Lock()
+        self._numbers = count()
+        self._lost: BrokerStatus | None = None
+        """Sums of the connections of children that have ended; None: none has."""
         self._kept: dict[str, _Kept] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
         """Relays on their way out, by worker id."""
@@ -85,9 +99,28 @@ class OwnRelays:
     def __contains__(self, worker_id: str) -> bool:
         return worker_id in self._kept
 
-    def running(self) -> list[Relay]:
-        """The relays that run at the moment."""
-        return [kept.relay for kept in self._kept.values() if kept.relay is not None]
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child; None: there was none yet."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def broker(self) -> BrokerStatus | None:
+        """The connection of relays to NATS, with the sums since this router's start; None: there
+        was none yet."""
+        current = self._process.broker if self._process is not None else None
+        if current is None or self._lost is None:
+            return current or self._lost
+        return current.added_to(self._lost)
+
+    def follows(self, worker_id: str, address: str) -> bool:
+        """Whether a worker, or another name of the engine at its address, has a relay here."""
+        addresses = (kept.settings.address for kept in self._kept.values())
+        return worker_id in self._kept or address in addresses
+
+    def running(self) -> list[RelayStatus]:
+        """Counts of the relays that run, at most a second old."""
+        return self._process.relays() if self._process is not None else []
 
     def trouble(self, worker_id: str) -> str:
         """Why a worker's relay failed lately, as a sentence; empty when it did not."""
@@ -114,12 +147,12 @@ class OwnRelays:
             field, _, _ = twice[1].partition(": ")
             raise Refusal(Reason.INVALID_FIELD, twice[1], metadata={"field": field})
 
-    def start(self, settings: EngineSettings, broker: Broker, *, registered: bool) -> None:
-        """Keeps a relay running from now on."""
+    def start(self, settings: EngineSettings, *, registered: bool) -> None:
+        """Keeps a relay running from now on; the connection to NATS must have been opened."""
         supervisor = Supervisor(f"worker {settings.id}", self._rng, on_trouble=self._failed)
         kept = _Kept(settings, registered, self._clock(), supervisor)
         self._kept[settings.id] = kept
-        _ = supervisor.keep(lambda: self._run(kept, broker), "relay")
+        _ = supervisor.keep(lambda: self._run(kept), "relay")
 
     def on_removed(self, worker_id: str, at_s: float) -> None:
         """A worker was removed by a command given then."""
@@ -128,18 +161,18 @@ class OwnRelays:
             self._end(kept, "removed")
 
     def epoch(self, worker_id: str) -> Epoch | None:
-        """The epoch that a worker's relay publishes with; None: none runs at the moment."""
+        """The epoch that a worker's relay publishes with, at most a second old; None: none runs at
+        the moment."""
         kept = self._kept.get(worker_id)
-        if kept is None or kept.relay is None:
-            return None
-        return max(rank.outbox.epoch for _, rank in kept.relay.ranks)
+        state = self._state(kept) if kept is not None else None
+        return state.epoch if state is not None else None
 
     def look_at_models(self, worker_id: str) -> None:
         """A worker answered as if it lacked a model that it listed; a relay elsewhere notices it in
         a few seconds by itself."""
         kept = self._kept.get(worker_id)
-        if kept is not None and kept.relay is not None:
-            kept.relay.look_at_models()
+        if kept is not None and kept.number is not None and self._process is not None:
+            self._process.look_at_models(kept.number)
 
     def leave(self, worker_id: str, reason: str) -> None:
         """Stops a relay for good, if it runs."""
@@ -150,7 +183,8 @@ class OwnRelays:
         """Stops registered relays of engines that were never there."""
         now_s = self._clock()
         for kept in list(self._kept.values()):
-            kept.answered |= kept.relay is not None and kept.relay.heard
+            state = self._state(kept)
+            kept.answered |= state is not None and state.answered
             if kept.registered and not kept.answered and now_s - kept.began_at_s >= UNHEARD_S:
                 log.warning(
                     "the relay for worker %s is stopped: its engine has not answered since it was"
@@ -161,20 +195,19 @@ class OwnRelays:
                 self._end(kept, "never_answered")
 
     async def stop(self) -> None:
-        """Stops all, within STOP_S."""
+        """Stops all, within STOP_S and the end of their process."""
         ends = set(self._closing.values())
         for kept in self._kept.values():
             name = f"end of relay {kept.settings.id}"
             ends.add(asyncio.create_task(kept.supervisor.close(), name=name))
         self._kept.clear()
-        if not ends:
-            return
-        done, late = await asyncio.wait(ends, timeout=STOP_S)
-        for task in late:
-            log.error("%s: not within %g s; the router ends without it", task.get_name(), STOP_S)
-            task.cancel()
-        for task in done:
-            task.result()
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=STOP_S)
+            for task in late:
+                log.error("%s: not within %g s; its process is ended", task.get_name(), STOP_S)
+        if self._process is not None:
+            await self._process.stop()
+        await asyncio.gather(*ends)
 
     def _end(self, kept: _Kept, reason: str) -> None:
         """Stops a relay for good; its worker id is free at once."""
@@ -191,32 +224,40 @@ class OwnRelays:
         if self._closing.get(worker_id) is task:
             del self._closing[worker_id]
 
-    async def _run(self, kept: _Kept, broker: Broker) -> None:
-        """Runs a relay until it ends; raises the error that keeps it from starting."""
-        if (closing := self._closing.get(kept.settings.id)) is not None:
+    async def _run(self, kept: _Kept) -> None:
+        """Runs a relay until it is cancelled; raises the error by which the relay ended."""
+        settings = kept.settings
+        if (closing := self._closing.get(settings.id)) is not None:
             await asyncio.wait([closing])  # two relays would speak for one engine
-        relay = kept.relay = Relay(
-            kept.settings,
-            broker,
-            fleet=self._fleet,
-            clock=self._clock,
-            rng=self._rng,
-            access=self.accesses.of_engine(kept.settings),
-        )
+        self.accesses.of_engine(settings)  # raises for files that can't be used
+        process = await self._up()
+        number = kept.number = next(self._numbers)
+        ended = process.begin(number, settings)
         try:
-            await relay.start()
-            await asyncio.Event().wait()  # it looks after its own work
+            error = await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            process.leave(number)
+            if error := await asyncio.shield(ended):  # its worker's next one begins again
+                self.failures += 1
+                log.warning("the relay for worker %s stopped badly: %s", settings.id, error)
+            raise
         finally:
-            kept.answered |= relay.heard
-            kept.relay = None
-            await self._stop_one(kept, relay)
+            kept.number = None
+        raise RelayFailed(error or "the relay ended")
 
-    async def _stop_one(self, kept: _Kept, relay: Relay) -> None:
-        try:
-            await relay.stop()
-        except Exception as error:  # it ends all the same, and its worker's next one begins again
-            self.failures += 1
-            log.warning("the relay for worker %s stopped badly", kept.settings.id, exc_info=error)
+    async def _up(self) -> RelayProcess:
+        """The child, started where none runs; raises OSError when it can't be."""
+        async with self._starting:
+            if self._process is None or self._process.ended:
+                process = await RelayProcess.start(PROGRAM, self._opening())
+                self._process, self._lost = process, self.broker
+            return self._process
+
+    def _state(self, kept: _Kept) -> RelayState | None:
+        """Of the relay that runs; None between two of them, and until its first status."""
+        if kept.number is None or self._process is None:
+            return None
+        return self._process.states.get(kept.number)
 
     def _failed(self, _name: str, _error: Exception) -> None:
         self.failures += 1

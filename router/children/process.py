@@ -7,6 +7,7 @@ threads, and gRPC's handlers in the child sometimes end it with SIGSEGV before i
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -72,15 +73,20 @@ async def start(command: Sequence[str], output: IO[bytes] | None) -> Child:
     return spawn(command, output)
 
 
-def spawn(command: Sequence[str], output: IO[bytes] | None) -> Child:
+def spawn(
+    command: Sequence[str], output: IO[bytes] | None, connection: socket.socket | None = None
+) -> Child:
     """Starts a child that Linux ends when we die, even of SIGKILL.
 
     It has a session of its own, so that Ctrl-C and signals to our group reach us alone, and
-    we end our children in order. output: where it writes; None: where we do. A program that isn't
-    there leaves with code 127. Raises OSError when no process can be started or watched.
+    we end our children in order. output: where it writes; None: where we do. connection: its
+    descriptor 0; None: it reads nothing. A program that isn't there leaves with code 127. Raises
+    OSError when no process can be started or watched.
     """
     files: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        if connection is None
+        else (os.POSIX_SPAWN_DUP2, connection.fileno(), 0)
     ]
     if output is not None:
         files += [(os.POSIX_SPAWN_DUP2, output.fileno(), number) for number in (1, 2)]
@@ -101,13 +107,13 @@ def launched(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *command]
 
 
-async def end(process: Child) -> None:
-    """Asks a process to leave, and makes it after a while."""
+async def end(process: Child, within_s: float = STOP_TIMEOUT_S) -> None:
+    """Ends a process with SIGTERM; one that still runs after within_s, with SIGKILL."""
     if process.returncode is not None:
         return
     process.terminate()
     try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             await process.wait()
     except TimeoutError:
         process.kill()

@@ -10,7 +10,6 @@ import click
 from router.cli.calls.envoy_config import envoy_config
 from router.cli.calls.questions import explain, queue, tail, top, workers
 from router.cli.calls.verbs import drain, register, remove, resync, undrain
-from router.cli.offline.control_key import control_key
 from router.cli.offline.nats_permissions import nats_permissions
 from router.cli.offline.policies import policies
 from router.cli.offline.render import render
@@ -21,12 +20,13 @@ from router.cli.programs.gateway import gateway
 from router.cli.programs.relay import relay
 from router.cli.programs.serve import check_config, serve
 from router.config.keys import ConfigError
-from router.service.grpc_polling import prepare
 
 
 def main() -> None:
     """Runs the command line; mistakes of the operator end with one line and exit code 2."""
-    prepare(os.environ)
+    # Children are started by exec and never use gRPC: its fork handlers complain of each, and now
+    # and then hang one between fork and exec.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         _check_text(sys.argv[1:])
         sys.exit(cli(standalone_mode=False) or 0)
@@ -58,7 +58,7 @@ def cli() -> None:
 for command in (
     *(serve, relay, gateway, epp, envoy_config, check_config),
     *(workers, queue, register, drain, undrain, remove, resync),
-    *(explain, tail, top, render, policies, replay_log, nats_permissions, token, control_key),
+    *(explain, tail, top, render, policies, replay_log, nats_permissions, token),
 ):
     cli.add_command(command)
 for entry in entry_points(group="kvroute.commands"):

@@ -23,10 +23,11 @@ Laws:
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import Protocol
+
+import msgspec
 
 from router.config.settings.queue_settings import QueueSettings
 from router.core.attempts import VainAttempts
@@ -57,8 +58,7 @@ AHEAD_S = 0.01
 """A wait ends so long before its call's deadline, so that the caller reads why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller says of the wait of its request."""
 
     priority: int = 0
@@ -135,13 +135,13 @@ class Admission:
         wait: Wait,
         now_s: float,
         size_bytes: int,
-        job: Job,
+        job: Callable[[], Job],
         decide: Callable[[bool], Reservation],
     ) -> Waiter | None:
         """Decides a request, or has it wait; returns its place if it waits. Raises Refusal.
 
-        decide: reserves a worker at once, as Job.decide does later; called with may_strain.
-        size_bytes: of memory, while it waits.
+        job: of a request that waits. decide: reserves a worker at once, as Job.decide does later;
+        called with may_strain. size_bytes: of memory, while it waits.
         """
         may_wait, decision = self.may_wait(wait), None
         rule = self._rule_against(request, wait, now_s) if self._has_rules else None
@@ -156,7 +156,7 @@ class Admission:
                     raise
                 decision = refusal.decision
         waiter = self._waiter(request, wait, decision, now_s, size_bytes)
-        waiter.payload, pool = job, self._pool_of(request)
+        waiter.payload, pool = job(), self._pool_of(request)
         if (too_long := self._too_long(pool, waiter, now_s)) is not None:
             raise too_long.copy()
         displaced = self.queue.offer(pool, waiter, now_s)
@@ -279,7 +279,7 @@ class Admission:
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
-                self.in_vain.add(len(refusal.decision.rows) if refusal.decision else 0)
+                self.in_vain.add(len(refusal.decision.pool) if refusal.decision else 0)
             else:
                 self._end(waiter, refusal, now_s)
         except Refusal as refusal:
@@ -326,8 +326,9 @@ class Admission:
             return None
         if (rule := self._quota_against(request.tenant, now_s)) is not None:
             return rule
-        waiter = self._waiter(request, wait, None, now_s, 0)
-        if not self._is_beyond_share(waiter, now_s):
+        if not self._has_shares:
+            return None
+        if not self._is_beyond_share(self._waiter(request, wait, None, now_s, 0), now_s):
             return None
         return Refusal(
             Reason.ALL_WORKERS_FULL,
@@ -350,7 +351,7 @@ class Admission:
 
     def _is_beyond_share(self, waiter: Waiter, now_s: float) -> bool:
         """Whether the share of the pool is taken up to which a request's band gets workers."""
-        if not self.queue.has_shares:
+        if not self._has_shares:
             return False
         share = self.queue.share_of(waiter, now_s)
         return share < 1 and self._core.fleet.fill(waiter.model) >= share
@@ -400,7 +401,8 @@ class Admission:
     def _note_rules(self) -> None:
         """The settings are others."""
         have_quotas = self.queue.tenants.have_quotas
-        self._has_rules = have_quotas or self.queue.has_shares
+        self._has_shares = self.queue.has_shares
+        self._has_rules = have_quotas or self._has_shares
         settings = self.queue.settings
         self._core.decider.looks_ahead = settings.blocks_ahead and settings.max_waiting > 0
         self._core.life.keep_ended(have_quotas)

@@ -24,7 +24,7 @@ from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.copies.hot_prefixes import Effect as CopyEffect
 from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
-from router.core.fast_path import AnswerWriter, Lane
+from router.core.fast_path import Lane
 from router.core.progress import Effects, Pick, Progress, ProgressResult, Repeated
 from router.core.reservation_life import ReservationLife
 from router.core.unobserved import Unobserved
@@ -105,8 +105,6 @@ class RouterCore:
         self.lane = Lane(self, rng) if isinstance(view.index, NativeIndex) else None
         """Picks for plain requests; the decider and the rest of this file are its twin, and for all
         others."""
-        self.answer_writer = None if self.lane is None else AnswerWriter(self)
-        """Writes the answers to all others; None, and for pairs: router/desk/answer_codec.py."""
         self._copy_means = copy_means or recomputed(routing.prefill_rate)
         self._copies: HotPrefixes | None = None
         """Kept for its counters after copying was switched off."""
@@ -122,11 +120,14 @@ class RouterCore:
         watch: Callable[[Decision], None] | None = None,
         *,
         may_strain: bool = True,
+        write: Callable[[Pick], bytes] | None = None,
     ) -> Pick | Repeated:
         """Picks and reserves; raises Refusal. mark is called with the name of each stage's end.
 
         watch: gets the decision before anything of it is reserved, and changes nothing; of a pair
-        the decision about the prefill worker. may_strain: see Decider.decide.
+        the decision about the prefill worker. write: gets the pick before anything of it is
+        reserved, and returns the answer that the reservation keeps; what can't be answered reserves
+        nothing. may_strain: see Decider.decide.
         """
         prompt, view = request.prompt, self.fleet.view
         view.salted |= bool(prompt.cache_salt)
@@ -155,26 +156,25 @@ class RouterCore:
         if not decision.order:
             raise self.decider.refuse(decision)
         if watch is not None:
+            decision.keep()
             watch(decision.computing)
         source, computing = decision.sources[decision.order[0]], decision.computing
-        size = heartbeat_of(source).block_size
-        reservation = self.life.open(
-            source,
-            request.request_id,
-            request.fingerprint(size),
-            request.prompt.prefixes(size),
-            request.prompt.token_count,
-            decision.overlap(decision.order[0]),
-            now_s,
-            computes=computing is decision and request.resumed is None,
-            output_tokens=self.decider.output_tokens(request),
-        )
+        overlap = decision.overlap(decision.order[0])
+        is_computed = computing is decision and request.resumed is None
+        reservation = self.life.made(source, request, overlap, now_s, computes=is_computed)
+        if computing is not decision:
+            reservation.prefill = self.life.hold(reservation, computing)
+            overlap = computing.overlap(computing.order[0])
+        pick = Pick(reservation, decision, overlap)
+        if write is not None:
+            reservation.answer = write(pick)
+        self.life.open(source, reservation, self.decider.output_tokens(request))
         try:
             self._on_reserved(request, decision, reservation, now_s)
         except BaseException:
             self.withdraw(reservation, now_s)
             raise
-        return Pick(reservation, decision, computing.overlap(computing.order[0]))
+        return pick
 
     def on_priority(self, source: Source) -> None:
         """A request with a priority got a worker, whose engine may schedule by none."""
@@ -195,18 +195,19 @@ class RouterCore:
         source, computing = decision.sources[decision.order[0]], decision.computing
         self.last_resorts += decision.last_resort
         self.strained_picks += decision.strained
-        self.guarded += computing.guarded is not None
+        self.guarded += computing.ranking.moved_from >= 0
         self.life.predict(source, reservation.prefixes, reservation.predicted_tokens, now_s)
         self.life.note_probe(source.key, reservation.id, now_s)
         self.life.remember(request, reservation, now_s)
         if decision.how is not None:
             self.pair_picks[decision.how] += 1
             if computing is not decision:
-                self.life.open_prefill(reservation, computing, now_s)
+                prefill_source = computing.sources[computing.order[0]]
+                self.life.open_prefill(prefill_source, reservation, now_s)
         if computing.policy.timed or self.watched.timed:
             self.life.time(reservation, now_s)
-        if (predicted_s := computing.scores.ttft_s) is not None:
-            self.ttft_check.on_pick(reservation.id, predicted_s.item(computing.order[0]))
+        if (predicted_s := computing.ttft_s) is not None:
+            self.ttft_check.on_pick(reservation.id, predicted_s)
         if self.hot is not None:
             seen = reservation.where_computed()
             self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)

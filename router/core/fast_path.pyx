@@ -1,14 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The native lane: plain requests picked, reserved and answered from bytes to bytes.
 
-A request is plain if it is decided by the fleet's policy, which must be one of native/policy.h, about a
-pool of one block size, and names nothing that narrows the choice (native/plain_request.h). Decider and
-router/desk/answer_codec.py are the twin: they take all other requests, and come to the same pick and answer for
-these. Written twice are match and cost; answers have one writer in C, which AnswerWriter lends to the general path, and
-the codec, which writes those of pairs. The changes of a pick are the same code on both paths: loads and
-reservations in router/reservations/steps.pyx, columns in router/fleet/load_columns.pyx, predictions in FleetView, the
-order of rows in router/decision/native/order.h. Nothing is kept here but what can be made again.
-tests/router/core/test_fast_path.py sends the same requests to both, test_answer_writer.py compares the two writers.
+A request is plain if it is decided by the fleet's policy, which must have a kernel (router/decision/native/policy.h),
+about a pool of one block size, and names nothing that narrows the choice (native/plain_request.h). The desk, the core
+and the decider take all other requests, and come to the same pick and answer for these: costs, order and guard are the
+same C on both ways, and so are answers (AnswerWriter writes those of the general way), loads and reservations
+(router/reservations/steps.pyx), columns (router/fleet/load_columns.pyx) and counts (counts.pyx). Nothing is kept here
+but what can be made again. tests/router/core/test_fast_path.py sends the same requests to both.
 
 The file has includes by subject (native/*.pxi), which are compiled as one module, so that a decision crosses none.
 
@@ -24,7 +22,6 @@ from libc.math cimport ceil, isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 import uuid
 from collections import Counter
@@ -37,13 +34,18 @@ from indexer.kernel cimport (
     BlockUsers, NativeIndex, Users, table_holder, table_overlap, users_leading, xxh3_64, xxh3_blocks,
     xxh3_chain, xxh3_secret,
 )
+from router.core.counts cimport Counts
+from router.decision.ranking cimport (
+    ADAPTIVE, BLOCKS, Cheapest, Columns, Decided, NO_POLICY, PickGuard, Policy, Prefill, Ranking, Rows, TTFT, Waits, cheapest_of,
+    longest_ago, order_of, passes_over, score, waits_of,
+)
 from router.fleet.load_columns cimport LoadColumns
 from router.reservations.steps cimport open_reservation
 from router.fleet.table import COLUMNS
 from router.request.request import Role
 from router.fleet.eligibility import OUTPUT_TOKENS_MAX
 from router.fleet.rates import ATTENTION_TOKENS, REQUEST_TOKENS
-from router.core.tally import BUCKETS_S, RATIO_DECISIONS, PickTally, STAGES as STAGE_NAMES
+from router.core.tally import PickTally
 from router.policies import dynamo_adaptive, dynamo_blocks, ttft
 from router.reservations.reservations import Reservation
 from router.wire.received import TooMuch
@@ -53,13 +55,8 @@ include "native/declared.pxi"
 DEF FIELDS = 6
 """Of OverlapTokens: raw, usable, and the rows of a match."""
 DEF TIERS = 3
-DEF STAGES = 4
-"""Of a decision: hash, match, cost, total."""
-DEF BUCKETS = 11
 DEF WANTED_MAX = 20
 """Rows in order: one pick, and as many alternatives as the configuration allows (16), or a runner-up."""
-DEF MODEL_COUNTS = 3
-"""Of PickTally.by_model: picks, prompt tokens, usable overlap."""
 DEF ITEM_FIELDS_MAX = 8
 """Of an item and beside it, on average; the contract has 4."""
 ITEMS_MAX = 4096
@@ -73,7 +70,6 @@ cdef size_t RUN_BYTES_MAX = 1 << 19
 cdef size_t LONG_BYTES_C = LONG_BYTES
 cdef int64_t OUTPUT_TOKENS_MAX_C = OUTPUT_TOKENS_MAX
 cdef uint64_t HASH_SEED_C = HASH_SEED
-cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
 assert COLUMNS == (
     "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
     "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
@@ -91,17 +87,14 @@ assert ttft.TtftParameters.__struct_fields__ == (
     "keep", "crowding", "stall", "step_tokens", "decode_s", "stay_s", "host_rate", "disk_rate",
 )
 assert (REQUEST_TOKENS, ATTENTION_TOKENS) == (500, 50_000)  # native/ttft.h has them, too
-assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES
 cdef object _both = Role.BOTH
 cdef object _empty = np.empty
-cdef object _in_rows = np.ascontiguousarray
 cdef object _u64 = np.uint64
 
 
 include "native/writing.pxi"
 include "native/plans.pxi"
 include "native/batches.pxi"
-include "native/counts.pxi"
 include "native/decision.pxi"
 include "native/general_answer.pxi"
 
@@ -122,7 +115,7 @@ cdef class Lane(_Decision):
     cdef uint64_t _prompt_tokens_max
     cdef double _lease_s
     cdef bytes _policy_part, _replica
-    cdef _Counts _counts
+    cdef Counts _counts
     cdef dict _plans
     cdef uint8_t _secret[192]
     cdef Backward _answer
@@ -154,7 +147,7 @@ cdef class Lane(_Decision):
 
     @tally.setter
     def tally(self, tally):
-        self._counts = _Counts(tally)
+        self._counts = Counts(tally)
         self._plans.clear()  # they know where the last one counted their models
 
     def answer(self, bytes request not None, double now_s, is_behind=None):
@@ -245,10 +238,11 @@ cdef class Lane(_Decision):
             _begin(&self._answer)
             self._core.withdraw(reservation, now_s)
             raise
-        self._counts.picked(
+        self._counts.overlap(
             plain.prompt_tokens, self._best_overlap(), self._overlaps + self._order[0], self._decided.rows.rows,
             self._plan.model_row(self._order[0], self._counts.tally),
         )
+        self._counts.total()
         return reservation
 
     cdef uint64_t _fingerprint(self, const PlainRequest *plain, const uint64_t *prefixes, size_t count):
@@ -431,6 +425,7 @@ cdef class Lane(_Decision):
                 about.moved = &moved
             about.policy = _span(self._policy_part)
             about.replica = _span(self._replica)
+            about.prefill = Span(NULL, 0)
             about.excluded = _span(self._plan.excluded)
             about.not_live = self._plan.not_live
             about.cheapest = self._cheapest
@@ -439,6 +434,7 @@ cdef class Lane(_Decision):
         put_answer(
             &self._answer, &self._decided, NULL if plain.omit_receipt else &about, self._order,
             self._ordered, self._alternatives, faces, conditions, self._lease_s, engine_priority,
+            <uint64_t>self._decided.rows.prompt_tokens - <uint32_t>self._overlaps[self._decided.rows.rows + self._order[0]],
             self._plan.block_size if self._core.hot is None else 0,
         )
         if self._answer.failed:

@@ -20,7 +20,7 @@ from router.fleet.pools import heartbeat_of
 from router.fleet.state import CacheReport, Fleet
 from router.health.outliers import Fault
 from router.health.ttft_check import TtftCheck
-from router.request.request import Fingerprint, Request
+from router.request.request import Request
 from router.reservations.ids import ReservationIds
 from router.reservations.reservations import Ending, PrefillHold, Reservation, Reservations
 from router.reservations.steps import open_reservation
@@ -58,67 +58,69 @@ class ReservationLife:
         self._ended: list[Reservation] | None = None
         """Reservations that ended since `take_ended`; None: they are not kept."""
 
-    def open(
+    def made(
         self,
         source: Source,
-        request_id: str,
-        fingerprint: Fingerprint,
-        prefixes: HashArray,
-        prompt_tokens: int,
+        request: Request,
         overlap: Overlap,
         now_s: float,
         *,
-        computes: bool = True,
-        output_tokens: int = 0,
+        computes: bool,
     ) -> Reservation:
-        """Reserves a pick's load: prefixes are the prompt's, overlap is that of the source.
-
-        computes: whether the worker computes the prompt itself. output_tokens: what is expected of
-        its answer. What is open is in the reservations before anything else happens, so that it can
-        be withdrawn.
-        """
-        size = heartbeat_of(source).block_size
-        self.picks += 1
-        reservation = Reservation(
+        """A reservation of a worker that is not open yet; overlap is that worker's. computes:
+        whether the worker computes the prompt itself."""
+        size, prompt = heartbeat_of(source).block_size, request.prompt
+        tokens = prompt.token_count
+        return Reservation(
             id=self.ids.next(),
-            request_id=request_id,
+            request_id=request.request_id,
             worker=source.key,
-            fingerprint=fingerprint,
-            prefixes=prefixes,
-            has_tail=not size or prompt_tokens % size > 0,
-            prompt_tokens=prompt_tokens,
+            fingerprint=request.fingerprint(size),
+            prefixes=prompt.prefixes(size),
+            has_tail=not size or tokens % size > 0,
+            prompt_tokens=tokens,
             predicted_tokens=overlap.by_events,
-            new_tokens=prompt_tokens - overlap.usable if computes else 0,
+            new_tokens=tokens - overlap.usable if computes else 0,
             opened_at_s=now_s,
             lease_ends_s=now_s + self.lease_s,
             answer=b"",
         )
-        load = self.fleet.load(source.key)
-        open_reservation(self.reservations, load, reservation, output_tokens, self.picks)
-        self.fleet.pools.put_load(source.slot, load)
-        return reservation
 
-    def open_prefill(self, reservation: Reservation, decision: Decision, now_s: float) -> None:
-        """Has another worker compute the prompt of what was just reserved."""
+    def hold(self, reservation: Reservation, decision: Decision) -> PrefillHold:
+        """What a reservation will hold of another worker, which computes its prompt."""
         row = decision.order[0]
-        source, overlap = decision.sources[row], decision.overlap(row)
-        key = source.key
+        key, overlap = decision.sources[row].key, decision.overlap(row)
         ranks = max(1, len(self.fleet.view.ranks(key.worker_id)))
-        hold = PrefillHold(
+        return PrefillHold(
             worker=key,
             predicted_tokens=overlap.by_events,
             new_tokens=reservation.prompt_tokens - overlap.usable,
             # SGLang finds the rank that a prompt was computed on by room % ranks.
             room=self._rng.getrandbits(ROOM_BITS) * ranks + key.dp_rank % ranks,
+            open=False,
         )
-        load = self.fleet.load(key)
+
+    def open(self, source: Source, reservation: Reservation, output_tokens: int = 0) -> None:
+        """Reserves a pick's load. output_tokens: what is expected of its answer. What is open is in
+        the reservations before anything else happens, so that it can be withdrawn."""
+        self.picks += 1
+        load = self.fleet.load(source.key)
+        open_reservation(self.reservations, load, reservation, output_tokens, self.picks)
+        self.fleet.pools.put_load(source.slot, load)
+
+    def open_prefill(self, source: Source, reservation: Reservation, now_s: float) -> None:
+        """Has another worker compute the prompt of what was just reserved."""
+        hold = reservation.prefill
+        if hold is None:
+            raise AssertionError(f"{reservation.id} holds no second worker")
+        load = self.fleet.load(source.key)
         load.open(reservation.prefixes, reservation.has_tail, hold.new_tokens, now_s)
-        reservation.prefill = hold
+        hold.open = True
         self.picks += 1
         load.last_picked = self.picks
         self.fleet.pools.put_load(source.slot, load)
-        self.note_probe(key, reservation.id, now_s)
-        self.predict(source, reservation.prefixes, overlap.by_events, now_s)
+        self.note_probe(source.key, reservation.id, now_s)
+        self.predict(source, reservation.prefixes, hold.predicted_tokens, now_s)
 
     def predict(self, source: Source, prefixes: HashArray, held_tokens: int, now_s: float) -> None:
         """A worker will hold a prompt. held_tokens: of the prompt, by the worker's events."""

@@ -4,13 +4,9 @@ prometheus_client takes a lock for each count, and walks all buckets for each du
 as a tenth of a decision. The event loop counts alone here, and scrapes read what is there.
 """
 
-from bisect import bisect_left
-
 import numpy as np
 
 from events.plane.facts import TIER_NAMES
-from router.core.progress import Pick
-from router.fleet.pools import heartbeat_of
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")
@@ -32,14 +28,9 @@ class Durations:
         self.counts = np.zeros(len(BUCKETS_S) + 1, np.int64)
         self.total_s = np.zeros(1)
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
-        self.total_s[0] += seconds
-
 
 class PickTally:
-    """Picks since the start. Arrays, so that the lane (router/core/fast_path.pyx) counts in them,
-    too."""
+    """Picks since the start. Arrays, in which native code counts (counts.pyx)."""
 
     def __init__(self) -> None:
         self.stages = {stage: Durations() for stage in STAGES}
@@ -57,21 +48,6 @@ class PickTally:
         """those times, in sum,"""
         self.ttft_best_s = 0.0
         """and the shortest that each of them could have had."""
-
-    def count(self, pick: Pick) -> None:
-        """A pick was made."""
-        overlap = pick.overlap
-        decision = pick.decision.computing
-        prompt_tokens = decision.rows.prompt_tokens
-        reachable = decision.best_overlap_tokens()
-        self.tokens += (prompt_tokens, reachable, *overlap[-len(TIERS) :])
-        self.recent[self.picks[0] % RATIO_DECISIONS] = overlap.usable, prompt_tokens
-        self.picks += 1
-        row = self.model_row(heartbeat_of(decision.sources[decision.order[0]]).model)
-        self.by_model[row] += 1, prompt_tokens, overlap.usable
-        if (seconds := decision.scores.ttft_s) is not None:
-            can = [not reason for reason in decision.excluded]
-            self.predicted(seconds.item(decision.order[0]), float(seconds[can].min()))
 
     def model_row(self, model: str) -> int:
         """Where the picks of a model are counted in `by_model`; the last row is that of all models

@@ -12,9 +12,9 @@ Pure, like the core that it is a part of. Laws:
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,41 +22,39 @@ import numpy.typing as npt
 from events.feed.fleet_view import Source
 from indexer.index import BlockIndex
 from router.config.settings.configurations import ModelSettings
-from router.config.settings.routing_settings import GuardSettings, RoutingSettings
+from router.config.settings.routing_settings import RoutingSettings
 from router.decision.decision import Decision, NobodyFits, Overlap
-from router.decision.guard import Guarded, Waits
-from router.decision.order import cheapest
 from router.decision.pairs import Matched, Pairs, Stages
-from router.fleet.blocks_ahead import SIMULATED_MAX, BlocksAhead
+from router.decision.ranking import Ranking, RowUsers, kernel_of, prefill_inputs
+from router.fleet.blocks_ahead import SIMULATED_MAX, BlocksAhead, surely_fits
 from router.fleet.eligibility import (
     DRAINED,
-    NOT_A_NUMBER,
     OUTPUT_TOKENS_MAX,
     TOO_LONG,
+    Barred,
+    Exclusions,
     answering_first,
-    exclusions,
     loaded_first,
-    narrows_nothing,
-    only_roles,
     too_long,
 )
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.state import Fleet
-from router.fleet.table import COLUMNS, Column, Flags, most
+from router.fleet.table import COLUMNS, Column, Flags
 from router.policies.affinity import held, with_bonus
-from router.policies.candidates import Candidates
 from router.policies.configured import DecisionSettings, PolicySettings
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.policies.own import Failure, PolicyFailed
-from router.policies.policy import Policy, Scores
+from router.policies.policy import Policy
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request, Role, Session
 
 FULL_RETRY_S = 0.5
 """RetryInfo when all workers are full: about the time until a request ends."""
-_FULL = "full"
 _FULL_COLUMN = COLUMNS.index("full")
+_KERNELS_MAX = 256
+"""Kernels of policies that are kept."""
+_kernel_of = lru_cache(_KERNELS_MAX)(kernel_of)
 
 
 class Decider:
@@ -79,15 +77,14 @@ class Decider:
         self.policy_failures: Counter[tuple[str, Failure]] = Counter()
         """Decisions for which a policy of the operator's failed."""
         self._policy_error = ""
+        self._fleet = fleet
         self._index: BlockIndex = fleet.view.index
         self._pools = fleet.pools
         self._further = fleet.further
         self._loads = fleet.loads
         self._pairs = Pairs(fleet.further)
-        self._drained: Collection[str] = fleet.drained
         self._rng = rng
-        self._of_role: dict[Role, tuple[Pool, Sequence[str]]] = {}
-        """Role -> the last call's pool, and exclusions of its workers of other roles."""
+        self._exclusions = Exclusions(fleet.drained)
 
     def use(self, settings: DecisionSettings) -> None:
         """Decides by other settings from now on."""
@@ -190,16 +187,16 @@ class Decider:
     def _with_blocks(self, matched: Matched, decision: Decision) -> Decision:
         """The decision, if its pick has KV blocks for the whole request; else one among the workers
         that have (router/fleet/blocks_ahead.py), and the others count as full."""
-        pool, request = matched.pool, matched.request
-        promised = self._pools.blocks_promised(pool)
-        output_tokens = self.output_tokens(request)
-        ahead = BlocksAhead(pool, self._loads, request.prompt, output_tokens, promised)
+        request, source = matched.request, decision.sources[decision.order[0]]
+        output_tokens, promised = self.output_tokens(request), self._pools.blocks_promised
+        numbers = request.prompt.token_count, output_tokens, promised(source.slot)
+        if surely_fits(self._loads.get(source.key), heartbeat_of(source).block_size, *numbers):
+            return decision
+        ahead = BlocksAhead(matched.pool, self._loads, request.prompt, output_tokens, promised)
         for _ in range(SIMULATED_MAX):
-            pick = decision.order[0]
-            if not ahead.short[pick] and (
-                not ahead.unsure[pick] or ahead.settle(pick, matched.now_s)
-            ):
+            if ahead.has_enough(decision.order[0], matched.now_s):
                 return decision
+            ahead.look_at_all()
             decision = self._decide_without(matched, ahead.short)
             if not decision.order:
                 return decision
@@ -236,10 +233,10 @@ class Decider:
         exclusions = sorted(decision.exclusions().items())
         counts = "(" + ", ".join(f"{reason}: {count}" for reason, count in exclusions) + ")"
         refused = partial(NobodyFits, decision=decision)
-        if not len(decision.rows):
+        if not len(decision.pool):
             of = f" for {decision.request.model!r}" if decision.request.model else ""
             return refused(Reason.NO_WORKER, f"no live worker{of} {counts}")
-        if _FULL in decision.excluded:
+        if decision.ranking.full:
             return refused(Reason.ALL_WORKERS_FULL, f"no worker has room {counts}", FULL_RETRY_S)
         may_come_back = [source for source, _ in decision.not_live]
         too_short = []
@@ -255,8 +252,8 @@ class Decider:
         ):
             return refused(
                 Reason.PROMPT_TOO_LONG,
-                f"the prompt has {decision.rows.prompt_tokens} tokens and fits no worker with"
-                f" its expected output; the longest takes {max(too_short)}",
+                f"the prompt has {decision.request.prompt.token_count} tokens and fits no worker"
+                f" with its expected output; the longest takes {max(too_short)}",
             )
         if decision.prefill is not None and not decision.prefill.order:
             return self.refuse(decision.prefill)
@@ -301,69 +298,69 @@ class Decider:
             )
         return holders
 
-    def _eligible(self, request: Request, pool: Pool) -> Sequence[str]:
-        """A reason for each worker that can't take a request; empty where it can."""
-        output_tokens = self.output_tokens(request)
-        if not narrows_nothing(request, output_tokens, pool, bool(self._drained)):
-            return exclusions(request, output_tokens, pool, self._drained)
-        role = request.role
-        if pool.roles <= {role, Role.BOTH}:
-            return pool.all_eligible
-        known = self._of_role.get(role)
-        if known is None or known[0] is not pool:
-            known = self._of_role[role] = pool, only_roles(pool, role)
-        return known[1]
+    def _eligible(self, request: Request, pool: Pool) -> Barred:
+        """The workers that can't take a request."""
+        return self._exclusions.of(request, self.output_tokens(request), pool)
 
     def _judge(
         self,
         matched: Matched,
         policy: Policy,
-        eligible: Sequence[str],
+        eligible: Barred,
         kv_distance: Column | None = None,
     ) -> Decision:
         """Scores a pool, and puts it in order."""
         request, pool, not_live, table, overlaps, now_s, settings, _, last = matched
-        eligible = answering_first(eligible, last)
+        if last:
+            eligible = answering_first(eligible, last)
         if lora_name := request.prompt.lora_name:
-            eligible = loaded_first(
-                eligible, lora_name, pool, table[COLUMNS.index("full")].tolist()
-            )
+            eligible = loaded_first(eligible, lora_name, pool, table[_FULL_COLUMN])
         affinity = self._routing.affinity
         # Of a pair, the session goes on where it is decoded.
         if request.session_id and (request.role is not Role.PAIR or kv_distance is not None):
             if affinity.hard:
-                of_session = self._further.of_session(pool, request.session_id)
-                eligible = held(eligible, of_session, table[COLUMNS.index("full")])
+                row = self._further.session_row(pool, request.session_id)
+                eligible = held(eligible, row, table[_FULL_COLUMN])
             policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
-        rows = self._rows(request, pool, table, overlaps, eligible, now_s, kv_distance)
-        policy, scores = self._scored(policy, settings.policies[DYNAMO_ADAPTIVE.name], rows)
-        in_turn = bool(request.session_id) and not policy.ties_at_random
-        excluded, order, tied = self._order(rows, scores, in_turn)
-        guard, guarded = settings.routing.guard, None
-        # A decode worker of a pair doesn't wait for prompts.
-        is_guarded = kv_distance is None and guard.looks_at(policy.name)
-        if is_guarded and order:
-            order, guarded = self._guarded(rows, scores, excluded, order, guard, in_turn)
-        return Decision(
+        decision = Decision(
             request,
             policy,
-            rows,
-            pool.sources,
+            pool,
+            table,
             overlaps,
-            scores,
-            excluded,
-            order,
-            tied,
+            eligible,
             not_live,
             now_s,
-            guard=guard if is_guarded else None,
-            guarded=guarded,
+            self._further,
+            kv_distance,
         )
+        prefixes = None
+        if pool.only_block_size:
+            prefixes = request.prompt.prefixes(pool.only_block_size)
+        tokens = request.prompt.token_count
+        ranking = decision.ranking = Ranking(table, overlaps, tokens, prefixes, eligible.mask)
+        if not len(pool):
+            return decision
+        self._score(decision, settings.policies[DYNAMO_ADAPTIVE.name])
+        in_turn = bool(request.session_id)
+        wanted = 1 + max(1, self._routing.alternatives)  # receipts name the runner-up
+        order = ranking.in_order(wanted, in_turn, self._rng)
+        if len(order) > 1 and decision.draws:
+            drawn = _drawn(decision)
+            order = [drawn, *(row for row in order if row != drawn)][:wanted]
+        guard = settings.routing.guard
+        # A decode worker of a pair doesn't wait for prompts.
+        if kv_distance is None and guard.looks_at(decision.policy.name):
+            decision.guard = guard
+            numbers = guard.request_tokens, guard.margin
+            order = ranking.moved(*numbers, order, in_turn, self._rng)
+        decision.order = order
+        return decision
 
     def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
         """Each worker's overlap with the prompt, in tokens: a row for each field of Overlap."""
-        if len(pool.block_sizes) == 1:
-            return self._overlaps_of(prompt, next(iter(pool.block_sizes)), pool.slots)
+        if pool.only_block_size:
+            return self._overlaps_of(prompt, pool.only_block_size, pool.slots)
         tokens = np.zeros((len(Overlap._fields), len(pool)), np.int32)
         for size in pool.block_sizes:
             of_size = [heartbeat_of(source).block_size == size for source in pool.sources]
@@ -382,122 +379,49 @@ class Decider:
         blocks *= size
         return blocks
 
-    def _rows(
-        self,
-        request: Request,
-        pool: Pool,
-        table: npt.NDArray[np.float64],
-        overlaps: npt.NDArray[np.int32],
-        excluded: Sequence[str],
-        now_s: float,
-        kv_distance: Column | None = None,
-    ) -> Candidates:
-        trust = table[COLUMNS.index("trust")]
-        return Candidates(
-            workers=pool.workers,
-            prompt_tokens=request.prompt.token_count,
-            overlap_tokens=trust * overlaps[1],
-            excluded=excluded,
-            table=table,
-            request=request,
-            tokens=overlaps,
-            pool=pool,
-            further=self._further,
-            now_s=now_s,
-            kv_distance=kv_distance,
-        )
-
-    def _scored(self, policy: Policy, default: Policy, rows: Candidates) -> tuple[Policy, Scores]:
-        """Costs of rows, and the policy that made them: the default in place of a failed one."""
-        if not len(rows):
-            return policy, Scores(np.zeros(0))
-        try:
-            scores = policy.score(rows)
-            if (
-                scores.chances is not None
-            ):  # the draw is in the receipt, so that a pick can be redone
+    def _score(self, decision: Decision, default: Policy) -> None:
+        """Costs of at least one row, by the policy's kernel or its function; by the default in
+        place of a policy that failed."""
+        policy, pool, ranking = decision.policy, decision.pool, decision.ranking
+        kernel = _kernel_of(policy)
+        if kernel is None or not (pool.only_block_size or not kernel.reads_users):
+            try:
+                scores = policy.score(decision.rows)
+            except PolicyFailed as failed:
+                self.policy_failures[policy.name, failed.failure] += 1
+                self._policy_error = f"policy {policy.name!r}: {failed}"
+                decision.policy = default
+                self._score(decision, default)
+                return
+            if scores.chances is not None:
+                # The draw is in the receipt, so that a pick can be redone.
                 shared = {**scores.shared_terms, "draw": self._rng.random()}
                 scores = replace(scores, shared_terms=shared)
-            return policy, scores
-        except PolicyFailed as failed:
-            self.policy_failures[policy.name, failed.failure] += 1
-            self._policy_error = f"policy {policy.name!r}: {failed}"
-        return default, default.score(rows)
+            decision.scores = scores
+            ranking.take(np.ascontiguousarray(scores.costs, np.float64), scores.ttft_s)
+            return
+        users = inputs = None
+        ranking.of_pair(decision.request.expected_output_tokens or 0, decision.kv_distance)
+        if kernel.reads_users:
+            users = pool.made(_users_of)
+            users.refresh(self._loads, self._fleet.loads_changed)
+        if kernel.reads_prefill:
+            inputs = self._prefill_inputs(pool)
+        ranking.score(kernel, users, inputs, self._further.mean_work, decision.decided_at_s)
+        if policy.affinity_bonus:
+            row = self._further.session_row(pool, decision.request.session_id)
+            if row >= 0:
+                ranking.lessen(row, policy.affinity_bonus)
 
-    def _order(
-        self, rows: Candidates, scores: Scores, in_turn: bool
-    ) -> tuple[Sequence[str], list[int], int]:
-        """Why rows can't be picked; the pick and the rows next to it, cheapest first; how many tie.
-
-        in_turn: see `_rotated`. Where the policy gives chances, the pick is drawn by them.
-        """
-        excluded, can = rows.excluded, None
-        if self._pools.any_full or any(excluded) or most(rows.full):
-            excluded = [
-                reason or (_FULL if full else "")
-                for reason, full in zip(excluded, rows.full.tolist(), strict=True)
-            ]
-            can = np.array([not reason for reason in excluded], np.bool_)
-        wanted = 1 + max(1, self._routing.alternatives)  # receipts name the runner-up
-        tied, following, bad = cheapest(scores.costs, can, wanted)
-        if bad:
-            excluded = list(excluded)
-            for row in bad:
-                excluded[row] = excluded[row] or NOT_A_NUMBER
-        order = self._rotated(rows, tied, following, in_turn)[:wanted]
-        if scores.chances is not None and len(order) > 1:
-            drawn = _drawn(rows, scores.chances, excluded, scores.shared_terms["draw"])
-            order = [drawn, *(row for row in order if row != drawn)][:wanted]
-        return excluded, order, len(tied)
-
-    def _guarded(
-        self,
-        rows: Candidates,
-        scores: Scores,
-        excluded: Sequence[str],
-        order: list[int],
-        guard: GuardSettings,
-        in_turn: bool,
-    ) -> tuple[list[int], Guarded | None]:
-        """An order whose pick the guard leaves where it is (router/decision/guard.py).
-
-        The rows that it passes over come last, so that they are no one's next choice but for want
-        of others.
-        """
-        can = None
-        if any(excluded):
-            can = np.array([not reason for reason in excluded], np.bool_)
-        waits = Waits.of(rows, can, guard)
-        cheapest_row = order[0]
-        if not waits.passes_over(cheapest_row):
-            return order, None
-        passed_over = waits.passed_over
-        costs, wanted = scores.costs, len(order)
-        stay = ~passed_over if can is None else can & ~passed_over
-        tied, following, _ = cheapest(costs, stay, wanted)
-        moved = self._rotated(rows, tied, following, in_turn)[:wanted]
-        if len(moved) < wanted:
-            others = passed_over if can is None else can & passed_over
-            tied, following, _ = cheapest(costs, others, wanted - len(moved))
-            moved = [*moved, *tied, *following][:wanted]
-        return moved, Guarded(cheapest_row, waits)
-
-    def _rotated(
-        self, rows: Candidates, tied: list[int], following: list[int], in_turn: bool
-    ) -> list[int]:
-        """Rows that tie from one row on, then the following rows.
-
-        in_turn: from the row whose worker was picked longest ago, so that sessions that begin are
-        spread evenly over workers that are alike; else from a random row on, so that picks of
-        several routers differ.
-        """
-        if len(tied) < 2:
-            first = 0
-        elif in_turn:
-            first = int(np.argmin(rows.last_picked[tied]))
-        else:
-            first = self._rng.randrange(len(tied))
-        return [*tied[first:], *tied[:first], *following]
+    def _prefill_inputs(self, pool: Pool) -> npt.NDArray[np.float64]:
+        further = self._further
+        tables = further.rate_table(pool), self._pools.others_waiting, further.recent_table(pool)
+        inputs = prefill_inputs(*tables, pool.slots)
+        rate = inputs[0]
+        if not rate.all():
+            for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there
+                rate[row] = further.anchor(pool.models[row])
+        return inputs
 
     def output_tokens(self, request: Request) -> int:
         """Output tokens expected of a request."""
@@ -511,21 +435,26 @@ class Decider:
 def _waits(decision: Decision) -> bool:
     """Whether an answering worker may take a request without a pick once it has room: then no
     other worker is tried in its place."""
-    stages = [decision] if decision.prefill is None else [decision, decision.prefill]
-    return any(_FULL in stage.excluded or NOT_A_NUMBER in stage.excluded for stage in stages)
+    return decision.waits or (decision.prefill is not None and decision.prefill.waits)
 
 
-def _drawn(
-    rows: Candidates, chances: npt.NDArray[np.float64], excluded: Sequence[str], draw: float
-) -> int:
-    """The row that a number from 0 to 1 stands for: one that can be picked, by its chance.
+def _users_of(pool: Pool) -> RowUsers:
+    return RowUsers(pool.workers)
+
+
+def _drawn(decision: Decision) -> int:
+    """The row that the draw, a number from 0 to 1, stands for: one that can be picked, by its
+    chance.
 
     Of those, in the order of worker ids and ranks, the first whose chance and those before it are
     more than that share of all their chances.
     """
+    chances, draw = decision.scores.chances, decision.scores.shared_terms["draw"]
+    if chances is None:
+        raise AssertionError(f"{decision.policy.name} has made no chances")
     can = sorted(
-        (row for row, reason in enumerate(excluded) if not reason),
-        key=rows.workers.__getitem__,
+        (row for row, reason in enumerate(decision.excluded) if not reason),
+        key=decision.pool.workers.__getitem__,
     )
     reached = np.cumsum(chances[can])
     # Rounding may bring the draw to the very end, which is the last that has a chance.

@@ -1,6 +1,5 @@
 """Decisions: the pick of a request, and every number that it was made of. Pure data."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,12 +10,19 @@ import numpy.typing as npt
 
 from events.feed.fleet_view import Source
 from router.config.settings.routing_settings import GuardSettings
-from router.decision.guard import Guarded
-from router.fleet.table import most
+from router.decision.guard import Guarded, Waits
+from router.decision.ranking import Ranking
+from router.fleet.eligibility import NOT_A_NUMBER, Barred
+from router.fleet.on_demand import Further
+from router.fleet.pools import Pool
+from router.fleet.table import COLUMNS, Column
 from router.policies.candidates import Candidates
 from router.policies.policy import Policy, Scores
 from router.request.refusal import Refusal
 from router.request.request import Request
+
+FULL = "full"
+_FULL = COLUMNS.index("full")
 
 
 class Prefill(StrEnum):
@@ -46,43 +52,148 @@ class Overlap(NamedTuple):
         return self.device + self.host + self.disk
 
 
-@dataclass(slots=True)
 class Decision:
-    """All candidates with their scores, and the pick."""
+    """All candidates of a request with their costs, and the pick."""
 
-    request: Request
-    policy: Policy
-    rows: Candidates
-    """No rows when no worker of the pool is live."""
-    sources: Sequence[Source]
-    """A worker a row."""
-    tokens: npt.NDArray[np.int32]
-    """Shape (fields of Overlap, rows)."""
-    scores: Scores
-    excluded: Sequence[str]
-    """Why a row can't be picked; empty when it can."""
-    order: list[int]
-    """The pick, and the rows next to it that could be picked, cheapest first."""
-    tied: int
-    """Rows that shared the lowest cost."""
-    not_live: list[tuple[Source, str]]
-    """Workers of the pool that made no row, and why."""
-    decided_at_s: float
+    # What most decisions leave as it is has its first value here, which costs them nothing.
+    ranking: Ranking
+    """Costs and order."""
     prefill: "Decision | None" = None
     """Of a pair: the decision about the prefill worker; this object is about the decode worker."""
-    how: "Prefill | None" = None
+    how: Prefill | None = None
     """Of a pair: where the prompt is computed."""
     guard: GuardSettings | None = None
     """The guard of the pick; None: no guard."""
-    guarded: Guarded | None = None
-    """The row that the guard moved the pick from; None: the pick stayed."""
-    last_resort: bool = False
+    last_resort = False
     """Whether the candidates were those tried only where no answering worker may be picked."""
-    strained: bool = False
+    strained = False
     """Whether the candidates include workers over their learned capacity, since no other has
     room."""
-    waited_s: float = 0.0
+    waited_s = 0.0
     """In the router's queue; set for watchers alone, by router/audit/sampling.py."""
+    _rows: Candidates | None = None
+    _scores: Scores | None = None
+    _excluded: Sequence[str] | None = None
+
+    def __init__(
+        self,
+        request: Request,
+        policy: Policy,
+        pool: Pool,
+        table: npt.NDArray[np.float64],
+        tokens: npt.NDArray[np.int32],
+        barred: Barred,
+        not_live: list[tuple[Source, str]],
+        decided_at_s: float,
+        further: Further,
+        kv_distance: Column | None,
+    ) -> None:
+        self.request = request
+        self.policy = policy
+        self.pool = pool
+        """A worker a row. No rows when no worker of the pool is live."""
+        self.table = table
+        """Shape (len(COLUMNS), rows): the workers as they were; nobody may change it."""
+        self.tokens = tokens
+        """Shape (fields of Overlap, rows)."""
+        self.barred = barred
+        """Rows that can't be picked for what the request wants."""
+        self.not_live = not_live
+        """Workers of the pool that made no row, and why."""
+        self.decided_at_s = decided_at_s
+        self.order: list[int] = []
+        """The pick, and the rows next to it that could be picked, cheapest first."""
+        self._further = further
+        self.kv_distance = kv_distance
+        """From each row to where the KV cache has to come from; None: nothing has to come."""
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """A worker a row."""
+        return self.pool.sources
+
+    @property
+    def rows(self) -> Candidates:
+        """The candidates as policies see them. What few policies read (prefill, blocks in use) is
+        as it is when it is read: before the pick is reserved, of this decision."""
+        if self._rows is None:
+            self._rows = Candidates(
+                barred=self.barred,
+                table=self.table,
+                request=self.request,
+                tokens=self.tokens,
+                pool=self.pool,
+                further=self._further,
+                now_s=self.decided_at_s,
+                kv_distance=self.kv_distance,
+            )
+        return self._rows
+
+    @property
+    def scores_made(self) -> Scores | None:
+        """Costs with their terms, if they were made; None: a kernel has them, in C."""
+        return self._scores
+
+    @property
+    def scores(self) -> Scores:
+        """Costs with their terms, by the policy's function; see `rows` for when to read them."""
+        if self._scores is None:
+            self._scores = self.policy.score(self.rows) if len(self.pool) else Scores(np.zeros(0))
+        return self._scores
+
+    @scores.setter
+    def scores(self, scores: Scores) -> None:
+        self._scores = scores
+
+    def keep(self) -> None:
+        """Makes what is read late as it is now."""
+        _ = self.scores
+        if self.prefill is not None:
+            self.prefill.keep()
+
+    def affinity_at(self, row: int) -> float:
+        """What is taken off a row's cost since the request's session goes on there."""
+        home = self._further.session_row(self.pool, self.request.session_id)
+        return self.policy.affinity_bonus if row == home else 0.0
+
+    @property
+    def draws(self) -> bool:
+        """Whether the pick is drawn by chances."""
+        return self._scores is not None and self._scores.chances is not None
+
+    @property
+    def excluded(self) -> Sequence[str]:
+        """Why a row can't be picked; empty when it can."""
+        if self._excluded is None:
+            full = self.table[_FULL].tolist()
+            reasons = [
+                reason or (FULL if is_full else "")
+                for reason, is_full in zip(self.barred.reasons, full, strict=True)
+            ]
+            for row in self.ranking.bad_rows():
+                reasons[row] = reasons[row] or NOT_A_NUMBER
+            self._excluded = reasons
+        return self._excluded
+
+    @property
+    def tied(self) -> int:
+        """Rows that shared the lowest cost."""
+        return self.ranking.tied
+
+    @property
+    def guarded(self) -> Guarded | None:
+        """The row that the guard moved the pick from; None: the pick stayed."""
+        cheapest = self.ranking.moved_from
+        if cheapest < 0 or self.guard is None:
+            return None
+        can = np.array([not reason for reason in self.excluded], np.bool_)
+        return Guarded(cheapest, Waits.of(self.rows, can, self.guard))
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token of the pick; None: the policy predicts none."""
+        seconds = self.ranking.seconds
+        return None if seconds is None else seconds.item(self.order[0])
 
     @property
     def computing(self) -> "Decision":
@@ -94,14 +205,21 @@ class Decision:
 
     def best_overlap_tokens(self) -> int:
         """The largest usable overlap of any worker."""
-        return int(most(self.tokens[1]))
+        return self.ranking.best_overlap()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a worker may take the request once it has room, or by another cost."""
+        return self.ranking.full > 0 or self.ranking.not_finite > 0
 
     def exclusions(self) -> Mapping[str, int]:
         """Reason -> workers."""
-        if not self.not_live and not any(self.excluded):
-            return {}
-        reasons = Counter(reason for _, reason in self.not_live)
-        reasons.update(filter(None, self.excluded))
+        reasons, ranking = dict(self.barred.counts), self.ranking
+        for _, reason in self.not_live:
+            reasons[reason] = reasons.get(reason, 0) + 1
+        for reason, count in ((FULL, ranking.full), (NOT_A_NUMBER, ranking.not_finite)):
+            if count:
+                reasons[reason] = reasons.get(reason, 0) + count
         return reasons
 
 

@@ -20,16 +20,18 @@ Laws:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
 from router.decision.decision import Decision, Prefill
 from router.decision.handover import is_reachable
+from router.fleet.eligibility import Barred
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.table import COLUMNS, Column, Flags
@@ -78,19 +80,19 @@ class Stages(NamedTuple):
 
 
 class Judge(Protocol):
-    """Scores and orders candidates; eligible: a reason for each that can't be picked."""
+    """Scores and orders candidates."""
 
     def __call__(
         self,
         matched: Matched,
         policy: Policy,
-        eligible: Sequence[str],
+        eligible: Barred,
         kv_distance: Column | None = None,
     ) -> Decision: ...
 
 
-Eligible = Callable[[Request, Pool], Sequence[str]]
-"""Why workers can't take a request with their role, labels and so on; empty where they can."""
+Eligible = Callable[[Request, Pool], Barred]
+"""The workers that can't take a request with their role, labels and so on."""
 
 
 def hands_over(heartbeat: Heartbeat) -> bool:
@@ -150,26 +152,24 @@ class Pairs:
 
     def __init__(self, further: Further) -> None:
         self._further = further
-        self._known: tuple[Pool, _Halves] | None = None
-        """Halves of the last call's pool."""
 
     def decide(
         self, matched: Matched, stages: Stages, judge: Judge, eligible: Eligible
     ) -> Decision:
         """The decision about the decode worker, with the prefill worker's inside."""
         request, pool = matched.request, matched.pool
-        halves = self._halves_of(pool)
+        halves = pool.made(_Halves.of)
         decodes = eligible(replace(request, role=Role.DECODE), pool)
         room = matched.table[_FULL] == 0
-        takes = halves.takes_over & room & _can(decodes)
+        takes = halves.takes_over & room & decodes.can(len(pool))
         mates = np.bincount(halves.kind[takes], minlength=len(pool))[halves.kind] > 0
         prefills = eligible(replace(request, role=Role.PREFILL, expected_output_tokens=1), pool)
-        prefills = _narrowed(prefills, halves.hands_over, HANDS_NOTHING_OVER)
-        prefill = judge(matched, stages.prefill, _narrowed(prefills, mates, NONE_TAKES_OVER))
+        prefills = prefills.narrowed(halves.hands_over, HANDS_NOTHING_OVER)
+        prefill = judge(matched, stages.prefill, prefills.narrowed(mates, NONE_TAKES_OVER))
         if not prefill.order:
             # A full worker would take it later: the refusal then says that all are full.
             can = halves.alone | (halves.takes_over & ~room)
-            decision = judge(matched, stages.alone, _narrowed(decodes, can, DECODES_ONLY))
+            decision = judge(matched, stages.alone, decodes.narrowed(can, DECODES_ONLY))
             decision.prefill, decision.how = prefill, Prefill.ABSENT
             return decision
         source = prefill.order[0]
@@ -179,19 +179,14 @@ class Pairs:
         here = np.zeros(len(pool), np.bool_)
         here[source] = True
         distance = np.where(local, 0.0, self._further.mean_distance(pool, here))
-        reasons = _narrowed(decodes, local | fetches, FETCHES_FROM_OTHERS)
-        decision = judge(matched, stages.decode, reasons, distance)
+        decodes = decodes.narrowed(local | fetches, FETCHES_FROM_OTHERS)
+        decision = judge(matched, stages.decode, decodes, distance)
         stays = bool(decision.order) and bool(local[decision.order[0]])
         decision.prefill, decision.how = prefill, Prefill.LOCAL if stays else Prefill.REMOTE
         # The alternatives must be able to take the pick's part.
         able = halves.alone if stays else fetches
         decision.order = [row for row in decision.order if able[row]]
         return decision
-
-    def _halves_of(self, pool: Pool) -> _Halves:
-        if self._known is None or self._known[0] is not pool:
-            self._known = pool, _Halves.of(pool)
-        return self._known[1]
 
 
 def _local(matched: Matched, halves: _Halves, stages: Stages) -> Flags:
@@ -200,15 +195,3 @@ def _local(matched: Matched, halves: _Halves, stages: Stages) -> Flags:
     new = tokens - matched.table[_TRUST] * matched.overlaps[1]
     few: Flags = new <= max(stages.local_tokens, stages.local_share * tokens)
     return halves.alone & few
-
-
-def _can(reasons: Sequence[str]) -> Flags:
-    return np.array([not reason for reason in reasons], np.bool_)
-
-
-def _narrowed(reasons: Sequence[str], can: Flags, otherwise: str) -> list[str]:
-    """Reasons, and one more for those that had none and can't."""
-    return [
-        reason or ("" if able else otherwise)
-        for reason, able in zip(reasons, can.tolist(), strict=True)
-    ]

@@ -6,13 +6,13 @@ from typing import NamedTuple, TypeAlias
 from typing_extensions import override
 
 from router.audit.sampling import Due
-from router.desk.request_codec import Received
 from router.desk.tenant import UNVERIFIED, Caller
 from router.queue.waiter import Waiter
 from router.request.refusal import Refusal
 from router.request.request import Request
 from router.reservations.reservations import Reservation
 from router.tracing.route_trace import RouteTrace
+from router.wire.received import ReceivedRequest
 
 Answered: TypeAlias = tuple[bytes, Reservation, bool]
 """A RouteResponse, its reservation, and whether it was an earlier request's."""
@@ -80,7 +80,7 @@ class Waiting(Later):
         request: bytes,
         request_id: str,
         due: Due | None,
-        read: tuple[Received, Request] | None,
+        read: tuple[ReceivedRequest, Request] | None,
         answer: Answer,
         refuse: Refuse,
         *,

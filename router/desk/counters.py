@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from itertools import accumulate
-from time import perf_counter
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,35 +19,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.core.progress import Pick
-from router.core.tally import BUCKETS_S, MODELS_MAX, RATIO_DECISIONS, TIERS, Durations, PickTally
+from router.core.counts import Counts
+from router.core.tally import BUCKETS_S, MODELS_MAX, RATIO_DECISIONS, TIERS, PickTally
 from router.request.refusal import Reason
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
-
-
-class StageClock:
-    """Measures the stages of one decision: `core.route` calls it at the end of each.
-
-    A pick counts once in every stage; a decision that picks nobody, in none.
-    """
-
-    def __init__(self, stages: dict[str, Durations]) -> None:
-        self._stages = stages
-        self._started = self._last = perf_counter()
-        self.took_s: dict[str, float] = {}
-        """By stage, in sum: a decision that looks at a last resort has stages twice."""
-
-    def __call__(self, stage: str) -> None:
-        now = perf_counter()
-        self.took_s[stage] = self.took_s.get(stage, 0.0) + now - self._last
-        self._last = now
-
-    def total(self) -> None:
-        """A worker was picked: all stages count, and the time since the measurement began."""
-        self.took_s["total"] = perf_counter() - self._started
-        for stage, seconds in self.took_s.items():
-            self._stages[stage].add(seconds)
 
 
 class Metrics:
@@ -139,6 +114,7 @@ class Metrics:
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         self.tally = PickTally()
+        self.counts = Counts(self.tally)
         registry.register(TallyCollector(self.tally, self.requests))
         for outcome in OUTCOMES:
             if outcome not in {"picked", "refused"}:
@@ -158,10 +134,6 @@ class Metrics:
         self._bytes_in_flight_max.set(bytes_in_flight_max)
         self._watches.set_function(watches)
 
-    def picked(self, pick: Pick) -> None:
-        """A pick was made."""
-        self.tally.count(pick)
-
     def cache_reported(self, predicted: int, reported: int) -> None:
         """An engine's count of a request's cached tokens; predicted: the count in our answer."""
         self.cached_tokens.inc(reported)
@@ -179,10 +151,6 @@ class Metrics:
             and sample.labels["outcome"] == "refused"
             and sample.name.endswith("_total")
         }
-
-    def stage_clock(self) -> StageClock:
-        """A clock for one decision."""
-        return StageClock(self.tally.stages)
 
 
 def kvroute_version() -> str:

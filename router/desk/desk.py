@@ -26,7 +26,7 @@ from router.copies.hot_prefixes import HotPrefixes
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.fast_path import LONG_BYTES, Batch, Results
-from router.core.progress import Progress, ProgressState, Repeated
+from router.core.progress import Pick, Progress, ProgressState, Repeated
 from router.desk import answer_codec, request_codec
 from router.desk.answers import Answered, Later, Outlook, Steps, Waiting
 from router.desk.counters import Metrics
@@ -38,8 +38,9 @@ from router.request.request import Request
 from router.reservations.reservations import Ending, Reservation
 from router.tracing.route_trace import RenderSpan, RouteTrace, no_span, rendered
 from router.tracing.spans import Tracing
+from router.wire.received import ReceivedRequest
 
-Read: TypeAlias = tuple[request_codec.Received, Request]
+Read: TypeAlias = tuple[ReceivedRequest, Request]
 WAITING_BYTES = 1024
 """Of a request that waits, beside its message: about what its objects take up."""
 RUN_ITEMS = 16
@@ -72,6 +73,7 @@ class Desk:
         changed. tracing: spans of requests whose callers' spans are sampled; None: no spans.
         """
         self._core = core
+        self._writer = answer_codec.answer_writer(core)
         self._metrics = metrics
         self._clock = clock
         self._fault = fault
@@ -187,13 +189,14 @@ class Desk:
     ) -> Generator[None, None, list[bytes]]:
         """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
         received, parsed = yield from self._read(request, caller)
-        waits = self.admission.may_wait(request_codec.read_wait(received.message, 0.0, inf))
+        waits = self.admission.may_wait(request_codec.read_wait(received, 0.0, inf))
         decision = self._core.decide(parsed, self._clock(), may_strain=not waits)
+        decision.keep()  # other requests have their turn between its parts
         self._metrics.requests.labels("explained", "").inc()
         refusal_instead = None if decision.order else self._core.decider.refuse(decision)
         yield
         parts = []
-        for part in answer_codec.explanations(decision, refusal_instead, self._core):
+        for part in answer_codec.explanations(decision, refusal_instead, self._core, self._writer):
             parts.append(part)
             yield
         return parts
@@ -262,7 +265,7 @@ class Desk:
 
     def _read(
         self, request: bytes, caller: Caller = UNVERIFIED
-    ) -> Generator[None, None, tuple[request_codec.Received, Request]]:
+    ) -> Generator[None, None, tuple[ReceivedRequest, Request]]:
         """Reads a request, and hashes its prompt, in steps; raises Refusal."""
         received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
         yield
@@ -363,41 +366,46 @@ class Desk:
         """A request that the fast path didn't answer."""
         received, parsed = read
         answers: list[Answered] = []
-        trace = self._traced(received.message, now_s)
+        trace = self._traced(received, now_s)
 
         def decide(may_strain: bool) -> Reservation:
             answers.append(self._any(read, now_s, due, may_strain, caller, trace))
             return answers[0][1]
 
         kept = read if len(request) > LONG_BYTES else None
-        waiting = Waiting(
-            request,
-            parsed.request_id,
-            due,
-            kept,
-            self._answer_waiting,
-            self._refused_waiting,
-            caller=caller,
-            tells=received.message.queue_progress,
-            trace=trace,
-        )
+
+        def waits() -> Waiting:
+            return Waiting(
+                request,
+                parsed.request_id,
+                due,
+                kept,
+                self._answer_waiting,
+                self._refused_waiting,
+                caller=caller,
+                tells=received.queue_progress,
+                trace=trace,
+            )
+
         try:
-            waiting.waiter = self.admission.route(
+            waiter = self.admission.route(
                 parsed,
-                request_codec.read_wait(received.message, now_s, left_s),
+                request_codec.read_wait(received, now_s, left_s),
                 now_s,
                 # Of a long one its tokens are kept, too.
                 (1 if kept is None else 2) * len(request) + WAITING_BYTES,
-                waiting,
+                waits,
                 decide,
             )
         except Refusal as refusal:
             if trace is not None:
                 trace.refused(now_s, refusal.reason)
             raise
-        if waiting.waiter is None:
+        if waiter is None:
             self._on_change()
             return answers[0]
+        waiting: Waiting = waiter.payload  # type: ignore[assignment]  # made by `waits`
+        waiting.waiter = waiter
         self.changed()
         return waiting
 
@@ -441,7 +449,7 @@ class Desk:
             waiting.due.waited_s = now_s - waiting.waiter.arrived_s
         self._refused(refusal, waiting.request, now_s, waiting.due)
 
-    def _traced(self, request: router_pb2.RouteRequest, now_s: float) -> RouteTrace | None:
+    def _traced(self, request: ReceivedRequest, now_s: float) -> RouteTrace | None:
         """The spans of a request; None: it is not sampled."""
         if self.tracing is None or not request.traceparent:
             return None
@@ -459,8 +467,16 @@ class Desk:
     ) -> Answered:
         """A request answered the general way."""
         received, parsed = read
-        request, mark = received.message, self._metrics.stage_clock()
-        outcome = self._core.route(parsed, now_s, mark, due, may_strain=may_strain)
+        request, counts = received, self._metrics.counts
+        counts.begin()
+        outcome = self._core.route(
+            parsed,
+            now_s,
+            counts,
+            due,
+            may_strain=may_strain,
+            write=lambda pick: self._written(pick, request, trace),
+        )
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()
@@ -468,26 +484,21 @@ class Desk:
                 trace.repeated(now_s)
             return reservation.answer, reservation, True
         caller.owns(reservation)
-        try:
-            reservation.answer = answer_codec.answer(
-                outcome,
-                self._core,
-                request.priority,
-                omit_receipt=request.omit_receipt,
-                watch=None if trace is None else trace.picked,
-            )
-        except BaseException:
-            self._core.withdraw(reservation, now_s)
-            raise
         if request.priority:
             self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
-        self._metrics.picked(outcome)
-        mark.total()
+        counts.picked(outcome)
         if trace is not None:
-            trace.decided(now_s, mark.took_s)
+            trace.decided(now_s, counts.took_s)
         if caller.usage is not None:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False
+
+    def _written(self, pick: Pick, request: ReceivedRequest, trace: RouteTrace | None) -> bytes:
+        """A RouteResponse; a trace gets it with its receipts."""
+        if trace is not None:
+            whole = self._writer.answer(pick, request.priority, omit_receipt=False)
+            trace.picked(router_pb2.RouteResponse.FromString(whole))
+        return self._writer.answer(pick, request.priority, request.omit_receipt)
 
 
 def _none_at_once(_batch: Batch, _results: Results, _waited_s: float) -> dict[int, Reservation]:

@@ -1,8 +1,7 @@
 """What clients send, read with suspicion: requests, steps of reports, registrations."""
 
 import uuid
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -18,7 +17,8 @@ from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Request, Role
 from router.reservations.reservations import Ending
-from router.wire.received import BLOCK_HASHES, TEXT, TooMuch, take_apart
+from router.wire import received as wire
+from router.wire.received import BLOCK_HASHES, TEXT, ReceivedRequest, TooMuch
 
 TEXT_MAX = 1024
 """Characters in a request's id, model, tenant and the like."""
@@ -30,8 +30,7 @@ ASIDE_BYTES_MAX = 1 << 20
 """Bytes of them."""
 _TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
 _LISTS = ("required_labels", "allowed_worker_ids", "excluded_worker_ids", "multimodal_items")
-_NOBODY: frozenset[str] = frozenset()
-_ROLES = {
+_ROLES: dict[int, Role] = {
     router_pb2.PHASE_UNSPECIFIED: Role.BOTH,
     router_pb2.PHASE_AGGREGATED: Role.BOTH,
     router_pb2.PHASE_PREFILL_DECODE: Role.PAIR,
@@ -53,29 +52,10 @@ _FAILURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A RouteRequest whose prompt protobuf has not seen."""
-
-    message: router_pb2.RouteRequest
-    """What is beside the prompt."""
-    form: int = 0
-    """TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a prompt without tokens; 0: none."""
-    data: bytes = b""
-    """Little-endian, u32 of tokens or u64 of hashes; or the bytes of the prompt without tokens."""
-    block_size: int = 0
-    """Of hashes, and so is the next one."""
-    prompt_tokens: int = 0
-
-
-def receive(content: bytes, prompt_tokens_max: int) -> Received:
+def receive(content: bytes, prompt_tokens_max: int) -> ReceivedRequest:
     """A RouteRequest; raises Refusal for bytes that are none, or too much of anything."""
     try:
-        rest, form, data, block_size, prompt_tokens = take_apart(
-            content, FIELDS_MAX, ASIDE_BYTES_MAX, prompt_tokens_max
-        )
-        message = router_pb2.RouteRequest.FromString(rest)
-        return Received(message, form, data, block_size, prompt_tokens)
+        return wire.read_request(content, FIELDS_MAX, ASIDE_BYTES_MAX, prompt_tokens_max)
     except TooMuch as error:
         if error.what == "tokens":
             raise Refusal(
@@ -88,22 +68,24 @@ def receive(content: bytes, prompt_tokens_max: int) -> Received:
             Reason.INVALID_FIELD,
             f"the request has more than {most} {error.what} beside its prompt",
         ) from error
-    except (ValueError, DecodeError) as error:
+    except ValueError as error:
         raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
 
 
-def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFIED) -> Request:
+def read_request(
+    message: ReceivedRequest, core: RouterCore, caller: Caller = UNVERIFIED
+) -> Request:
     """A request of a caller, checked; raises Refusal. Lowers the message's priority to what the
     caller may have."""
-    message = received.message
     if caller.usage is not None and message.priority > (most := caller.allowed(message.priority)):
         message.priority = most
-    given = _given(message)
+    if message.longest > TEXT_MAX or message.entries > ENTRIES_MAX:
+        _check_sizes(message)
     role = _ROLES.get(message.phase)
     if role is None:
         raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
     session = None
-    if role is Role.DECODE and not received.form:
+    if role is Role.DECODE and not message.form:
         session = core.fleet.sessions.get(message.session_id)
         if session is None:
             raise Refusal(
@@ -117,7 +99,7 @@ def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFI
             lora_name=session.lora_name,
         )
     else:
-        prompt = _read_prompt(received, core)
+        prompt = _read_prompt(message, core)
     model = message.model or (session.model if session else "")
     if caller.usage is not None:
         for name in filter(None, (model, prompt.lora_name)) if model else (model,):
@@ -127,31 +109,26 @@ def read_request(received: Received, core: RouterCore, caller: Caller = UNVERIFI
         prompt=prompt,
         model=model,
         role=role,
-        expected_output_tokens=(
-            message.expected_output_tokens if message.HasField("expected_output_tokens") else None
-        ),
+        expected_output_tokens=message.expected_output_tokens,
         policy=message.policy,
         tenant=tenant_of(message.tenant, caller),
         session_id=message.session_id,
-        required_labels=dict(message.required_labels) if "required_labels" in given else {},
-        allowed_workers=(
-            frozenset(message.allowed_worker_ids) if "allowed_worker_ids" in given else _NOBODY
-        ),
-        excluded_workers=(
-            frozenset(message.excluded_worker_ids) if "excluded_worker_ids" in given else _NOBODY
-        ),
+        required_labels=message.required_labels or {},
+        allowed_workers=frozenset(message.allowed_worker_ids or ()),
+        excluded_workers=frozenset(message.excluded_worker_ids or ()),
         charged_tokens=message.charged_tokens,
         resumed=session,
     )
 
 
-def read_wait(message: router_pb2.RouteRequest, now_s: float, left_s: float) -> Wait:
+def read_wait(message: ReceivedRequest, now_s: float, left_s: float) -> Wait:
     """What a request says of its wait. left_s: until its caller's deadline."""
+    timeout_ms, slo_ms = message.queue_timeout_ms, message.ttft_slo_ms
     return Wait(
         priority=message.priority,
-        timeout_s=message.queue_timeout_ms / 1000 if message.HasField("queue_timeout_ms") else None,
+        timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         deadline_s=now_s + left_s,
-        ttft_slo_s=message.ttft_slo_ms / 1000 if message.HasField("ttft_slo_ms") else None,
+        ttft_slo_s=None if slo_ms is None else slo_ms / 1000,
         waited_s=message.waited_ms / 1000,
     )
 
@@ -159,11 +136,9 @@ def read_wait(message: router_pb2.RouteRequest, now_s: float, left_s: float) -> 
 def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_max: int) -> Refused:
     """The fields of a refused RouteRequest, for the log; almost none if its bytes can't be read."""
     try:
-        received = receive(content, prompt_tokens_max)
+        message = receive(content, prompt_tokens_max)
     except Refusal:
         return Refused(refusal, now_s)
-    message = received.message
-    expects = message.HasField("expected_output_tokens")
     return Refused(
         refusal,
         now_s,
@@ -171,18 +146,18 @@ def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_m
         message.model[:TEXT_MAX],
         _ROLES.get(message.phase, ""),
         message.policy[:TEXT_MAX],
-        _prompt_tokens(received),
-        message.expected_output_tokens if expects else None,
-        len(message.required_labels),
-        len(message.allowed_worker_ids),
-        len(message.excluded_worker_ids),
+        _prompt_tokens(message),
+        message.expected_output_tokens,
+        len(message.required_labels or ()),
+        len(message.allowed_worker_ids or ()),
+        len(message.excluded_worker_ids or ()),
     )
 
 
-def _prompt_tokens(received: Received) -> int:
-    if received.form == BLOCK_HASHES:
-        return received.prompt_tokens
-    return 0 if received.form >= TEXT else len(received.data) // 4
+def _prompt_tokens(message: ReceivedRequest) -> int:
+    if message.form == BLOCK_HASHES:
+        return message.prompt_tokens
+    return 0 if message.form >= TEXT else len(message.data) // 4
 
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:
@@ -244,38 +219,41 @@ def read_registration(message: fleet_pb2.RegisterWorkerRequest) -> EngineSetting
         ) from error
 
 
-def _read_prompt(received: Received, core: RouterCore) -> Prompt:
-    message = received.message
+def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
     lora_name = message.lora_name or core.fleet.lora_of(message.model)
-    if not received.form:
+    if not message.form:
         raise Refusal(
             Reason.EMPTY_PROMPT,
             "the request has no prompt: set token_ids, token_bytes or block_hashes",
         )
-    if received.form >= TEXT:
+    if message.form >= TEXT:
         raise Refusal(
             Reason.NO_TOKENIZER,
             "this router makes no tokens of text and bodies: send token_ids, token_bytes or"
             " block_hashes",
         )
-    if received.form == BLOCK_HASHES:
+    if message.form == BLOCK_HASHES:
         return Prompt.from_hashes(
-            np.frombuffer(received.data, np.uint64),
-            received.block_size,
-            received.prompt_tokens,
+            np.frombuffer(message.data, np.uint64),
+            message.block_size,
+            message.prompt_tokens,
             lora_name=lora_name,
         )
     return Prompt.from_tokens(
-        received.data,
+        message.data,
         lora_name=lora_name,
         cache_salt=message.cache_salt,
-        items=_read_items(message.multimodal_items),
+        items=_read_items(message.multimodal_items) if message.multimodal_items else (),
     )
 
 
-def _read_items(items: Iterable[router_pb2.MultimodalItem]) -> list[MultimodalItem]:
+def _read_items(items: Iterable[bytes]) -> list[MultimodalItem]:
     read = []
-    for i, item in enumerate(items):
+    for i, content in enumerate(items):
+        try:
+            item = router_pb2.MultimodalItem.FromString(content)
+        except DecodeError as error:
+            raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
         which = item.WhichOneof("content")
         if which is None:
             raise Refusal(
@@ -286,13 +264,11 @@ def _read_items(items: Iterable[router_pb2.MultimodalItem]) -> list[MultimodalIt
     return read
 
 
-def _given(message: router_pb2.RouteRequest) -> Set[str]:
-    """Names of the fields that are set; refuses those that would cost memory or log space without
-    use."""
-    given = {field.name: value for field, value in message.ListFields()}
-    for name, value in given.items():
-        if name in _TEXTS and len(value) > TEXT_MAX:
+def _check_sizes(message: ReceivedRequest) -> None:
+    """Refuses fields that would cost memory or log space without use."""
+    for name in _TEXTS:
+        if len(getattr(message, name)) > TEXT_MAX:
             raise Refusal(Reason.INVALID_FIELD, f"{name} is longer than {TEXT_MAX} characters")
-        if name in _LISTS and len(value) > ENTRIES_MAX:
+    for name in _LISTS:
+        if len(getattr(message, name) or ()) > ENTRIES_MAX:
             raise Refusal(Reason.INVALID_FIELD, f"{name} has more than {ENTRIES_MAX} entries")
-    return given.keys()

@@ -54,6 +54,7 @@ class _Metadata(Struct, frozen=True, rename="camel"):
 class _Condition(Struct, frozen=True, rename="camel"):
     type: str = ""
     status: str = ""
+    reason: str = ""
 
 
 class _Spec(Struct, frozen=True, rename="camel"):
@@ -108,7 +109,7 @@ class Pod(NamedTuple):
     """Empty until the pod has one."""
     node: str
     ready: bool
-    """The kubelet calls it ready, and nobody has had it deleted."""
+    """The kubelet called it ready last, and nobody has had it deleted."""
     leaving: bool
     """Its deletion was requested, and it has not ended yet."""
     ended: bool
@@ -329,7 +330,7 @@ class WatchedPods:
             return None
         leaving = metadata.deletion_timestamp is not None
         conditions = read.status.conditions or ()
-        ready = any(each.type == "Ready" and each.status == "True" for each in conditions)
+        ready = _is_ready({each.type: each for each in conditions})
         annotations = metadata.annotations or {}
         return Pod(
             metadata.name,
@@ -342,6 +343,20 @@ class WatchedPods:
             metadata.labels or {},
             {key: value for key, value in annotations.items() if key.startswith(ANNOTATION)},
         )
+
+
+def _is_ready(conditions: Mapping[str, _Condition]) -> bool:
+    """Whether the kubelet calls a pod ready.
+
+    The node controller turns Ready to False where a node was silent for 40 s, as after an API
+    server that was away: then it is all pods at once. It leaves the reason empty, which the kubelet
+    never does, and ContainersReady as it is (MarkPodsNotReady and GeneratePodReadyCondition of
+    Kubernetes 1.34). Whether an engine of such a pod answers, its relay knows better.
+    """
+    ready = conditions.get("Ready", _Condition())
+    containers = conditions.get("ContainersReady", _Condition())
+    is_guess = ready.status == "False" and not ready.reason and containers.status == "True"
+    return ready.status == "True" or is_guess
 
 
 _TYPES = frozenset({"ADDED", "MODIFIED", "DELETED"})

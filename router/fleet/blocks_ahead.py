@@ -17,13 +17,12 @@ Requests of other replicas are taken to be like ours on the same worker. The ide
 scheduler, which simulates the blocks ahead before it admits a task. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from indexer.identity import WorkerKey
 from router.fleet.pools import Pool, heartbeat_of
-from router.fleet.table import Column
 from router.request.prompt import Prompt
 from router.reservations.load import WorkerLoad
 
@@ -32,8 +31,22 @@ SIMULATED_MAX = 16
 neither short nor certain to have enough, none is picked."""
 
 
+def surely_fits(
+    load: WorkerLoad | None, size: int, tokens: int, output_tokens: int, promised: float
+) -> bool:
+    """Whether a worker has blocks for a request even if it shares none with others and all answers
+    grow to their ends at once: most do, and then nobody looks closer. tokens: of its prompt."""
+    if load is None or not size or load.active_requests() <= 0:
+        return True
+    need: float = -(-(tokens + output_tokens) // size)
+    if load.outputs.tokens:
+        need += load.outputs.tokens / size * load.of_all()
+    return not need > promised - load.active_blocks()
+
+
 class BlocksAhead:
-    """The workers of one pool, for one request."""
+    """The workers of one pool, for one request. Most picks have blocks, so that a worker is looked
+    at when it is picked, and the others only where it has too few."""
 
     def __init__(
         self,
@@ -41,32 +54,49 @@ class BlocksAhead:
         loads: Mapping[WorkerKey, WorkerLoad],
         prompt: Prompt,
         output_tokens: int,
-        promised: Column,
+        promised: Callable[[int], float],
     ) -> None:
-        """promised: blocks that picks may promise, by worker; not a number where unknown, which no
-        request is too large for. It is changed here."""
-        self._pool, self._loads, self._output_tokens = pool, loads, output_tokens
-        self._left = promised
+        """promised: blocks that picks may promise of the worker in a slot; not a number where
+        unknown, which no request is too large for."""
+        self._pool, self._loads = pool, loads
+        self._prompt, self._output_tokens, self._promised = prompt, output_tokens, promised
         rows = len(pool)
         self.short = np.zeros(rows, np.bool_)
-        """Workers that have too few."""
+        """Workers that have too few, of those looked at."""
         self.unsure = np.zeros(rows, np.bool_)
         """Workers that `settle` has to look at."""
+        self._seen = np.zeros(rows, np.bool_)
+        self._left = np.zeros(rows)
         self._prompt_blocks = np.zeros(rows)
-        for row, source in enumerate(pool.sources):
-            load, size = loads.get(source.key), heartbeat_of(source).block_size
-            if load is None or not size:
-                continue
-            self._left[row] -= load.active_blocks()  # without what is guessed of peers
-            shared = load.in_use(prompt.prefixes(size)) if load.requests else 0
-            self._prompt_blocks[row] = -(-prompt.token_count // size) - shared
-            need = -(-(prompt.token_count + output_tokens) // size) - shared
-            if load.active_requests() <= 0:
-                continue
-            self.short[row] = need > self._left[row]
-            if load.outputs.tokens and not self.short[row]:
-                others = load.outputs.tokens / size * load.of_all()
-                self.unsure[row] = need + others > self._left[row]
+
+    def has_enough(self, row: int, now_s: float) -> bool:
+        """Whether a worker has blocks for the request."""
+        self._look(row)
+        return not self.short[row] and (not self.unsure[row] or self.settle(row, now_s))
+
+    def look_at_all(self) -> None:
+        for row in np.flatnonzero(~self._seen).tolist():
+            self._look(row)
+
+    def _look(self, row: int) -> None:
+        if self._seen[row]:
+            return
+        self._seen[row] = True
+        source = self._pool.sources[row]
+        load, size = self._loads.get(source.key), heartbeat_of(source).block_size
+        if load is None or not size:
+            return
+        tokens = self._prompt.token_count
+        # What is guessed of peers takes none of them.
+        left = self._promised(source.slot) - load.active_blocks()
+        shared = load.in_use(self._prompt.prefixes(size)) if load.requests else 0
+        need = -(-(tokens + self._output_tokens) // size) - shared
+        self._left[row], self._prompt_blocks[row] = left, -(-tokens // size) - shared
+        if load.active_requests() <= 0:
+            return
+        self.short[row] = need > left
+        if load.outputs.tokens and not self.short[row]:
+            self.unsure[row] = need + load.outputs.tokens / size * load.of_all() > left
 
     def settle(self, row: int, now_s: float) -> bool:
         """Whether a worker that `unsure` names has enough; else it is short."""

@@ -1,10 +1,15 @@
 """Why a worker that is up can't take a request."""
 
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Hashable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
 from router.fleet.pools import Pool, heartbeat_of
+from router.fleet.table import Column, Flags
 from router.request.request import Request, Role
 
 DRAINED = "drained"
@@ -12,47 +17,142 @@ TOO_LONG = "prompt too long"
 NOT_A_NUMBER = "cost is not a number"
 """The policy's doing, which another one may not do."""
 LORA_ELSEWHERE = "another worker has the LoRA loaded"
+KEPT_MAX = 64
+"""Exclusions that are kept, and LoRAs of a pool: 8 KB each, of 1,000 workers."""
+NARROWING_MAX = 64
+"""Workers and labels that a request names, where its exclusions are kept for the next one."""
 OUTPUT_TOKENS_MAX = 4096
 """Largest expected output of a request that counts, in tokens."""
 
 
-def exclusions(
-    request: Request, output_tokens: int, pool: Pool, drained: Container[str]
-) -> list[str]:
-    """A reason for each worker that can't, empty where it can.
+class Barred:
+    """Rows of a pool that must not be picked, each with its reason."""
 
-    output_tokens: what the request is expected to bring out. drained: worker ids.
-    """
-    return [exclusion(request, output_tokens, source, drained) for source in pool.sources]
+    __slots__ = ("_make", "_reasons", "counts", "mask")
+
+    def __init__(
+        self,
+        mask: npt.NDArray[np.bool_] | None,
+        counts: Mapping[str, int],
+        make: Callable[[], Sequence[str]],
+    ) -> None:
+        """mask: True for each row that is barred; None: no row is. counts: rows by reason. make:
+        the reason of each row, empty where it is not barred; made at its first use."""
+        self.mask = mask
+        self.counts = counts
+        self._make = make
+        self._reasons: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, reasons: Sequence[str]) -> "Barred":
+        """reasons: for each row, empty where it may be picked."""
+        counts = Counter(filter(None, reasons))
+        mask = np.array([bool(reason) for reason in reasons], np.bool_) if counts else None
+        return cls(mask, counts, lambda: reasons)
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """For each row, empty where it may be picked."""
+        if self._reasons is None:
+            self._reasons = self._make()
+        return self._reasons
+
+    def can(self, rows: int) -> Flags:
+        """True for each row that may be picked."""
+        return np.ones(rows, np.bool_) if self.mask is None else ~self.mask
+
+    def narrowed(self, to: Flags, otherwise: str) -> "Barred":
+        """The same, and all rows but some are barred for one more reason."""
+        others = ~to if self.mask is None else ~(to | self.mask)
+        count = int(np.count_nonzero(others))
+        if not count:
+            return self
+        mask = others if self.mask is None else others | self.mask
+        counts = {**self.counts, otherwise: self.counts.get(otherwise, 0) + count}
+        return Barred(mask, counts, lambda: self._with(others, otherwise))
+
+    def _with(self, others: Flags, otherwise: str) -> list[str]:
+        return [
+            otherwise if other else reason
+            for reason, other in zip(self.reasons, others.tolist(), strict=True)
+        ]
 
 
-def answering_first(reasons: Sequence[str], last: Sequence[str]) -> Sequence[str]:
-    """Reasons against workers; those of the last resort have theirs, too, if any other may be
-    picked, or could if it had room. last: see Matched."""
+class Exclusions:
+    """Why workers can't take requests. Kept for the next request that wants the same of the same
+    pool, while no worker is drained and the prompts fit them all."""
+
+    def __init__(self, drained: Collection[str]) -> None:
+        """drained: ids of workers, which others change."""
+        self._drained = drained
+        self._kept: dict[Hashable, tuple[Pool, Barred]] = {}
+        """What a request wants -> the last pool that it was looked up in, and what is barred."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, request: Request, output_tokens: int, pool: Pool) -> Barred:
+        """output_tokens: what the request is expected to bring out."""
+        narrowing = None
+        if not self._drained and request.prompt.token_count + output_tokens <= pool.shortest_len:
+            narrowing = narrowing_of(request)
+        kept = None if narrowing is None else self._kept.get(narrowing)
+        if kept is not None and kept[0] is pool:
+            return kept[1]
+        barred = Barred.of(
+            [exclusion(request, output_tokens, source, self._drained) for source in pool.sources]
+        )
+        if narrowing is not None:
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            self._kept[narrowing] = pool, barred
+        return barred
+
+
+def answering_first(barred: Barred, last: Sequence[str]) -> Barred:
+    """What is barred; and the workers of the last resort, if any other may be picked, or could if
+    it had room. last: see Matched."""
     if not any(last):
-        return reasons
-    pairs = list(zip(reasons, last, strict=True))
+        return barred
+    pairs = list(zip(barred.reasons, last, strict=True))
     if any(not reason and not kept_out for reason, kept_out in pairs):
-        return [reason or kept_out for reason, kept_out in pairs]
-    return reasons
+        return Barred.of([reason or kept_out for reason, kept_out in pairs])
+    return barred
 
 
-def loaded_first(
-    reasons: Sequence[str], lora_name: str, pool: Pool, full: Sequence[float]
-) -> Sequence[str]:
-    """Reasons against workers; those that would have to load the LoRA have theirs, too, while a
-    worker that lists it may be picked and has room: each load costs time, and room for another LoRA
-    that is in use there."""
-    lists = [lora_name in heartbeat_of(source).lora_names for source in pool.sources]
-    if not any(
-        listed and not reason and not is_full
-        for listed, reason, is_full in zip(lists, reasons, full, strict=True)
-    ):
-        return reasons
-    return [
-        reason or (LORA_ELSEWHERE if would_load(heartbeat_of(source), lora_name) else "")
-        for reason, source in zip(reasons, pool.sources, strict=True)
-    ]
+def loaded_first(barred: Barred, lora_name: str, pool: Pool, full: Column) -> Barred:
+    """What is barred; and workers that would have to load the LoRA, while a worker that lists it
+    may be picked and has room: each load costs time, and room for another LoRA that is in use
+    there."""
+    of_lora = pool.made(Loras).of(lora_name)
+    if of_lora is None:
+        return barred
+    lists, would_load = of_lora
+    can = lists & barred.can(len(pool)) & (full == 0)
+    return barred.narrowed(~would_load, LORA_ELSEWHERE) if can.any() else barred
+
+
+class Loras:
+    """Which workers of a pool list a LoRA, and which would load it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._heartbeats = [heartbeat_of(source) for source in pool.sources]
+        self._loading = any(heartbeat.loads_loras for heartbeat in self._heartbeats)
+        self._known: dict[str, tuple[Flags, Flags]] = {}
+
+    def of(self, lora_name: str) -> tuple[Flags, Flags] | None:
+        """True where it is listed, and where it would be loaded; None: no worker loads LoRAs."""
+        if not self._loading:
+            return None
+        known = self._known.get(lora_name)
+        if known is None:
+            if len(self._known) >= KEPT_MAX:
+                self._known.clear()
+            lists = [lora_name in heartbeat.lora_names for heartbeat in self._heartbeats]
+            loads = [would_load(heartbeat, lora_name) for heartbeat in self._heartbeats]
+            known = np.array(lists, np.bool_), np.array(loads, np.bool_)
+            self._known[lora_name] = known
+        return known
 
 
 def would_load(heartbeat: Heartbeat, lora_name: str) -> bool:
@@ -60,23 +160,15 @@ def would_load(heartbeat: Heartbeat, lora_name: str) -> bool:
     return heartbeat.loads_loras and lora_name not in heartbeat.lora_names
 
 
-def only_roles(pool: Pool, role: Role) -> tuple[str, ...]:
-    """As `exclusions`, of a request that goes by roles alone."""
-    return tuple(_not_of_role(heartbeat_of(source), role) for source in pool.sources)
-
-
-def narrows_nothing(request: Request, output_tokens: int, pool: Pool, any_drained: bool) -> bool:
-    """Whether all workers of its role can take a request, as is the case for most."""
-    prompt = request.prompt
-    return not (
-        any_drained
-        or request.excluded_workers
-        or request.allowed_workers
-        or request.required_labels
-        or prompt.lora_name
-        or prompt.token_count + output_tokens > pool.shortest_len
-        or (prompt.only_block_size and pool.block_sizes != {prompt.only_block_size})
-    )
+def narrowing_of(request: Request) -> Hashable | None:
+    """What a request wants of a worker, but for its prompt's length: requests that want the same
+    have the same exclusions. None: it names more than NARROWING_MAX workers and labels."""
+    prompt, labels = request.prompt, request.required_labels
+    workers = request.allowed_workers, request.excluded_workers
+    if len(labels) + sum(map(len, workers)) > NARROWING_MAX:
+        return None
+    named = (*workers, frozenset(labels.items()))
+    return request.model, request.role, prompt.lora_name, prompt.only_block_size, *named
 
 
 def too_long(request: Request, output_tokens: int, heartbeat: Heartbeat) -> bool:

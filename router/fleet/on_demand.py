@@ -66,6 +66,29 @@ class Further:
             return np.zeros(len(pool), np.bool_)
         return np.array([key == worker for key in pool.workers], np.bool_)
 
+    def session_row(self, pool: Pool, session_id: str) -> int:
+        """The row of the worker that the session's last request went to; -1: none."""
+        worker = self._sessions.worker_of(session_id) if self._sessions is not None else None
+        return -1 if worker is None else pool.made(row_of_worker).get(worker, -1)
+
+    def rate_table(self, pool: Pool) -> npt.NDArray[np.float64]:
+        """See PrefillRates.table."""
+        return self._rates.table(pool.made(last_slot))
+
+    def recent_table(self, pool: Pool) -> Column:
+        """See WorkingSets.table."""
+        last = pool.made(last_slot)
+        return np.zeros(last + 1) if self._working_sets is None else self._working_sets.table(last)
+
+    def anchor(self, model: str) -> float:
+        """See PrefillRates.anchor."""
+        return self._rates.anchor(model)
+
+    @property
+    def mean_work(self) -> float:
+        """Of a prompt, over all workers, tokens."""
+        return self._rates.mean_work
+
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
         """How fast each worker prefills, and for how long it is busy."""
         return self._rates.columns(pool.slots, pool.models, now_s)
@@ -86,3 +109,12 @@ class Further:
             labels = [heartbeat_of(source).labels for source in pool.sources]
             self._topology = pool, Topology(labels, self._labels)
         return self._topology[1]
+
+
+def row_of_worker(pool: Pool) -> dict[WorkerKey, int]:
+    return {key: row for row, key in enumerate(pool.workers)}
+
+
+def last_slot(pool: Pool) -> int:
+    """The highest of a pool's slots."""
+    return int(pool.slots.max(initial=0))

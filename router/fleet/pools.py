@@ -18,10 +18,10 @@ Laws:
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import inf, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +55,10 @@ _POOLS_MAX = 1024
 """Remembered, by the name in the request."""
 _Group = tuple[str, str]
 """Model and role."""
+_Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pool:
     """Some workers that serve one model; all of them have sent heartbeats."""
 
@@ -67,11 +68,11 @@ class Pool:
     span: slice | None
     """The slots, where they follow one another; as is the case if all serve the same model."""
     block_sizes: frozenset[int]
+    only_block_size: int
+    """The one that all of them have, in tokens; 0: they differ, or it is unknown."""
     roles: frozenset[str]
     shortest_len: float
     """The least max_model_len, tokens; inf: nobody has one."""
-    all_eligible: tuple[str, ...]
-    """No reason against any of them."""
     models: tuple[str, ...]
     """Of each worker, as its engine calls it."""
     only_model: str | None
@@ -80,23 +81,33 @@ class Pool:
     """Of each worker's id and rank."""
     role_names: npt.NDArray[np.str_]
     """The role of each worker."""
+    _of_it: dict[Callable[["Pool"], Any], Any] = field(default_factory=dict)
+
+    def made(self, make: Callable[["Pool"], _Made]) -> _Made:
+        """What a function makes of the pool, made once."""
+        known = self._of_it.get(make)
+        if known is None:
+            known = self._of_it[make] = make(self)
+        made: _Made = known
+        return made
 
     @classmethod
     def of(cls, sources: Collection[Source]) -> "Pool":
         heartbeats = [heartbeat_of(source) for source in sources]
         slots = [source.slot for source in sources]
+        sizes = {heartbeat.block_size for heartbeat in heartbeats}
         in_a_row = bool(slots) and slots == list(range(slots[0], slots[0] + len(slots)))
         return cls(
             sources=tuple(sources),
             workers=tuple(source.key for source in sources),
             slots=np.array(slots, np.intp),
             span=slice(slots[0], slots[0] + len(slots)) if in_a_row else None,
-            block_sizes=frozenset(heartbeat.block_size for heartbeat in heartbeats),
+            block_sizes=frozenset(sizes),
+            only_block_size=sizes.pop() if len(sizes) == 1 else 0,
             roles=frozenset(heartbeat.role for heartbeat in heartbeats),
             shortest_len=min(
                 (heartbeat.max_model_len or inf for heartbeat in heartbeats), default=inf
             ),
-            all_eligible=("",) * len(sources),
             models=tuple(heartbeat.model for heartbeat in heartbeats),
             only_model=_only({heartbeat.model for heartbeat in heartbeats}),
             name_hashes=np.array(
@@ -173,10 +184,7 @@ def _last_resort(
 
 
 class Pools:
-    """Every model's pool, and the columns of the fleet.
-
-    Over 300 lines: the columns of all workers, which every cause changes in place, a row each.
-    """
+    """Every model's pool, and the columns of the fleet."""
 
     def __init__(
         self,
@@ -282,9 +290,9 @@ class Pools:
         """Whether some worker of a pool is full only by what was learned of its capacity."""
         return bool(self._strained) and any(slot in self._strained for slot in pool.slots.tolist())
 
-    def blocks_promised(self, pool: Pool) -> npt.NDArray[np.float64]:
-        """KV blocks that picks may promise of each worker; NaN: unknown."""
-        return np.array([self._settled[slot][5] for slot in pool.slots.tolist()])
+    def blocks_promised(self, slot: int) -> float:
+        """KV blocks that picks may promise of a worker; NaN: unknown."""
+        return self._settled[slot][5]
 
     def with_room(self, pool: Pool) -> npt.NDArray[np.intp]:
         """The slots of a pool's workers that have a slot and a block left."""

@@ -39,11 +39,6 @@ def least(column: npt.NDArray[Any]) -> float:
     return float(column.item(column.argmin()))
 
 
-def most(column: npt.NDArray[Any]) -> float:
-    """As column.max(), in the same way; 0 for no rows."""
-    return float(column.item(column.argmax())) if len(column) else 0.0
-
-
 def shares(
     active_slots: float, active_blocks: float, total_slots: float, total_blocks: float
 ) -> tuple[float, float, float, float]:

@@ -155,10 +155,7 @@ class Standing:
 
 
 class Outliers:
-    """The standing of every worker.
-
-    Over 300 lines: one state machine; reports, hangs, probes and time change the same standings.
-    """
+    """The standing of every worker."""
 
     def __init__(
         self,

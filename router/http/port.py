@@ -78,12 +78,15 @@ class HttpPort:
         await self._listener.stop()
         await self._runner.cleanup()
 
-    def close_idle(self) -> None:
-        """Ends every connection that no request is on."""
+    def close_idle(self) -> frozenset[object]:
+        """Ends every connection that no request is on, and returns the others, each of which is the
+        `protocol` of its requests."""
         server = self._runner.server
-        for connection in () if server is None else server.connections:
+        connections = [] if server is None else list(server.connections)
+        for connection in connections:
             if isinstance(connection, BoundedHandler):
                 connection.close_if_idle()
+        return frozenset(connections if server is None else server.connections)
 
     def _handler(self, left: Callable[[], None]) -> BoundedHandler:
         server = self._runner.server

@@ -1,7 +1,7 @@
 """Calls of gRPC handlers on one connection of the small HTTP/2.
 
-A handler takes what grpc.aio's server gives it: bytes or an iterator of them, and a context. The
-context here has the methods of grpc.aio.ServicerContext that handlers of this project use.
+A handler takes bytes or an iterator of them, and a context: the call, with the methods of
+grpc.aio.ServicerContext that handlers of this project use.
 
     HEADERS -> Gate -> Call -> a message, and the end of the request -> handler: its first step at
                                                      once; waits -> a task, ended by the deadline,
@@ -88,7 +88,7 @@ class Call(Received):
         self.aborted: tuple[Any, str, Metadata] | None = None
         """Code, details and trailing metadata."""
 
-    # What handlers use of grpc.aio.ServicerContext
+    # What handlers use of the call; as in grpc.aio.ServicerContext, but for when_unsent
 
     def time_remaining(self) -> float | None:
         """Seconds until the deadline; None: there is none."""
@@ -181,12 +181,17 @@ class Call(Received):
         """Runs the handler of a streaming request."""
         if self._entering is not None:
             return
-        if self.keep_handler():
+        if self._has_room():
             stream_stream: Any = self.handler.stream_stream
             self._spawn(lambda: stream_stream(self._requests(), self))
-        else:
-            self._protocol.http2.full(self._stream)
-            self._protocol.flush()
+
+    def _has_room(self) -> bool:
+        """Takes the room of a handler that goes on; without any, the call is ended."""
+        if self.keep_handler():
+            return True
+        self._protocol.http2.full(self._stream)
+        self._protocol.flush()
+        return False
 
     def message(self, content: bytes, *, packed: bool) -> None:
         """A message of the request."""
@@ -211,8 +216,9 @@ class Call(Received):
             if not self._stream.finished:
                 self._finish(Status.INTERNAL, "a unary request without a message")
         elif self.handler.response_streaming:
-            unary_stream: Any = self.handler.unary_stream
-            self._spawn(lambda: unary_stream(content, self))
+            if self._has_room():
+                unary_stream: Any = self.handler.unary_stream
+                self._spawn(lambda: unary_stream(content, self))
         else:
             unary: Any = self.handler.unary_unary
             if self.at_once:
@@ -226,7 +232,8 @@ class Call(Received):
             return
         handler: Any = self.handler
         if handler.response_streaming:
-            await handler.unary_stream(content, self)
+            if self._has_room():
+                await handler.unary_stream(content, self)
         else:
             await self._rest(handler.unary_unary(content, self))
 

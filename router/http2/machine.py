@@ -1,8 +1,7 @@
 """gRPC over HTTP/2 (RFC 9113), as a server. Pure: bytes in, calls and bytes out.
 
-grpc.aio takes some 200 us of CPU for a call, or for a chunk of a stream; this takes a tenth to a
-third. It serves unary and streaming methods alike: a stream opens with a path, messages come and
-go, either side ends it. HPACK is the library's.
+It serves unary and streaming methods alike: a stream opens with a path, messages come and go,
+either side ends it. HPACK is the library's.
 
 Laws:
 - a peer gets no more room than CONNECTION_WINDOW, STREAM_WINDOW, its stream's bytes_max, held.Held,
@@ -142,6 +141,8 @@ class Connection(Control):
 
     def go_away(self, *, last: bool) -> None:
         """Tells the peer to open no more streams. last: new ones are refused from now on."""
+        if self._leaving:
+            return  # the number of the last stream was named, and may not rise again
         self._leaving = last
         self._sending.go_away(self._last if last else WINDOW_MAX)
 

@@ -1,4 +1,4 @@
-"""One port of HTTP/2: its connections, their signs of life and their ages.
+"""One port of HTTP/2: its connections and those of a Unix socket, their signs of life and ages.
 
 Laws:
 - a connection that answers no ping for KEEPALIVE_TIMEOUT_S after keepalive_s of silence is closed;
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from pathlib import Path
 
 from router.http2.messages import Service
 from router.http2.sockets import Bounds, Http2Protocol
@@ -70,6 +71,7 @@ class Http2Port:
         """Those that got one -> when."""
         speaks = Speaks(tls, allows_plain, "h2")
         self._listener = Listener(self._connection, self.connections, speaks, came=came)
+        self._unix = Listener(self._connection, self.connections, Speaks())
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -81,8 +83,14 @@ class Http2Port:
         await self._listener.start(host, port)
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
+    def start_unix(self, path: Path, mode: int) -> None:
+        """Listens on a Unix socket, too, without TLS. mode: permissions of its file. Raises
+        OSError."""
+        self._unix.start_unix(path, mode)
+
     async def stop_accepting(self) -> None:
         await self._listener.stop()
+        await self._unix.stop()
 
     def go_away(self, *, last: bool) -> None:
         """Has every peer open no more streams here. last: new ones are refused from now on."""
@@ -148,9 +156,12 @@ class Http2Port:
     def _end(self, connection: Http2Protocol, now_s: float) -> None:
         """Closes an old connection once it has no more calls, or its grace is over."""
         left_s = now_s - self._leaving[connection]
-        if left_s >= self._bounds.age_grace_s:
+        if left_s == -inf:  # it was closed, and its peer does not read the last bytes
+            connection.abort()
+        elif left_s >= self._bounds.age_grace_s:
             self.connections.closed["age"] += 1
             connection.close()
+            self._leaving[connection] = inf
         elif not connection.http2.streams and left_s >= FAREWELL_S:
             self._go_away(connection, last=True)
             connection.close()

@@ -63,11 +63,19 @@ class Received:
             raise asyncio.CancelledError  # the call has ended, and its task is being cancelled
         return plain
 
+    def end_reading(self) -> None:
+        """No message of a streaming request is read but those that have come by now."""
+        assert self._came is not None
+        self._ended = True
+        self._came.set()
+
     def keep(self, content: bytes, *, packed: bool, waits: bool) -> None:
         """A message has come. waits: it is not taken at once, though the request is whole."""
         stream = self._stream
         if self._came is None and stream.ended and not waits:
             self._content, self._packed = content, packed
+            return
+        if self._came is not None and self._ended:
             return
         http2, size = self._protocol.http2, len(content) + MESSAGE_BYTES
         if not http2.held.take(size):
@@ -81,7 +89,8 @@ class Received:
             self._came.set()
 
     def keep_handler(self) -> bool:
-        """The handler of a streaming request begins; False: there is no room for it."""
+        """The handler of a stream begins, of requests or of answers; False: there is no room for
+        it."""
         held = self._protocol.http2.held.take(HANDLER_BYTES)
         self._held = HANDLER_BYTES if held else 0
         return held

@@ -23,7 +23,7 @@ class EngineAccesses:
 
     def __init__(self, settings: EnginesSettings | None = None) -> None:
         """Raises OSError or ValueError for files that can't be used."""
-        self._settings = settings = settings or EnginesSettings()
+        self.settings = settings = settings or EnginesSettings()
         self._default = Credentials(settings.api_key, settings.api_key_file, settings.ca_file)
         self.on_model_missing: Callable[[str], None] = lambda _: None
         """Called with the id of a worker whose engine answered as if it lacked a model."""
@@ -75,7 +75,7 @@ class EngineAccesses:
         OSError or ValueError for files that can't be used."""
         self._own.pop(worker.id, None)
         if worker.api_key_file is not None or worker.ca_file is not None:
-            settings = self._settings
+            settings = self.settings
             self._own[worker.id] = Credentials(
                 None if worker.api_key_file is not None else settings.api_key,
                 worker.api_key_file or settings.api_key_file,

@@ -28,7 +28,8 @@ ALL = frozenset(Right)
 _ROUTER = "/kvroute.v1.Router/"
 _FLEET = "/kvroute.v1.Fleet/"
 _PROMPTS = "/kvroute.v1.Prompts/"
-_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/"
+_REFLECTION = "/grpc.reflection.v1.ServerReflection/"
+_REFLECTION_ALPHA = "/grpc.reflection.v1alpha.ServerReflection/"
 _HEALTH = "/grpc.health.v1.Health/"
 
 RIGHTS: dict[str, Right | None] = {
@@ -48,6 +49,7 @@ RIGHTS: dict[str, Right | None] = {
     _FLEET + "RemoveWorker": Right.ADMINISTER,
     _FLEET + "ResyncWorker": Right.ADMINISTER,
     _REFLECTION + "ServerReflectionInfo": Right.OBSERVE,
+    _REFLECTION_ALPHA + "ServerReflectionInfo": Right.OBSERVE,
     # Serving or not, and nothing else: for every caller.
     _HEALTH + "Check": None,
     _HEALTH + "Watch": None,

@@ -4,6 +4,7 @@ Laws:
 - `[::]`, like no host at all, is every address of both families; on a host without IPv6, every IPv4
   address. `0.0.0.0` is every IPv4 address;
 - a name is each of its addresses that this host has, on one port;
+- a Unix socket takes the place of one on which nothing listens, and of nothing else;
 - an IPv6 client is its /64, in which a host may take any address; one behind an IPv4-mapped address
   is an IPv4 client.
 """
@@ -11,8 +12,11 @@ Laws:
 import asyncio
 import errno
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
+from stat import S_ISSOCK
 
 BACKLOG = 1024
 _MISSING = frozenset(
@@ -22,6 +26,8 @@ _MISSING = frozenset(
 _ATTEMPTS = 8
 """At a free port that every address of a name has."""
 _MAPPED = bytes(10) + b"\xff\xff"
+UNIX_CLIENT = "unix"
+"""The address of all clients of a Unix socket."""
 
 
 async def listening(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
@@ -46,6 +52,17 @@ async def listening(host: str, port: int, *, reuse_port: bool = False) -> list[s
     return _all_bound(addresses, reuse_port)
 
 
+def listening_unix(path: Path, mode: int) -> socket.socket:
+    """A Unix socket, whose file has the permissions `mode` from the first moment. Raises
+    OSError."""
+    _remove_stale(path)
+    before = os.umask(0o777 & ~mode)
+    try:
+        return _bound(socket.AF_UNIX, str(path))
+    finally:
+        os.umask(before)
+
+
 def unmapped(host: str) -> str:
     """A client's address as it is in its own family: 10.0.0.1 for ::ffff:10.0.0.1."""
     return host[7:] if host.startswith("::ffff:") and "." in host else host
@@ -59,6 +76,23 @@ def client_of(host: str) -> str:
     if packed.startswith(_MAPPED):
         return socket.inet_ntoa(packed[12:])
     return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8)) + "/64"
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes a socket that a process left behind."""
+    try:
+        if not S_ISSOCK(path.stat().st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass  # its backlog is full: something listens
 
 
 def _is_every(host: str) -> bool:
@@ -91,15 +125,16 @@ def _all_bound(
 
 def _bound(
     family: socket.AddressFamily,
-    address: tuple[object, ...],
-    reuse_port: bool,
+    address: tuple[object, ...] | str,
+    reuse_port: bool = False,
     *,
     dual: bool = False,
 ) -> socket.socket:
     """dual: with IPv4 clients, behind IPv4-mapped addresses."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family != socket.AF_UNIX:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:

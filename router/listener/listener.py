@@ -23,11 +23,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from typing_extensions import override
 
-from router.listener.addresses import client_of, listening, unmapped
+from router.listener.addresses import UNIX_CLIENT, client_of, listening, listening_unix, unmapped
 from router.listener.connections import Connections, Place
 from router.listener.seldom import Seldom
 
@@ -104,6 +105,8 @@ class Listener:
         self._speaks = speaks
         self._came = came
         self._sockets: list[socket.socket] = []
+        self._path: Path | None = None
+        """Of a Unix socket."""
         self._hellos: deque[tuple[socket.socket, Place]] = deque()
         """Connections whose handshake is to begin."""
         self._late: asyncio.TimerHandle | None = None
@@ -115,10 +118,18 @@ class Listener:
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Listens; raises OSError."""
-        self._loop = asyncio.get_running_loop()
-        self._sockets = await listening(host, port, reuse_port=reuse_port)
+        self._listen(await listening(host, port, reuse_port=reuse_port))
         self.port = self._sockets[0].getsockname()[1]
-        for each in self._sockets:
+
+    def start_unix(self, path: Path, mode: int) -> None:
+        """Listens on a Unix socket. mode: permissions of its file. Raises OSError."""
+        self._listen([listening_unix(path, mode)])
+        self._path = path
+
+    def _listen(self, sockets: list[socket.socket]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sockets = sockets
+        for each in sockets:
             self._loop.add_reader(each, self._accept, each)
 
     async def stop(self) -> None:
@@ -127,6 +138,12 @@ class Listener:
             self._loop.remove_reader(each)
             each.close()
         self._sockets = []
+        if self._path is not None:
+            try:
+                self._path.unlink(missing_ok=True)
+            except OSError as error:  # the next router replaces a socket that nobody serves
+                log.warning("%s can't be removed: %s", self._path, error.strerror)
+            self._path = None
         if self._late is not None:
             self._late.cancel()
         for place in self._connections.unserved():
@@ -149,7 +166,7 @@ class Listener:
                 self._loop.remove_reader(listening)
                 self._loop.call_later(NO_DESCRIPTORS_S, self._accept_again, listening)
                 return
-            self._admit(peer, address[0])
+            self._admit(peer, address[0] if isinstance(address, tuple) else UNIX_CLIENT)
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening in self._sockets:
@@ -236,7 +253,8 @@ class Listener:
             timeout_s = self._connections.bounds.begin_s + HANDSHAKE_SPARE_S
             about = {"ssl": context, "ssl_handshake_timeout": timeout_s}
         try:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if peer.family != socket.AF_UNIX:
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(
                 lambda: _Doorway(partial(self._enter, place)), peer, **about
             )
@@ -329,7 +347,7 @@ def _nothing() -> None: ...
 
 def _name(peer: Any) -> str:
     try:
-        host, port = peer.getpeername()[:2]
+        name = peer.getpeername()
     except OSError:
         return "a client"
-    return f"{unmapped(host)}:{port}"
+    return f"{unmapped(name[0])}:{name[1]}" if isinstance(name, tuple) else "a client"

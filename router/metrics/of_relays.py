@@ -1,8 +1,6 @@
-"""Metrics of relays, of those in this process, and of their connection to NATS."""
+"""Metrics of relays, of a router's own relays, and of connections to NATS."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,14 +11,11 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from events.plane.broker import Broker
-from events.plane.settings import DynamoSettings, EngineSettings
-from events.relay.rank_stream import RankStream
-from indexer.identity import WorkerKey
 from router.children.nats_server import NatsChild
 from router.children.own_relays import OwnRelays
+from router.children.relay_messages import BrokerStatus, RelayStatus
 from router.metrics.families import counter, gauge
 from router.replicas.fleet_commands import ControlDesk
-from router.replicas.seal import RESULTS, Seal
 
 _SOCKET_ERRORS = (
     "engine_silent",
@@ -43,19 +38,27 @@ _SOCKET_ERRORS = (
 
 
 class BrokerCollector(Collector):
-    """Reads what a process's connections to NATS count."""
+    """Reads what a process's connections to NATS count, and that of its relays' process."""
 
-    def __init__(self, *brokers: Broker) -> None:
+    def __init__(
+        self,
+        *brokers: Broker,
+        others: Callable[[], Iterable[BrokerStatus | None]] = tuple,
+    ) -> None:
+        """others: connections of child processes; None for one that has not begun."""
         self._brokers = brokers
+        self._others = others
 
     @override
     def collect(self) -> Iterator[Metric]:
-        connected = all(broker.connected for broker in self._brokers)
-        text = "1 while connected to NATS: a router by both of its connections."
+        others = [broker for broker in self._others() if broker is not None]
+        brokers: list[Broker | BrokerStatus] = [*self._brokers, *others]
+        connected = all(broker.connected for broker in brokers)
+        text = "1 while connected to NATS: a router by all its connections, its relays' included."
         yield gauge("kvroute_broker_connected", text, connected)
         kinds = ("not_connected", "slow_consumer", "error", "listener_failed")
-        counts = {kind: sum(broker.counts[kind] for broker in self._brokers) for kind in kinds}
-        counts["unreadable"] = sum(broker.unreadable for broker in self._brokers)
+        counts = {kind: sum(broker.counts.get(kind, 0) for broker in brokers) for kind in kinds}
+        counts["unreadable"] = sum(broker.unreadable for broker in brokers)
         yield counter("kvroute_broker_errors", "What went wrong with NATS.", "kind", counts, ())
 
 
@@ -77,16 +80,15 @@ class NatsChildCollector(Collector):
 class OwnRelaysCollector(Collector):
     """Outcomes of the relays that run in this router, and of fleet commands."""
 
-    def __init__(self, relays: OwnRelays, desk: ControlDesk, seal: Seal) -> None:
+    def __init__(self, relays: OwnRelays, desk: ControlDesk) -> None:
         self._relays = relays
-        self._seal = seal
         self._desk = desk
 
     @override
     def collect(self) -> Iterator[Metric]:
         ended = CounterMetricFamily(
             "kvroute_relays_ended",
-            "Relays in this router that were stopped for good, by reason.",
+            "Relays of this router that were stopped for good, by reason.",
             labels=["reason"],
         )
         for reason in ("removed", "never_answered", "pod_gone", "other_relay"):
@@ -94,7 +96,7 @@ class OwnRelaysCollector(Collector):
         yield ended
         failures = CounterMetricFamily(
             "kvroute_relay_failures",
-            "Times that a relay in this router failed; it is started again.",
+            "Times that a relay of this router failed; it is started again.",
             value=self._relays.failures,
         )
         yield failures
@@ -107,32 +109,12 @@ class OwnRelaysCollector(Collector):
         for action in ("drain", "undrain", "remove", "resync", "overtaken", "far_ahead"):
             commands.add_metric([action], self._desk.counts[action])
         yield commands
-        messages = CounterMetricFamily(
-            "kvroute_control_messages",
-            "Fleet commands from other routers, by what became of their signatures.",
-            labels=["result"],
-        )
-        for result in RESULTS:
-            messages.add_metric([result], self._seal.counts[result])
-        yield messages
-
-
-class CountedRelay(Protocol):
-    """A relay of either kind, as far as its metrics are concerned."""
-
-    counts: Counter[str]
-
-    @property
-    def settings(self) -> EngineSettings | DynamoSettings: ...
-
-    @property
-    def ranks(self) -> Sequence[tuple[WorkerKey, RankStream[Any]]]: ...
 
 
 class RelayCollector(Collector):
-    """Reads the relays of this process at scrape time."""
+    """Reads the relays of this process, or of its child, at scrape time."""
 
-    def __init__(self, relays: Callable[[], Iterable[CountedRelay]]) -> None:
+    def __init__(self, relays: Callable[[], Iterable[RelayStatus]]) -> None:
         self._relays = relays
 
     @override
@@ -158,13 +140,13 @@ class RelayCollector(Collector):
             labels=["worker", "kind"],
         )
         for relay in self._relays():
-            for key, rank in relay.ranks:
-                names = [key.worker_id, str(key.dp_rank)]
+            for rank in relay.ranks:
+                names = [rank.key.worker_id, str(rank.key.dp_rank)]
                 for kind, count in sorted(rank.counts.items()):
                     events.add_metric([*names, kind], count)
                 gaps.add_metric(names, rank.engine_gaps)
                 restarts.add_metric(names, rank.engine_restarts)
-                entries.add_metric(names, len(rank.ledger))
+                entries.add_metric(names, rank.map_entries)
             for kind in dict.fromkeys((*_SOCKET_ERRORS, *sorted(relay.counts))):
-                socket_errors.add_metric([relay.settings.id, kind], relay.counts[kind])
+                socket_errors.add_metric([relay.worker_id, kind], relay.counts.get(kind, 0))
         yield from (events, gaps, restarts, entries, socket_errors)

@@ -3,7 +3,7 @@
 Adding one is one file, one entry here, one test.
 """
 
-from router.policies.baselines import LEAST_LOADED, RANDOM, ROUND_ROBIN
+from router.policies.baselines import LEAST_LOADED, ROUND_ROBIN
 from router.policies.conductor import CONDUCTOR
 from router.policies.dynamo_adaptive import DYNAMO_ADAPTIVE, DYNAMO_UNGUARDED
 from router.policies.dynamo_blocks import DYNAMO_BLOCKS
@@ -27,7 +27,6 @@ POLICIES: dict[str, Policy] = {
         POWER_OF_TWO,
         SESSION_STICKY,
         ROUND_ROBIN,
-        RANDOM,
         PREFILL_QUEUE,
         DECODE_ROOM,
     )

@@ -15,11 +15,13 @@ Where a session's last request went is what replicas remember, and tell
 decided as if affinity were off.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from router.fleet.table import Column, Flags
+import numpy as np
+
+from router.fleet.eligibility import Barred
+from router.fleet.table import Column
 from router.policies.policy import Policy
 
 OTHER_WORKER = "the session goes on at another worker"
@@ -37,10 +39,11 @@ def with_bonus(policy: Policy, bonus: float) -> Policy:
     return replace(policy, formula=formula, affinity_bonus=bonus)
 
 
-def held(reasons: Sequence[str], of_session: Flags, full: Column) -> Sequence[str]:
-    """Reasons against workers under hard affinity: the session's worker leaves all others out, if
-    there is none against it and it has room."""
-    rows = of_session.nonzero()[0].tolist()
-    if not any(not reasons[row] and not full[row] for row in rows):
-        return reasons
-    return [reason or ("" if row in rows else OTHER_WORKER) for row, reason in enumerate(reasons)]
+def held(barred: Barred, row: int, full: Column) -> Barred:
+    """What is barred under hard affinity: the session's worker leaves all others out, if it may be
+    picked and has room. row: of that worker; -1: it is in no row."""
+    if row < 0 or full[row] or (barred.mask is not None and barred.mask[row]):
+        return barred
+    here = np.zeros(len(full), np.bool_)
+    here[row] = True
+    return barred.narrowed(here, OTHER_WORKER)

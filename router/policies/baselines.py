@@ -1,7 +1,5 @@
 """Policies of routers without a view of caches: the yardsticks."""
 
-import numpy as np
-
 from router.policies.candidates import Candidates
 from router.policies.policy import Parameters, Policy, Scores
 
@@ -21,11 +19,6 @@ def round_robin(rows: Candidates, _: Parameters) -> Scores:
     return Scores(rows.last_picked, {"last_picked": rows.last_picked})
 
 
-def random(rows: Candidates, _: Parameters) -> Scores:
-    """cost = 0: all tie, and ties are broken at random."""
-    return Scores(np.zeros(len(rows)))
-
-
 LEAST_LOADED = Policy(
     "least-loaded",
     "fewest requests running, waiting or under way; blind to caches",
@@ -39,12 +32,4 @@ ROUND_ROBIN = Policy(
     "last_picked",
     Parameters(),
     round_robin,
-)
-RANDOM = Policy(
-    "random",
-    "any worker; blind to caches and load",
-    "0",
-    Parameters(),
-    random,
-    ties_at_random=True,
 )

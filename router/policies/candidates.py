@@ -12,28 +12,27 @@ import numpy.typing as npt
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
-from indexer.identity import WorkerKey
+from router.fleet.eligibility import Barred
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool
 from router.fleet.rates import PrefillColumns
-from router.fleet.table import Column, Flags, Row
+from router.fleet.table import COLUMNS, Column, Flags, Row
 from router.request.request import Request
+
+_TRUST = COLUMNS.index("trust")
 
 
 class Candidates:
     """Live workers of a pool, row by row; excluded ones too, since means go over all."""
 
     __slots__ = (
-        "_columns", "_further", "_kv_distance", "_pool", "_tokens", "excluded", "new_tokens",
-        "now_s", "overlap_tokens", "prompt_tokens", "request", "table", "workers",
+        "_columns", "_further", "_kv_distance", "_pool", "_tokens", "barred", "new_tokens", "now_s",
+        "overlap_tokens", "prompt_tokens", "request", "table", "workers",
     )  # fmt: skip
 
     def __init__(
         self,
-        workers: Sequence[WorkerKey],
-        prompt_tokens: int,
-        overlap_tokens: Column,
-        excluded: Sequence[str],
+        barred: Barred,
         table: npt.NDArray[np.float64],
         request: Request,
         tokens: npt.NDArray[np.int32],
@@ -46,14 +45,14 @@ class Candidates:
 
         tokens: shape (fields of Overlap, rows), before any trust.
         """
-        self.workers = workers
-        self.prompt_tokens = prompt_tokens
+        self.workers = pool.workers
+        self.prompt_tokens = request.prompt.token_count
         """At least 1."""
-        self.overlap_tokens = overlap_tokens
+        self.overlap_tokens: Column = table[_TRUST] * tokens[1]
         """Usable: what the engine will reuse of the prompt, times trust."""
-        self.new_tokens = prompt_tokens - overlap_tokens
-        self.excluded = excluded
-        """Why a row can't be picked; empty when it can, unless it is full."""
+        self.new_tokens = self.prompt_tokens - self.overlap_tokens
+        self.barred = barred
+        """Rows that can't be picked, but for those that are full."""
         self.request = request
         """The request: prompt, session_id, tenant, expected_output_tokens and so on."""
         self.now_s = now_s
@@ -157,11 +156,16 @@ class Candidates:
     # Most policies don't read what follows; it is made on demand.
 
     @property
+    def excluded(self) -> Sequence[str]:
+        """Why a row can't be picked; empty when it can, unless it is full."""
+        return self.barred.reasons
+
+    @property
     def can_take(self) -> Flags:
         """True where a row can be picked: neither excluded nor full."""
         can: Flags = self.full == 0
-        if any(self.excluded):
-            can &= np.array([not reason for reason in self.excluded], np.bool_)
+        if self.barred.mask is not None:
+            can &= ~self.barred.mask
         return can
 
     @property
@@ -236,12 +240,6 @@ class Candidates:
         size, prompt = min(sizes, default=0), self.request.prompt
         first = prompt.prefixes(size)[:1]
         return int(first[0]) if len(first) else prompt.fingerprint(size) & (1 << 64) - 1
-
-    @property
-    def shared_block_size(self) -> int:
-        """The block size of all workers of the pool, in tokens; 0: they differ, or are unknown."""
-        sizes = self._pool.block_sizes
-        return next(iter(sizes)) if len(sizes) == 1 else 0
 
     def _trusted(self, tokens: npt.NDArray[np.int32]) -> Column:
         counted: Column = self.trust * tokens

@@ -48,8 +48,6 @@ class Policy:
     (router/fleet/rates.py)."""
     draws: bool = False
     """Whether its picks are drawn by chances, so that costs decide nothing."""
-    ties_at_random: bool = False
-    """Whether ties go at random for requests that name a session, too."""
     affinity_bonus: float = 0.0
     """Off the cost of the worker of the request's session (router/policies/affinity.py)."""
 

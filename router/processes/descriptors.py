@@ -14,7 +14,6 @@ OTHERS = 256
 """Open files beside clients' and engines' connections: NATS, relays, files, child processes."""
 PORTS = {
     "grpc.listen": "grpc.connections_max",
-    "grpc.fast_listen": "grpc.connections_max",
     "epp.listen": "http.connections_max",
     "gateway.listen": "http.connections_max",
     "metrics.listen": "http.connections_max",

@@ -66,9 +66,10 @@ class DiscoveredWorkers:
     def elsewhere(self, worker_id: str, address: str) -> bool:
         epochs = [self._beating[name] for name in (worker_id, address) if name in self._beating]
         if not self.running(worker_id):
-            return bool(epochs) or worker_id in self._relays
+            return bool(epochs) or self._relays.follows(worker_id, address)
         own = self._relays.epoch(worker_id)
-        return own is not None and any(epoch > own for epoch in epochs)
+        # Its state may be a second old: a higher epoch with its nonce is its own, too.
+        return own is not None and any(epoch > own and epoch.nonce != own.nonce for epoch in epochs)
 
     def others(self) -> Collection[str]:
         return self._core.fleet.peers.ages_s(self._clock()).keys()
@@ -88,7 +89,7 @@ class DiscoveredWorkers:
         except Refusal as error:
             return str(error)
         self._core.fleet.view.pardon(settings.id)  # a pod of a StatefulSet that came back
-        self._relays.start(self._completed(settings), broker, registered=False)
+        self._relays.start(self._completed(settings), registered=False)
         self._mine.add(settings.id)
         return ""
 

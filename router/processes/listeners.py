@@ -67,12 +67,6 @@ class Listeners:
         return self._grpc.port if self._grpc is not None else 0
 
     @property
-    def fast_port(self) -> int:
-        """Port of the second gRPC server."""
-        fast = None if self._grpc is None else self._grpc.fast
-        return fast.port if fast is not None else 0
-
-    @property
     def metrics_port(self) -> int:
         return self._http.port if self._http is not None else 0
 
@@ -117,8 +111,6 @@ class Listeners:
         if self._probes is not None:
             await self._probes.start()
             log.info("probes on %s (port %d)", config.probes.listen, self._probes.port)
-        if self._grpc.fast is not None:
-            log.info("gRPC on %s, too (port %d)", config.grpc.fast_listen, self._grpc.fast.port)
         tasks.spawn(locks.followed.run(), "files of keys")
         if locks.door is not None:
             tasks.spawn(locks.door.run(), "keys of issuers")
@@ -135,7 +127,7 @@ class Listeners:
         )
         if self._http is not None:
             self._http.add(self._faces.gateway_registry)
-        servers = (self._http, self._probes, self._grpc.fast)
+        servers = (self._grpc, self._http, self._probes)
         ports = [server.connections for server in servers if server is not None]
         self._registry.register(HttpCollector(*ports, *self._faces.connections))
         await self._faces.start()

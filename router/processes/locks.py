@@ -1,17 +1,13 @@
-"""Certificates, callers' keys and signatures of one router, and the listeners that need them."""
-
-import os
+"""Certificates and callers' keys of one router, and the listeners that need them."""
 
 from events.plane.clock import unix_now
 from router.config.settings.configurations import ServeConfig
 from router.front.gateway.server import check_address
 from router.keys.certificates import Certificates, Contexts, metrics_tls
-from router.keys.control_keys import ControlKeys
 from router.keys.door import Door
 from router.keys.exposure import check_exposure, split_address
 from router.keys.followed import Followed
 from router.keys.networks import networks_of
-from router.replicas.seal import Seal
 
 
 class Locks:
@@ -32,33 +28,20 @@ class Locks:
         keyed = self.door is not None
         grpc = config.grpc
         for key, listen in (
-            ("grpc.fast_listen", grpc.fast_listen),
             ("epp.listen", config.epp.listen),
             ("metrics.listen", config.metrics.listen),
             ("probes.listen", config.probes.listen),
         ):
             if listen:
                 split_address(listen, key)
-        for name, listen in (("listen", grpc.listen), ("fast_listen", grpc.fast_listen)):
-            if listen:
-                check_exposure(
-                    listen,
-                    key=f"grpc.{name}",
-                    guarded=keyed,
-                    switch="grpc.any_address",
-                    allowed=grpc.any_address,
-                )
+        split_address(grpc.listen, "grpc.listen")
+        check_exposure(
+            grpc.listen,
+            key="grpc.listen",
+            guarded=keyed,
+            switch="grpc.any_address",
+            allowed=grpc.any_address,
+        )
         if config.gateway.listen:
             check_address(config.gateway, keyed)
         self.metrics_tls: Contexts | None = metrics_tls(config.metrics, self.certificates)
-        keys = ControlKeys.of(config.control)
-        if keys is not None:
-            self.followed.add("control", keys)
-        self.seal = Seal(
-            keys,
-            fleet=config.fleet.name,
-            require_signed=config.control.require_signed,
-            clock=unix_now,
-            random_bytes=os.urandom,
-        )
-        """Signatures on fleet commands."""

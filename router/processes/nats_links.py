@@ -28,7 +28,6 @@ from router.desk.reports import Reports
 from router.replicas.copy_link import CopyLink
 from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
-from router.replicas.seal import Seal
 
 LINK_S = 5.0
 """For the connection to other replicas, before the router begins without it."""
@@ -43,7 +42,6 @@ class NatsLinks:
         core: RouterCore,
         *,
         commands: ControlDesk,
-        seal: Seal,
         clock: Callable[[], float],
         rng: random.Random,
         broke: Callable[[BaseException], None],
@@ -51,12 +49,13 @@ class NatsLinks:
         self._config = config
         self._core = core
         self._commands = commands
-        self._seal = seal
         self._clock = clock
         self._rng = rng
         self._broke = broke
         self.child: NatsChild | None = None
         """The embedded NATS server; None: nats.url names another one."""
+        self.server: tuple[NatsSettings, str] | None = None
+        """How and where to connect to NATS; None before `open`."""
         self.broker: Broker | None = None
         self.peers: Broker | None = None
         """A second connection, for what replicas say to one another: a connection is read in order,
@@ -75,6 +74,7 @@ class NatsLinks:
         nats, url = self._config.nats, self._config.nats.url
         if url is None:
             nats, url = await self._embedded(tasks)
+        self.server = nats, url
         name = f"kvroute router {self._core.replica}"
         self.broker = broker = Broker(nats, url, name)
         self.peers = peers = Broker(nats, url, f"{name}, to replicas")
@@ -121,9 +121,7 @@ class NatsLinks:
     def _on_control(self, control: Control) -> None:
         """A fleet command from NATS; our own come back, and all of them are repeated."""
         if not self._commands.knows(control):
-            opened = self._seal.opened(control)
-            if opened is not None:
-                self._commands.apply(opened)
+            self._commands.apply(control)
 
     def _made_link(
         self, peers: Broker, desk: Desk, reports: Reports, admission: Admission
@@ -138,7 +136,6 @@ class NatsLinks:
             clock=self._clock,
             rng=self._rng,
             tells=self._config.fleet.inflight,
-            sealed=self._seal.sealed,
             on_report=reports.of_peer,
             on_heard=desk.turns,
             demand=turns.demand,
@@ -181,9 +178,8 @@ class NatsLinks:
             self.recover(self._core.fleet.view.resync(worker_id, self._clock()))
 
     async def send_control(self, control: Control) -> bool:
-        """Signs and sends a fleet command; returns whether the server has it."""
-        sealed = self._seal.sealed(control)
-        return self.feed is not None and await self.feed.send_control(sealed)
+        """Sends a fleet command; returns whether the server has it."""
+        return self.feed is not None and await self.feed.send_control(control)
 
     def use_hot_prefixes(self, routing: RoutingSettings) -> None:
         """Starts, stops or changes the copying of hot prefixes."""

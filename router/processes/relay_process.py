@@ -22,6 +22,7 @@ from events.plane.subjects import control
 from events.plane.tasks import Tasks, named
 from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
+from router.children.relay_messages import relay_status
 from router.config.keys import ConfigError
 from router.config.rendering import brief
 from router.config.settings.configurations import RelayConfig
@@ -84,7 +85,7 @@ class RelayApp:
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         ProcessCollector(registry=registry)
-        registry.register(RelayCollector(lambda: self._all))
+        registry.register(RelayCollector(lambda: map(relay_status, self._all)))
         registry.register(BrokerCollector(self._broker))
         certificates = Certificates.of(config.tls)
         self._followed = Followed()

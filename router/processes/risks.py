@@ -78,11 +78,8 @@ def _sentences(values: Values) -> Iterator[str]:
             yield f"{risk.key} {risk.sentence.replace('{}', str(shows))}"
 
 
-_GRPC = ("grpc.listen", "grpc.fast_listen")
-
-
 def _grpc_for_all(values: Values) -> str:
-    return "" if values.keyed or not values["grpc.any_address"] else values.open(*_GRPC)
+    return "" if values.keyed or not values["grpc.any_address"] else values.open("grpc.listen")
 
 
 def _gateway_for_all(values: Values) -> str:
@@ -100,7 +97,7 @@ def _plain(*keys: str) -> Callable[[Values], str]:
 
 
 def _plain_grpc(values: Values) -> str:
-    return _plain(*_GRPC)(values) if values.keyed else ""
+    return _plain("grpc.listen")(values) if values.keyed else ""
 
 
 def _plain_console(values: Values) -> str:
@@ -127,10 +124,6 @@ def _nats_for_all(values: Values) -> str:
     names = ("credentials_file", "nkey_seed_file", "user", "tls_certificate_file")
     known = any(values[f"nats.{name}"] for name in names) or "@" in (values["nats.url"] or "")
     return "" if known else values.far_nats
-
-
-def _unsigned(values: Values) -> str:
-    return values.far_nats if values["control.require_signed"] is False else ""
 
 
 def _wide_network(values: Values) -> str:
@@ -211,12 +204,7 @@ RISKS: tuple[Risk, ...] = (
         "nats.credentials_file",
         _nats_for_all,
         "is not set, and no other proof of a client: what reaches {} may publish any worker's"
-        " facts; `kvroute nats-permissions` prints users",
-    ),
-    Risk(
-        "control.require_signed",
-        _unsigned,
-        "is off: routers obey fleet commands of all that may publish on the control subject at {}",
+        " facts, and commands to the fleet; `kvroute nats-permissions` prints users",
     ),
     Risk(
         "fleet.register_networks",

@@ -1,7 +1,7 @@
 """`kvroute serve`: puts the parts together, starts and stops them in order.
 
 NATS (ours or theirs) -> links -> view -> core <- desk, reports <- listeners
-                         relays in this process, for configured workers
+                         relays in a child process, for configured workers
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from events.plane.tasks import Tasks, named
 from indexer.kernel import NativeIndex
 from router.audit.observers import Watchers
 from router.children.own_relays import OwnRelays
+from router.children.relay_messages import Opening
 from router.config.keys import ConfigError
 from router.config.reload import reloaded
 from router.config.rendering import brief
@@ -93,11 +94,11 @@ log = logging.getLogger("kvroute")
 class RouterApp:
     """One router process.
 
-    Over 300 lines: every part of the process is made here, in the order of their needs, and
-    started, reloaded and stopped.
+    Every part of the process is made here, in the order of their needs, and started, reloaded and
+    stopped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - each part of the process is made here
         self,
         config: ServeConfig,
         *,
@@ -106,7 +107,6 @@ class RouterApp:
     ) -> None:
         """Raises ConfigError for mistakes that only this process can notice.
 
-        Over 60 lines: each part of the process is made here, after the parts that it needs.
         read_again: reads the configuration again, for SIGHUP.
         """
         check_files(config)
@@ -139,7 +139,7 @@ class RouterApp:
         if not config.gateway.listen:  # it follows them itself
             locks.followed.add("engine_key", self.accesses)
         self.relays = OwnRelays(
-            fleet=config.fleet.name, clock=clock, rng=self._rng, accesses=self.accesses
+            self._opening_of_relays, clock=clock, rng=self._rng, accesses=self.accesses
         )
         self.accesses.on_model_missing = self.relays.look_at_models
         self.prompts = Prompts(model_prompts(config.models), access=self.accesses.of_worker)
@@ -177,7 +177,6 @@ class RouterApp:
             config,
             self.core,
             commands=self.commands,
-            seal=locks.seal,
             clock=clock,
             rng=self._rng,
             broke=self._broke,
@@ -309,17 +308,17 @@ class RouterApp:
         self.links.use_hot_prefixes(config.routing)
         self._register_collectors(broker, peers, link)
         await self._listen()
-        self._tasks.spawn(self._connect(broker), "connection to NATS")
+        self._tasks.spawn(self._connect(), "connection to NATS")
         self._tasks.spawn(self._run_clock(), "router clock")
         self.tracing.start()
 
     def _register_collectors(self, broker: Broker, peers: Broker, link: PeerLink) -> None:
         """Everything that is read at a scrape."""
         for collector in (
-            OwnRelaysCollector(self.relays, self.commands, self.locks.seal),
+            OwnRelaysCollector(self.relays, self.commands),
             RouterCollector(self.core, self.clock),
             WorkerCollector(self.core),
-            BrokerCollector(broker, peers),
+            BrokerCollector(broker, peers, others=lambda: (self.relays.broker,)),
             RelayCollector(self.relays.running),
             PeerCollector(self.core, link, self.clock),
             HotPrefixCollector(self.core),
@@ -453,12 +452,26 @@ class RouterApp:
         broker = self.links.broker
         if broker is None or not broker.connected:
             raise Refusal(Reason.NO_BROKER, "NATS is away", retry_after_s=1.0)
-        self.relays.start(self._with_block_size(settings), broker, registered=True)
+        self.relays.start(self._with_block_size(settings), registered=True)
 
-    async def _connect(self, broker: Broker) -> None:
+    def _opening_of_relays(self) -> Opening:
+        """What the child process that runs relays is started with."""
+        if self.links.server is None:
+            raise RuntimeError("relays come after links.open")
+        nats, url = self.links.server
+        return Opening(
+            f"kvroute relays of router {self.replica}",
+            nats,
+            url,
+            self.config.fleet.name,
+            self.accesses.settings,
+            self.config.log,
+        )
+
+    async def _connect(self) -> None:
         await self.links.connect(self._tasks)
         for settings in self.config.workers:
-            self.relays.start(self._with_block_size(settings), broker, registered=False)
+            self.relays.start(self._with_block_size(settings), registered=False)
         if self.discovery is not None:
             await asyncio.sleep(PEERS_S)  # or every router would seem to be the first for each pod
             self.discovery.start()

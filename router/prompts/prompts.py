@@ -167,10 +167,7 @@ class Own:
 
 
 class Prompts:
-    """The prompts of one process. Made in a running event loop; must be closed.
-
-    Over 300 lines: sources of tokens, proofs and audits decide about the same models together.
-    """
+    """The prompts of one process. Made in a running event loop; must be closed."""
 
     def __init__(
         self,

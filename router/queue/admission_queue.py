@@ -45,10 +45,7 @@ class QueueFull(Refusal):
 
 
 class AdmissionQueue:
-    """The requests that wait in one router.
-
-    Over 300 lines: bands, tenants, orders and bounds change together with each waiting request.
-    """
+    """The requests that wait in one router."""
 
     def __init__(self, settings: QueueSettings, rng: Random, fleet: Fleet | None = None) -> None:
         """Raises ConfigError for an order that there is not, and for two bands of one name.

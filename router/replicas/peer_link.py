@@ -57,7 +57,6 @@ class PeerLink:
         clock: Callable[[], float],
         rng: random.Random,
         tells: bool = True,
-        sealed: Callable[[Control], Control] = lambda control: control,
         on_report: Callable[[bytes], bytes],
         on_heard: Callable[[], None] = lambda: None,
         demand: Callable[[float], Sequence[Demand]] = lambda _: (),
@@ -67,7 +66,7 @@ class PeerLink:
         """broker: a connection of its own. A connection is read in order, and a verdict on a worker
         is late behind the facts that a relay sends.
 
-        tells: whether reserved load goes out and in. sealed: signs a fleet command.
+        tells: whether reserved load goes out and in.
 
         on_report: takes another replica's ReportRequest, returns the ReportResponse. on_heard:
         called when another replica's reserved load has changed. demand: what waits here, at a
@@ -82,7 +81,6 @@ class PeerLink:
         self._due = asyncio.Event()
         """There is something to tell."""
         self._our_subject = subjects.inflight(fleet, core.replica)
-        self._sealed = sealed
         self._on_report = on_report
         self._on_heard = on_heard
         self._demand = demand
@@ -225,5 +223,4 @@ class PeerLink:
         log.info("telling other replicas of %d fleet commands in force", len(in_force))
         publish = partial(self._broker.publish, subjects.control(self._fleet))
         for control in in_force:
-            await publish(encode(self._sealed(control)))
-            await asyncio.sleep(0)  # signing takes a while, and commands may be many
+            await publish(encode(control))

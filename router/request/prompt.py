@@ -6,13 +6,21 @@ import numpy as np
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
-from indexer.hashing import HashArray, MultimodalItem, block_hashes, hash_seed, prefix_hashes
+from indexer.hashing import (
+    HASH_SEED,
+    HashArray,
+    MultimodalItem,
+    block_hashes,
+    hash_seed,
+    prefix_hashes,
+)
 from router.request.refusal import Reason, Refusal
 
 ITEM_LAYERS_MAX = 8
 """How often items may cover a prompt on average. A video with its sound covers it twice; a hostile
 client would make us hash the whole prompt again for every item."""
 
+_NONE: HashArray = np.empty(0, np.uint64)
 STEP_BLOCKS = 1 << 14
 """Blocks that are hashed in one step: 2 ms where 8 items cover each of them."""
 
@@ -37,11 +45,11 @@ class Prompt:
         self.hashes_block_size = hashes_block_size
         """Of the caller's hashes; 0: there are tokens."""
         self._token_bytes = token_bytes
-        self._seed = hash_seed(lora_name, cache_salt)
+        self._seed = hash_seed(lora_name, cache_salt) if lora_name or cache_salt else HASH_SEED
         self._items = tuple(items)
         self.has_items = bool(self._items)
         """Images, sounds or the like cover some of its tokens."""
-        self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
+        self._hashes = _NONE if hashes is None else hashes
         self._prefixes: dict[int, HashArray] = {}
 
     @override
@@ -67,8 +75,9 @@ class Prompt:
                 " it holds little-endian 32-bit token ids",
             )
         token_count = len(token_bytes) // 4
-        items = tuple(items)
-        _check_items(items, token_count)
+        if items:
+            items = tuple(items)
+            _check_items(items, token_count)
         return cls(
             token_count,
             token_bytes=token_bytes,
@@ -117,7 +126,7 @@ class Prompt:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes
         aren't in."""
         if block_size < 1:  # a worker whose block size is unknown yet
-            return np.empty(0, np.uint64)
+            return _NONE
         prefixes = self._prefixes.get(block_size)
         if prefixes is None:
             if self._token_bytes is not None:

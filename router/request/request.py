@@ -1,9 +1,10 @@
 """A caller's request. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+
+import msgspec
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
@@ -43,8 +44,7 @@ class Role(StrEnum):
     """Two workers, or one (router/decision/pairs.py). No worker has this role."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A caller's request, checked and in our own types."""
 
     request_id: str
@@ -55,7 +55,7 @@ class Request:
     policy: str = ""
     tenant: str = ""
     session_id: str = ""
-    required_labels: Mapping[str, str] = field(default_factory=dict)
+    required_labels: dict[str, str] = {}
     allowed_workers: frozenset[str] = frozenset()
     excluded_workers: frozenset[str] = frozenset()
     charged_tokens: int = 0

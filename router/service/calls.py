@@ -1,21 +1,27 @@
 """Stands before every handler of the gRPC server: measures messages, ends what fails.
 
 Laws:
-- on the router's own HTTP/2 a call is let in by its headers: without a key, or without the right,
-  nothing of it is read;
+- a call is let in by its headers: without a key, or without the right, nothing of it is read;
 - a message is measured and its fields are counted before protobuf builds objects of it;
-- an aborted call leaves no memory to the next look for cycles;
 - whatever a handler raises ends its own call, with INTERNAL, and no other: it is counted, and
   logged once in LOG_S for each method.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+)
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from math import inf
 from time import monotonic
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -26,9 +32,10 @@ from router.config.settings.serving_settings import GrpcSettings
 from router.desk import statuses
 from router.desk.counters import Metrics
 from router.desk.methods import REPORT
-from router.http2.calls import Call
+from router.http2.calls import Call, Handler
 from router.http2.frames import Status
 from router.http2.gate import RefusedError
+from router.http2.server import Http2Server
 from router.keys.door import Door
 from router.keys.issuers import UnknownKeyError
 from router.request.refusal import Reason, Refusal
@@ -40,23 +47,16 @@ FIELDS_MAX = 8192
 """Of a message that has no bound of its own."""
 LOG_S = 10.0
 """Between two logged faults of one method."""
-QUIET_S = 0.05
-"""Without a call, before a server that stops sends GOAWAY."""
-QUIET_S_MAX = 0.5
-"""Of waiting for such a pause."""
-
 REPORTS_SHARE = 8
 """Of grpc.in_flight_mib_max, the part that Report's messages have beside it."""
 
 UNREAD = "UNREAD"
 """The reason in metrics of a stream whose client doesn't read."""
-UNSENT = "UNSENT"
-"""That of a call whose connection broke while a message of it was sent."""
 
 log = logging.getLogger("kvroute.grpc")
 
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = Call
+"""Of a handler."""
 
 
 class Unread(Refusal):
@@ -109,9 +109,6 @@ class Guard:
         """Of methods that need a key."""
         self._bytes_max: dict[str, int] = {}
         """Of a message, by method: those of `methods` at most."""
-        self._stops = False
-        self._refused = 0
-        """Calls that came since the server began to stop."""
 
     @classmethod
     def of(
@@ -128,32 +125,13 @@ class Guard:
         read_s = settings.read_timeout_s
         return cls(limits, in_flight, metrics, read_s=read_s, entrance=entrance)
 
-    def add(self, server: grpc.aio.Server, service: str, handlers: Mapping[str, Handler]) -> None:
+    def add(self, server: Http2Server, service: str, handlers: Mapping[str, Handler]) -> None:
         """Has a server serve the methods of a service, each behind this guard."""
         guarded = {
             name: self._guarded(f"/{service}/{name}", handler) for name, handler in handlers.items()
         }
         self.methods |= {f"/{service}/{name}" for name in guarded}
-        server.add_registered_method_handlers(service, guarded)
-
-    def registrar(self, server: grpc.aio.Server) -> Any:
-        """In the place of a server, for generated code that registers a servicer."""
-        return _Registrar(self, server)
-
-    async def stop(self) -> None:
-        """Answers each new unary call of our services with UNAVAILABLE, which clients send again to
-        another router. Returns once none has come for QUIET_S, at the latest after QUIET_S_MAX.
-
-        gRPC cancels the calls that wait in its core when a server begins to stop, and their callers
-        get CANCELLED, which not every client sends again.
-        """
-        self._stops = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(QUIET_S_MAX):
-                before = -1
-                while before != self._refused:
-                    before = self._refused
-                    await asyncio.sleep(QUIET_S)
+        server.add(service, guarded)
 
     def fault(
         self, method: str, error: BaseException, effect: str = "its call ends with INTERNAL"
@@ -185,7 +163,7 @@ class Guard:
         self._count(context, method, refusal)
         await abort(context, refusal)
 
-    # The gate of the router's own HTTP/2: see router.http2.calls.Gate
+    # See router.http2.gate.Gate
 
     def enter(self, call: Call, method: str) -> Coroutine[Any, Any, None] | None:
         """Lets a call in by its headers; raises RefusedError. A coroutine: after keys of its
@@ -230,7 +208,7 @@ class Guard:
             Status(status.code.value[0]), status.details, status.trailing_metadata or ()
         )
 
-    def _count(self, context: Any, method: str, refusal: Refusal) -> None:
+    def _count(self, context: Context, method: str, refusal: Refusal) -> None:
         if refusal.reason in _BY_SIZE:
             self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
         elif refusal.reason in _BY_KEY and self._entrance is not None:
@@ -242,36 +220,32 @@ class Guard:
         for reason in _BY_SIZE:
             self.metrics.messages_refused.labels(name, reason)
         if handler.response_streaming:
-            for ending in (UNREAD, UNSENT):
-                self.metrics.messages_refused.labels(name, ending)
+            self.metrics.messages_refused.labels(name, UNREAD)
         if handler.request_streaming:
             if handler.response_streaming:
-                return grpc.stream_stream_rpc_method_handler(_freed(self._streams(method, handler)))
-            raise NotImplementedError(f"{method}: no service of ours has such a method")
+                return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
+            return handler  # which the server refuses
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_freed(self._answers(method, handler)))
-        return grpc.unary_unary_rpc_method_handler(_freed(self._answer(method, handler)))
+            return grpc.unary_stream_rpc_method_handler(self._answers(method, handler))
+        return grpc.unary_unary_rpc_method_handler(self._answer(method, handler))
 
     def _answer(self, method: str, handler: Handler) -> Callable[..., Awaitable[bytes]]:
         limit = self.limits.of(method)
         hold = (self.reports_in_flight if method == REPORT else self.in_flight).hold
         parse, write = _reader(handler), _writer(handler)
         behaviour: Any = handler.unary_unary
-
-        is_ours = method.startswith(_OURS)
         entrance = self._entrance_of(method)
 
         async def answer(content: bytes, context: Context) -> bytes:
-            if self._stops and is_ours:
-                self._refused += 1
-                await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
             try:
                 if entrance is not None:
-                    await entrance.enter(context, method, len(content))
+                    entrance.enter(context, len(content))
                 limit.check_message(content)
                 with hold(len(content)):
                     return write(await behaviour(parse(content), context))
             except (Exception, asyncio.CancelledError) as error:
+                if gone(error):
+                    raise
                 await self._end(context, method, error)
 
         return answer
@@ -284,12 +258,13 @@ class Guard:
 
         async def answers(content: bytes, context: Context) -> None:
             try:
-                async with _entered(entrance, context, method):
+                with _entered(entrance, context):
                     limit.check(len(content))
-                    writing = _Writing(context, write, self.read_s)
-                    done = behaviour(parse(content), writing)
+                    done = behaviour(parse(content), context)
                     await _written(done, context, write, self.read_s)
             except (Exception, asyncio.CancelledError) as error:
+                if gone(error):
+                    raise
                 await self._end(context, method, error)
 
         return answers
@@ -306,10 +281,12 @@ class Guard:
 
         async def streams(requests: AsyncIterator[bytes], context: Context) -> None:
             try:
-                async with _entered(entrance, context, method):
+                with _entered(entrance, context):
                     done = behaviour(read(requests, limit, parse), context)
                     await _written(done, context, write, self.read_s)
             except (Exception, asyncio.CancelledError) as error:
+                if gone(error):
+                    raise
                 await self._end(context, method, error)
 
         return streams
@@ -323,76 +300,11 @@ class Guard:
         return entrance
 
     async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
-        """Ends a call whose handler raised."""
-        if is_unsent(error):
-            self.metrics.messages_refused.labels(short(method), UNSENT).inc()
-            error.__traceback__ = error.__context__ = None  # frames with the message
-            # gRPC would log the error, with its frames, as often as clients do this.
-            raise asyncio.CancelledError from None
-        if gone(error):
-            try:
-                raise error.with_traceback(None)
-            finally:
-                del error  # it refers to this frame now, and frames of its way here to the message
+        """Ends a call by its handler's exception."""
         if isinstance(error, Unread):
             self.metrics.messages_refused.labels(short(method), UNREAD).inc()
         refusal = error if isinstance(error, Refusal) else self.fault(method, error)
-        error.__traceback__ = error.__cause__ = error.__context__ = None  # frames with the message
         await self.refuse(context, method, refusal)
-
-
-class _Registrar:
-    """Takes the place of a server where generated code registers a servicer."""
-
-    def __init__(self, guard: Guard, server: grpc.aio.Server) -> None:
-        self._guard = guard
-        self._server = server
-
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """They name the same methods as those that are registered, which are looked at first."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        self._guard.add(self._server, service, handlers)
-
-
-class _Writing:
-    """A call's context whose write takes messages."""
-
-    def __init__(self, context: Context, write: Callable[[Any], bytes], read_s: float) -> None:
-        self._context = context
-        self._write = write
-        self._read_s = read_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    async def write(self, message: Any) -> None:
-        await sent(self._context, self._write(message), self._read_s)
-
-
-_Answer = TypeVar("_Answer")
-
-
-def _freed(
-    handle: Callable[[Any, Context], Awaitable[_Answer]],
-) -> Callable[[Any, Context], Awaitable[_Answer]]:
-    """A handler of which nothing is left once it has aborted its call.
-
-    gRPC keeps the exception of an abort in the call's state, the exception its frames, and these
-    their context, so the call's state: a cycle with the message, up to 64 MiB, and gRPC's own
-    memory of the call in it. Full looks for cycles are hours apart (router/cli/run.py).
-    """
-
-    async def handled(content: Any, context: Context) -> _Answer:
-        given = [context, content]
-        del content, context
-        try:
-            return await handle(given.pop(), given.pop())
-        except grpc.aio.AbortError as error:
-            error.__context__ = None
-            raise error.with_traceback(None) from None
-
-    return handled
 
 
 def gone(error: BaseException) -> bool:
@@ -401,17 +313,7 @@ def gone(error: BaseException) -> bool:
         task = asyncio.current_task()
         # Of a task that nobody cancels it is a fault like any other.
         return task is not None and task.cancelling() > 0
-    # Aborted, or ended under its handler. An InternalError is a fault: gRPC refused an operation.
-    return isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.InternalError)
-
-
-def is_unsent(error: BaseException) -> bool:
-    """Whether a message could not be sent, since the connection broke meanwhile."""
-    return isinstance(error, grpc.aio.InternalError) and str(error).startswith(_UNSENT)
-
-
-_UNSENT = 'Failed "execute_batch"'
-"""So begins grpcio's ExecuteBatchError where gRPC took an operation and could not do it."""
+    return isinstance(error, grpc.aio.AbortError)
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
@@ -421,14 +323,9 @@ async def abort(context: Context, refusal: Refusal) -> NoReturn:
     raise AssertionError("abort() ends the call")
 
 
-@asynccontextmanager
-async def _entered(entrance: Entrance | None, context: Context, method: str) -> AsyncIterator[None]:
-    """A stream, let in and counted while it is open; raises Refusal."""
-    if entrance is None:
-        yield
-        return
-    with (await entrance.enter(context, method)).stream():
-        yield
+def _entered(entrance: Entrance | None, context: Context) -> AbstractContextManager[object]:
+    """A stream, counted while it is open; raises Refusal."""
+    return nullcontext() if entrance is None else entrance.enter(context).stream()
 
 
 def _reader(handler: Handler) -> Callable[[bytes], Any]:
@@ -476,16 +373,14 @@ async def _written(
     done: Any, context: Context, write: Callable[[Any], bytes], read_s: float
 ) -> None:
     """Writes what a handler yields; one that writes by itself yields nothing."""
-    if isinstance(done, AsyncIterator):
-        async for message in done:
-            await sent(context, write(message), read_s)
+    if isinstance(done, AsyncGenerator):
+        async with aclosing(done):
+            async for message in done:
+                await sent(context, write(message), read_s)
     else:
         await done
 
 
-_OURS = "/kvroute.v1."
-"""Health is answered for as long as the server is there."""
-_STOPPING = "the router stops; another one takes this call"
 _BY_SIZE = (
     Reason.MESSAGE_TOO_LARGE,
     Reason.TOO_MANY_BYTES,
@@ -501,8 +396,15 @@ def time_left(context: Context) -> float:
     return inf if left_s is None else left_s
 
 
-class Collected:
-    """Takes the handlers that generated code would give to a server."""
+def handlers_of(add: Callable[[Any, Any], None], servicer: object) -> dict[str, Handler]:
+    """The handlers that generated code would give to a server, by method. add: its function."""
+    collected = _Collected()
+    add(servicer, collected)
+    return collected.handlers
+
+
+class _Collected:
+    """Takes the place of a server."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}

@@ -16,7 +16,7 @@ from router.audit.observers import Watchers
 from router.audit.sampling import Sampled
 from router.core.core import RouterCore
 from router.decision.decision import Decision
-from router.desk.answer_codec import write_receipt
+from router.desk.answer_codec import answer_writer
 from router.policies.first_token import first_token
 from router.request.refusal import Reason, Refusal, Refused
 from router.service.worker_feed import RETRY_S, WATCHES_MAX
@@ -40,7 +40,7 @@ class DecisionFeed:
         stopping: asyncio.Event,
         watches_max: int = WATCHES_MAX,
     ) -> None:
-        self._core = core
+        self._writer = answer_writer(core)
         self._watchers = watchers
         self._stopping = stopping
         self._watches_max = watches_max
@@ -149,11 +149,11 @@ class DecisionFeed:
             request_id=request.request_id,
             model=request.model,
             tenant=request.tenant,
-            prompt_tokens=decision.rows.prompt_tokens,
+            prompt_tokens=request.prompt.token_count,
             predicted_ttft_s=_predicted_s(decision),
             waited_s=decision.waited_s,
         )
-        write_receipt(made.receipt, decision, self._core)
+        made.receipt.MergeFromString(self._writer.receipt(decision))
         return made
 
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any
 
 from router.desk.counters import Metrics
 from router.http2.calls import Call
@@ -41,12 +40,11 @@ class Entrance:
                 self._denied.labels(short(method), reason)
         return needs
 
-    async def enter(self, context: Any, method: str, size: int = 0) -> Usage:
-        """The caller of a call, for as long as its task runs; raises Refusal. size: of its message
-        in bytes."""
-        usage = context.entered if isinstance(context, Call) else await self._caller(context)
+    def enter(self, call: Call, size: int = 0) -> Usage:
+        """The caller of a call that was let in, for as long as its task runs; raises Refusal. size:
+        of its message in bytes."""
+        usage: Usage = call.entered
         CURRENT.set(usage)
-        _check(usage, method)
         if size:
             usage.message(size)
         return usage
@@ -63,9 +61,9 @@ class Entrance:
         )
         _check(call.entered, method)
 
-    def refused(self, method: str, refusal: Refusal, context: Any) -> None:
+    def refused(self, method: str, refusal: Refusal, call: Call) -> None:
         """Counts and logs a call without a valid key, or whose key lacks a right."""
-        usage = context.entered if isinstance(context, Call) else CURRENT.get()
+        usage: Usage | None = call.entered
         name = short(method)
         self._denied.labels(name, refusal.reason).inc()
         key, now_s = (name, refusal.reason), self._clock()
@@ -74,22 +72,14 @@ class Entrance:
             self._logged[key] = logged_s, more + 1
             return
         self._logged[key] = now_s, 0
-        caller = context.peer() if usage is None else f"identity {usage.identity.name!r}"
+        caller = call.peer() if usage is None else f"identity {usage.identity.name!r}"
         others = f" ({more} more since the last such line)" if more else ""
         log.warning("%s of %s refused: %s%s", name, caller, refusal.message, others)
 
-    async def _caller(self, context: Any) -> Usage:
-        try:
-            return self._known(context)
-        except UnknownKeyError as error:
-            return await self._door.enter_after(
-                error, _token(context) or "", lambda: names_of(context.auth_context())
-            )
-
-    def _known(self, context: Any) -> Usage:
-        token = _token(context)
-        is_unix = token is None and context.peer().startswith("unix:")
-        return self._door.enter(token, lambda: names_of(context.auth_context()), is_unix=is_unix)
+    def _known(self, call: Call) -> Usage:
+        token = _token(call)
+        is_unix = token is None and call.peer().startswith("unix:")
+        return self._door.enter(token, lambda: names_of(call.auth_context()), is_unix=is_unix)
 
 
 def _check(usage: Usage, method: str) -> None:
@@ -104,11 +94,11 @@ def short(method: str) -> str:
     return method.removeprefix("/").rpartition(".")[2]
 
 
-def _token(context: Any) -> str | None:
+def _token(call: Call) -> str | None:
     """The bearer token of a call."""
     values = [
         value
-        for name, value in context.invocation_metadata() or ()
+        for name, value in call.invocation_metadata()
         if name == "authorization" and isinstance(value, str)
     ]
     if not values:

@@ -3,11 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import cast
 
 import grpc
 import grpc.aio
-from typing_extensions import override
 
 from events.engines.endpoints import masked
 from events.plane.facts import Control
@@ -22,18 +20,19 @@ from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk import request_codec
 from router.desk.queue_list import listed
+from router.http2.calls import Handler
 from router.keys.door import CURRENT
 from router.keys.identity import ANYBODY, Identity
 from router.replicas.fleet_commands import ControlDesk, audited
 from router.request.refusal import Reason, Refusal
-from router.service.calls import Collected, Context, Handler, abort
+from router.service.calls import Context, abort, handlers_of
 from router.service.decision_feed import DecisionFeed
 from router.service.router_service import host_of, jittered
 from router.service.turns import turned
 from router.service.worker_feed import WATCHES_MAX, WorkerFeed
 
 
-class FleetService(fleet_pb2_grpc.FleetServicer):
+class FleetService:
     """kvroute.v1.Fleet."""
 
     def __init__(
@@ -69,14 +68,10 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._runs_relay = runs_relay
         self._keep = keep
 
-    @override
-    async def ListWorkers(  # type: ignore[override]  # answers are bytes
-        self, request: fleet_pb2.ListWorkersRequest, context: Context
-    ) -> bytes:
+    async def ListWorkers(self, request: fleet_pb2.ListWorkersRequest, context: Context) -> bytes:
         return await self.feed.list(request.model, _identity(), only_away=request.away)
 
-    @override
-    async def WatchWorkers(  # type: ignore[override]  # answers are bytes
+    async def WatchWorkers(
         self, request: fleet_pb2.WatchWorkersRequest, context: Context
     ) -> AsyncIterator[bytes]:
         age_s = jittered(self._stream_age_s)
@@ -84,8 +79,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             async for message in messages:
                 yield message
 
-    @override
-    async def WatchDecisions(  # type: ignore[override]  # answers are bytes
+    async def WatchDecisions(
         self, request: fleet_pb2.WatchDecisionsRequest, context: Context
     ) -> AsyncIterator[bytes]:
         if _identity().sight is not None:
@@ -98,7 +92,6 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             async for message in messages:
                 yield message
 
-    @override
     async def RegisterWorker(
         self, request: fleet_pb2.RegisterWorkerRequest, context: Context
     ) -> fleet_pb2.RegisterWorkerResponse:
@@ -117,7 +110,6 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             await self._command(context, "undrain", settings.id)
         return fleet_pb2.RegisterWorkerResponse(ranks=settings.ranks)
 
-    @override
     async def DrainWorker(
         self, request: fleet_pb2.DrainWorkerRequest, context: Context
     ) -> fleet_pb2.DrainWorkerResponse:
@@ -125,7 +117,6 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         ranks = await self._command(context, action, request.worker_id)
         return fleet_pb2.DrainWorkerResponse(ranks=ranks)
 
-    @override
     async def RemoveWorker(
         self, request: fleet_pb2.RemoveWorkerRequest, context: Context
     ) -> fleet_pb2.RemoveWorkerResponse:
@@ -140,20 +131,15 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         ranks = await self._command(context, "remove", request.worker_id, request.tombstone_s)
         return fleet_pb2.RemoveWorkerResponse(ranks=ranks)
 
-    @override
     async def ResyncWorker(
         self, request: fleet_pb2.ResyncWorkerRequest, context: Context
     ) -> fleet_pb2.ResyncWorkerResponse:
         ranks = await self._command(context, "resync", request.worker_id)
         return fleet_pb2.ResyncWorkerResponse(ranks=ranks)
 
-    @override
-    async def ListQueue(  # type: ignore[override]  # answers are bytes
-        self, request: fleet_pb2.ListQueueRequest, context: Context
-    ) -> bytes:
+    async def ListQueue(self, request: fleet_pb2.ListQueueRequest, context: Context) -> bytes:
         return await turned(listed(self._admission, request, self._clock(), _identity()))
 
-    @override
     async def GetIndexStats(
         self, request: fleet_pb2.GetIndexStatsRequest, context: Context
     ) -> fleet_pb2.GetIndexStatsResponse:
@@ -227,9 +213,7 @@ def _author(context: Context) -> str:
 
 def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
     """Fleet's methods; those that tell of all workers answer with bytes."""
-    collected = Collected()
-    fleet_pb2_grpc.add_FleetServicer_to_server(fleet, cast("grpc.aio.Server", collected))
-    return collected.handlers | {
+    return handlers_of(fleet_pb2_grpc.add_FleetServicer_to_server, fleet) | {
         "ListWorkers": grpc.unary_unary_rpc_method_handler(
             fleet.ListWorkers, fleet_pb2.ListWorkersRequest.FromString
         ),

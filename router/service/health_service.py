@@ -6,11 +6,11 @@ beginning; and each watcher that leaves looks through all the others.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from typing_extensions import override
+from grpc_health.v1 import health_pb2
 
 from router.service.calls import Context
 
@@ -19,7 +19,7 @@ State: TypeAlias = Any
 """A value of HealthCheckResponse.ServingStatus."""
 
 
-class HealthService(health_pb2_grpc.HealthServicer):
+class HealthService:
     """States of services, by name."""
 
     def __init__(self) -> None:
@@ -38,7 +38,6 @@ class HealthService(health_pb2_grpc.HealthServicer):
         self._ended = True
         self._wake()
 
-    @override
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Response:
         state = self._states.get(request.service)
         if state is None:
@@ -49,8 +48,9 @@ class HealthService(health_pb2_grpc.HealthServicer):
     async def List(self, request: object, context: Context) -> None:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "serving or not, and nothing else")
 
-    @override
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> AsyncIterator[Response]:
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:
@@ -59,7 +59,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
                 changed.clear()
                 state = self._states.get(request.service, Response.SERVICE_UNKNOWN)
                 if state != sent:
-                    await context.write(Response(status=state))
+                    yield Response(status=state)
                     sent = state
                 elif self._ended:
                     return

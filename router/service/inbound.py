@@ -88,7 +88,7 @@ class Limits:
 
     @property
     def largest(self) -> int:
-        """Bytes; gRPC itself refuses what is larger, without details."""
+        """Bytes of the largest message of any method."""
         limits = (*self._by_method.values(), self._other)
         return max(max(limit.bytes_max, limit.text_bytes_max) for limit in limits)
 

@@ -7,12 +7,10 @@ takes one message of a call at a time: each write has the call for itself.
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self
-
-import grpc.aio
+from typing import Self
 
 from router.desk.stream_items import TOLD_EACH_S, RouteItems
-from router.service.calls import sent
+from router.service.calls import Context, sent
 
 
 class LateResults:
@@ -21,7 +19,7 @@ class LateResults:
     def __init__(
         self,
         items: RouteItems,
-        context: "grpc.aio.ServicerContext[Any, Any]",
+        context: Context,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         *,
         read_s: float = 20.0,

@@ -99,7 +99,6 @@ class LocalRouter(RequestCalls):
         self,
         request: RouteBytes,
         timeout_s: float | None,
-        model: str | None,
         is_final: Callable[[KvRouteError], bool] | None = None,
         on_queued: OnQueued | None = None,
     ) -> Pick:

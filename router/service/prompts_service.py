@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
-from typing_extensions import override
 
-from kvroute.v1 import prompts_pb2, prompts_pb2_grpc, router_pb2
+from kvroute.v1 import prompts_pb2, router_pb2
 from router.desk import text_codec
 from router.desk.text_codec import TextPrompt
 from router.prompts.prompts import ModelPrompts, Prompts, Source
@@ -21,16 +20,13 @@ _SOURCES = {
 }
 
 
-class PromptsService(prompts_pb2_grpc.PromptsServicer):
+class PromptsService:
     """kvroute.v1.Prompts."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
 
-    @override
-    async def Render(  # type: ignore[override]  # messages are bytes here
-        self, request: bytes, context: Context
-    ) -> bytes:
+    async def Render(self, request: bytes, context: Context) -> bytes:
         text = read_render(request)
         made = await self._texts.tokens(text, time_left(context))
         items = [
@@ -43,7 +39,6 @@ class PromptsService(prompts_pb2_grpc.PromptsServicer):
         answer = prompts_pb2.RenderResponse(prompt=prompt, multimodal_items=items)
         return answer.SerializeToString()
 
-    @override
     async def ListTokenizers(
         self, request: prompts_pb2.ListTokenizersRequest, context: Context
     ) -> prompts_pb2.ListTokenizersResponse:

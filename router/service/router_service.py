@@ -7,26 +7,25 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from typing_extensions import override
 
-from kvroute.v1 import router_pb2, router_pb2_grpc
+from kvroute.v1 import router_pb2
 from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.reports import Reports
 from router.desk.stream_items import read_batch
 from router.desk.tenant import caller_of, reporter_of
+from router.http2.calls import Handler
 from router.keys.door import CURRENT
 from router.request.refusal import Reason, Refusal
-from router.service.calls import Context, Guard, Handler, time_left
+from router.service.calls import Context, Guard, time_left
 from router.service.inbound import SMALL_BYTES
 from router.service.late_results import LateResults
 from router.service.stream_lives import StreamLives
 from router.service.texts import Texts
-from router.service.unsent import when_unsent
 from router.tracing.traceparent import HEADER, SpanContext
 
 
-class RouterService(router_pb2_grpc.RouterServicer):
+class RouterService:
     """kvroute.v1.Router."""
 
     def __init__(
@@ -50,10 +49,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self._lives = StreamLives(stopping)
         self._stream_age_s = stream_age_s
 
-    @override
-    async def Route(  # type: ignore[override]  # messages are bytes here
-        self, request: bytes, context: Context
-    ) -> bytes:
+    async def Route(self, request: bytes, context: Context) -> bytes:
         caller = caller_of(CURRENT.get())
         if self._desk.tracing is not None:
             request += traceparent_field(context)
@@ -66,21 +62,17 @@ class RouterService(router_pb2_grpc.RouterServicer):
                 raise Refusal(
                     Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer"
                 )
-            when_unsent(context, partial(self._desk.unsent, reservation))
+            context.when_unsent(partial(self._desk.unsent, reservation))
         return answer
 
-    @override
-    async def RouteStream(  # type: ignore[override]  # the same, and read one by one
-        self, request_iterator: object, context: Context
-    ) -> None:
+    async def RouteStream(self, request_iterator: object, context: Context) -> None:
         await context.send_initial_metadata(())  # the client sees that streams get through
         limit = self.guard.limits.of(ROUTE_STREAM)
         usage = CURRENT.get()
         items = self.texts.items(caller_of(usage))
-        life = self._lives.begin(jittered(self._stream_age_s))
-        with life:
+        with self._lives.of(context, jittered(self._stream_age_s)):
             async with LateResults(items, context, read_s=self.guard.read_s) as late:
-                while (content := await life.read(context)) is not None:
+                while (content := await context.read()) is not grpc.aio.EOF:
                     limit.check(len(content))
                     if usage is not None:
                         usage.message(len(content))
@@ -93,18 +85,12 @@ class RouterService(router_pb2_grpc.RouterServicer):
                             await _write(late, results)
                 await late.rest()
 
-    @override
-    async def Report(  # type: ignore[override]  # bytes, too
-        self, request: bytes, context: Context
-    ) -> bytes:
+    async def Report(self, request: bytes, context: Context) -> bytes:
         return await self._reports.report(
             request, reporter_of(CURRENT.get(), host_of(context.peer()))
         )
 
-    @override
-    async def Explain(  # type: ignore[override]  # bytes, too
-        self, request: bytes, context: Context
-    ) -> bytes:
+    async def Explain(self, request: bytes, context: Context) -> bytes:
         return await self.texts.explain(request, caller_of(CURRENT.get()))
 
 

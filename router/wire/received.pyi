@@ -10,6 +10,48 @@ class TooMuch(ValueError):
     what: str
     def __init__(self, what: str) -> None: ...
 
+class ReceivedRequest:
+    """A RouteRequest; its fields by their names in the contract."""
+
+    form: int
+    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a
+    prompt without tokens; 0: there is none."""
+    data: bytes
+    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt
+    without tokens."""
+    block_size: int
+    """Of hashes, and so is the next one."""
+    prompt_tokens: int
+    request_id: str
+    model: str
+    lora_name: str
+    cache_salt: str
+    tenant: str
+    session_id: str
+    policy: str
+    traceparent: str
+    expected_output_tokens: int | None
+    ttft_slo_ms: int | None
+    queue_timeout_ms: int | None
+    priority: int
+    phase: int
+    waited_ms: int
+    charged_tokens: int
+    omit_receipt: bool
+    queue_progress: bool
+    required_labels: dict[str, str] | None
+    allowed_worker_ids: list[str] | None
+    excluded_worker_ids: list[str] | None
+    multimodal_items: list[bytes] | None
+    """The bytes of each MultimodalItem; None, here and above: not set."""
+    longest: int
+    """Bytes of the longest field beside the prompt."""
+    entries: int
+    """Of lists and maps, in all."""
+
+def read_request(
+    content: bytes, fields_max: int, bytes_max: int, tokens_max: int
+) -> ReceivedRequest: ...
 def take_apart(
     content: bytes, fields_max: int, bytes_max: int, tokens_max: int
 ) -> tuple[bytes, int, bytes, int, int]: ...

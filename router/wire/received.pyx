@@ -8,16 +8,31 @@ Law: the work and the memory for a message that is over a bound are those of cou
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from "native/wire.h" nogil:
     ctypedef struct Span:
         const uint8_t *at
         size_t size
-    int VARINT, BYTES
+    ctypedef struct Field:
+        uint32_t number
+        int type
+        uint64_t value
+        Span bytes
+    int VARINT, BYTES, MAP_KEY, MAP_VALUE
+    int read_any(Span *, Field *, size_t *)
 
 cdef extern from "native/field_numbers.h" nogil:
     int ROUTE_BATCH_ITEMS, ROUTE_ITEM_INDEX, ROUTE_ITEM_REQUEST, ROUTE_ITEM_CANCEL, ROUTE_ITEM_TIMEOUT_MS
+    cdef enum:
+        ROUTE_REQUEST_REQUEST_ID, ROUTE_REQUEST_MODEL, ROUTE_REQUEST_LORA_NAME, ROUTE_REQUEST_CACHE_SALT
+        ROUTE_REQUEST_MULTIMODAL_ITEMS, ROUTE_REQUEST_EXPECTED_OUTPUT_TOKENS, ROUTE_REQUEST_PRIORITY
+        ROUTE_REQUEST_TENANT, ROUTE_REQUEST_SESSION_ID, ROUTE_REQUEST_TTFT_SLO_MS, ROUTE_REQUEST_QUEUE_TIMEOUT_MS
+        ROUTE_REQUEST_PHASE, ROUTE_REQUEST_REQUIRED_LABELS, ROUTE_REQUEST_ALLOWED_WORKER_IDS
+        ROUTE_REQUEST_EXCLUDED_WORKER_IDS, ROUTE_REQUEST_POLICY, ROUTE_REQUEST_OMIT_RECEIPT
+        ROUTE_REQUEST_WAITED_MS, ROUTE_REQUEST_QUEUE_PROGRESS, ROUTE_REQUEST_TRACEPARENT
+        ROUTE_REQUEST_CHARGED_TOKENS
 
 cdef extern from "native/received.h" nogil:
     int TOO_MANY
@@ -30,6 +45,7 @@ cdef extern from "native/received.h" nogil:
         Span tokens
         size_t elements
         uint32_t block_size, prompt_tokens
+    int is_prompt(uint32_t)
     int look_at_request(Span, const Bounds *, Received *)
     int find_text "text_form" (Span, size_t)
     void copy_rest(Span, uint8_t *)
@@ -74,6 +90,149 @@ cdef _check(int failed):
         raise ValueError("Error parsing message")
 
 
+cdef str _text(Span text):
+    return PyUnicode_DecodeUTF8(<const char *>text.at, text.size, NULL)
+
+
+cdef class ReceivedRequest:
+    """A RouteRequest; its fields by their names in the contract."""
+
+    cdef readonly int form
+    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a prompt without tokens;
+    0: there is none."""
+    cdef readonly bytes data
+    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt without tokens."""
+    cdef readonly uint32_t block_size, prompt_tokens
+    """Of hashes."""
+    cdef readonly str request_id, model, lora_name, cache_salt, tenant, session_id, policy, traceparent
+    cdef readonly object expected_output_tokens, ttft_slo_ms, queue_timeout_ms
+    """None: not set."""
+    cdef public int32_t priority
+    cdef readonly int32_t phase
+    cdef readonly uint32_t waited_ms, charged_tokens
+    cdef readonly bint omit_receipt, queue_progress
+    cdef readonly dict required_labels
+    cdef readonly list allowed_worker_ids, excluded_worker_ids, multimodal_items
+    """None: not set. Items: the bytes of each MultimodalItem."""
+    cdef readonly size_t longest, entries
+    """Bytes of the longest field, and how many entries lists and maps have in all, counted as they came."""
+
+    cdef int _read(self, const Field *field) except -1:
+        """Takes a field over. What is of another type than the contract's is unknown, as for protobuf."""
+        if field.type == BYTES:
+            self.longest = max(self.longest, field.bytes.size)
+            if field.number == ROUTE_REQUEST_REQUEST_ID:
+                self.request_id = _text(field.bytes)
+            elif field.number == ROUTE_REQUEST_MODEL:
+                self.model = _text(field.bytes)
+            elif field.number == ROUTE_REQUEST_LORA_NAME:
+                self.lora_name = _text(field.bytes)
+            elif field.number == ROUTE_REQUEST_CACHE_SALT:
+                self.cache_salt = _text(field.bytes)
+            elif field.number == ROUTE_REQUEST_TENANT:
+                self.tenant = _text(field.bytes)
+            elif field.number == ROUTE_REQUEST_SESSION_ID:
+                self.session_id = _text(field.bytes)
+            elif field.number == ROUTE_REQUEST_POLICY:
+                self.policy = _text(field.bytes)
+            elif field.number == ROUTE_REQUEST_TRACEPARENT:
+                self.traceparent = _text(field.bytes)
+            elif field.number == ROUTE_REQUEST_REQUIRED_LABELS:
+                self.entries += 1
+                self._read_label(field.bytes)
+            elif field.number == ROUTE_REQUEST_ALLOWED_WORKER_IDS:
+                self.entries += 1
+                if self.allowed_worker_ids is None:
+                    self.allowed_worker_ids = []
+                self.allowed_worker_ids.append(_text(field.bytes))
+            elif field.number == ROUTE_REQUEST_EXCLUDED_WORKER_IDS:
+                self.entries += 1
+                if self.excluded_worker_ids is None:
+                    self.excluded_worker_ids = []
+                self.excluded_worker_ids.append(_text(field.bytes))
+            elif field.number == ROUTE_REQUEST_MULTIMODAL_ITEMS:
+                self.entries += 1
+                if self.multimodal_items is None:
+                    self.multimodal_items = []
+                self.multimodal_items.append(PyBytes_FromStringAndSize(<const char *>field.bytes.at, field.bytes.size))
+        elif field.type == VARINT:
+            if field.number == ROUTE_REQUEST_EXPECTED_OUTPUT_TOKENS:
+                self.expected_output_tokens = <uint32_t>field.value
+            elif field.number == ROUTE_REQUEST_PRIORITY:
+                self.priority = <int32_t><uint32_t>field.value
+            elif field.number == ROUTE_REQUEST_TTFT_SLO_MS:
+                self.ttft_slo_ms = <uint32_t>field.value
+            elif field.number == ROUTE_REQUEST_QUEUE_TIMEOUT_MS:
+                self.queue_timeout_ms = <uint32_t>field.value
+            elif field.number == ROUTE_REQUEST_PHASE:
+                self.phase = <int32_t><uint32_t>field.value
+            elif field.number == ROUTE_REQUEST_WAITED_MS:
+                self.waited_ms = <uint32_t>field.value
+            elif field.number == ROUTE_REQUEST_CHARGED_TOKENS:
+                self.charged_tokens = <uint32_t>field.value
+            elif field.number == ROUTE_REQUEST_OMIT_RECEIPT:
+                self.omit_receipt = field.value != 0
+            elif field.number == ROUTE_REQUEST_QUEUE_PROGRESS:
+                self.queue_progress = field.value != 0
+        return 0
+
+    cdef int _read_label(self, Span entry) except -1:
+        cdef Field field
+        cdef size_t fields = 0
+        cdef str key = "", value = ""
+        cdef bint is_known = True
+        while entry.size:
+            if read_any(&entry, &field, &fields):
+                raise ValueError("Error parsing message")
+            if field.type == BYTES and field.number == <uint32_t>MAP_KEY:
+                key = _text(field.bytes)
+            elif field.type == BYTES and field.number == <uint32_t>MAP_VALUE:
+                value = _text(field.bytes)
+            else:
+                is_known = False
+        if not is_known:  # protobuf takes no entry that holds more than a key and a value
+            return 0
+        if self.required_labels is None:
+            self.required_labels = {}
+        self.required_labels[key] = value
+        return 0
+
+
+cdef bytes _prompt_of(const Received *received):
+    cdef bytes data
+    if not received.form:
+        return b""
+    if received.form == TOKEN_BYTES or received.form >= TEXT:
+        return PyBytes_FromStringAndSize(<const char *>received.tokens.at, received.tokens.size)
+    data = PyBytes_FromStringAndSize(NULL, received.elements * (8 if received.form == BLOCK_HASHES else 4))
+    _check(copy_elements(received, <void *>PyBytes_AS_STRING(data)))
+    return data
+
+
+def read_request(bytes content not None, size_t fields_max, size_t bytes_max, size_t tokens_max):
+    """A RouteRequest read; the bounds and errors are those of take_apart, and ValueError for a text that is no UTF-8.
+
+    What protobuf refuses of the fields that it knows is refused here, but for the inside of multimodal_items."""
+    cdef Received received
+    cdef Bounds most = Bounds(fields_max, bytes_max, tokens_max)
+    cdef Span message = _span(content)
+    cdef Field field
+    cdef size_t fields = 0
+    cdef ReceivedRequest request = ReceivedRequest.__new__(ReceivedRequest)
+    _check(look_at_request(message, &most, &received))
+    request.form = received.form
+    request.data = _prompt_of(&received)
+    request.block_size, request.prompt_tokens = received.block_size, received.prompt_tokens
+    request.request_id = request.model = request.lora_name = request.cache_salt = ""
+    request.tenant = request.session_id = request.policy = request.traceparent = ""
+    while message.size:
+        if read_any(&message, &field, &fields):
+            raise ValueError("Error parsing message")
+        if not is_prompt(field.number):
+            request._read(&field)
+    return request
+
+
 def take_apart(bytes content not None, size_t fields_max, size_t bytes_max, size_t tokens_max):
     """A RouteRequest without its prompt, and the prompt: (rest, form, data, block_size, prompt_tokens).
 
@@ -88,13 +247,7 @@ def take_apart(bytes content not None, size_t fields_max, size_t bytes_max, size
     _check(look_at_request(message, &most, &received))
     cdef bytes rest = PyBytes_FromStringAndSize(NULL, received.seen.bytes)
     copy_rest(message, <uint8_t *>PyBytes_AS_STRING(rest))
-    cdef bytes data = b""
-    if received.form == TOKEN_BYTES or received.form >= TEXT:
-        data = PyBytes_FromStringAndSize(<const char *>received.tokens.at, received.tokens.size)
-    elif received.form:
-        data = PyBytes_FromStringAndSize(NULL, received.elements * (8 if received.form == BLOCK_HASHES else 4))
-        _check(copy_elements(&received, <void *>PyBytes_AS_STRING(data)))
-    return rest, received.form, data, received.block_size, received.prompt_tokens
+    return rest, received.form, _prompt_of(&received), received.block_size, received.prompt_tokens
 
 
 def text_form(bytes content not None):

@@ -98,7 +98,6 @@ class Client:
             credentials=lock.credentials,
             token=lock.token,
             timeout_s=asked.route_s,
-            hash_prompts=asked.number % 2 == 1,
             rng=self._rng,
         )
         self._http: aiohttp.ClientSession

@@ -137,9 +137,8 @@ def main(words: list[str]) -> int:
     if asked.ahead_s:
         put_forward(asked.ahead_s)
     from router.cli.run import settle
-    from router.service.grpc_polling import prepare
 
-    prepare(os.environ)
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     settle()  # as `kvroute serve`
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(asked.config, asked.seen))

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from events.engines import sockets, wire
-from events.engines.batch_reader import SLICE_UNITS
 from events.engines.pages import load, metrics_page, probe
 from events.feed import feed, fence, fleet_view, intake, peers, stream
 from events.plane import facts
@@ -20,7 +19,6 @@ from router.front.picker.held_body import SLICE_BYTES
 from router.http2 import frames
 from router.keys import followed, issuers
 from router.listener import held
-from router.replicas import seal
 from router.replicas.peer_link import HEARD_PER_S
 from tests.stage.pages import text_of
 
@@ -79,10 +77,10 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (NATS, "16,384; read in linear time", metrics_page.LINES_MAX == 16_384),
     (NATS, "2^31 - 1; 100", (load.COUNT_MAX, load.SHARE_MAX) == (2**31 - 1, 100)),
     (NATS, "10^9; more counts as unknown", heartbeats.BLOCKS_MAX == 10**9),
-    (NATS, "64 MiB and 1 KiB; libzmq", sockets.FRAME_BYTES_MAX == 64 * MIB + 1024),
-    (NATS, "64 MiB, 1,048,576; 4,194,304", wire.PAYLOAD_BYTES_MAX == 64 * MIB),
-    (NATS, "1,048,576; 4,194,304", (wire.EVENTS_MAX, wire.TOKENS_MAX) == (1 << 20, 1 << 22)),
-    (NATS, "128 units of work", SLICE_UNITS == 128),
+    (NATS, "16 MiB and 1 KiB; libzmq", sockets.FRAME_BYTES_MAX == 16 * MIB + 1024),
+    (NATS, "16 MiB, 131,072; 1,048,576", wire.PAYLOAD_BYTES_MAX == 16 * MIB),
+    (NATS, "131,072; 1,048,576", (wire.EVENTS_MAX, wire.TOKENS_MAX) == (1 << 17, 1 << 20)),
+    (NATS, "64 KiB of a replay, or one batch", rank.CATCH_UP_BYTES == 64 << 10),
     (NATS, "20,000 and 128 MiB", rank.HELD_MESSAGES_MAX == 20_000),
     (NATS, "20,000 and 128 MiB", rank.HELD_BYTES_MAX == 128 * MIB),
     (NATS, "1,000 (ZMQ counts messages", sockets.RECEIVE_QUEUE_MESSAGES == 1000),
@@ -93,7 +91,6 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (NATS, "written every 30 s if something changed", ledger_file.KEEP_S == 30),
     (SECURITY, "the file is looked at every 5 s", followed.FOLLOW_S == 5),
     (SECURITY, "fetched every 5 minutes", issuers.REFRESH_S == 300),
-    (SECURITY, "is taken once, within 5 minutes", seal.WINDOW_S == 300),
     (SECURITY, "(0600)", SERVE.grpc.unix_socket_mode == "0600"),
     (SECURITY, "48 s at most by default", SERVE.grpc.stream_age_s == 48),
     (SECURITY, "`connections_max` (10,000)", SERVE.http.connections_max == 10_000),
@@ -101,7 +98,6 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (SECURITY, "(20 s) from acceptance", SERVE.http.head_timeout_s == 20),
     (SECURITY, "(20 s) from acceptance", SERVE.grpc.handshake_timeout_s == 20),
     (SECURITY, "`http.idle_timeout_s` (300 s)", SERVE.http.idle_timeout_s == 300),
-    (SECURITY, "`require_signed` (default: false)", not SERVE.control.require_signed),
     (ENVOY, "after `http.head_timeout_s` (20 s,", SERVE.http.head_timeout_s == 20),
     (ENVOY, "10 s and 1 s more for each 1,024 bytes", pace.GRACE_S == 10),
     (ENVOY, "for each 1,024 bytes, at most 120 s", pace.PACE_BYTES_PER_S == 1024),

@@ -10,6 +10,13 @@ TESTS = Path(__file__).parents[1]
 READERS = {("results", "bar"), ("results", "bench"), ("simulator", "bench")}
 """Readers of the records that `make bar` and `make bench` keep: they compare with them, and use the
 code that reads the records. Neither of the two has tests that others could borrow parts of."""
+READERS |= {("cluster", "distribution"), ("cluster", "helm")}
+READERS |= {("gateways", "cluster"), ("gateways", "helm")}
+"""The cluster runs the image that `make image` builds and the examples of the chart; gateways are
+run on that cluster."""
+READERS |= {("cluster", "distribution"), ("distribution", "helm"), ("helm", "distribution")}
+"""The image is run on the cluster and as the chart renders it; the chart's archive has the
+project's address, as the other packages have it."""
 TOP_LEVEL = {
     *(".ci", "docs", "events", "helm", "indexer", "proto", "router", "simulator", "tests"),
     *(".dockerignore", ".gitignore", "CHANGELOG.md", "Dockerfile", "LICENSE", "MANIFEST.in"),

@@ -92,7 +92,7 @@ HELD = yaml.safe_load((ROOT / "tests/docs/promises.yaml").read_text(encoding="ut
 EXPLAINS = {
     "docs/nats.md": {"Speed"},
     "docs/gateway.md": set(),
-    "docs/threat-model.md": set(),
+    "docs/threat-model.md": {"What kvroute doesn't defend against"},
     "docs/security.md": set(),
 }
 """Sections that promise nothing, or only numbers of a benchmark."""

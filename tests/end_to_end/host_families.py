@@ -23,7 +23,7 @@ from pathlib import Path
 from router.http2.frames import PREFACE, SETTINGS, frame
 from tests.stage.waiting import free_port
 
-PORTS = ("grpc", "fast", "epp", "gateway", "metrics", "probes", "relay")
+PORTS = ("grpc", "epp", "gateway", "metrics", "probes", "relay")
 HTTP = ("gateway", "metrics", "probes", "relay")
 ADDRESSES = {"ipv4": ["10.9.9.1"], "ipv6": ["fd09::1"], "both": ["10.9.9.1", "fd09::1"]}
 LOOPBACK = {
@@ -84,7 +84,7 @@ def started(folder: Path, ports: dict[str, int]) -> list[subprocess.Popen[bytes]
     """The router and the relay."""
     listen = {name: f"'[::]:{port}'" for name, port in ports.items()}
     (folder / "serve.yaml").write_text(f"""
-grpc: {{listen: {listen["grpc"]}, fast_listen: {listen["fast"]}, any_address: true}}
+grpc: {{listen: {listen["grpc"]}, any_address: true}}
 epp: {{listen: {listen["epp"]}}}
 gateway: {{listen: {listen["gateway"]}, any_address: true}}
 metrics: {{listen: {listen["metrics"]}}}

@@ -24,6 +24,7 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from router.children.nats_server import NatsChild
+from router.children.relay_messages import relay_status
 from router.metrics.of_relays import RelayCollector
 from router.processes.router_process import RouterApp
 from tests.stage.loopback import TurnedClock, router_app, serve_config
@@ -343,7 +344,7 @@ async def test_the_relays_metrics_tell_of_each_worker() -> None:
         await fleet.wire.publish(EVENTS, b"{}")
         await until(lambda: fleet.relay.counts["malformed"] == 1, "broken bytes")
         registry = CollectorRegistry()
-        registry.register(RelayCollector(lambda: [fleet.relay]))
+        registry.register(RelayCollector(lambda: [relay_status(fleet.relay)]))
         labels = {"worker": "4", "rank": "1"}
 
         def value(name: str, **more: str) -> float | None:

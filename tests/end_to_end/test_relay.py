@@ -148,8 +148,8 @@ async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worke
         for name, fields in hopeless.items():
             settings = EngineSettings(id=name, engine="vllm", address="http://127.0.0.1:1")
             wrong = msgspec.structs.replace(settings, **fields)
-            router.relays.start(wrong, router.links.broker, registered=False)
-        router.relays.start(engine_settings(stage.engine), router.links.broker, registered=False)
+            router.relays.start(wrong, registered=False)
+        router.relays.start(engine_settings(stage.engine), registered=False)
 
         def codes(name: str) -> set[str]:
             (source,) = router.view.ranks(name) or [None]

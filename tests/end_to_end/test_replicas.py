@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,8 +20,6 @@ from events.plane.settings import NatsSettings
 from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.children.process import end, start
-from router.config.settings.keys_settings import ControlSettings
-from router.keys.control_keys import new_key
 from router.processes.router_process import RouterApp
 from router.replicas import peer_link
 from router.replicas.peer_link import HEARD_PER_S
@@ -312,33 +309,3 @@ async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
             assert len(stage.router.core.fleet.peers) == 0
         finally:
             await end(process)
-
-
-def _signing(folder: Path, seed: str, *, require_signed: bool = False) -> ControlSettings:
-    file = folder / "control.nk"
-    file.write_text(seed)
-    return ControlSettings(key_file=str(file), require_signed=require_signed)
-
-
-async def test_replicas_with_and_without_signatures_share_commands_until_they_are_required(
-    tmp_path: Path,
-) -> None:
-    seed, _ = new_key()
-    lenient, strict = _signing(tmp_path, seed), _signing(tmp_path, seed, require_signed=True)
-    async with (
-        a_stage(engine_count=2) as stage,
-        router_app(serve_config(stage.nats.url, control=lenient)) as (new, signer),
-        router_app(serve_config(stage.nats.url, control=strict)) as (refuser, _),
-    ):
-        old = stage.router
-        apps = (old, new, refuser)
-        await until(lambda: all(len(app.view.sources) == 2 for app in apps), "the workers")
-        await signer.drain_worker("worker-0")
-        for app in apps:
-            await until(lambda app=app: "worker-0" in app.core.fleet.drained, "the drain")
-        assert refuser.locks.seal.counts["signed"] == 1
-        await stage.client.drain_worker("worker-1")
-        await until(lambda: "worker-1" in new.core.fleet.drained, "the unsigned drain")
-        await until(lambda: refuser.locks.seal.counts["unsigned_refused"] == 1, "the refusal")
-        assert list(refuser.core.fleet.drained) == ["worker-0"]
-        assert new.locks.seal.counts["unsigned"] == 1

@@ -67,7 +67,7 @@ class Fuzzer:
         self.readers: dict[str, Callable[[bytes], Any]] = {
             name: getattr(wire, name) for name in _PROTOBUF
         }
-        for reader in (packed.skip, packed.engine, packed.plane, picker.http2, picker.ext_proc):
+        for reader in (packed.engine, packed.plane, picker.http2, picker.ext_proc):
             self.readers[reader.__name__] = reader
         if unknown := set(only) - set(self.readers):
             raise ValueError(f"no reader is named {', '.join(sorted(unknown))}")
@@ -116,8 +116,6 @@ class Fuzzer:
             return self._messages.make(_PROTOBUF[name])
         if name in _PICKER:
             return _PICKER[name](rng)
-        if name == "skip":
-            return msgspec.msgpack.encode(self._packed.any())
         if pool and rng.random() < 0.8:
             known, value = packed.by_msgspec(rng.choice(pool))
             if known:

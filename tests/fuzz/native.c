@@ -2,7 +2,6 @@
  * one byte too many. Results of the readers that Python can't call go to `Seen`. */
 #include "router/core/native/plain_request.h"
 #include "router/wire/native/received.h"
-#include "events/engines/native/msgpack_skip.h"
 
 typedef struct {
     int64_t plain, request_id, model, session_id, tokens, hashes; /* sizes; hashes and tokens too */
@@ -59,14 +58,6 @@ static int64_t batch_all(Span batch) {
     return items;
 }
 
-static void skip_all(Span data) {
-    for (uint64_t steps = 1; steps < 8; steps += 6) {
-        size_t at = 0;
-        uint64_t left = data.size < 2 ? data.size : 2;
-        while (left && !msgpack_skip(data.at, data.size, &at, &left, steps)) kept += at;
-    }
-}
-
 void read_all(const uint8_t *bytes, size_t size, Seen *seen) {
     uint8_t *copy = exact(size);
     if (size) memcpy(copy, bytes, size);
@@ -74,7 +65,6 @@ void read_all(const uint8_t *bytes, size_t size, Seen *seen) {
     PlainRequest plain;
     memset(seen, 0, sizeof *seen);
     take_apart_all(message);
-    skip_all(message);
     seen->items = batch_all(message);
     seen->plain = read_plain(message, &plain);
     if (seen->plain) {

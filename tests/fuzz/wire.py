@@ -3,7 +3,7 @@
 A reader takes an input and returns its outcome, a short tuple; it raises Difference.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -22,6 +22,7 @@ from router.wire.received import (
     Pieces,
     TooMuch,
     check_fields,
+    read_request,
     take_apart,
     text_form,
 )
@@ -83,6 +84,14 @@ def canonical(message: Message) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
+FIELDS = (
+    *("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy"),
+    *("traceparent", "priority", "phase", "waited_ms", "charged_tokens"),
+    *("omit_receipt", "queue_progress"),
+)
+"""Fields of a RouteRequest that have a value when they are not set."""
+
+
 class WireReaders:
     """The readers by name."""
 
@@ -117,6 +126,7 @@ class WireReaders:
                 same(bounded, taken, f"within {bounds}")
         if seen.plain:
             _check_plain(seen, expected)
+        _check_read(content, expected)
         return ("taken", form, bool(seen.plain), len(rest).bit_length())
 
     def batch(self, content: bytes) -> Outcome:
@@ -216,6 +226,33 @@ def _prompt(message: Any) -> tuple[int, bytes, int, int]:
         return form, packed, hashes.block_size, hashes.prompt_tokens
     assert form == TOKEN_BYTES or form >= TEXT
     return form, getattr(message, name), 0, 0
+
+
+def _check_read(content: bytes, message: Any) -> None:
+    """The fields that a router reads are those that the library reads."""
+    try:
+        read = read_request(content, MOST, MOST, MOST)
+    except ValueError:
+        return _may_be_refused(content, message)
+    same((read.form, read.data), _prompt(message)[:2], "the prompt that is read")
+    for name in FIELDS:
+        same(getattr(read, name), getattr(message, name), name)
+    for name in ("expected_output_tokens", "ttft_slo_ms", "queue_timeout_ms"):
+        value = getattr(message, name) if message.HasField(name) else None
+        same(getattr(read, name), value, name)
+    for name in ("allowed_worker_ids", "excluded_worker_ids"):
+        same(getattr(read, name) or [], list(getattr(message, name)), name)
+    same(read.required_labels or {}, dict(message.required_labels), "required_labels")
+    items = [router_pb2.MultimodalItem.FromString(one) for one in read.multimodal_items or ()]
+    same(_items(items), _items(message.multimodal_items), "multimodal_items")
+    return None
+
+
+def _items(items: Iterable[router_pb2.MultimodalItem]) -> list[Outcome]:
+    return [
+        (item.WhichOneof("content"), item.hash, item.id, item.first_token, item.token_count)
+        for item in items
+    ]
 
 
 def _check_plain(seen: Seen, message: Any) -> None:

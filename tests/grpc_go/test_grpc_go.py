@@ -1,4 +1,4 @@
-"""A client of grpc-go with its windows as they are by default is served on both gRPC ports.
+"""A client of grpc-go with its windows as they are by default is served.
 
 It pings between answers to measure its path, which no client of another language does.
 """
@@ -12,7 +12,6 @@ import pytest
 
 from indexer.kernel import NativeIndex
 from kvroute.v1 import RouteBatch, RouteItem
-from tests.stage import served as stage_of
 from tests.stage.served import asked, served
 
 pytestmark = pytest.mark.long
@@ -41,16 +40,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "client"
 
 
-@pytest.mark.parametrize("port", ["listen", "fast_listen"])
-async def test_answers_at_any_rate_do_not_end_its_connection(
-    monkeypatch: pytest.MonkeyPatch, client: Path, tmp_path: Path, port: str
-) -> None:
-    monkeypatch.setattr(stage_of, "ON_FAST_PORT", port == "fast_listen")
+async def test_answers_at_any_rate_do_not_end_its_connection(client: Path, tmp_path: Path) -> None:
     batch = tmp_path / "batch"
     batch.write_bytes(RouteBatch(items=[RouteItem(request=asked(4))]).SerializeToString())
     async with served(index=NativeIndex()) as stage:
         stage.fleet.add("a", total_slots=None)
-        for _ in range(5 if port == "fast_listen" else 1):
+        for _ in range(5):
             process = await asyncio.create_subprocess_exec(
                 *(str(client), f"127.0.0.1:{stage.server.port}", str(batch), str(BATCHES)),
                 stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A client that is not grpcio sees the same on both gRPC ports: @grpc/grpc-js, from npm."""
+"""A client that is not grpcio: @grpc/grpc-js, from npm."""
 
 import asyncio
 import json
@@ -13,7 +13,6 @@ import pytest
 from indexer.kernel import NativeIndex
 from router.config.settings.queue_settings import QueueSettings
 from router.keys.certificates import Certificates
-from tests.stage import served as stage_of
 from tests.stage.certificates import Authority, written
 from tests.stage.served import served
 
@@ -24,7 +23,6 @@ ROOT = HERE.parents[1]
 PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
 SPAN_S = 300.0
 FOLDERS = f"{ROOT / 'proto'}:{sysconfig.get_path('purelib')}"
-PORTS = ("listen", "fast_listen")
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +38,8 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def seen_by_node(
-    monkeypatch: pytest.MonkeyPatch, modules: Path, port: str, folder: Path | None
-) -> dict[str, Any]:
+async def seen_by_node(modules: Path, folder: Path | None) -> dict[str, Any]:
     """What client.js prints of a router. folder: for certificates; None: plain text."""
-    monkeypatch.setattr(stage_of, "ON_FAST_PORT", port == "fast_listen")
     queue = QueueSettings(max_waiting=100, timeout_s=60.0)
     certificates = None
     more: tuple[str, ...] = ()
@@ -71,7 +66,7 @@ async def seen_by_node(
         try:
             async with asyncio.timeout(SPAN_S):
                 assert (await node.stdout.readline()).strip() == b"READY"
-                assert stage.server.fast is None or stage.server.fast.calls == 0
+                assert stage.server.calls == 0
                 await stage.server.drain(0)
                 node.stdin.write(b"\n")
                 found: dict[str, Any] = json.loads(await node.stdout.readline())
@@ -83,12 +78,8 @@ async def seen_by_node(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_both_ports_look_the_same_to_it(
-    monkeypatch: pytest.MonkeyPatch, modules: Path, tmp_path: Path, tls: bool
-) -> None:
-    folder = tmp_path if tls else None
-    one, other = [await seen_by_node(monkeypatch, modules, port, folder) for port in PORTS]
-    assert one == other
+async def test_it_is_served(modules: Path, tmp_path: Path, tls: bool) -> None:
+    one = await seen_by_node(modules, tmp_path if tls else None)
     assert one["route"] == {"code": 0, "worker": "a"}
     assert one["refused"]["code"] == 5
     assert "grpc-status-details-bin" in one["refused"]["trailers"]

@@ -22,7 +22,7 @@ SCHEDULER = SchedulerConfig(block_count=2048, block_size=64)
 async def run() -> int:
     pin(attacker=True)  # as another host would, they take nothing of the server's core
     configs = [EngineConfig(f"engine-{i}", SCHEDULER) for i in range(ENGINES)]
-    async with live_engines(configs, speed=1000.0, port=0) as engines:
+    async with live_engines(configs, speed=1000.0) as engines:
         say(workers=[engine.relay_settings() for engine in engines])
         async for _ in lines():
             pass

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -54,16 +53,15 @@ class GoodClient:
     def __init__(
         self,
         ports: Mapping[str, int],
-        routers: Mapping[str, KvRouteClient],
+        router: KvRouteClient,
         picker: grpc.aio.Channel,
         http: aiohttp.ClientSession,
         scheme: str,
     ) -> None:
-        """routers: kind of call -> client of the gRPC port that it is made on. scheme: of every
-        port but that of the probes."""
+        """scheme: of every port but that of the probes."""
         self._urls = {name: f"{scheme}://127.0.0.1:{ports[name]}" for name in PATHS}
         self._urls["probes"] = f"http://127.0.0.1:{ports['probes']}"
-        self._routers = routers
+        self._router = router
         self._process = picker.stream_stream(
             PROCESS,
             request_serializer=pb.ProcessingRequest.SerializeToString,
@@ -76,7 +74,7 @@ class GoodClient:
         """Calls each face until `stop`, and once at least."""
         calls = Calls()
         kinds: dict[str, Callable[[], Awaitable[None]]] = {
-            **{name: partial(self._route, client) for name, client in self._routers.items()},
+            "route": self._route,
             "chat": self._chat,
             "pick": self._pick,
             "connect": self._getter("gateway", connection="close"),
@@ -86,10 +84,10 @@ class GoodClient:
         await asyncio.gather(*(_repeat(calls, name, kinds[name], stop) for name in kinds))
         return calls
 
-    async def _route(self, client: KvRouteClient) -> None:
+    async def _route(self) -> None:
         self._first += 1
         tokens = range(self._first, self._first + 256)
-        async with client.request(token_ids=list(tokens)) as request:
+        async with self._router.request(token_ids=list(tokens)) as request:
             if not request.pick.worker_id:
                 raise AssertionError("a pick without a worker")
 
@@ -149,12 +147,10 @@ async def a_good_client(ports: Mapping[str, int], folder: Path | None) -> AsyncI
         headers = {"Authorization": f"Bearer {GOOD}-token"}
     async with (
         a_client(ports["grpc"], folder) as router,
-        a_client(ports["fast"], folder) as fast,
         channel as picker,
         aiohttp.ClientSession(connector=connector, headers=headers) as http,
     ):
-        routers = {"route": router, "route_fast": fast}
-        yield GoodClient(ports, routers, picker, http, "http" if folder is None else "https")
+        yield GoodClient(ports, router, picker, http, "http" if folder is None else "https")
 
 
 async def _whole(answer: aiohttp.ClientResponse) -> None:

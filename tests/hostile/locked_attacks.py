@@ -110,7 +110,7 @@ def hoards(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
         return play
 
     for _ in range(2):
-        yield again_and_again(target, "fast", hoard(ROUTE))
+        yield again_and_again(target, "grpc", hoard(ROUTE))
         yield again_and_again(target, "epp", hoard(PROCESS.encode()))
 
 
@@ -179,7 +179,7 @@ def unread_answers(target: Target, _rng: random.Random) -> Iterable[Awaitable[No
             await send(peer, b"".join(calls))
         await asyncio.sleep(5.0)
 
-    return [again_and_again(target, "fast", play) for _ in range(4)]
+    return [again_and_again(target, "grpc", play) for _ in range(4)]
 
 
 def control_frames(target: Target, rng: random.Random) -> Iterable[Awaitable[None]]:
@@ -214,8 +214,8 @@ def control_frames(target: Target, rng: random.Random) -> Iterable[Awaitable[Non
 
         return floods
 
-    yield again_and_again(target, "fast", play(call_head(CHECK), END_STREAM, bytes(5)))
-    yield again_and_again(target, "fast", play(call_head(ROUTE), 0, b""))
+    yield again_and_again(target, "grpc", play(call_head(CHECK), END_STREAM, bytes(5)))
+    yield again_and_again(target, "grpc", play(call_head(ROUTE), 0, b""))
     yield again_and_again(target, "epp", play(call_head(PROCESS.encode()), 0, b""))
 
 

@@ -30,7 +30,6 @@ from router.config.settings.serving_settings import (
 )
 from router.processes.logs import set_up
 from router.processes.router_process import RouterApp
-from router.service.grpc_polling import prepare
 from simulator.cli.gateway import workers_ready
 from tests.hostile.good import GOOD, HOSTILE, a_client
 from tests.hostile.target import pin
@@ -90,7 +89,7 @@ async def run(workers: tuple[EngineSettings, ...], folder: Path | None) -> int:
     locks = {} if folder is None else write_locks(folder)
     app = RouterApp(
         ServeConfig(
-            grpc=GrpcSettings(listen=ANY, fast_listen=ANY, connections_max=256),
+            grpc=GrpcSettings(listen=ANY, connections_max=256),
             gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
             epp=PickerSettings(listen=ANY),
             metrics=MetricsSettings(listen=ANY, tls="off" if folder is None else "server"),
@@ -108,7 +107,6 @@ async def run(workers: tuple[EngineSettings, ...], folder: Path | None) -> int:
             await workers_ready(client, len(workers))
         say(
             grpc=at.grpc_port,
-            fast=at.fast_port,
             gateway=at.gateway_port,
             epp=at.picker_port,
             metrics=at.metrics_port,
@@ -130,6 +128,6 @@ def main(said: str, folder: str | None = None) -> int:
 
 
 if __name__ == "__main__":
-    prepare(os.environ)
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     settle()
     sys.exit(main(*sys.argv[1:]))

@@ -202,7 +202,7 @@ async def test_every_option_reaches_the_router(server: Server) -> None:
             required_labels={"zone": "a"},
             allowed_worker_ids=["w0"],
             excluded_worker_ids={"w1"},
-            policy="random",
+            policy="round-robin",
         )
     (asked,) = server.router.asked
     assert asked == RouteRequest(
@@ -222,7 +222,7 @@ async def test_every_option_reaches_the_router(server: Server) -> None:
         required_labels={"zone": "a"},
         allowed_worker_ids=["w0"],
         excluded_worker_ids=["w1"],
-        policy="random",
+        policy="round-robin",
     )
 
 

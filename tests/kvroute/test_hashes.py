@@ -1,4 +1,4 @@
-"""Block hashes from whatever held them."""
+"""Block hashes from whatever held them, and what routers make of them."""
 
 from array import array
 from collections.abc import Callable
@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
+from kvroute.client import KvRouteClient
 from kvroute.client.messages.hashes import block_hashes_of
 from kvroute.v1 import BlockHashes
+from router.config.settings.routing_settings import GuardSettings, HotPrefixSettings
+from tests.stage.served import served
 
 U64 = st.integers(0, 2**64 - 1)
 FORMS: list[Callable[[list[int]], Any]] = [
@@ -65,3 +69,51 @@ def test_bytes_that_are_not_whole_are_refused() -> None:
     hashes: Any = bytes(9)
     with pytest.raises(ValueError, match="9 bytes"):
         block_hashes_of(hashes, 16, 16)
+
+
+TOKENS = list(range(40))
+HASHES = block_hashes(pack_tokens(TOKENS), 16)
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+async def test_a_router_picks_the_same_by_hashes_in_the_block_size_of_its_answer(
+    fast_lane: bool,
+) -> None:
+    async with (
+        served(guard=GuardSettings(enabled=False)) as stage,
+        KvRouteClient(f"127.0.0.1:{stage.server.port}", fast_lane=fast_lane) as client,
+    ):
+        stage.fleet.add("w0")
+        stage.fleet.store(stage.fleet.add("w1"), prefix_hashes(HASHES))
+        by_tokens = await client.route(token_ids=TOKENS)
+        block_size = by_tokens.response.hash_block_size
+        by_hashes = await client.route(
+            block_hashes=HASHES, block_size=block_size, prompt_tokens=len(TOKENS)
+        )
+        for pick in (by_tokens, by_hashes):
+            assert pick.worker_id == "w1"
+            assert pick.overlap_tokens.usable == 32
+            assert pick.response.hash_block_size == 16
+        forms = [one.prompt_tokens for one in stage.fleet.core.reservations._open.values()]
+        assert forms == [40, 40]
+
+
+async def test_answers_name_no_block_size_where_hashes_would_not_do() -> None:
+    async with (
+        served() as stage,
+        KvRouteClient(f"127.0.0.1:{stage.server.port}", fast_lane=False) as client,
+    ):
+
+        async def block_size(model: str = "") -> int:
+            return (await client.route(token_ids=TOKENS, model=model)).response.hash_block_size
+
+        stage.fleet.add("w0")
+        assert await block_size() == 16
+        stage.fleet.core.copy_prefixes(HotPrefixSettings(enabled=True))
+        assert not await block_size(), "hot prefixes keep the tokens"
+        stage.fleet.core.copy_prefixes(HotPrefixSettings(enabled=False))
+        stage.fleet.add("tuned", lora_names=("ad",))
+        assert not await block_size("ad"), "the name of a LoRA is part of the hashes"
+        assert await block_size() == 16
+        stage.fleet.add("w1", block_size=32)
+        assert not await block_size(), "the model has two block sizes"

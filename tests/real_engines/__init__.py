@@ -2,6 +2,5 @@
 
 import os
 
-from router.service.grpc_polling import prepare
-
-prepare(os.environ)  # before anything imports gRPC, as the `kvroute` command does
+# As the `kvroute` command does, before anything imports gRPC.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

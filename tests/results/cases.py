@@ -117,7 +117,7 @@ def run_all(cases: Sequence[Case], jobs: int, console: Console, kept: Kept) -> R
 
 
 def comparison(done: Sequence[Done]) -> Comparison:
-    """Runs of one traffic at one rate, as the plots want them."""
+    """Runs of one traffic at one rate, as pictures want them."""
     first = done[0]
     return Comparison(
         trace=first.case.traffic.trace.name,

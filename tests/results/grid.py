@@ -1,10 +1,8 @@
 """Policies, traces, rates. *Moved*: picks that the guard moved, of `dynamo-adaptive` and `ttft`."""
 
 from pathlib import Path
-from shutil import copyfile
-from tempfile import TemporaryDirectory
 
-from simulator.study.plots import write_plots
+from simulator.study.page import picture_file, ttft_over_rates
 from tests.results.cases import Case, Done, Results, comparison
 from tests.results.fleets import FILES, RATES, Traces, fleet
 from tests.results.page import less, markdown_table, ms, percent
@@ -15,8 +13,6 @@ OURS, PEERS = "ttft", "dynamo-blocks"
 DEFAULT, UNGUARDED = "dynamo-adaptive", "dynamo-unguarded"
 POLICIES = ("round-robin", "least-loaded", UNGUARDED, DEFAULT, PEERS, OURS)
 _OTHERS = tuple(one for one in POLICIES if one not in (DEFAULT, OURS))
-KEPT = ("ttft_over_rate.png", "hit_rate_over_time_3x.png")
-"""Of the pictures that `kvroute replay --plot` draws; the others are many and large."""
 COLUMNS = [
     "rate", "policy", "blocks found", "of the ceiling", "TTFT mean", "p50", "p90", "p99",
     "ITL mean", "end to end", "load, std / mean", "moved", "shed or failed",
@@ -43,23 +39,21 @@ def page(traces: Traces, results: Results) -> str:
             f"Infinite caches would have {percent(ceiling)} of the blocks. With one LRU cache of"
             f" the fleet's size, and nobody ever waiting, the mean TTFT would be {pooled}.\n",
             markdown_table(COLUMNS, rows),
-            *(f"\n![{picture}](results/{name}/{picture})" for picture in KEPT),
+            f"\n![Mean time to first token by rate](results/{name}.svg)",
             "",
         ]
     return "\n".join([_summary(results), _losses(results), *parts])
 
 
 def draw(results: Results, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         compared = [
             comparison([results[SECTION, name, policy, rate] for policy in POLICIES])
             for rate in RATES
         ]
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory() as all_of_them:
-            for picture in write_plots(compared, Path(all_of_them)):
-                if picture.name in KEPT:
-                    copyfile(picture, folder / name / picture.name)
+        picture = picture_file(ttft_over_rates(compared))
+        (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
 def _summary(results: Results) -> str:

@@ -30,6 +30,7 @@ class Authority:
         self,
         name: str = "router",
         *,
+        organization: str = "",
         hosts: Sequence[str] = ("127.0.0.1", "localhost"),
         uris: Sequence[str] = (),
         expired: bool = False,
@@ -37,7 +38,7 @@ class Authority:
         """A certificate and its key, in PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         end = _now() - datetime.timedelta(hours=1) if expired else _now() + DAY
-        builder = _builder(_name(name), self._name, key, _now() - DAY, end)
+        builder = _builder(_name(name, organization), self._name, key, _now() - DAY, end)
         names = [*map(_host, hosts), *map(x509.UniformResourceIdentifier, uris)]
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), False)
@@ -82,8 +83,11 @@ def _builder(
     )
 
 
-def _name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+def _name(name: str, organization: str = "") -> x509.Name:
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+    if organization:
+        parts.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
+    return x509.Name(parts)
 
 
 def _host(host: str) -> x509.GeneralName:

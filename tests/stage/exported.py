@@ -13,6 +13,7 @@ from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
 from router.audit.observers import Watchers
 from router.children.own_relays import OwnRelays
+from router.children.relay_messages import Opening, relay_status
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.discovery_settings import KubernetesSettings
 from router.config.settings.queue_settings import QueueSettings
@@ -90,7 +91,7 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
     )
     workers = DiscoveredWorkers(
         fleet.core,
-        OwnRelays(fleet="default", clock=fleet.clock, rng=rng),
+        OwnRelays(_nobodys_relays, clock=fleet.clock, rng=rng),
         ControlDesk(fleet.core, fleet.clock),
         clock=fleet.clock,
         broker=_nobodys_broker,
@@ -106,6 +107,10 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
         clock=fleet.clock,
         rng=rng,
     )
+
+
+def _nobodys_relays() -> Opening:
+    raise AssertionError("there is no relay")
 
 
 def _link(fleet: Fleet) -> PeerLink:
@@ -133,7 +138,7 @@ def relay_families() -> list[Metric]:
         rng=random.Random(7),
     )
     registry = CollectorRegistry()
-    registry.register(RelayCollector(lambda: [relay]))
+    registry.register(RelayCollector(lambda: [relay_status(relay)]))
     registry.register(BrokerCollector(broker))
     families = list(registry.collect())
     asyncio.run(relay.stop())

@@ -30,12 +30,14 @@ from indexer.hashing import HashArray, pack_tokens
 from indexer.identity import Tier, WorkerKey
 from indexer.index import BlockIndex, mix_digest
 from indexer.reference import ReferenceIndex
+from kvroute.v1 import router_pb2
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.copies.hot_prefixes import Means
 from router.core.core import RouterCore
 from router.core.progress import Pick
 from router.core.watched import Watched
+from router.desk.answer_codec import answer_writer
 from router.fleet.state import Troubles
 from router.request.prompt import Prompt
 from router.request.request import Request
@@ -208,9 +210,21 @@ class Fleet:
 
     def route(self, of: Prompt, **about: Any) -> Pick:
         """A new request, picked and reserved."""
-        outcome = self.core.route(self.request(of, **about), self.now_s)
+        request = self.request(of, **about)
+        # Watched, so that the decision shows workers as they were.
+        outcome = self.core.route(request, self.now_s, watch=lambda decision: None)
         assert isinstance(outcome, Pick)
         return outcome
+
+    def answer(self, of: Prompt, priority: int = 0, **about: Any) -> router_pb2.RouteResponse:
+        """The answer to a new request."""
+        writer = answer_writer(self.core)
+        outcome = self.core.route(
+            self.request(of, **about),
+            self.now_s,
+            write=lambda pick: writer.answer(pick, priority, omit_receipt=False),
+        )
+        return router_pb2.RouteResponse.FromString(outcome.reservation.answer)
 
     def picked(self, of: Prompt, **about: Any) -> str:
         """The id of the worker that a new request goes to."""

@@ -23,12 +23,12 @@ from router.keys.exposure import split_address
 from router.listener.connections import Connections
 from router.metrics.http import MetricsServer
 from router.metrics.probes import ProbeServer
-from router.service.server import _fast_server
+from router.service.server import http2_server
 from tests.stage.served import served
 
 HTTP_PATHS = {"gateway": b"/health", "metrics": b"/metrics", "probes": b"/livez"}
-KINDS = ("fast_grpc", "epp", *HTTP_PATHS)
-TLS_KINDS = ("fast_grpc", "epp", "gateway", "metrics")
+KINDS = ("grpc", "epp", *HTTP_PATHS)
+TLS_KINDS = ("grpc", "epp", "gateway", "metrics")
 GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""
 _PONG = frame(PING, ACK, 0, bytes(8))
@@ -90,16 +90,16 @@ async def a_port(
         head_timeout_s=begin_s,
     )
     async with AsyncExitStack() as stack:
-        if kind == "fast_grpc":
-            grpc = GrpcSettings(
+        if kind == "grpc":
+            settings = GrpcSettings(
                 connections_max=connections_max,
                 address_connections_max=address_connections_max,
                 handshake_timeout_s=begin_s,
             )
-            fast = _fast_server(grpc, 1 << 20, certificates)
-            stack.push_async_callback(fast.stop, 0)
-            await fast.start(*split_address(listen))
-            yield Port(kind, fast.port, fast.connections)
+            grpc = http2_server(settings, 1 << 20, certificates)
+            stack.push_async_callback(grpc.stop, 0)
+            await grpc.start(*split_address(listen))
+            yield Port(kind, grpc.port, grpc.connections)
             return
         if kind == "probes":
             probes = ProbeServer(listen, lambda: True, http)

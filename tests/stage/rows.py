@@ -12,6 +12,7 @@ from events.plane.facts import Epoch, Heartbeat
 from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from router.decision.decision import Overlap
+from router.fleet.eligibility import Barred
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool
 from router.fleet.rates import PrefillRates
@@ -73,10 +74,7 @@ def rows(
     pool = Pool.of(sources)
     about: dict[str, Any] = {"request_id": "r", "prompt": _prompt(prompt_tokens)}
     return Candidates(
-        workers=pool.workers,
-        prompt_tokens=prompt_tokens,
-        overlap_tokens=table[COLUMNS.index("trust")] * tokens[1],
-        excluded=tuple(worker.get("excluded", "") for worker in workers),
+        barred=Barred.of([worker.get("excluded", "") for worker in workers]),
         table=table,
         request=Request(**about | dict(request or {})),
         tokens=tokens,

@@ -1,7 +1,6 @@
 """A router's gRPC face on loopback, with a real core behind it and a fleet that the test plays."""
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +9,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import msgspec
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
@@ -47,9 +45,6 @@ from router.service.workers_to_ask import proof_trouble, tokens_trouble
 from router.tracing.spans import Tracing
 from tests.stage.fleet import Fleet
 
-ON_FAST_PORT = bool(os.environ.get("KVROUTE_TEST_FAST_PORT"))
-"""Whether tests call the port of grpc.fast_listen in the place of grpc.listen: all that holds of
-one holds of the other."""
 NO_QUEUE = QueueSettings(max_waiting=0)
 """Requests without a worker that has room are refused at once."""
 
@@ -141,8 +136,6 @@ async def served(
         stage.registered.append(settings)
 
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
-    if ON_FAST_PORT:
-        settings = msgspec.structs.replace(settings, fast_listen="127.0.0.1:0")
     guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics, door)
     soon = asyncio.get_running_loop().call_soon
     watchers = Watchers("a", PlaceLabels("host", "rack", "cluster"), random.Random(7), print)
@@ -183,8 +176,6 @@ async def served(
     )
     server = GrpcServer(settings, service, workers, certificates=certificates)
     await server.start()
-    if server.fast is not None:
-        server.port = server.fast.port
     try:
         async with grpc.aio.insecure_channel(
             f"127.0.0.1:{server.port}",

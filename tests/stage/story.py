@@ -32,7 +32,7 @@ Commands (seconds, tokens; N..M: drawn evenly from it; from=S: 0 s unless told):
 - restart I at=S down=S: an engine dies, and comes back empty.
 - watch I from=S until=S: a worker, for the column `watched`.
 - play POLICY... [as=NAME]: plays it; the policy `longest` takes most overlap and looks at nothing
-  else.
+  else, and `random` any worker.
 - bound NUMBER <|> VALUE held by POLICY... [broken by POLICY...]: of the last play. VALUE may be
   FACTOR*NAME: so many times what the policy had in that play. `broken by` are those that show what
   the bound is for: it is a mistake if they keep it.
@@ -73,6 +73,9 @@ from tests.stage import script
 
 REWRITE = "KVROUTE_REWRITE"
 LONGEST = "tests.router.policies.own_policies:longest_overlap"
+RANDOM = "simulator.world.yardsticks:random"
+YARDSTICKS = {"longest": LONGEST, "random": RANDOM}
+"""Policies that no router has by name."""
 SLICE_S = 0.1
 """How often loads are looked at."""
 
@@ -281,8 +284,8 @@ def run_options(told: Options, policy: str, failures: list[Failure]) -> RunOptio
         settings[kind][key] = typed(value)
     scheduler = {"block_count": 4096, "block_size": 64, "joined_steps_max": 10_000}
     return RunOptions(
-        policy=LONGEST if policy == "longest" else policy,
-        routing=RoutingSettings(own_policies=(LONGEST,), **settings[RoutingSettings]),
+        policy=YARDSTICKS.get(policy, policy),
+        routing=RoutingSettings(own_policies=(LONGEST, RANDOM), **settings[RoutingSettings]),
         scheduler=SchedulerConfig(**{**scheduler, **settings[SchedulerConfig]}),
         failures=tuple(failures),
         **settings[RunOptions],

@@ -35,7 +35,7 @@ class Side:
         self.lane = self.fleet.core.lane
         assert self.lane is not None
         if not self.native:
-            self.fleet.core.lane = self.fleet.core.answer_writer = None
+            self.fleet.core.lane = None
         self.metrics = Metrics(CollectorRegistry())
         guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
         self.desk = desk_of(self.fleet, self.metrics, guard.fault)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 DEADLINE_S = 60.0
@@ -21,10 +22,12 @@ async def until(condition: Callable[[], object], told: str) -> None:
 _PORTS = range(12_000, 20_000)
 """Below those that Linux gives to sockets that name none (net.ipv4.ip_local_port_range), and those
 of tests/chaos."""
+_given: deque[int] = deque(maxlen=len(_PORTS) // 2)
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has at the moment, for a process that is started later.
+    """A port of loopback that nobody has at the moment, for a process that is started later, and
+    not one of the last 4,000 that this process was given: whoever got one may not listen yet.
 
     The kernel's own choice would not do: it may give the same port to a socket that is opened in
     the meantime.
@@ -32,12 +35,15 @@ def free_port() -> int:
     rng = random.SystemRandom()  # two runs at once on one machine must differ
     while True:
         port = rng.choice(_PORTS)
+        if port in _given:
+            continue
         with socket.socket() as found:
             try:
                 found.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _given.append(port)
+        return port
 
 
 async def repeated(

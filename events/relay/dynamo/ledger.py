@@ -10,10 +10,8 @@ Laws:
 - nothing is guessed: blocks after an unknown parent are left out and counted.
 """
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from typing_extensions import override
@@ -42,8 +40,6 @@ class DynamoLedger:
         """Tier -> shelf of the PrefixHash -> PrefixHash -> names that stand for it"""
         self._held_count = [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
-        self._doomed: list[dict[Any, Any]] = []
-        """Wiped dictionaries, which `sweep` frees in slices."""
 
     @override
     def __repr__(self) -> str:
@@ -122,32 +118,13 @@ class DynamoLedger:
         return [Gone(tier, gone)] if gone else []
 
     def wipe(self) -> list[Change]:
-        """Forgets all blocks; `sweep` frees their memory."""
+        """Forgets all blocks."""
         had_any = any(self._held_count)
-        shelves: Iterable[dict[Any, Any]]
-        shelves = itertools.chain(*self._names, *self._held, [self.left_out.clear()])
-        self._doomed += filter(None, shelves)
+        self.left_out.clear()
         self._names, self._names_count = [new_shelves() for _ in Tier], [0 for _ in Tier]
         self._held, self._held_count = [new_shelves() for _ in Tier], [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
         return [Wiped()] if had_any else []
-
-    def inherit(self, other: "DynamoLedger") -> None:
-        """Takes over the memory of an abandoned ledger, for `sweep`."""
-        other.wipe()
-        self._doomed += other._doomed
-        other._doomed = []
-
-    def sweep(self, units: int) -> bool:
-        """Lets go of so many entries of what was wiped; False when nothing is left of it."""
-        while self._doomed and units > 0:
-            doomed = self._doomed[-1]
-            while doomed and units > 0:
-                doomed.popitem()
-                units -= 1
-            if not doomed:
-                self._doomed.pop()
-        return bool(self._doomed)
 
     def count(self) -> int:
         """Placements: (tier, PrefixHash) pairs."""

@@ -31,9 +31,6 @@ from events.relay.dynamo.ledger import DynamoLedger
 from events.relay.ledger import Change, Wiped
 from events.relay.rank_stream import RankStream
 
-SWEPT_AT_ONCE = 2048
-"""Entries of a wiped ledger that are freed at once: 0.3 ms."""
-
 
 class DynamoRank(RankStream[DynamoLedger]):
     """One (worker, rank)."""
@@ -41,7 +38,7 @@ class DynamoRank(RankStream[DynamoLedger]):
     def __init__(self, epoch: Epoch, *, blocks_max: int = 1 << 22) -> None:
         counts: Counter[str] = Counter()
         ledger = DynamoLedger(blocks_max, counts)
-        super().__init__(ledger, epoch, counts=counts, swept_at_once=SWEPT_AT_ONCE)
+        super().__init__(ledger, epoch, counts=counts)
         self._blocks_max = blocks_max
         self._next_id: int | None = None
         """The worker's next number; None before its first event."""
@@ -101,31 +98,25 @@ class DynamoRank(RankStream[DynamoLedger]):
         ledger, self.complete = self._aside
         self._aside = None
         if ledger.count() == 0:
-            ledger.inherit(self.ledger)
             self._use(ledger)
             return []
         return self._start_epoch(ledger, 1, now_s)
 
     def _lose(self, now_s: float) -> list[bytes]:
         """Removals may be lost: empties the ledger, and drops the one put aside."""
-        self._drop_aside()
+        self._aside = None
         return self._forget_all(now_s)
 
     def _new_life(self, now_s: float) -> list[bytes]:
         self.engine_restarts += 1
-        self._drop_aside()
+        self._aside = None
         self.complete = False
         return self._start_epoch(DynamoLedger(self._blocks_max, self.counts), 0, now_s)
 
     def end(self) -> None:
-        """The stream has ended: its blocks are left for `sweep`."""
-        self._drop_aside()
-        self.ledger.wipe()
-
-    def _drop_aside(self) -> None:
-        if self._aside is not None:
-            self.ledger.inherit(self._aside[0])
+        """The stream has ended: its blocks are forgotten."""
         self._aside = None
+        self.ledger.wipe()
 
     def _is_another_life(self, origin: Origin) -> bool:
         """Whether the publisher is another: each numbers its rank's events itself from the start,

@@ -120,9 +120,6 @@ class DynamoRelay:
         """Dynamo's worker id and rank -> the worker"""
         self._higher_ranks: Counter[str] = Counter()
         """Worker id -> its ranks above 0."""
-        self._unswept: dict[DynamoRank, None] = {}
-        """Ranks with memory of wiped ledgers to free."""
-        self._sweep_due = asyncio.Event()
         self._taken = 0
         self._before_loss = 0
         """Unread messages received before the connection was lost."""
@@ -151,7 +148,6 @@ class DynamoRelay:
         self._source.on_connection(self._connection_changed)
         self._publisher.start(self._supervisor)
         _ = self._supervisor.keep(self._end_silent, "silence")
-        _ = self._supervisor.keep(self._sweep, "sweep")
         routers = self._broker
         snapshots = subjects.all_of(fleet, "snapshot")
         await self._listen(routers, snapshots, self._snapshot_requested, "snapshot")
@@ -224,7 +220,6 @@ class DynamoRelay:
         except Exception as error:  # of that worker alone
             worker.supervisor.failed("events", error)
             self._publisher.queue(worker, worker.rank.on_failure(now_s))
-        self._sweep_later(worker.rank)
 
     def _apply_load(self, load: WorkerLoad, now_s: float) -> None:
         worker = self._worker(load.worker_id, load.dp_rank, now_s)
@@ -269,23 +264,6 @@ class DynamoRelay:
             if not self._higher_ranks[worker.key.worker_id]:
                 del self._higher_ranks[worker.key.worker_id]
         worker.rank.end()
-        self._sweep_later(worker.rank)
-
-    def _sweep_later(self, rank: DynamoRank) -> None:
-        """Frees a slice of wiped memory now, and the rest slice by slice in `_sweep`."""
-        if rank.sweep():
-            self._unswept[rank] = None
-            self._sweep_due.set()
-
-    async def _sweep(self) -> None:
-        while True:
-            await self._sweep_due.wait()
-            for rank in list(self._unswept):
-                if not rank.sweep():
-                    del self._unswept[rank]
-                await asyncio.sleep(0)
-            if not self._unswept:
-                self._sweep_due.clear()
 
     async def _end_silent(self) -> None:
         while True:

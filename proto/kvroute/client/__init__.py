@@ -44,7 +44,6 @@ An upper folder may import a lower one; `requests` knows no connection.
       bodies.py         HTTP bodies as prompts
       tokens.py         token ids in any common form, as little-endian u32
       hashes.py         block hashes in any common form, as packed fixed64
-      prompt_hashing.py token prompts hashed by the client, in the block size of answers
       usage.py          counts of tokens, from an engine's answer
       wire.py           protobuf's wire format around bytes
     errors.py     errors of the calls

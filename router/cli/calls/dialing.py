@@ -91,10 +91,12 @@ def _hint(text: str) -> str:
     has_tls = flags.get("tls") or flags.get("ca_file") or flags.get("certificate_file")
     if not has_tls and any(words in text for words in _CLOSED):
         return "; if this port speaks TLS, give --tls-ca FILE, or --tls"
-    if has_tls and "WRONG_VERSION_NUMBER" in text:
-        return "; this port speaks no TLS: leave out --tls, --tls-ca and --tls-certificate"
+    if has_tls and _NO_HANDSHAKE in text:
+        return "; if this port speaks no TLS, leave out --tls, --tls-ca and --tls-certificate"
     return ""
 
 
 _CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "GOAWAY")
 """Of gRPC, for a connection that the other side ended before its first answer."""
+_NO_HANDSHAKE = "Handshake read failed"
+"""Of gRPC, for a connection that the other side ended in the place of its part of the handshake."""

@@ -24,7 +24,7 @@ def serve(config_file: Path | None, **given: Any) -> None:
 
     Every flag has a key in the YAML file (--grpc-listen is grpc.listen) and an environment variable
     (KVROUTE_GRPC_LISTEN); flags win over the environment, and that over the file. Models and
-    workers with relays in this process are described in the file alone. SIGHUP reads the file
+    workers with relays of this router are described in the file alone. SIGHUP reads the file
     again: policies and their parameters, hot prefixes, the shadow policy and the decision log
     change at once, other keys with a restart.
     """

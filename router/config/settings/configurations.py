@@ -10,7 +10,6 @@ from router.config.settings.discovery_settings import DiscoverySettings
 from router.config.settings.fleet_settings import FleetSettings, IndexSettings
 from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.settings.keys_settings import (
-    ControlSettings,
     DialSettings,
     EnginesSettings,
     KeysSettings,
@@ -62,7 +61,6 @@ class ServeConfig(Settings, frozen=True):
     grpc: GrpcSettings = GrpcSettings()
     tls: TlsSettings = TlsSettings()
     keys: KeysSettings = KeysSettings()
-    control: ControlSettings = ControlSettings()
     engines: EnginesSettings = EnginesSettings()
     probes: ProbesSettings = ProbesSettings()
     http: HttpSettings = HttpSettings()
@@ -90,7 +88,8 @@ class ServeConfig(Settings, frozen=True):
     ] = 30.0
     models: Annotated[tuple[ModelSettings, ...], Meta(description="models known in advance")] = ()
     workers: Annotated[
-        tuple[EngineSettings, ...], Meta(description="engines to run relays for, in this process")
+        tuple[EngineSettings, ...],
+        Meta(description="engines to run relays for, in a child process"),
     ] = ()
 
 

@@ -37,28 +37,6 @@ class KeysSettings(Settings, frozen=True):
     ] = None
 
 
-class ControlSettings(Settings, frozen=True):
-    """Signatures on fleet commands between routers. The files are read again by themselves."""
-
-    key_file: Annotated[
-        str | None,
-        Meta(
-            description="file with the NKey seed by which this router signs fleet commands to the"
-            " others; none: they are not signed"
-        ),
-    ] = None
-    trusted_keys_file: Annotated[
-        str | None,
-        Meta(
-            description="file with the public NKeys of routers whose commands are taken, one a"
-            " line; the public key of key_file always counts"
-        ),
-    ] = None
-    require_signed: Annotated[
-        bool, Meta(description="refuse fleet commands of other routers that are not signed")
-    ] = False
-
-
 class EnginesSettings(Settings, frozen=True):
     """How this process reaches engines over HTTP, whatever it requests. Changed files are read
     again by themselves."""

@@ -106,19 +106,6 @@ class SiblingsSettings(Settings, frozen=True):
     ] = 0.5
 
 
-class AutoSettings(Settings, frozen=True):
-    """An order for queues of some length."""
-
-    order: Annotated[str, Meta(description="as in queue.order")]
-    up_to: Annotated[
-        Annotated[int, Meta(ge=0, le=WAITING_MAX)] | None,
-        Meta(
-            description="requests of a model and role that wait at most for the order to count;"
-            " none: any number"
-        ),
-    ] = None
-
-
 class QueueSettings(Settings, frozen=True):
     """Requests that no worker has room for wait here, in an order."""
 
@@ -176,18 +163,10 @@ class QueueSettings(Settings, frozen=True):
         Meta(
             description="order in which waiting requests go: fcfs, priority, edf, lof,"
             " shortest-first, wspt, lpm, dfs-weight, las, prefill-first or random; module:function,"
-            " one of your own; several with + between them, of which the next one decides between"
-            " equals; or auto"
+            " one of your own; or several with + between them, of which the next one decides"
+            " between equals"
         ),
     ] = "priority"
-    auto: Annotated[
-        tuple[AutoSettings, ...],
-        Meta(
-            max_length=16,
-            description="orders by the number of requests that wait, for queue.order auto; fcfs"
-            " where none is named",
-        ),
-    ] = (AutoSettings(order="wspt", up_to=1024), AutoSettings(order="priority"))
     length_max: Annotated[
         dict[str, Annotated[int, Meta(ge=0)]],
         Meta(

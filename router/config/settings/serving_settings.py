@@ -6,10 +6,6 @@ from msgspec import Meta
 
 from events.plane.settings import Seconds, Settings
 
-Milliseconds = Annotated[float, Meta(ge=0.001, le=2_000_000.0)]
-"""Seconds that gRPC takes as milliseconds in an int32."""
-
-
 MessageKib = Annotated[int, Meta(ge=1, le=65_536)]
 """KiB of one gRPC message."""
 
@@ -20,13 +16,6 @@ class GrpcSettings(Settings, frozen=True):
     listen: Annotated[str, Meta(description="host:port; port 0 picks a free one")] = (
         "127.0.0.1:50051"
     )
-    fast_listen: Annotated[
-        str | None,
-        Meta(
-            description="host:port of a second gRPC server, of the same methods, keys and limits:"
-            " a call by itself costs it half of the CPU; none: there is no such server"
-        ),
-    ] = None
     unix_socket: Annotated[
         str | None, Meta(description="path of a unix socket to listen on too")
     ] = None
@@ -103,30 +92,30 @@ class GrpcSettings(Settings, frozen=True):
         int, Meta(ge=1, le=1024, description="KiB of a call's metadata; more is refused")
     ] = 16
     handshake_timeout_s: Annotated[
-        Milliseconds,
+        Seconds,
         Meta(description="seconds that a new connection has for TLS and HTTP/2's first bytes"),
     ] = 20.0
     read_timeout_s: Annotated[
-        Milliseconds,
+        Seconds,
         Meta(description="seconds in which a client must take a message of a stream's results"),
     ] = 20.0
     reflection: Annotated[bool, Meta(description="serve the grpc.reflection services")] = True
     max_connection_age_s: Annotated[
-        Milliseconds | None,
+        Seconds | None,
         Meta(
             description="age in seconds at which a connection is closed, so that clients spread"
             " over replicas again; none: never"
         ),
     ] = 300.0
     max_connection_age_grace_s: Annotated[
-        Milliseconds,
+        Seconds,
         Meta(
             description="seconds that calls on a closed connection may go on; streams end by"
             " themselves within them"
         ),
     ] = 60.0
     keepalive_s: Annotated[
-        Milliseconds,
+        Seconds,
         Meta(description="seconds of silence after which a client gets a keepalive ping"),
     ] = 60.0
 

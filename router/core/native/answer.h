@@ -1,10 +1,10 @@
-/* A RouteResponse with its receipt, written as router/desk/answer_codec.py writes it. */
+/* A RouteResponse, its receipt and its rows. */
 #ifndef KVROUTE_ANSWER_H
 #define KVROUTE_ANSWER_H
 
-#include "guard.h"
+#include "router/decision/native/guard.h"
 #include "router/decision/native/order.h"
-#include "policy.h"
+#include "router/decision/native/policy.h"
 #include "router/wire/native/field_numbers.h"
 #include "router/wire/native/wire.h"
 
@@ -20,7 +20,8 @@ typedef struct {
     Span stream_state;
     int stream_complete;
     double sample_age_s;
-    Span terms; /* CandidateRow: terms, written; only of a decision without a policy in C */
+    Span terms;    /* CandidateRow: terms, written, that no policy in C has made */
+    Span excluded; /* why the row can't be picked */
 } Condition;
 
 /* By the columns of an overlap, in their order. */
@@ -37,16 +38,14 @@ static void put_overlap(Backward *b, uint32_t number, const Decided *d, size_t r
 }
 
 /* A CandidateRow. */
-static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, const Face *face,
-                    const Condition *condition) {
-    size_t before = written(b);
+static void put_row_body(Backward *b, const Decided *d, size_t row, const Face *face,
+                         const Condition *condition) {
     const Columns *c = d->rows.columns;
     intptr_t slot = d->rows.slots[row];
     put_double(b, CANDIDATE_ROW_TRUST, c->trust[slot]);
-    if (d->policy)
-        put_row_terms(b, CANDIDATE_ROW_TERMS, d, row);
-    else
-        put_raw(b, condition->terms.at, condition->terms.size);
+    put_bytes(b, CANDIDATE_ROW_EXCLUDED, condition->excluded);
+    if (d->policy) put_row_terms(b, CANDIDATE_ROW_TERMS, d, row);
+    put_raw(b, condition->terms.at, condition->terms.size);
     put_double(b, CANDIDATE_ROW_COST, d->costs[row]);
     put_double(b, CANDIDATE_ROW_SAMPLE_AGE_S, condition->sample_age_s);
     put_uint(b, CANDIDATE_ROW_STREAM_COMPLETE, (uint64_t)condition->stream_complete);
@@ -63,6 +62,12 @@ static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, 
     put_double(b, CANDIDATE_ROW_NEW_TOKENS, new_tokens_of(&d->rows, row));
     put_overlap(b, CANDIDATE_ROW_OVERLAP_TOKENS, d, row);
     put_raw(b, face->row.at, face->row.size);
+}
+
+static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, const Face *face,
+                    const Condition *condition) {
+    size_t before = written(b);
+    put_row_body(b, d, row, face, condition);
     put_message(b, number, before);
 }
 
@@ -105,6 +110,7 @@ typedef struct {
     Span policy;   /* Receipt: policy, formula, parameters, written; and terms, if no policy in C
                       has made them */
     Span replica;
+    Span prefill;  /* where a pair's prompt is computed; empty: of no pair */
     Span excluded; /* Receipt: excluded, of workers that made no row, written */
     size_t not_live;
     Cheapest cheapest;
@@ -121,11 +127,12 @@ static void put_count(Backward *b, uint32_t number, const char *name, size_t cou
     put_message(b, number, before);
 }
 
-static void put_receipt(Backward *b, uint32_t number, const Decided *d, const About *about,
-                        const uint32_t *order, size_t ordered, const Face *faces,
-                        const Condition *conditions) {
-    size_t before = written(b);
+/* A Receipt; `ordered` is 0 where nobody was picked. */
+static void put_receipt_body(Backward *b, const Decided *d, const About *about,
+                             const uint32_t *order, size_t ordered, const Face *faces,
+                             const Condition *conditions) {
     if (about->moved) put_moved(b, RECEIPT_GUARDED, d, about->moved, order[0]);
+    put_bytes(b, RECEIPT_PREFILL, about->prefill);
     put_bytes(b, RECEIPT_REPLICA, about->replica);
     put_uint(b, RECEIPT_BEST_OVERLAP_TOKENS, (uint32_t)about->best_overlap_tokens);
     put_double(b, RECEIPT_DECIDED_AT_S, about->decided_at_s);
@@ -137,29 +144,40 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
     put_uint(b, RECEIPT_CANDIDATES, d->rows.rows + about->not_live);
     if (ordered > 1 && !is_passed_over(d, about->moved, order[1]))
         put_row(b, RECEIPT_RUNNER_UP, d, order[1], &faces[1], &conditions[1]);
-    put_row(b, RECEIPT_PICKED, d, order[0], &faces[0], &conditions[0]);
-    put_uint(b, RECEIPT_BLOCK_SIZE, (uint64_t)d->rows.columns->block_size[d->rows.slots[order[0]]]);
+    if (ordered) {
+        put_row(b, RECEIPT_PICKED, d, order[0], &faces[0], &conditions[0]);
+        put_uint(b, RECEIPT_BLOCK_SIZE,
+                 (uint64_t)d->rows.columns->block_size[d->rows.slots[order[0]]]);
+    }
     put_uint(b, RECEIPT_PROMPT_TOKENS, (uint64_t)d->rows.prompt_tokens);
     if (d->policy) put_shared_terms(b, RECEIPT_TERMS, d);
     put_raw(b, about->policy.at, about->policy.size);
+}
+
+static void put_receipt(Backward *b, uint32_t number, const Decided *d, const About *about,
+                        const uint32_t *order, size_t ordered, const Face *faces,
+                        const Condition *conditions) {
+    size_t before = written(b);
+    put_receipt_body(b, d, about, order, ordered, faces, conditions);
     put_message(b, number, before);
 }
 
 /* All but the reservation's id, which is the first field and so the last to be written.
  *
  * faces: of the rows in `order`; conditions: of its first two. engine_priority: NULL if the engine
- * has none. about: NULL for an answer without a receipt. hash_block_size: 0 if tokens are wanted. */
+ * has none. about: NULL for an answer whose receipt is written elsewhere, or left out. new_tokens:
+ * that the worker computes. hash_block_size: 0 if tokens are wanted. */
 static void put_answer(Backward *b, const Decided *d, const About *about, const uint32_t *order,
                        size_t ordered, size_t alternatives, const Face *faces,
                        const Condition *conditions, double lease_s,
-                       const int32_t *engine_priority, uint32_t hash_block_size) {
+                       const int32_t *engine_priority, uint64_t new_tokens,
+                       uint32_t hash_block_size) {
     put_uint(b, ROUTE_RESPONSE_HASH_BLOCK_SIZE, hash_block_size);
     if (about) put_receipt(b, ROUTE_RESPONSE_RECEIPT, d, about, order, ordered, faces, conditions);
     put_double(b, ROUTE_RESPONSE_LEASE_S, lease_s);
     if (engine_priority)
         put_uint_always(b, ROUTE_RESPONSE_ENGINE_PRIORITY, (uint64_t)(int64_t)*engine_priority);
-    put_uint(b, ROUTE_RESPONSE_NEW_TOKENS,
-             (uint64_t)d->rows.prompt_tokens - (uint32_t)overlap_of(&d->rows, 1, order[0]));
+    put_uint(b, ROUTE_RESPONSE_NEW_TOKENS, new_tokens);
     put_overlap(b, ROUTE_RESPONSE_OVERLAP_TOKENS, d, order[0]);
     for (size_t i = ordered; i-- > 1;) {
         if (i > alternatives) continue;

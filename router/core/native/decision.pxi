@@ -107,7 +107,7 @@ cdef class _Decision:
         return True
 
     cdef size_t _first(self, const Cheapest *cheapest, const uint8_t *out, bint in_turn) except? 0:
-        """Which of the rows that tie is the pick: Decider._rotated. in_turn: the one whose worker was picked longest
+        """Which of the rows that tie is the pick, as Ranking.in_order has it. in_turn: the one whose worker was picked longest
         ago, else a random one."""
         cdef const Rows *r = &self._decided.rows
         if cheapest.tied < 2:
@@ -169,7 +169,7 @@ cdef class _Decision:
         return 0
 
     cdef int _move(self, bint in_turn) except -1:
-        """Decider._guarded: moves the pick on while the guard passes it over. in_turn: see _first."""
+        """Ranking.moved: moves the pick on while the guard passes it over. in_turn: see _first."""
         cdef const Rows *r = &self._decided.rows
         cdef const double *costs = self._costs
         cdef uint8_t *stay_out = self._out

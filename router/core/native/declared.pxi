@@ -6,7 +6,8 @@ cdef extern from "Python.h":
 cdef extern from "router/wire/native/field_numbers.h" nogil:
     int ROUTE_RESULTS_RESULTS, ROUTE_RESULT_INDEX, ROUTE_RESULT_RESPONSE, ROUTE_RESULT_STATUS
     int ROUTE_RESPONSE_RESERVATION_ID, ROUTE_RESPONSE_WORKER_ID, ROUTE_RESPONSE_DP_RANK
-    int ROUTE_RESPONSE_ADDRESS, ROUTE_RESPONSE_LABELS
+    int ROUTE_RESPONSE_ADDRESS, ROUTE_RESPONSE_LABELS, ROUTE_RESPONSE_PREFILL_WORKER, ROUTE_RESPONSE_RECEIPT
+    int ROUTE_RESPONSE_PREFILL_RECEIPT
     int ALTERNATIVE_WORKER_ID, ALTERNATIVE_DP_RANK, ALTERNATIVE_ADDRESS
     int CANDIDATE_ROW_WORKER_ID, CANDIDATE_ROW_DP_RANK, CANDIDATE_ROW_TERMS
     int RECEIPT_POLICY, RECEIPT_FORMULA, RECEIPT_PARAMETERS, RECEIPT_TERMS, RECEIPT_EXCLUDED
@@ -48,73 +49,6 @@ cdef extern from "native/plain_request.h" nogil:
     int read_item(Span *, Item *)
     int64_t count_items(Span, size_t, size_t)
 
-cdef extern from "native/columns.h" nogil:
-    ctypedef struct Columns:
-        const double *block_size
-        const double *total_blocks
-        const double *total_slots
-        const double *trust
-        const double *running
-        const double *waiting
-        const double *reserved
-        const double *active_blocks
-        const double *prefill_tokens_active
-        const double *active_slots
-        const double *load
-        const double *slot_ratio
-        const double *full
-        const double *load_unknown
-    ctypedef struct Prefill:
-        const double *ends_s
-        const double *least_s
-        const double *tokens
-        const double *others_waiting
-        const double *recent_blocks
-        const double *rate
-        double mean_work, now_s
-    ctypedef struct Rows:
-        const Columns *columns
-        const Py_ssize_t *slots
-        const uint8_t *drained
-        const int32_t *overlaps
-        const Users **users
-        const uint64_t *prefixes
-        size_t prefixes_count
-        const Prefill *prefill
-        size_t rows
-        double prompt_tokens
-
-cdef extern from "native/policy.h" nogil:
-    const int NO_POLICY, ADAPTIVE, BLOCKS, TTFT
-    const size_t NUMBERS_MAX
-    ctypedef struct Policy:
-        int kind
-        double *numbers
-    ctypedef struct TtftShared:
-        double shortest_s
-    ctypedef struct Decided:
-        Rows rows
-        const Policy *policy
-        const double *costs
-        TtftShared ttft
-    void score(Decided *, double *, double *)
-
-cdef extern from "router/decision/native/order.h" nogil:
-    ctypedef struct Cheapest:
-        double lowest
-        size_t tied, drained, full, not_finite
-    Cheapest cheapest_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t)
-    size_t longest_ago(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, const double *)
-    size_t order_of(const double *, const double *, const uint8_t *, const Py_ssize_t *, size_t, const Cheapest *, size_t, size_t, uint32_t *)
-
-cdef extern from "native/guard.h" nogil:
-    ctypedef struct PickGuard:
-        double request_tokens, margin
-    ctypedef struct Waits:
-        double least_requests, least_tokens, margin_tokens
-    Waits waits_of(const PickGuard *, const Rows *, const double *)
-    int passes_over(const PickGuard *, const Waits *, const Rows *, size_t)
-
 cdef extern from "native/answer.h" nogil:
     ctypedef struct Face "Face":
         Span picked, alternative, row
@@ -122,7 +56,7 @@ cdef extern from "native/answer.h" nogil:
         Span stream_state
         int stream_complete
         double sample_age_s
-        Span terms
+        Span terms, excluded
     ctypedef struct Moved:
         uint32_t cheapest
         const PickGuard *guard
@@ -130,10 +64,13 @@ cdef extern from "native/answer.h" nogil:
         const Face *face
         const Condition *condition
     ctypedef struct About:
-        Span policy, replica, excluded
+        Span policy, replica, prefill, excluded
         size_t not_live
         Cheapest cheapest
         double decided_at_s
         int32_t best_overlap_tokens
         const Moved *moved
-    void put_answer(Backward *, const Decided *, const About *, const uint32_t *, size_t, size_t, const Face *, const Condition *, double, const int32_t *, uint32_t)
+    void put_answer(Backward *, const Decided *, const About *, const uint32_t *, size_t, size_t, const Face *, const Condition *, double, const int32_t *, uint64_t, uint32_t)
+    void put_receipt(Backward *, uint32_t, const Decided *, const About *, const uint32_t *, size_t, const Face *, const Condition *)
+    void put_receipt_body(Backward *, const Decided *, const About *, const uint32_t *, size_t, const Face *, const Condition *)
+    void put_row_body(Backward *, const Decided *, size_t, const Face *, const Condition *)

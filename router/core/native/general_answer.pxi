@@ -1,129 +1,204 @@
-"""Answers of the general path: router/desk/answer_codec.py is the twin, and writes those of pairs."""
+"""The writer of answers: RouteResponse, Receipt and CandidateRow, from the arrays of their decisions."""
 
 DEF POLICY_PARTS_MAX = 256
 
 
 cdef class AnswerWriter:
-    """Writes answers to picks of one RouterCore from the arrays of their decisions."""
+    """Writes answers to picks of one RouterCore, and the records of its decisions."""
 
-    cdef object _core
+    cdef object _core, _complete, _prefill_worker
     cdef dict _loads, _faces, _policy_parts
-    cdef NativeIndex _index
     cdef bytes _replica
-    cdef object _places
-    """0, 1, 2 ...: the slots of a table that has a column for each row."""
     cdef Backward _answer, _parts
 
-    def __init__(self, core):
-        """core: with a NativeIndex."""
+    def __init__(self, core, prefill_worker):
+        """prefill_worker: a PrefillWorker of the decision about it and its bootstrap room, written."""
         self._core = core
+        self._prefill_worker = prefill_worker
         self._loads = core.fleet.loads
-        self._index = core.fleet.view.index
+        self._complete = core.fleet.view.complete
         self._replica = core.replica.encode()
         self._faces, self._policy_parts = {}, {}
-        self._places = np.arange(64)
 
     def __dealloc__(self):
         free(self._answer.bytes)
         free(self._parts.bytes)
 
-    def write(self, pick, int32_t priority, bint omit_receipt):
-        """A RouteResponse; None: the codec must write it."""
+    def answer(self, pick, int32_t priority, bint omit_receipt):
+        """A RouteResponse, to a pick that is not reserved yet: its receipts show workers as they were."""
+        cdef bytes part
         reservation, decision = pick.reservation, pick.decision
-        if decision.prefill is not None or decision.how is not None or len(decision.order) > WANTED_MAX:
-            return None
         try:
-            self._put(reservation, decision, priority, omit_receipt)
+            if not omit_receipt:
+                if decision.prefill is not None:
+                    self._put_receipt(ROUTE_RESPONSE_PREFILL_RECEIPT, decision.prefill)
+                self._put_receipt(ROUTE_RESPONSE_RECEIPT, decision)
+            if reservation.prefill is not None:
+                part = self._prefill_worker(decision.computing, reservation.prefill.room)
+                put_bytes(&self._answer, ROUTE_RESPONSE_PREFILL_WORKER, _span(part))
+            self._put(decision, priority, reservation.new_tokens)
             _put_text(&self._answer, ROUTE_RESPONSE_RESERVATION_ID, reservation.id)
         except BaseException:
-            _begin(&self._answer)
-            _begin(&self._parts)
+            self._begin_again()
             raise
         return _taken(&self._answer)
 
-    cdef int _put(self, reservation, decision, int32_t priority, bint omit_receipt) except -1:
-        """All but the reservation's id."""
-        cdef Face faces[WANTED_MAX]
-        cdef Face moved_from
-        cdef Condition conditions[2]
+    def receipt(self, decision):
+        """The Receipt of a decision, with or without a pick."""
+        try:
+            self._put_receipt(0, decision)
+        except BaseException:
+            self._begin_again()
+            raise
+        return _taken(&self._answer)
+
+    def row(self, decision, size_t row):
+        """A CandidateRow."""
         cdef Condition condition
-        cdef Moved moved
-        cdef PickGuard guard
-        cdef Waits waits
-        cdef About about
-        cdef Columns columns
-        cdef Decided decided
+        cdef Ranking ranking = decision.ranking
+        cdef Decided decided = ranking.decided
+        cdef _WorkerFace face = self._face(decision.pool.sources[row])
+        cdef Face spans = face.spans()
+        cdef bytes excluded = decision.excluded[row].encode()
+        cdef list keep = []
+        if row >= <size_t>len(ranking):
+            raise IndexError(f"row {row} of {len(ranking)}")
+        try:
+            scores = self._scores(decision, &decided)
+            self._condition(decision, scores, row, &condition, keep)
+            condition.excluded = _span(excluded)
+            put_row_body(&self._answer, &decided, row, &spans, &condition)
+        except BaseException:
+            self._begin_again()
+            raise
+        return _taken(&self._answer)
+
+    cdef void _begin_again(self):
+        _begin(&self._answer)
+        _begin(&self._parts)
+
+    cdef int _put(self, decision, int32_t priority, uint64_t new_tokens) except -1:
+        """All but the receipts, the prefill worker and the reservation's id."""
+        cdef Face faces[WANTED_MAX]
+        cdef Ranking ranking = decision.ranking
         cdef _WorkerFace face
         cdef uint32_t order[WANTED_MAX]
         cdef int32_t *engine_priority = NULL
-        cdef size_t i, ordered = len(decision.order)
-        cdef double now_s = decision.decided_at_s
-        cdef bytes part
         cdef list keep = []
-        rows, sources, scores = decision.rows, decision.sources, decision.scores
+        cdef size_t i, ordered = self._faces_of(decision, WANTED_MAX, order, faces, keep)
         routing = self._core.routing
-        table = _in_rows(rows.table, np.float64)
-        tokens, costs = _in_rows(decision.tokens, np.int32), _in_rows(scores.costs, np.float64)
-        if len(self._places) < len(rows):
-            self._places = np.arange(2 * len(rows))
-        _point(&columns, <double *>address_of(table), len(rows))
-        decided.policy = NULL
-        decided.costs = <const double *>address_of(costs)
-        decided.rows = Rows(
-            &columns, <const Py_ssize_t *>address_of(self._places), NULL, <const int32_t *>address_of(tokens), NULL, NULL, 0,
-            NULL, len(rows), rows.prompt_tokens,
-        )
-        for i in range(ordered):
-            order[i] = decision.order[i]
-            face = self._face(sources[order[i]])
-            keep.append(face)
-            faces[i] = face.spans()
         face = keep[0]
         if face.priority_direction:
             priority = face.engine_priority(priority)
             engine_priority = &priority
-        if not omit_receipt:
-            for i in range(min(2, ordered)):
-                self._condition(decision, order[i], &conditions[i], keep)
-            about.moved = NULL
-            guarded = decision.guarded
-            if guarded is not None:
-                guard = PickGuard(guarded.waits.settings.request_tokens, guarded.waits.settings.margin)
-                waits = Waits(guarded.waits.least_requests, guarded.waits.least_tokens, guarded.waits.margin_tokens)
-                face = self._face(sources[guarded.cheapest])
-                keep.append(face)
-                moved_from = face.spans()
-                self._condition(decision, guarded.cheapest, &condition, keep)
-                moved = Moved(guarded.cheapest, &guard, &waits, &moved_from, &condition)
-                about.moved = &moved
-            part = self._policy_part(decision.policy) + self._terms(RECEIPT_TERMS, scores.shared_terms)
-            keep.append(part)
-            about.policy = _span(part)
-            about.replica = _span(self._replica)
-            _put_exclusions(&self._parts, decision.exclusions())
-            part = _taken(&self._parts)
-            keep.append(part)
-            about.excluded = _span(part)
-            about.not_live = len(decision.not_live)
-            about.cheapest = Cheapest(0.0, decision.tied, 0, 0, 0)
-            about.decided_at_s = now_s
-            about.best_overlap_tokens = decision.best_overlap_tokens()
         put_answer(
-            &self._answer, &decided, NULL if omit_receipt else &about, order, ordered, routing.alternatives, faces,
-            conditions, routing.lease_s, engine_priority,
+            &self._answer, &ranking.decided, NULL, order, ordered, routing.alternatives, faces, NULL, routing.lease_s,
+            engine_priority, new_tokens,
             # hot prefixes need the tokens, and so do LoRAs
-            rows.shared_block_size if self._core.hot is None and not decision.request.prompt.lora_name else 0,
+            decision.pool.only_block_size if self._core.hot is None and not decision.request.prompt.lora_name else 0,
         )
         if self._answer.failed:
             raise MemoryError
         return 0
 
-    cdef int _condition(self, decision, size_t row, Condition *condition, list keep) except -1:
-        """See _read_condition; and the terms of the row's cost."""
-        _read_condition(decision.sources[row], self._index, self._loads, decision.decided_at_s, condition, keep)
-        cdef bytes terms = self._terms(
-            CANDIDATE_ROW_TERMS, {name: column.item(row) for name, column in decision.scores.row_terms.items()}
-        )
+    cdef size_t _faces_of(self, decision, size_t most, uint32_t *order, Face *faces, list keep) except? 0:
+        """The first rows in order, with their faces. Returns how many there are."""
+        cdef list rows = decision.order
+        cdef size_t i, ordered = min(<size_t>len(rows), most)
+        cdef tuple sources = decision.pool.sources
+        cdef _WorkerFace face
+        for i in range(ordered):
+            order[i] = rows[i]
+            face = self._face(sources[order[i]])
+            keep.append(face)
+            faces[i] = face.spans()
+        return ordered
+
+    cdef int _put_receipt(self, uint32_t number, decision) except -1:
+        """number: of the field; 0: the message by itself."""
+        cdef Face faces[2]
+        cdef Face moved_from
+        cdef Condition conditions[2]
+        cdef Condition condition
+        cdef Moved moved
+        cdef About about
+        cdef Ranking ranking = decision.ranking
+        cdef Decided decided = ranking.decided
+        cdef _WorkerFace face
+        cdef uint32_t order[2]
+        cdef list keep = []
+        cdef size_t i, ordered = self._faces_of(decision, 2, order, faces, keep)
+        cdef bytes part
+        scores = self._scores(decision, &decided)
+        for i in range(ordered):
+            self._condition(decision, scores, order[i], &conditions[i], keep)
+        about.moved = NULL
+        if ordered and ranking.moved_from >= 0:
+            face = self._face(decision.pool.sources[ranking.moved_from])
+            keep.append(face)
+            moved_from = face.spans()
+            self._condition(decision, scores, ranking.moved_from, &condition, keep)
+            moved = Moved(ranking.moved_from, &ranking.guard, &ranking.waits, &moved_from, &condition)
+            about.moved = &moved
+        part = self._policy_part(decision.policy)
+        if scores is not None:
+            part = part + self._terms(RECEIPT_TERMS, scores.shared_terms)
+        keep.append(part)
+        about.policy = _span(part)
+        about.replica = _span(self._replica)
+        about.prefill = about.excluded = Span(NULL, 0)
+        if decision.how is not None:
+            part = decision.how.encode()
+            keep.append(part)
+            about.prefill = _span(part)
+        about.cheapest = ranking.cheapest
+        if decision.not_live or decision.barred.mask is not None:
+            _put_exclusions(&self._parts, decision.exclusions())
+            part = _taken(&self._parts)
+            keep.append(part)
+            about.excluded = _span(part)
+            about.cheapest.drained = about.cheapest.full = about.cheapest.not_finite = 0
+        about.not_live = len(decision.not_live)
+        about.decided_at_s = decision.decided_at_s
+        about.best_overlap_tokens = ranking.best_overlap()
+        if number:
+            put_receipt(&self._answer, number, &decided, &about, order, ordered, faces, conditions)
+        else:
+            put_receipt_body(&self._answer, &decided, &about, order, ordered, faces, conditions)
+        if self._answer.failed:
+            raise MemoryError
+        return 0
+
+    cdef object _scores(self, decision, Decided *decided):
+        """Where the terms of costs are written from: the scores of a decision that was kept, or whose policy has no
+        kernel; None: the kernel, which reads what few policies read as it is now."""
+        scores = decision.scores_made
+        if scores is None and decided.policy == NULL:
+            scores = decision.scores
+        if scores is not None:
+            decided.policy = NULL
+        return scores
+
+    cdef int _condition(self, decision, scores, size_t row, Condition *condition, list keep) except -1:
+        """What of a row's worker only its stream and its load know, and terms of its cost. scores: None: a kernel has
+        made them. keep: gets what must outlive the condition."""
+        cdef bytes terms, state
+        source = decision.pool.sources[row]
+        state = source.stream.state.encode()
+        keep.append(state)
+        condition.stream_state = _span(state)
+        condition.terms = condition.excluded = Span(NULL, 0)
+        condition.stream_complete = self._complete(source)
+        condition.sample_age_s = 0.0
+        load = self._loads.get(source.key)
+        if load is not None and load.sampled_at_s is not None:
+            condition.sample_age_s = max(0.0, <double>decision.decided_at_s - <double>load.sampled_at_s)
+        if scores is not None:
+            terms = self._terms(CANDIDATE_ROW_TERMS, {name: column.item(row) for name, column in scores.row_terms.items()})
+        elif decision.policy.affinity_bonus:
+            terms = self._terms(CANDIDATE_ROW_TERMS, {"affinity": decision.affinity_at(row)})
+        else:
+            return 0
         keep.append(terms)
         condition.terms = _span(terms)
         return 0

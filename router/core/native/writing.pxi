@@ -59,6 +59,7 @@ cdef int _read_condition(source, NativeIndex index, dict loads, double now_s, Co
     cdef bytes state = source.stream.state.encode()
     keep.append(state)
     condition.stream_state = _span(state)
+    condition.terms = condition.excluded = Span(NULL, 0)
     condition.stream_complete = source.stream.complete and _holds_all(index, source.slot)
     load = loads.get(source.key)
     condition.sample_age_s = 0.0

@@ -1,4 +1,4 @@
-/* The order of a decision (Decider._order): the cheapest row, and those that come next. */
+/* The order of a decision (Ranking.in_order): the cheapest row, and those that come next. */
 #ifndef KVROUTE_ORDER_H
 #define KVROUTE_ORDER_H
 

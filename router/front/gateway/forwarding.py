@@ -151,7 +151,7 @@ class Forwarder:
 
     def model_missing(self, worker_id: str) -> None:
         """A worker answered that it lacks the request's model: its list is read again now, if its
-        relay runs in this process; another relay reads it within MODELS_S."""
+        relay is one of this router; another relay reads it within MODELS_S."""
         self._accesses.on_model_missing(worker_id)
 
     def finished(self, exchange: Exchange, output_tokens: int, worker_id: str) -> None:

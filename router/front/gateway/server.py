@@ -110,10 +110,7 @@ class _Call:
 
 
 class GatewayServer:
-    """Serves HTTP; knows no sockets to workers.
-
-    Over 300 lines: the paths of one port share what a request holds from its head to its end.
-    """
+    """Serves HTTP; knows no sockets to workers."""
 
     def __init__(
         self,
@@ -146,6 +143,7 @@ class GatewayServer:
         self._leaving = False
         """Each answer is the last of its connection."""
         self._stopping = False
+        self._staying: frozenset[object] = frozenset()
         """Requests for workers are refused."""
         self._idle = asyncio.Event()
         self._idle.set()
@@ -185,14 +183,15 @@ class GatewayServer:
         await self._http.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Serves what comes on open connections for gateway.accept_after_stop_s, refuses it then,
-        waits for the open requests, and closes every connection: all within drain_s."""
+        """Serves what comes for gateway.accept_after_stop_s, and what is on its way then on an open
+        connection; refuses new connections' requests, waits for the open ones, and closes every
+        connection: all within drain_s."""
         ends_s = asyncio.get_running_loop().time() + drain_s
         self._leaving = True
         accept_s = min(self._settings.accept_after_stop_s, drain_s)
         await self._http.connections.none_left(accept_s)
         self._stopping = True
-        self._http.close_idle()
+        self._staying = self._http.close_idle()
         try:
             async with asyncio.timeout_at(ends_s):
                 await self._idle.wait()
@@ -259,7 +258,7 @@ class GatewayServer:
         request, entrance = call.request, self._entrance
         if self._begin_trace is not None:
             call.trace = self._begin_trace(request.headers.get(HEADER, ""))
-        if self._stopping:
+        if self._stopping and request.protocol not in self._staying:
             raise FrontRefusal("STOPPING", "the gateway is stopping")
         usage = call.usage = await entrance.usage(request, Right.ROUTE)
         with entrance.place(request, usage, call) as place:

@@ -10,6 +10,7 @@ Laws:
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -235,12 +236,16 @@ RESPONSE_TRAILERS_PASS = pb.ProcessingResponse(
 def _wrapped(raw: bytes, tag: bytes) -> bytes:
     """StreamedBodyResponse in BodyMutation (3), in CommonResponse (3), in BodyResponse (1), in the
     field of ProcessingResponse that `tag` names."""
-    size = len(raw)
-    if size < 0x78:  # all lengths are of one byte
-        return b"%c%c\x0a%c\x1a%c\x1a%c%b" % (tag[0], size + 6, size + 4, size + 2, size, raw)
+    return _wrappers(len(raw), tag) + raw
+
+
+@lru_cache(maxsize=1024)
+def _wrappers(size: int, tag: bytes) -> bytes:
+    """The heads around so many bytes; a stream's chunks have few lengths."""
+    heads = b""
     for outer in (b"\x1a", b"\x1a", b"\x0a", tag):
-        raw = outer + _length(len(raw)) + raw
-    return raw
+        heads = outer + _length(size + len(heads)) + heads
+    return heads
 
 
 def _length(size: int) -> bytes:

@@ -17,10 +17,12 @@ Laws:
 import asyncio
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -44,6 +46,9 @@ TOKENS_BESIDE_MAX = 1 << 16
 that the body has as URLs."""
 TOKEN_BYTES_MAX = 16
 """Of a token in JSON: ten digits, a comma, white space."""
+SHORT_BYTES = 1 << 16
+"""Of a body or an answer that is read on the event loop: 10,000 tokens take 0.3 ms, and waking a
+thread and waiting for it costs as much."""
 ITEMS_MAX = 4096
 REASON_CHARS = 300
 REFUSAL_CHARS = 500
@@ -54,6 +59,9 @@ ENGINES_MAX = 4096
 """Engines that rest or were unusable, at most so many of which are remembered."""
 MISSING_MAX = 4096
 """Render endpoints that engines lack, at most so many of which are remembered."""
+
+
+Read = TypeVar("Read")
 
 
 class EngineAway(Exception):
@@ -287,14 +295,14 @@ class Engines:
         if renders and (is_renderer or render_url not in self._missing):
             status, answer = await self._post(access, render_url, content, ANSWER_BYTES_MAX)
             if status == 200:
-                return await asyncio.to_thread(_read_rendered, answer, tokens_max)
+                return await _aside(len(answer), partial(_read_rendered, answer, tokens_max))
             _check_refused(status, answer)
             if status not in (404, 405, 501) or is_renderer:
                 raise EngineAway(f"{base} answers a render with HTTP status {status}")
             self._missing[render_url] = None
             if len(self._missing) > MISSING_MAX:
                 self._missing.popitem(last=False)
-        question = await asyncio.to_thread(_question, engine, kind, content)
+        question = await _aside(len(content), partial(_question, engine, kind, content))
         bytes_max = min(TOKEN_BYTES_MAX * tokens_max, ANSWER_BYTES_MAX)
         status, answer = await self._post(access, access.url("/tokenize"), question, bytes_max)
         _check_refused(status, answer)
@@ -302,7 +310,7 @@ class Engines:
             raise EngineLacks(f"{base} has no /tokenize (HTTP status {status})")
         if status != 200:
             raise EngineAway(f"{base} answers /tokenize with HTTP status {status}")
-        return await asyncio.to_thread(_read_tokenized, answer, tokens_max)
+        return await _aside(len(answer), partial(_read_tokenized, answer, tokens_max))
 
     async def _post(
         self, access: EngineAccess, url: str, content: bytes, bytes_max: int
@@ -334,6 +342,11 @@ class Engines:
                 return response.status, bytes(answer)
         finally:
             self._answer_bytes -= len(answer)
+
+
+async def _aside(size: int, read: Callable[[], Read]) -> Read:
+    """What is read of so many bytes; beside the loop if they are more than SHORT_BYTES."""
+    return read() if size <= SHORT_BYTES else await asyncio.to_thread(read)
 
 
 def _check_refused(status: int, answer: bytes) -> None:

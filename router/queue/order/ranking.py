@@ -2,7 +2,7 @@
 
 A composite `a+b+c` ranks by a, equal requests by b, then by c. Its parts have no aging, but the one
 that queue.aging gives its first part; `fcfs` is by arrival in any place. An order that knows only
-short pools gives way to fcfs in longer ones, and `auto` names an order by the pool's length.
+short pools gives way to fcfs in longer ones.
 """
 
 from collections import Counter
@@ -21,7 +21,6 @@ from router.queue.waiter import Key, Waiter
 
 WHERE = "$.queue.order"
 LENGTHS_WHERE = "$.queue.length_max"
-AUTO = "auto"
 
 
 class Ranking:
@@ -79,25 +78,27 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Rankings:
-    """Rankings by the length of the pool: the first whose length is not exceeded."""
+    """The configured ranking, and that of pools which are too long for it."""
 
-    steps: tuple[tuple[float, Ranking], ...]
-    """Longest pools in ascending order, the last one without a bound."""
-    look_at_service: bool
-    """Whether some order looks at what tenants got."""
-    need_fleet: bool
-    """Whether some order looks at the workers, or at what prompts are made of."""
+    configured: Ranking
+    length_max: float
+    """Waiting requests of the longest pool that it ranks; inf: of any."""
+    longer: Ranking
+    """Of longer pools."""
 
     @property
-    def name(self) -> str:
-        """Of all that may come into force."""
-        return ", ".join(dict.fromkeys(ranking.name for _, ranking in self.steps))
+    def look_at_service(self) -> bool:
+        """Whether the order looks at what tenants got."""
+        return self.configured.looks_at_service
+
+    @property
+    def need_fleet(self) -> bool:
+        """Whether the order looks at the workers, or at what prompts are made of."""
+        return self.configured.needs_fleet
 
     def of(self, length: int) -> Ranking:
         """The one for a pool with so many waiting requests."""
-        if len(self.steps) == 1:
-            return self.steps[0][1]
-        return next(ranking for length_max, ranking in self.steps if length <= length_max)
+        return self.configured if length <= self.length_max else self.longer
 
 
 def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]) -> Rankings:
@@ -105,48 +106,23 @@ def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure
     for name in settings.length_max:
         if name not in ORDERS:
             raise ConfigError(f"unknown order {name!r} at `{LENGTHS_WHERE}`; {_known(sight)}")
-    fcfs = Ranking([(FCFS, FCFS.aging)], sight)
-    if settings.order != AUTO:
-        named = [(inf, settings.order, WHERE)]
-    else:
-        named = [
-            (inf if step.up_to is None else step.up_to, step.order, f"$.queue.auto[{i}].order")
-            for i, step in enumerate(settings.auto)
-        ]
-        if named != sorted(named, key=lambda row: row[0]):
-            raise ConfigError("expected lengths that ascend - at `$.queue.auto`")
-    steps: list[tuple[float, Ranking]] = []
-    for length_max, name, where in named:
-        ranking, own_max = _ranking(name, where, settings, sight, failures)
-        steps.append((min(length_max, own_max), ranking))
-        if own_max < length_max:
-            steps.append((length_max, fcfs))
-    if not steps or steps[-1][0] < inf:
-        steps.append((inf, fcfs))
-    return Rankings(
-        tuple(steps),
-        any(ranking.looks_at_service for _, ranking in steps),
-        any(ranking.needs_fleet for _, ranking in steps),
-    )
+    ranking, length_max = _ranking(settings, sight, failures)
+    return Rankings(ranking, length_max, Ranking([(FCFS, FCFS.aging)], sight))
 
 
 def _ranking(
-    name: str,
-    where: str,
-    settings: QueueSettings,
-    sight: Sight,
-    failures: Counter[OwnFailure],
+    settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]
 ) -> tuple[Ranking, float]:
     """An order or a composite, and the longest pool that it ranks."""
-    names = [name] if is_own(name) else name.split("+")
+    names = [settings.order] if is_own(settings.order) else settings.order.split("+")
     parts = []
     length_max = inf
     for place, part in enumerate(names):
-        order = own_order(part, where, failures) if is_own(part) else ORDERS.get(part)
+        order = own_order(part, WHERE, failures) if is_own(part) else ORDERS.get(part)
         if order is None:
-            raise ConfigError(f"unknown order {part!r} at `{where}`; {_known(sight)}")
+            raise ConfigError(f"unknown order {part!r} at `{WHERE}`; {_known(sight)}")
         if order.needs_fleet and sight.fleet is None:
-            raise ConfigError(f"order {part!r} needs more than is known here - at `{where}`")
+            raise ConfigError(f"order {part!r} needs more than is known here - at `{WHERE}`")
         own_max = settings.length_max.get(part, order.length_max)
         length_max = min(length_max, inf if own_max is None else own_max)
         parts.append((order, _aging(order, place, len(names), settings)))
@@ -162,4 +138,4 @@ def _aging(order: Order, place: int, count: int, settings: QueueSettings) -> flo
 
 def _known(sight: Sight) -> str:
     names = [order.name for order in ORDERS.values() if sight.fleet or not order.needs_fleet]
-    return f"there are {', '.join(names)}, composites such as priority+fcfs, and {AUTO}"
+    return f"there are {', '.join(names)}, and composites such as priority+fcfs"

@@ -5,9 +5,8 @@ from typing import Any
 
 import msgspec
 
-from events.engines.batch_reader import SLICE_UNITS
 from events.plane.facts import Beat, Epoch, FactsMessage, decode_stream
-from events.relay.rank import EngineState, Publish, Rank, RankEffect, Replay
+from events.relay.rank import CATCH_UP_BYTES, EngineState, Publish, Rank, RankEffect, Replay
 
 EPOCH = Epoch(5_000_000_000, 9)
 NOW_S = 100.0
@@ -40,9 +39,9 @@ def removed(block: int) -> bytes:
 
 
 def long(block: int) -> bytes:
-    """A batch that stores one block and is more work than a slice takes."""
+    """A batch that stores one block and has more than CATCH_UP_BYTES."""
     [time_s, events, rank] = msgspec.msgpack.decode(stored(block))
-    nothing = list(range(1 << 32, (1 << 32) + SLICE_UNITS + 16))
+    nothing = list(range(1 << 32, (1 << 32) + CATCH_UP_BYTES // 9))
     events.append({"type": "BlockRemoved", "block_hashes": nothing, "medium": "GPU"})
     return msgspec.msgpack.encode([time_s, events, rank])
 
@@ -97,7 +96,7 @@ class Engine:
         return self.begin_replay(*messages, ended=ended) + self.catch_up()
 
     def begin_replay(self, *messages: Message | int, ended: bool = True) -> list[int]:
-        """An answer of the replay socket, of which one slice is applied."""
+        """An answer of the replay socket, of which one part is applied."""
         parts = [(one, stored(one)) if isinstance(one, int) else one for one in messages]
         return self.perform(self.rank.on_replay(parts, ended, self.now_s))
 

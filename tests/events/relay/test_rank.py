@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.engines.batch_reader import SLICE_UNITS
 from events.plane.facts import (
     Beat,
     Cleared,
@@ -20,6 +19,7 @@ from events.plane.facts import (
 from events.relay import rank as rank_module
 from events.relay.ledger import COPIES_MAX
 from events.relay.rank import (
+    CATCH_UP_BYTES,
     HELD_BYTES_MAX,
     HELD_MESSAGES_MAX,
     EngineState,
@@ -558,7 +558,7 @@ def test_an_unknown_engine_is_our_own_mistake() -> None:
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["say"] * 6 + ["answer", "answer", "slice", "slice", "restart"]),
+            st.sampled_from(["say"] * 6 + ["answer", "answer", "part", "part", "restart"]),
             st.booleans(),
             st.integers(0, 7),
         ),
@@ -567,16 +567,16 @@ def test_an_unknown_engine_is_our_own_mistake() -> None:
     lost=st.lists(st.booleans(), max_size=60),
     overtakes=st.integers(0, 3),
     has_replay=st.booleans(),
-    slice_units=st.sampled_from([1, SLICE_UNITS]),
+    part_bytes=st.sampled_from([1, CATCH_UP_BYTES]),
 )
 def test_what_is_told_is_never_more_than_the_engine_holds(
     steps: list[tuple[str, bool, int]],
     lost: list[bool],
     overtakes: int,
     has_replay: bool,
-    slice_units: int,
+    part_bytes: int,
 ) -> None:
-    with mock.patch.object(rank_module, "SLICE_UNITS", slice_units):
+    with mock.patch.object(rank_module, "CATCH_UP_BYTES", part_bytes):
         follow_a_bad_wire(steps, lost, overtakes, has_replay)
 
 
@@ -601,7 +601,7 @@ def follow_a_bad_wire(
             asked = []  # a later question took the place of earlier ones
             parts = parts if ended else parts[: len(parts) // 2]
             asked += engine.begin_replay(*parts, ended=ended)
-        elif what == "slice":
+        elif what == "part":
             asked += engine.perform(engine.rank.catch_up(engine.now_s))
         elif what == "restart":
             life = Life(life.number + 1)

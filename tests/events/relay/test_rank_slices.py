@@ -1,18 +1,10 @@
-"""Long replays and messages of an engine rank, applied slice by slice."""
+"""Long replays of an engine rank, applied part by part."""
 
 import pytest
 
-from events.engines.batch_reader import SLICE_UNITS
-from events.plane.facts import (
-    Beat,
-)
-from events.relay import rank as rank_module
-from events.relay.rank import (
-    HELD_MESSAGES_MAX,
-    EngineState,
-)
+from events.plane.facts import Beat
+from events.relay.rank import CATCH_UP_BYTES, HELD_MESSAGES_MAX, MESSAGE_BYTES, EngineState
 from tests.events.relay.one_rank import (
-    CLEARED,
     NOW_S,
     Engine,
     batch,
@@ -35,7 +27,7 @@ def catching_up(count: int) -> Engine:
     return engine
 
 
-def test_a_slice_is_bounded_and_takes_a_message_at_least() -> None:
+def test_a_part_is_bounded_and_takes_a_message_at_least() -> None:
     engine = Engine()
     engine.start()
     engine.begin_replay(*((seq, long(seq)) for seq in range(4)))
@@ -46,11 +38,12 @@ def test_a_slice_is_bounded_and_takes_a_message_at_least() -> None:
     assert engine.rank.catch_up(NOW_S) == []
 
 
-def test_a_slice_of_empty_messages_is_bounded_too() -> None:
+def test_a_part_of_empty_messages_is_bounded_too() -> None:
     engine = Engine()
     engine.start()
-    engine.begin_replay(*((seq, b"") for seq in range(4 * SLICE_UNITS)))
-    assert 0 < engine.rank._next_seq <= SLICE_UNITS
+    most = CATCH_UP_BYTES // MESSAGE_BYTES
+    engine.begin_replay(*((seq, b"") for seq in range(4 * most)))
+    assert engine.rank._next_seq == most
 
 
 def test_live_messages_wait_behind_a_replay_and_are_applied_in_order() -> None:
@@ -63,7 +56,7 @@ def test_live_messages_wait_behind_a_replay_and_are_applied_in_order() -> None:
     assert engine.held() == 4
 
 
-def test_a_beat_between_two_slices_tells_what_is_applied() -> None:
+def test_a_beat_between_two_parts_tells_what_is_applied() -> None:
     engine = catching_up(3)
     beat = engine.told()[-1]
     assert isinstance(beat, Beat)
@@ -134,62 +127,16 @@ def test_what_waits_while_we_catch_up_is_bounded_and_what_is_lost_is_healed() ->
     assert engine.rank._next_seq == HELD_MESSAGES_MAX + 5
 
 
-# --- a long live message, slice by slice ---
-
-
-def test_a_live_message_is_applied_in_slices_and_what_comes_meanwhile_waits() -> None:
+def test_a_long_live_message_is_applied_whole() -> None:
     engine = following(0)
-    engine.hear(0, chain(3 * SLICE_UNITS))
-    assert engine.rank.state is CATCHING_UP
-    assert 0 < engine.held() <= SLICE_UNITS
-    assert engine.hear(1, stored(0)) == engine.hear(2, removed(1)) == []
-    assert 0 < engine.held() <= SLICE_UNITS
-    assert engine.complete()
-    engine.perform(engine.rank.catch_up(NOW_S))
-    assert SLICE_UNITS < engine.held() <= 2 * SLICE_UNITS
-    engine.catch_up()
-    assert (engine.held(), engine.rank.state) == (3 * SLICE_UNITS, FOLLOWING)
-    assert engine.complete()
-    assert engine.rank.counts["BlocksStored"] == 2
+    engine.hear(0, chain(10_000))
+    assert (engine.held(), engine.rank.state, engine.complete()) == (10_000, FOLLOWING, True)
+    assert engine.hear(1, stored(0)) == []
+    assert (engine.held(), engine.rank.counts["BlocksStored"]) == (10_001, 2)
 
 
-def test_a_gap_behind_a_long_message_is_healed_once_it_is_applied() -> None:
-    engine = following(0)
-    engine.hear(0, chain(2 * SLICE_UNITS))
-    assert engine.hear(2, removed(1)) == []
-    assert engine.catch_up() == [0]
-    engine.replay((0, chain(2 * SLICE_UNITS)), (1, stored(0)), (2, removed(1)))
-    assert (engine.held(), engine.complete()) == (2 * SLICE_UNITS, True)
-
-
-def test_a_connection_lost_while_a_long_message_is_applied_is_healed_after_it() -> None:
-    engine = following(0)
-    engine.hear(0, chain(2 * SLICE_UNITS))
+def test_a_connection_lost_while_a_replay_is_applied_is_healed_after_it() -> None:
+    engine = catching_up(3)
     assert engine.perform(engine.rank.on_reconnected()) == []
-    assert engine.catch_up() == [0]
+    assert engine.catch_up() == [2]
     assert engine.rank.state is HEALING
-
-
-def test_a_restart_while_a_long_message_is_applied_ends_it() -> None:
-    engine = following(1)
-    engine.hear(1, chain(2 * SLICE_UNITS))
-    assert engine.hear(0, stored(50, life=1)) == []
-    assert (engine.held(), engine.rank.state, engine.complete()) == (1, FOLLOWING, True)
-    assert engine.rank.catch_up(NOW_S) == []
-
-
-def test_what_was_wiped_is_let_go_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_module, "SWEPT_AT_ONCE", 30)
-    engine = following(100)
-    engine.hear(100, CLEARED)
-    assert engine.held() == 0
-    assert engine.rank.ledger._doomed
-    slices = 1
-    while engine.rank.sweep():
-        slices += 1
-    assert slices >= 200 // 30  # engine blocks, and placements
-    assert not engine.rank.ledger._doomed
-    for seq in range(101, 151):
-        engine.hear(seq)
-    engine.hear(0, stored(50, life=1))  # another life: the ledger before it is let go as well
-    assert engine.rank.ledger._doomed

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from functools import partial
 
 import msgspec
 import pytest
@@ -13,13 +12,12 @@ import zmq.asyncio
 from nats.aio.msg import Msg
 
 from events.engines import sockets as engine_sockets
-from events.engines.batch_reader import SLICE_UNITS
 from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.rank import EngineState, Publish
 from events.relay.relay import Relay
 from events.relay.stream_publisher import OUT_MESSAGES_MAX
-from tests.events.relay.one_rank import chain, long, removed, stored
+from tests.events.relay.one_rank import long
 
 
 class Wired:
@@ -152,7 +150,7 @@ async def test_a_replay_that_is_too_large_is_cut_off_and_leaves_the_stream_parti
     assert not wired.shell.rank.complete
 
 
-async def test_the_loop_turns_between_the_slices_of_a_long_replay(wired: Wired) -> None:
+async def test_the_loop_turns_between_the_parts_of_a_long_replay(wired: Wired) -> None:
     wired.relay._perform(wired.shell, wired.shell.rank.start())
     asker, *_ = await wired.replay.recv_multipart()
     for seq in range(20):
@@ -164,52 +162,3 @@ async def test_the_loop_turns_between_the_slices_of_a_long_replay(wired: Wired) 
             turns[wired.shell.rank._next_seq] += 1
             await asyncio.sleep(0)
     assert set(range(2, 20)) <= turns.keys()
-
-
-async def test_the_loop_turns_between_the_slices_of_a_long_live_message() -> None:
-    context = zmq.asyncio.Context()
-    publisher = context.socket(zmq.XPUB)
-    endpoint = f"tcp://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
-    relay = Relay(
-        EngineSettings(id="w", engine="vllm", address="engine", events=endpoint, block_size=4),
-        Broker(NatsSettings(), "nats://127.0.0.1:1", "test"),
-        fleet="f",
-        clock=lambda: 100.0,
-        rng=random.Random(1),
-    )
-    rank = relay._shells[0].rank
-    _ = relay._shells[0].supervisor.keep(
-        partial(relay._follow, relay._shells[0], endpoint), "events"
-    )
-    slices = 8
-    blocks = slices * SLICE_UNITS
-    async with asyncio.timeout(60):
-        assert await publisher.recv() == b"\x01"
-        for seq, payload in enumerate((chain(blocks), stored(0), removed(1))):
-            await publisher.send_multipart([b"", seq.to_bytes(8, "big"), payload])
-        held = Counter[int]()
-        while rank._next_seq < 3 or rank.state is not EngineState.FOLLOWING:
-            held[rank.ledger.count()] += 1
-            if rank.state is not EngineState.STARTING:
-                relay._perform(relay._shells[0], [Publish(rank.beat(100.0))])
-            await asyncio.sleep(0)
-    assert len([count for count in held if 0 < count < blocks]) >= slices - 2
-    assert rank.ledger.count() == blocks  # one more, and one less, after it
-    assert rank.complete
-    await relay.stop()
-    context.destroy(linger=0)
-    assert not relay.failures
-
-
-async def test_a_later_replay_takes_the_place_of_one_under_way(wired: Wired) -> None:
-    wired.relay._perform(wired.shell, wired.shell.rank.start())
-    first = wired.shell.replaying
-    await wired.replay.recv_multipart()
-    wired.relay._perform(wired.shell, wired.shell.rank.start())
-    second = wired.shell.replaying
-    asker, *_ = await wired.replay.recv_multipart()
-    await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
-    await until_done(second)
-    assert first is not None
-    assert first.cancelled()
-    assert wired.shell.rank.state is EngineState.FOLLOWING

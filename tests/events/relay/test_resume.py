@@ -18,7 +18,6 @@ from tests.events.relay.one_rank import (
     Message,
     epochs_of,
     following,
-    long,
     removed,
     stored,
 )
@@ -167,10 +166,10 @@ def test_an_engine_that_restarts_while_the_proof_is_under_way_ends_the_matter() 
     assert engine.held() == 1
 
 
-def test_what_waits_is_applied_in_slices_after_a_proof_too(
+def test_what_waits_is_applied_in_parts_after_a_proof_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_module, "SLICE_UNITS", 1)
+    monkeypatch.setattr(rank_module, "CATCH_UP_BYTES", 1)
     engine = born(kept_by(following(5)))
     engine.start()
     engine.begin_replay(*range(4, 9))
@@ -181,15 +180,6 @@ def test_what_waits_is_applied_in_slices_after_a_proof_too(
     again.start()
     again.replay(*range(5, 9))
     assert (resumed(again), again.held()) == ((1, 0), 9)
-
-
-def test_nothing_is_kept_of_a_message_that_is_applied_by_half() -> None:
-    engine = following(5)
-    engine.hear(5, long(5))
-    assert (engine.rank.state, engine.held()) == (EngineState.CATCHING_UP, 6)
-    assert engine.rank.kept(engine.now_s) is None
-    engine.catch_up()
-    assert engine.rank.kept(engine.now_s) is not None
 
 
 # --- without one ---

@@ -183,8 +183,6 @@ def tried(data: bytes) -> None:
         assert kept is not None
         pack(SOURCE, *kept)
         rank.on_message(rank._next_seq, msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]]]), 6.0)
-        while rank.sweep():
-            pass
     assert ledger.count() >= 0
 
 

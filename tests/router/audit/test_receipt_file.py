@@ -18,7 +18,6 @@ from router.audit.recompute_line import check_line
 from router.audit.recompute_receipt import FormulaError
 from router.cli.main import cli
 from router.decision.decision import Decision
-from router.desk import answer_codec
 from router.fleet.topology import PlaceLabels
 from router.policies import POLICIES
 from router.request.refusal import Reason, Refusal, Refused
@@ -37,9 +36,7 @@ def pair(tokens: int = 640, **about: Any) -> router_pb2.RouteResponse:
 
 
 def answer(fleet: Fleet, tokens: int = 640, **about: Any) -> router_pb2.RouteResponse:
-    told = router_pb2.RouteResponse()
-    answer_codec.write_pick(told, fleet.route(prompt(tokens), **about), fleet.core, 0)
-    return told
+    return fleet.answer(prompt(tokens), **about)
 
 
 def explained(told: router_pb2.RouteResponse) -> router_pb2.Explanation:

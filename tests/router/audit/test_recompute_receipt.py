@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kvroute.v1 import router_pb2
 from router.audit.recompute_receipt import FORMULA_MAX, FormulaError, check, evaluate
-from router.desk import answer_codec
 from router.policies import POLICIES
 from tests.stage.fleet import Fleet, prompt
 
@@ -28,10 +27,7 @@ def receipt_of(policy: str, seed: int) -> router_pb2.Receipt:
         fleet.cache(key, prompt(512), rng.randrange(0, 513))
     for i in range(20):
         fleet.route(prompt(rng.choice([64, 512, 700])), session_id=f"s{i}")
-    pick = fleet.route(prompt(512), session_id="s")
-    receipt = router_pb2.Receipt()
-    answer_codec.write_receipt(receipt, pick.decision, fleet.core)
-    return receipt
+    return fleet.answer(prompt(512), session_id="s").receipt
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -66,7 +62,7 @@ def test_a_drawn_pick_needs_a_chance() -> None:
 
 def test_a_receipt_without_a_pick_is_refused() -> None:
     with pytest.raises(FormulaError, match="no row"):
-        check(router_pb2.Receipt(policy="random", formula="0"))
+        check(router_pb2.Receipt(policy="round-robin", formula="0"))
 
 
 @pytest.mark.parametrize(

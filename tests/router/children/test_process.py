@@ -64,12 +64,11 @@ async def test_a_child_has_a_session_of_its_own_and_signals_as_programs_expect_t
     assert await process.wait() == -signal.SIGTERM
 
 
-async def test_a_child_that_does_not_leave_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.children.process.STOP_TIMEOUT_S", 0.05)
+async def test_a_child_that_does_not_leave_is_made_to() -> None:
     process = await start(["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"], None)
 
     await until(lambda: marked(process.pid, "SigIgn", signal.SIGTERM), "the trap to be set")
-    await end(process)
+    await end(process, within_s=0.05)
     assert process.returncode == -signal.SIGKILL
     await end(process)
 

@@ -97,9 +97,9 @@ routing:
 
 @pytest.mark.usefixtures("chat_is_own")
 def test_a_flag_chooses_a_preset_for_what_the_file_leaves_out(tmp_path: Path) -> None:
-    text = "routing: {preset: batch, policy: random}"
+    text = "routing: {preset: batch, policy: round-robin}"
     routing = of(tmp_path / "kvroute.yaml", text, preset="chat").routing
-    assert (routing.preset, routing.policy, routing.alternatives) == ("chat", "random", 4)
+    assert (routing.preset, routing.policy, routing.alternatives) == ("chat", "round-robin", 4)
 
 
 @pytest.mark.usefixtures("chat_is_own")
@@ -107,12 +107,12 @@ def test_settings_of_a_model_lie_over_the_presets(tmp_path: Path) -> None:
     text = """
 routing: {preset: chat, guard: {margin: 0.1}}
 models:
-- {name: code, routing: {policy: random, guard: {request_tokens: 7}}}
+- {name: code, routing: {policy: round-robin, guard: {request_tokens: 7}}}
 - {name: talk}
 """
     code, talk = of(tmp_path / "kvroute.yaml", text).models
     assert code.routing is not None
-    assert code.routing.policy == "random"
+    assert code.routing.policy == "round-robin"
     assert code.routing.guard == GuardSettings(margin=0.1, request_tokens=7.0, policies=("ttft",))
     assert talk.routing is None
 

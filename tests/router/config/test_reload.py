@@ -99,9 +99,9 @@ def test_settings_of_models_change_at_once_and_models_themselves_wait() -> None:
         return ModelSettings(name, routing=own, **about)
 
     running = ServeConfig(models=(model("a", "ttft"), model("b", None), model("c", "ttft")))
-    read = ServeConfig(models=(model("b", "random", aliases=("x",)), model("a", None)))
+    read = ServeConfig(models=(model("b", "round-robin", aliases=("x",)), model("a", None)))
     config, changed, waiting = reloaded(running, read)
-    assert config.models == (model("a", None), model("b", "random"), model("c", None))
+    assert config.models == (model("a", None), model("b", "round-robin"), model("c", None))
     assert (changed, waiting) == (["models"], ["models"])
     again = ServeConfig(models=tuple(reversed(config.models[:2])))
     assert reloaded(config, again)[2] == ["models"]

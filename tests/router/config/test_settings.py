@@ -30,7 +30,6 @@ COMPOUND = (
     ("routing", "affinity", "bonus"),
     ("epp", "objectives"),
     ("discovery", "kubernetes", "ports"),
-    ("queue", "auto"),
     ("queue", "length_max"),
     ("queue", "bands"),
     ("queue", "tenants", "named"),
@@ -193,7 +192,7 @@ class TestKeys:
 
     def test_configurations_are_frozen(self) -> None:
         with pytest.raises(AttributeError):
-            ServeConfig().routing.policy = "random"  # type: ignore[misc]
+            ServeConfig().routing.policy = "round-robin"  # type: ignore[misc]
 
 
 class TestPrecedence:
@@ -226,8 +225,8 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("text", "key"),
         [
-            ("polcy: random\n", "polcy"),
-            ("routing: {polcy: random}\n", "polcy"),
+            ("polcy: round-robin\n", "polcy"),
+            ("routing: {polcy: round-robin}\n", "polcy"),
             ("workers: [{id: a, adress: x}]\n", "adress"),
             ("models: [{name: a, alias: [b]}]\n", "alias"),
         ],
@@ -323,8 +322,8 @@ class TestMistakes:
     @pytest.mark.parametrize(
         "text",
         [
-            "routing: {policy: random}\nrouting: {lease_s: 5}\n",
-            "routing:\n  lease_s: 5\n  policy: random\n  lease_s: 6\n",
+            "routing: {policy: round-robin}\nrouting: {lease_s: 5}\n",
+            "routing:\n  lease_s: 5\n  policy: round-robin\n  lease_s: 6\n",
         ],
     )
     def test_a_key_that_is_there_twice_is_refused(self, tmp_path: Path, text: str) -> None:
@@ -345,7 +344,7 @@ class TestMistakes:
         [
             ("- a\n", "expected a mapping of sections, not list"),
             ("hello\n", "expected a mapping of sections, not str"),
-            ("routing: {policy: random\n", "line"),
+            ("routing: {policy: round-robin\n", "line"),
             ("1: 2\n", ""),
         ],
     )
@@ -389,7 +388,7 @@ class TestKubernetes:
 class TestRender:
     def test_what_is_printed_reads_back_as_the_same(self, tmp_path: Path) -> None:
         config = of_environment(
-            KVROUTE_ROUTING_POLICY="random",
+            KVROUTE_ROUTING_POLICY="round-robin",
             KVROUTE_WORKERS=yaml.safe_dump([WORKER]),
             KVROUTE_NATS_URL="nats://broker:4222",
         )
@@ -472,11 +471,11 @@ def test_a_file_that_is_no_configuration_is_a_config_error(tmp_path: Path, conte
     ("text", "line", "says"),
     [
         ("a: b: c", 1, "quote a text with a colon"),
-        ("routing:\n  seed: 1\n   policy: random", 3, "indent all keys"),
+        ("routing:\n  seed: 1\n   policy: round-robin", 3, "indent all keys"),
         ("workers:\n  - id: a\n   engine: b", 3, "all entries of a list, alike"),
         ("routing:\n\tseed: 1", 2, "with spaces, not with tabs"),
         ("fleet: {name: @a}", 1, "quote a text"),
-        ("routing: {policy: random\n", 2, "while parsing a flow mapping that begins on line 1"),
+        ("routing: {policy: ttft\n", 2, "while parsing a flow mapping that begins on line 1"),
         ("fleet:\n  name: 'a", 2, "quoted scalar"),
         ("fleet: {}\nfleet: {}", 2, "the key 'fleet' is there twice"),
         ("fleet: !!foo 1", 1, "tag"),

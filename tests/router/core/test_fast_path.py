@@ -316,7 +316,7 @@ def test_a_plain_request_takes_the_lane(policy: str) -> None:
     side.fleet.add("w0")
     for request in (asked(40), asked(40, omit_receipt=True, tenant="t"), asked(1)):
         assert side.lane.answer(request.SerializeToString(), side.fleet.now_s) is not None
-    for about in ({"policy": "random"}, {"allowed_worker_ids": ["w0"]}, {"cache_salt": "s"}):
+    for about in ({"policy": "round-robin"}, {"allowed_worker_ids": ["w0"]}, {"cache_salt": "s"}):
         request = asked(40, **about)
         assert side.lane.answer(request.SerializeToString(), side.fleet.now_s) is None
 

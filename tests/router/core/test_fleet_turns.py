@@ -65,7 +65,7 @@ class Stage:
             Wait(priority=priority),
             self.fleet.now_s,
             100,
-            job,
+            lambda: job,
             lambda _: job.decide(0.0, True),
         )
         self.admission.turns(self.fleet.now_s)

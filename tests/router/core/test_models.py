@@ -121,7 +121,9 @@ class TestModels:
         core.fleet.pools.refresh()
         names = ("new", "m", "n", "other", "bc", "away", "")
         assert [core.fleet.lora_of(name) for name in names] == ["new", "", "", "", "bc", "", ""]
-        pick = fleet.route(prompt(8, lora_name="new"), model="new", excluded_workers={"alias"})
+        pick = fleet.route(
+            prompt(8, lora_name="new"), model="new", excluded_workers=frozenset({"alias"})
+        )
         assert pick.reservation.worker == loads
         assert refused(fleet, prompt(8), model="away").reason is Reason.NO_WORKER
         fleet.say(other, loads_loras=True)

@@ -57,7 +57,7 @@ class Stage:
             Wait(waited_s=waited_s, **wait),
             self.fleet.now_s,
             100,
-            job,
+            lambda: job,
             lambda _: job.decide(0.0, True),
         )
         assert waiter is not None

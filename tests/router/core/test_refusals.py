@@ -258,7 +258,7 @@ class TestPolicies:
     def test_unless_the_operator_forbids_it(self) -> None:
         fleet = Fleet(policy_per_request=False)
         fleet.add("w0")
-        refusal = refused(fleet, prompt(8), policy="random")
+        refusal = refused(fleet, prompt(8), policy="round-robin")
         assert refusal.reason is Reason.POLICY_NOT_ALLOWED
         assert "routing.policy_per_request" in refusal.message
         assert refused(fleet, prompt(8), policy="nonsense").reason is Reason.POLICY_NOT_ALLOWED

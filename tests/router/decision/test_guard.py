@@ -14,7 +14,6 @@ from router.audit.receipt_file import read_receipts
 from router.audit.recompute_receipt import check
 from router.config.settings.routing_settings import GuardSettings
 from router.decision.guard import Waits
-from router.desk import answer_codec
 from router.fleet.table import Column, Flags
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.rows import rows
@@ -128,9 +127,7 @@ def fleet(**about: Any) -> Fleet:
 
 
 def receipt_of(made: Fleet) -> router_pb2.Receipt:
-    receipt = router_pb2.Receipt()
-    answer_codec.write_receipt(receipt, made.route(prompt(4200)).decision, made.core)
-    return receipt
+    return made.answer(prompt(4200)).receipt
 
 
 @pytest.mark.parametrize("native", [False, True])
@@ -173,9 +170,7 @@ def test_a_drawn_pick_is_moved_and_its_receipt_holds(seed: int) -> None:
         guard=GuardSettings(policies=("dynamo-blocks",), request_tokens=500.0),
         parameters={"dynamo-blocks": {"temperature": 5.0}},
     )
-    receipt = router_pb2.Receipt()
-    decision = made.route(prompt(4200), policy="dynamo-blocks").decision
-    answer_codec.write_receipt(receipt, decision, made.core)
+    receipt = made.answer(prompt(4200), policy="dynamo-blocks").receipt
     assert receipt.picked.worker_id in {"w1", "w2"}
     assert check(receipt).complaints == []
 

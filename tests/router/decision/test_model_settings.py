@@ -38,7 +38,7 @@ def policy_of(fleet: Fleet, **about: Any) -> str:
 
 def test_the_policy_is_the_requests_else_the_models_else_the_fleets() -> None:
     fleet = fleet_of(model("code", policy="ttft"), policy="least-loaded")
-    assert policy_of(fleet, model="code", policy="random") == "random"
+    assert policy_of(fleet, model="code", policy="round-robin") == "round-robin"
     assert policy_of(fleet, model="code") == "ttft"
     assert policy_of(fleet, model="chat") == "least-loaded"
 
@@ -115,11 +115,11 @@ def test_a_mistake_names_its_key(routing: dict[str, Any], told: str) -> None:
 
 def test_settings_change_while_a_router_runs_and_wrong_ones_change_nothing() -> None:
     fleet = fleet_of(model("code", policy="ttft"))
-    fleet.core.reconfigure(fleet.core.routing, (model("code", policy="random"),))
-    assert policy_of(fleet, model="code") == "random"
+    fleet.core.reconfigure(fleet.core.routing, (model("code", policy="round-robin"),))
+    assert policy_of(fleet, model="code") == "round-robin"
     with pytest.raises(ConfigError):
         fleet.core.reconfigure(RoutingSettings(policy="ttft"), (model("code", policy="best"),))
-    assert policy_of(fleet, model="code") == "random"
+    assert policy_of(fleet, model="code") == "round-robin"
     assert policy_of(fleet, model="chat") == "dynamo-adaptive"
     fleet.core.reconfigure(fleet.core.routing)
     assert policy_of(fleet, model="code") == "dynamo-adaptive"

@@ -1,30 +1,54 @@
 """The rows of a decision in the order of their costs."""
 
+import random
+
 import numpy as np
 import pytest
 
-from router.decision.order import cheapest
+from router.decision.decision import Overlap
+from router.decision.ranking import WANTED_MAX, Ranking
+from router.fleet.table import COLUMNS
 
 SEED = 11
+FULL, LAST_PICKED = COLUMNS.index("full"), COLUMNS.index("last_picked")
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + 30))
+@pytest.mark.parametrize("seed", range(SEED, SEED + 60))
 def test_the_cheapest_rows_are_those_of_a_sort(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = int(rng.integers(0, 40))
     costs = rng.choice([0.0, 0.5, 1.0, -2.5, np.inf, np.nan, -np.inf], rows) + rng.choice(
         [0.0, rng.random()], rows
     )
-    can = rng.random(rows) < 0.8 if seed % 3 else None
-    count = int(rng.integers(1, 6))
-    tied, following, bad = cheapest(costs, can, count)
-    assert bad == np.flatnonzero(~np.isfinite(costs)).tolist()
-    open_rows = [row for row in range(rows) if row not in bad and (can is None or can[row])]
-    ordered = sorted(open_rows, key=lambda row: (costs[row], row))
-    assert tied == [row for row in ordered if costs[row] == costs[ordered[0]]]
-    assert [*tied, *following] == ordered[: max(count, len(tied))]
+    table = np.zeros((len(COLUMNS), rows))
+    table[FULL] = rng.random(rows) < 0.2
+    table[LAST_PICKED] = rng.integers(0, 5, rows)
+    barred = rng.random(rows) < 0.2 if seed % 3 else None
+    wanted, in_turn = int(rng.integers(1, 6)), bool(seed % 2)
+    ranking = Ranking(table, np.zeros((len(Overlap._fields), rows), np.int32), 1, None, barred)
+    ranking.take(costs, None)
+    order = ranking.in_order(wanted, in_turn, random.Random(seed))
+
+    bad = np.flatnonzero(~np.isfinite(costs)).tolist()
+    assert ranking.bad_rows() == bad
+    free = [row for row in range(rows) if barred is None or not barred[row]]
+    can = [row for row in free if row not in bad and not table[FULL, row]]
+    by_cost = sorted(can, key=lambda row: (costs[row], row))
+    tied = [row for row in by_cost if costs[row] == costs[by_cost[0]]]
+    assert ranking.tied == len(tied)
+    assert ranking.full == sum(table[FULL, row] > 0 for row in free)
+    assert ranking.not_finite == sum(not table[FULL, row] and row in bad for row in free)
+    first = 0
+    if len(tied) > 1:
+        picked = table[LAST_PICKED, tied]
+        first = int(picked.argmin()) if in_turn else random.Random(seed).randrange(len(tied))
+    assert order == [*tied[first:], *tied[:first], *by_cost[len(tied) :]][:wanted]
 
 
-def test_a_mask_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 bools for 3 costs"):
-        cheapest(np.zeros(3), np.ones(2, np.bool_), 1)
+def test_no_more_rows_are_in_order_than_the_bound() -> None:
+    rows = 2 * WANTED_MAX
+    table = np.zeros((len(COLUMNS), rows))
+    ranking = Ranking(table, np.zeros((len(Overlap._fields), rows), np.int32), 1, None, None)
+    ranking.take(np.arange(rows, dtype=np.float64), None)
+    order = ranking.in_order(rows, in_turn=False, rng=random.Random(0))
+    assert order == list(range(WANTED_MAX))

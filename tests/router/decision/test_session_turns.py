@@ -97,12 +97,3 @@ def test_sessions_that_begin_on_an_idle_fleet_go_in_turn_on_both_paths(
         fleet.core.report(Progress(reservation.id, ProgressState.FINISHED), fleet.now_s)
         fleet.turn(30.0)  # nothing is under way or remembered as work
     assert came == [0, 1, 2, 3, 0, 1, 2, 3]
-
-
-def test_the_random_policy_stays_random_for_sessions() -> None:
-    fleet = Fleet(policy="random")
-    ranks(fleet)
-    came = [
-        fleet.route(prompt(40), session_id=f"s{i}").reservation.worker.dp_rank for i in range(8)
-    ]
-    assert sorted(came[:4]) != [0, 1, 2, 3] or sorted(came[4:]) != [0, 1, 2, 3]

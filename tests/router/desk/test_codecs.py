@@ -44,13 +44,13 @@ class TestRequest:
             required_labels={"zone": "north"},
             allowed_worker_ids=["a", "b"],
             excluded_worker_ids=["b"],
-            policy="random",
+            policy="round-robin",
         )
         items = [MultimodalItem(5, 1, 2), MultimodalItem(multimodal_hash("image"), 4, 3)]
         same = prompt(20, lora_name="ad", cache_salt="s", items=items)
         assert request.prompt.fingerprint(16) == same.fingerprint(16)
         assert request.prompt.lora_name == "ad"
-        assert (request.request_id, request.model, request.policy) == ("x", "m", "random")
+        assert (request.request_id, request.model, request.policy) == ("x", "m", "round-robin")
         assert request.role is Role.PREFILL
         assert request.expected_output_tokens == 9
         assert request.required_labels == {"zone": "north"}

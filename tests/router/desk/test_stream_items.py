@@ -56,7 +56,7 @@ class Desk:
             raise Refusal(Reason.INVALID_FIELD, "no request")
         if left_s <= 0:
             raise Refusal(Reason.DEADLINE_EXCEEDED, "too late")
-        request = request_codec.receive(content, 1 << 20).message
+        request = request_codec.receive(content, 1 << 20)
         self.now_s += self.cost_s
         if request.model == "none":
             raise Refusal(Reason.UNKNOWN_MODEL, "as asked")
@@ -160,7 +160,7 @@ def test_nor_does_an_item_of_a_message_that_was_not_even_made() -> None:
     broken = RuntimeError("as planned")
 
     def route(content: bytes | None, left_s: float) -> Steps:
-        if request_codec.receive(content, 1 << 20).message.request_id == "r2":
+        if request_codec.receive(content, 1 << 20).request_id == "r2":
             raise broken
         return (yield from desk.route(content, left_s))
 

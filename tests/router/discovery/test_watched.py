@@ -283,3 +283,26 @@ def test_whatever_happens_the_copy_is_the_clusters_after_a_list(seed: int) -> No
                     take(copy.on_page(page(*cluster.values(), version=str(version)), 0.0))
             assert sorted(copy.pods) == sorted(cluster), f"seed {seed}"
         assert followed == copy.pods, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("ready", "containers", "expected"),
+    [
+        ({"status": "True"}, "True", True),
+        ({"status": "False", "reason": "ContainersNotReady"}, "False", False),
+        ({"status": "False", "reason": "ReadinessGatesNotReady"}, "True", False),
+        # What the node controller makes of a node that it has not heard of.
+        ({"status": "False"}, "True", True),
+        ({"status": "False"}, "False", False),
+    ],
+)
+def test_only_the_kubelet_says_that_a_pod_is_not_ready(
+    ready: dict[str, str], containers: str, expected: bool
+) -> None:
+    document = pod("a")
+    document["status"]["conditions"] = [
+        {"type": "Ready", **ready},
+        {"type": "ContainersReady", "status": containers},
+    ]
+    (change,) = listed().on_line(event("ADDED", document, "101"))
+    assert change.pod.ready is expected

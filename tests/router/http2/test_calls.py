@@ -17,10 +17,10 @@ import pytest
 from router.http2 import frames as http2
 from router.http2 import sockets
 from router.http2.calls import Call
-from router.http2.fast_server import FastServer
 from router.http2.frames import Code, Status, frame, literal
 from router.http2.gate import Open, RefusedError
 from router.http2.port import ServerBounds
+from router.http2.server import Http2Server
 from router.http2.sockets import Bounds
 from router.listener.connections import PortBounds
 from tests.router.http2.peer import Frame, data, message, reset, status_of
@@ -93,7 +93,7 @@ class Stage:
         self.seen: list[bytes] = []
         self.unsent = 0
         self.go = asyncio.Event()
-        self.server = FastServer(
+        self.server = Http2Server(
             bounds, rng=random.Random(1), at_once=("/a.B/Large", "/a.B/Small"), gate=self.gate
         )
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
@@ -103,7 +103,7 @@ class Stage:
             "Waits": unary(self.waits),
             "Read": stream(self.read),
         }
-        self.server.add_registered_method_handlers("a.B", handlers)
+        self.server.add("a.B", handlers)
 
     @property
     def held(self) -> int:
@@ -293,7 +293,7 @@ async def test_a_request_that_ends_inside_a_message_is_refused() -> None:
 async def test_calls_of_health_alone_keep_no_place_on_a_full_port(path: str, served: bool) -> None:
     async with serving() as (stage, raw):
         read = grpc.stream_stream_rpc_method_handler(stage.read)
-        stage.server.add_registered_method_handlers("grpc.health.v1.Health", {"Read": read})
+        stage.server.add("grpc.health.v1.Health", {"Read": read})
         block = call_head(f"/{path}/Read".encode())
         peers = [raw]
         for _ in range(8):  # of ten places one address has nine
@@ -401,7 +401,7 @@ async def test_metadata_that_comes_twice_has_an_entry_for_each() -> None:
 
     async with serving() as (stage, _):
         handlers = {"Note": grpc.unary_unary_rpc_method_handler(note)}
-        stage.server.add_registered_method_handlers("a.C", handlers)
+        stage.server.add("a.C", handlers)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{stage.server.port}") as channel:
             await channel.unary_unary("/a.C/Note")(b"", metadata=sent, timeout=GUARD_S)
     assert sorted(got, key=str) == sorted(sent, key=str)

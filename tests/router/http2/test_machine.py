@@ -311,6 +311,10 @@ def test_after_go_away_new_streams_are_refused_and_old_ones_go_on() -> None:
     ((kind, _, number, _),) = peer.send(peer.headers(5))
     assert (kind, number) == (http2.RST_STREAM, 5)
     assert len(peer.send(data(1, message(b"on")))) == 2
+    peer.connection.go_away(last=False)  # as of a connection whose age ends in a drain
+    assert list(peer.back()) == [], "the last stream's number may not rise"
+    ((kind, _, number, _),) = peer.send(peer.headers(7))
+    assert (kind, number) == (http2.RST_STREAM, 7)
 
 
 SETTING = struct.Struct(">HI")

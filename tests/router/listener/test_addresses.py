@@ -5,13 +5,14 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.listener.addresses import client_of, listening, unmapped
+from router.listener.addresses import client_of, listening, listening_unix, unmapped
 
 
 async def addresses_of(host: str, **about: Any) -> list[str]:
@@ -139,3 +140,27 @@ def test_an_ipv6_client_is_its_64(network: int, one: int, other: int) -> None:
     neighbour = str(ipaddress.IPv6Address((network ^ 1) << 64 | one))
     if network != 1:
         assert client_of(neighbour) != client_of(first)
+
+
+def test_a_unix_socket_has_its_permissions(tmp_path: Path) -> None:
+    with listening_unix(tmp_path / "s", 0o620):
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o620
+
+
+def test_a_unix_socket_takes_the_place_of_one_that_a_process_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    listening_unix(path, 0o600).close()
+    with listening_unix(path, 0o600), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+def test_a_unix_socket_takes_the_place_of_no_other_server_and_no_file(tmp_path: Path) -> None:
+    path, file = tmp_path / "s", tmp_path / "file"
+    file.write_text("kept")
+    with listening_unix(path, 0o600):
+        for taken in (path, file):
+            with pytest.raises(OSError, match="in use"):
+                listening_unix(taken, 0o600)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert file.read_text() == "kept"

@@ -7,12 +7,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from events.feed.stream import StreamState
-from indexer.identity import Tier, WorkerKey
-from kvroute.v1 import router_pb2
+from indexer.identity import Tier
 from router.config.settings.configurations import ModelSettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.core.tally import MODELS_MAX, OTHER_MODEL, STAGES
-from router.desk.answer_codec import write_pick
 from router.desk.counters import OUTCOMES, Metrics, kvroute_version
 from router.health.self_check import CheckResult
 from router.metrics.of_fleet import RouterCollector
@@ -67,8 +65,9 @@ class Observed:
         self.registry.register(WorkerCollector(self.fleet.core))
 
     def pick(self, tokens: int, **about: Any) -> Pick:
+        self.metrics.counts.begin()
         pick = self.fleet.route(prompt(tokens), **about)
-        self.metrics.picked(pick)
+        self.metrics.counts.picked(pick)
         return pick
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -258,7 +257,7 @@ def test_predicted_times_are_counted_beside_the_shortest() -> None:
     assert observed.value("kvroute_ttft_predicted_seconds_total") == pytest.approx(idle_s)
     assert observed.value("kvroute_ttft_best_seconds_total") == pytest.approx(near_s)
     assert near_s < 0.6 < 2.1 < idle_s
-    observed.pick(1600, policy="random")
+    observed.pick(1600, policy="round-robin")
     assert observed.value("kvroute_ttft_predictions_total") == 1
 
 
@@ -388,11 +387,14 @@ def test_a_router_says_whether_it_is_ready_and_how_large_its_index_may_get() -> 
 def test_stages_are_measured_one_after_the_other() -> None:
     observed = Observed()
     observed.fleet.add("w0")
-    clock = observed.metrics.stage_clock()
-    observed.fleet.core.route(observed.fleet.request(prompt(100)), observed.fleet.now_s, clock)
+    counts = observed.metrics.counts
+    counts.begin()
+    request = observed.fleet.request(prompt(100))
+    pick = observed.fleet.core.route(request, observed.fleet.now_s, counts)
+    assert isinstance(pick, Pick)
     for stage in STAGES:
         assert observed.value("kvroute_decision_seconds_count", stage=stage) == 0
-    clock.total()
+    counts.picked(pick)
     stages = [observed.value("kvroute_decision_seconds_sum", stage=stage) for stage in STAGES]
     assert sum(stages[:-1]) <= stages[-1]
     for stage in STAGES:
@@ -413,12 +415,9 @@ def test_worker_ids_of_any_printable_characters_are_labels() -> None:
 def test_a_pick_of_any_worker_can_be_written() -> None:
     observed = Observed()
     observed.fleet.add("w0", priority_scheduling="lower")
-    pick = observed.pick(8)
-    answer = router_pb2.RouteResponse()
-    write_pick(answer, pick, observed.fleet.core, -(1 << 31))
-    assert isinstance(answer, router_pb2.RouteResponse)
+    answer = observed.fleet.answer(prompt(8), priority=-(1 << 31))
     assert answer.engine_priority == (1 << 31) - 1
-    assert pick.reservation.worker == WorkerKey("w0", 0)
+    assert answer.worker_id == "w0"
 
 
 def test_what_a_policy_of_the_operators_fails_at_is_counted_by_kind() -> None:

@@ -15,7 +15,7 @@ from router.audit.recompute_receipt import check
 from router.config.keys import ConfigError
 from router.config.settings.routing_settings import AffinitySettings, GuardSettings, RoutingSettings
 from router.decision.decision import Decision
-from router.desk import answer_codec
+from router.desk.answer_codec import answer_writer
 from router.fleet.topology import PlaceLabels
 from router.policies import POLICIES
 from router.policies.affinity import OTHER_WORKER, with_bonus
@@ -45,9 +45,7 @@ def picked(decision: Decision) -> str:
 
 
 def told(fleet: Fleet, decision: Decision) -> router_pb2.Receipt:
-    receipt = router_pb2.Receipt()
-    answer_codec.write_receipt(receipt, decision, fleet.core)
-    return receipt
+    return router_pb2.Receipt.FromString(answer_writer(fleet.core).receipt(decision))
 
 
 # --- soft ---

@@ -22,7 +22,7 @@ def test_numbers_that_are_set_are_in_the_formula_and_the_others_stay() -> None:
         "temperature": 0.5,
     }
     assert policies["ttft"].parameters["keep"] == 2.0
-    assert policies["random"] is POLICIES["random"]
+    assert policies["round-robin"] is POLICIES["round-robin"]
     assert POLICIES["ttft"].parameters["keep"] == 1.0
 
 
@@ -31,7 +31,7 @@ def test_numbers_that_are_set_are_in_the_formula_and_the_others_stay() -> None:
     [
         ({"dynamo-block": {}}, "unknown policy 'dynamo-block' at `$.routing.parameters`"),
         ({"ttft": {"keeps": 1}}, "unknown field `keeps` - at `$.routing.parameters.ttft`; it has"),
-        ({"random": {"x": 1}}, "it has none"),
+        ({"round-robin": {"x": 1}}, "it has none"),
         ({"ttft": {"keep": -1}}, ">= 0.0 - at `$.routing.parameters.ttft.keep`"),
         ({"ttft": {"keep": nan}}, "got nan - at `$.routing.parameters.ttft.keep`"),
         ({"ttft": {"step_tokens": inf}}, "`$.routing.parameters.ttft.step_tokens`"),

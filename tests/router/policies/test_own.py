@@ -106,7 +106,7 @@ def test_requests_may_name_those_that_are_configured_and_no_others() -> None:
         ({"policy": f"{HERE}:no_such_function"}, "has no function 'no_such_function'"),
         ({"policy": f"{HERE}:not_a_function"}, "has no function 'not_a_function'"),
         ({"policy": ":"}, "can't be imported"),
-        ({"own_policies": ("random",)}, "expected module:function, got 'random'"),
+        ({"own_policies": ("round-robin",)}, "expected module:function, got 'round-robin'"),
         ({"own_policies": (f"{HERE}:drawn", "x:y")}, "`$.routing.own_policies[1]`"),
     ],
 )

@@ -59,4 +59,4 @@ def test_its_load_is_nearer_to_even_than_that_of_random_picks() -> None:
             fleet.add(f"w{i}")
         return max(Counter(fleet.picked(prompt(8)) for _ in range(320)).values())
 
-    assert most("power-of-two") <= 23 < most("random")
+    assert most("power-of-two") <= 23 < most("simulator.world.yardsticks:random")

@@ -43,7 +43,7 @@ class TestTies:
 
     def test_the_same_seed_makes_the_same_picks(self) -> None:
         def picks(seed: int) -> list[str]:
-            fleet = Fleet(policy="random", seed=seed)
+            fleet = Fleet(policy="least-loaded", seed=seed)
             for i in range(5):
                 fleet.add(f"w{i}")
             return [fleet.picked(prompt(8)) for _ in range(30)]

@@ -27,11 +27,11 @@ HTTP = HttpSettings(connections_max=100)
         (ServeConfig(http=HTTP, metrics=MetricsSettings(listen="")), 10_000),
         (
             ServeConfig(
-                grpc=GrpcSettings(fast_listen="127.0.0.1:0", connections_max=7),
+                grpc=GrpcSettings(connections_max=7),
                 http=HTTP,
                 gateway=GatewaySettings(listen="127.0.0.1:0", open_max=50),
             ),
-            7 + 7 + 100 + 100 + 50,
+            7 + 100 + 100 + 50,
         ),
         (GatewayConfig(http=HTTP, gateway=GatewayProcessSettings(open_max=50)), 100 + 50),
         (PickerConfig(http=HTTP), 100 + 100),

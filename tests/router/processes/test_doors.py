@@ -280,4 +280,4 @@ async def test_metrics_of_the_gateway_and_the_picker_are_beside_the_routers() ->
     assert faces <= set(written)
     (connections,) = [one for one in families if one.name == "kvroute_http_connections"]
     ports = [sample.labels["port"] for sample in connections.samples]
-    assert sorted(ports) == ["epp", "gateway", "metrics"]
+    assert sorted(ports) == ["epp", "gateway", "grpc", "metrics"]

@@ -43,8 +43,8 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
     ),
     "tls.certificate_file": (
         ServeConfig,
-        {"grpc": {"fast_listen": "[::]:1"}} | KEYED,
-        {"grpc": {"fast_listen": "[::]:1"}} | KEYED | TLS,
+        {"grpc": {"listen": "[::]:1"}} | KEYED,
+        {"grpc": {"listen": "[::]:1"}} | KEYED | TLS,
     ),
     "metrics.tls": (
         ServeConfig,
@@ -70,11 +70,6 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
         RelayConfig,
         {"nats": {"url": FAR}},
         {"nats": {"url": FAR, "nkey_seed_file": "s"}},
-    ),
-    "control.require_signed": (
-        ServeConfig,
-        {"nats": {"url": FAR, "user": "u"}},
-        {"nats": {"url": FAR, "user": "u"}, "control": {"require_signed": True}},
     ),
     "fleet.register_networks": (
         ServeConfig,
@@ -165,21 +160,14 @@ def test_the_routers_defaults_lack_workers_alone() -> None:
 LISTENS = st.sampled_from(["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/s", OPEN, "[::]:1", ""])
 
 
-@given(grpc=LISTENS, fast=LISTENS, gateway=LISTENS, epp=LISTENS, metrics=LISTENS)
+@given(grpc=LISTENS, gateway=LISTENS, epp=LISTENS, metrics=LISTENS)
 def test_only_addresses_that_a_network_reaches_are_risks(**listens: str) -> None:
     tree: dict[str, Any] = {"workers": [ENGINE], "epp": {}} | KEYED
-    sections = {"fast": ("grpc", "fast_listen")}
     for name, listen in listens.items():
-        section, key = sections.get(name, (name, "listen"))
-        tree.setdefault(section, {})[key] = listen
+        tree.setdefault(name, {})["listen"] = listen
     far = [name for name, listen in listens.items() if listen in (OPEN, "[::]:1")]
     seen = warnings_of(msgspec.convert(tree, ServeConfig))
-    expected = (
-        bool({"grpc", "fast"} & {*far})
-        + 2 * ("gateway" in far)
-        + ("metrics" in far)
-        + 2 * ("epp" in far)
-    )
+    expected = ("grpc" in far) + 2 * ("gateway" in far) + ("metrics" in far) + 2 * ("epp" in far)
     assert len(seen) == expected
     assert all(OPEN in line or "[::]:1" in line or "gateway.salt" in line for line in seen)
 

@@ -127,7 +127,7 @@ class Laws(RuleBasedStateMachine):
             self.waiting.remove(waiter)
 
     @rule(
-        order=st.sampled_from((*ORDERS, "priority+lpm+fcfs", "auto")),
+        order=st.sampled_from((*ORDERS, "priority+lpm+fcfs")),
         bands=st.sampled_from(((), BANDS)),
         strict=st.booleans(),
         fair=st.booleans(),

@@ -1,4 +1,4 @@
-"""Orders that look at more than the request, composites, and orders by length."""
+"""Orders that look at more than the request, composites, and long queues."""
 
 from collections import Counter
 from random import Random
@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.settings.queue_settings import AutoSettings, QueueSettings
+from router.config.settings.queue_settings import QueueSettings
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.order.own_order import OwnFailure, OwnView
 from router.queue.order.sight import SERVICE_WINDOW_S, TENANTS_MAX, Service
@@ -151,39 +151,16 @@ class TestComposites:
             queue_of(order=order)
 
 
-class TestAuto:
-    STEPS = (AutoSettings(order="lof", up_to=2), AutoSettings(order="priority", up_to=3))
-
-    def test_the_length_of_the_queue_names_the_order(self) -> None:
-        queue = queue_of(order="auto", auto=self.STEPS, aging=0.0)
-        offered(queue, "a", priority=1)
-        offered(queue, "b", priority=2, output_tokens=9)
-        assert turns(queue, 1.0) == "b a", "lof"
-        offered(queue, "c", priority=3)
-        assert turns(queue, 2.0) == "c b a", "priority"
-        waiter = offered(queue, "d", priority=4)
-        assert turns(queue, 3.0) == "a b c d", "fcfs beyond all that are named"
-        queue.cancel(waiter, 3.0)
-        assert turns(queue, 4.0) == "c b a"
-
-    def test_the_default_has_a_cheap_order_for_long_queues(self) -> None:
-        assert queue_of(order="auto")._rules.rankings.name == "wspt, priority"
-
-    def test_lengths_ascend(self) -> None:
-        with pytest.raises(ConfigError, match=r"expected lengths that ascend - at `\$.queue.auto`"):
-            queue_of(order="auto", auto=tuple(reversed(self.STEPS)))
-
-    def test_an_unknown_name_is_refused_where_it_stands(self) -> None:
-        with pytest.raises(ConfigError, match=r"'x' at `\$.queue.auto\[0\].order`"):
-            queue_of(order="auto", auto=(AutoSettings(order="x"),))
-        with pytest.raises(ConfigError, match=r"'x' at `\$.queue.length_max`"):
-            queue_of(length_max={"x": 5})
-
+class TestLength:
     def test_a_length_may_bound_any_order(self) -> None:
         queue = queue_of(order="priority", length_max={"priority": 1})
         offered(queue, "a")
         offered(queue, "b", priority=1)
         assert turns(queue, 1.0) == "a b"
+
+    def test_a_length_of_an_unknown_order_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"unknown order 'x' at `\$.queue.length_max`"):
+            queue_of(length_max={"x": 5})
 
 
 def longest_wait(request: OwnView) -> float:

@@ -239,7 +239,7 @@ def test_nothing_is_guessed_where_no_peer_is_heard() -> None:
 
 def test_load_is_counted_once_whoever_sent_it() -> None:
     """At every moment each replica's view of a worker is what is in flight there."""
-    replicas = Replicas(3, tell=True, seed=5, policy="random")
+    replicas = Replicas(3, tell=True, seed=5, policy="round-robin")
     for i in range(400):
         replicas.send(replicas.rng.choice([0, 0, 1, 2]))
         replicas.exchange()

@@ -73,7 +73,5 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
             return queue + load / (1 + load)
         case "round-robin":
             return row.terms["last_picked"]
-        case "random":
-            return 0.0
         case _:
             pytest.fail(f"{policy} has no formula here")

@@ -29,8 +29,6 @@ from tests.stage.http2_frames import (
 from tests.stage.served import Served, asked, served
 from tests.stage.waiting import until
 
-pytestmark = pytest.mark.usefixtures("each_port")
-
 STREAMS_SETTING, HEADERS_SETTING = 3, 6
 GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""

@@ -24,14 +24,11 @@ from router.keys.issuers import UnknownKeyError
 from router.keys.rights import RIGHTS, Right
 from router.keys.usage import PRUNE_S
 from tests.router.service.setting import one_worker, two_models
-from tests.stage import served as stage_of
 from tests.stage.certificates import Authority, written
 from tests.stage.keys import a_door, bearer, hashed, identity, write_keys
 from tests.stage.loopback import TurnedClock
 from tests.stage.served import Refused, Served, asked, served, taken_apart
 from tests.stage.waiting import until
-
-pytestmark = pytest.mark.usefixtures("each_port")
 
 Code = grpc.StatusCode
 CALL_S = 60.0
@@ -388,10 +385,13 @@ async def test_tokens_rotate_while_calls_go_on(tmp_path: Path) -> None:
         assert await code("new") is Code.OK
 
 
-async def test_reflection_tells_its_services_to_those_that_may_observe(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_names_its_services_to_those_that_may_observe(
+    tmp_path: Path, version: str
+) -> None:
     async with keyed(tmp_path, identity("a", rights=("observe",))) as stage:
         call = stage.channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             reflection_pb2.ServerReflectionRequest.SerializeToString,
             reflection_pb2.ServerReflectionResponse.FromString,
         )(
@@ -399,7 +399,7 @@ async def test_reflection_tells_its_services_to_those_that_may_observe(tmp_path:
             metadata=bearer("a-token"),
         )
         (answer,) = [answer async for answer in call]
-        assert len(answer.list_services_response.service) == 5
+        assert len(answer.list_services_response.service) == 6
 
 
 async def test_a_command_has_its_author_in_its_message_and_in_the_audit_log(
@@ -420,13 +420,9 @@ async def test_a_command_has_its_author_in_its_message_and_in_the_audit_log(
     ]
 
 
-async def test_the_fast_port_lets_a_call_in_by_its_headers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_is_let_in_by_its_headers(tmp_path: Path) -> None:
     """Nothing is kept of a stranger's call, or of one without the right, though it never ends."""
-    monkeypatch.setattr(stage_of, "ON_FAST_PORT", True)
     async with keyed(tmp_path, identity("a", rights=("route",))) as stage:
-        assert stage.server.fast is not None
         for method, needed in RIGHTS.items():
             for token in (None, "wrong", "a-token"):
                 refused = needed is not None and (token != "a-token" or needed is not Right.ROUTE)
@@ -435,16 +431,15 @@ async def test_the_fast_port_lets_a_call_in_by_its_headers(
                 if refused:
                     assert await call.code() in REFUSED, method
                 call.cancel()
-        held = stage.server.fast.connections.held
+        held = stage.server.connections.held
         assert held is not None
         await until(lambda: held.bytes == 0, "nothing is held")
-        assert stage.server.fast.calls == 0
+        assert stage.server.calls == 0
 
 
 async def test_a_token_of_an_issuer_whose_keys_are_not_here_yet_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On both ports: a call by its first message, on the fast port by its headers."""
     door = a_door(tmp_path, identity("a", rights=("route",)))
     enter = door.enter
     fetched: list[str] = []

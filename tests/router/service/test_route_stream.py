@@ -14,7 +14,8 @@ from kvroute.v1 import router_pb2
 from router.config.settings.routing_settings import HotPrefixSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.core.fast_path import ITEMS_MAX
-from router.desk import answer_codec
+from router.core.progress import Pick
+from router.desk.desk import Desk
 from router.request.prompt import Prompt
 from router.reservations.reservations import Ending, Reservation
 from tests.router.service.setting import Code, batch, tasks
@@ -75,14 +76,14 @@ class TestRouteStream:
     async def test_a_fault_of_ours_ends_one_item(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            write_pick = answer_codec.write_pick
+            written = Desk._written
 
-            def breaks(answer: Any, pick: Any, core: Any, priority: int) -> None:
-                write_pick(answer, pick, core, priority)
+            def breaks(desk: Desk, pick: Pick, *about: Any) -> bytes:
                 if pick.reservation.request_id == "bad":
                     raise ValueError("broken")
+                return written(desk, pick, *about)
 
-            monkeypatch.setattr(answer_codec, "write_pick", breaks)
+            monkeypatch.setattr(Desk, "_written", breaks)
             bad, good = await batch(
                 stage,
                 router_pb2.RouteItem(index=1, request=asked(request_id="bad")),

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -15,9 +16,11 @@ from router.config.settings.serving_settings import GrpcSettings
 from router.service import calls
 from router.service.health_service import HealthService
 from router.service.router_service import jittered
-from router.service.server import SERVICES, server_options
+from router.service.server import SERVICES
 from tests.router.service.setting import Code, tasks
 from tests.stage.served import Served, asked, refusal, served
+
+REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
 
 class TestHealth:
@@ -100,17 +103,13 @@ class TestHealth:
             watch.cancel()
 
     async def test_a_watch_that_begins_in_a_drain_gets_the_state_and_ends(self) -> None:
-        health, written = HealthService(), []
-
-        class Call:
-            async def write(self, message: Any) -> None:
-                written.append(message.status)
-
+        health = HealthService()
         health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         health.end_watches()
-        call: Any = Call()
-        await health.Watch(health_pb2.HealthCheckRequest(), call)
-        assert written == [health_pb2.HealthCheckResponse.NOT_SERVING]
+        call: Any = None
+        watch = health.Watch(health_pb2.HealthCheckRequest(), call)
+        states = [answer.status async for answer in watch]
+        assert states == [health_pb2.HealthCheckResponse.NOT_SERVING]
 
     async def test_who_drains_is_never_ready_again(self) -> None:
         async with served() as stage:
@@ -124,15 +123,6 @@ class TestHealth:
 
 
 class TestServer:
-    def test_connections_have_an_age_unless_told_otherwise(self) -> None:
-        options = dict(server_options(GrpcSettings(), 1))
-        assert options["grpc.max_connection_age_ms"] == 300_000
-        assert options["grpc.max_connection_age_grace_ms"] == 60_000
-        assert options["grpc.keepalive_time_ms"] == 60_000
-        for_ever = GrpcSettings(max_connection_age_s=None)
-        assert not [name for name, _ in server_options(for_ever, 1) if "connection_age" in name]
-        assert for_ever.stream_age_s is None
-
     def test_a_stream_s_age_is_within_the_grace_of_its_connection(self) -> None:
         settings = GrpcSettings(max_connection_age_grace_s=10.0)
         ages_s = [jittered(settings.stream_age_s) or 0.0 for _ in range(100)]
@@ -144,8 +134,28 @@ class TestServer:
             assert await self.reflected(stage) == {
                 *SERVICES,
                 "grpc.health.v1.Health",
-                "grpc.reflection.v1alpha.ServerReflection",
+                *REFLECTIONS,
             }
+
+    @pytest.mark.parametrize("name", REFLECTIONS)
+    async def test_reflection_describes_every_service_it_names(self, name: str) -> None:
+        messages = reflection_pb2
+        async with served() as stage:
+            ask = stage.channel.stream_stream(
+                f"/{name}/ServerReflectionInfo",
+                messages.ServerReflectionRequest.SerializeToString,
+                messages.ServerReflectionResponse.FromString,
+            )()
+            await ask.write(messages.ServerReflectionRequest(list_services=""))
+            names = [one.name for one in (await ask.read()).list_services_response.service]
+            assert name in names
+            for service in names:
+                await ask.write(messages.ServerReflectionRequest(file_containing_symbol=service))
+                files = (await ask.read()).file_descriptor_response.file_descriptor_proto
+                described = FileDescriptorProto.FromString(files[0])
+                package, _, own = service.rpartition(".")
+                assert described.package == package
+                assert own in [one.name for one in described.service]
 
     async def test_reflection_can_be_turned_off(self) -> None:
         settings = GrpcSettings(listen="127.0.0.1:0", reflection=False)

@@ -6,99 +6,62 @@ import weakref
 from contextlib import ExitStack
 from typing import Any
 
-import pytest
-
 from router.service.stream_lives import StreamLives
 
 
-class Wire:
-    """A call whose client says something when the test does."""
+class Stream:
+    """A call that notes when it is to read no more."""
 
     def __init__(self) -> None:
-        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.ended = asyncio.Event()
 
-    async def read(self) -> Any:
-        return await self.messages.get()
+    def end_reading(self) -> None:
+        self.ended.set()
 
 
-async def test_a_life_ends_the_wait_for_a_message_with_its_age() -> None:
-    wire: Any = Wire()
+def a_stream() -> Any:
+    return Stream()
+
+
+async def test_a_stream_reads_until_its_age() -> None:
+    young, old = a_stream(), a_stream()
+    lives = StreamLives(asyncio.Event())
     async with asyncio.timeout(60):
-        with StreamLives(asyncio.Event()).begin(0.01) as life:
-            assert await life.read(wire) is None
-            assert await life.read(wire) is None
+        with lives.of(young, 3600.0), lives.of(old, 0.01):
+            await old.ended.wait()
+            assert not young.ended.is_set()
 
 
-async def test_a_life_that_ends_while_something_is_decided_leaves_that_alone() -> None:
-    wire: Any = Wire()
-    stopping = asyncio.Event()
-    batch = b"a batch"
+async def test_a_stream_without_an_age_reads_until_the_server_drains() -> None:
+    stream, stopping = a_stream(), asyncio.Event()
     async with asyncio.timeout(60):
-        with StreamLives(stopping).begin(None) as life:
-            wire.messages.put_nowait(batch)
-            assert await life.read(wire) is batch
+        with StreamLives(stopping).of(stream, None):
+            await asyncio.sleep(0)
+            assert not stream.ended.is_set()
             stopping.set()
-            for _ in range(5):
-                await asyncio.sleep(0)  # would be cancelled here
-            assert await life.read(wire) is None
+            await stream.ended.wait()
 
 
-async def test_a_message_that_comes_as_the_life_ends_is_read() -> None:
-    stopping = asyncio.Event()
-    wire: Any = Wire()
-
-    async def call() -> list[bytes | None]:
-        with StreamLives(stopping).begin(None) as life:
-            return [await life.read(wire), await life.read(wire)]
-
-    task = asyncio.create_task(call())
-    for _ in range(3):
-        await asyncio.sleep(0)
-    stopping.set()  # both in one turn of the loop
-    wire.messages.put_nowait(b"a batch")
-    assert await task == [b"a batch", None]
-
-
-async def test_a_life_begun_when_the_server_stops_is_over() -> None:
-    stopping = asyncio.Event()
+async def test_a_stream_begun_when_the_server_stops_reads_nothing_further() -> None:
+    stream, stopping = a_stream(), asyncio.Event()
     stopping.set()
-    wire: Any = Wire()
-    with StreamLives(stopping).begin(None) as life:
-        assert await life.read(wire) is None
-
-
-async def test_a_cancelled_call_is_cancelled_even_when_its_life_ends_at_once() -> None:
-    stopping = asyncio.Event()
-    wire: Any = Wire()
-
-    async def call() -> None:
-        with StreamLives(stopping).begin(None) as life:
-            await life.read(wire)
-
-    task = asyncio.create_task(call())
-    await asyncio.sleep(0)
-    stopping.set()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    with StreamLives(stopping).of(stream, None):
+        assert stream.ended.is_set()
 
 
 async def test_thousands_of_streams_have_one_wait_for_the_drain() -> None:
     stopping = asyncio.Event()
     lives = StreamLives(stopping)
     before = asyncio.all_tasks()
-    with ExitStack() as stack:
-        opened = [stack.enter_context(lives.begin(60.0)) for _ in range(1000)]
-        assert len(asyncio.all_tasks() - before) == 1
-        wires: list[Any] = [Wire() for _ in opened]
-        reads = [
-            asyncio.create_task(life.read(wire)) for life, wire in zip(opened, wires, strict=True)
-        ]
-        stopping.set()
-        assert await asyncio.gather(*reads) == [None] * 1000
-    with lives.begin(None) as late:
-        assert await late.read(wires[0]) is None
+    streams = [a_stream() for _ in range(1000)]
+    async with asyncio.timeout(60):
+        with ExitStack() as stack:
+            for stream in streams:
+                stack.enter_context(lives.of(stream, 60.0))
+            assert len(asyncio.all_tasks() - before) == 1
+            stopping.set()
+            for stream in streams:
+                await stream.ended.wait()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
 
@@ -106,9 +69,8 @@ async def test_thousands_of_streams_have_one_wait_for_the_drain() -> None:
 async def test_a_stream_that_is_over_leaves_nothing_behind() -> None:
     lives = StreamLives(asyncio.Event())
     before = asyncio.all_tasks()
-    first, second = lives.begin(60.0), lives.begin(None)
-    with first:
-        with second:
+    with lives.of(a_stream(), 60.0):
+        with lives.of(a_stream(), None):
             pass
         assert len(asyncio.all_tasks() - before) == 1, "the wait of the one that is open"
     await asyncio.sleep(0)
@@ -117,13 +79,13 @@ async def test_a_stream_that_is_over_leaves_nothing_behind() -> None:
 
 async def test_a_stream_that_is_over_keeps_no_timer() -> None:
     lives = StreamLives(asyncio.Event())
-    life = lives.begin(3600.0)
-    with life:
-        pass
-    left = weakref.ref(life)
+    stream = a_stream()
+    left = weakref.ref(stream)
     gc.disable()  # a timer would hold it, whatever the collector finds
     try:
-        del life
+        with lives.of(stream, 3600.0):
+            pass
+        del stream
         for _ in range(3):
             await asyncio.sleep(0)
         assert left() is None

@@ -19,8 +19,6 @@ from tests.router.service.setting import one_worker
 from tests.stage.certificates import Authority, written
 from tests.stage.served import Served, served
 
-pytestmark = pytest.mark.usefixtures("each_port")
-
 CALL_S = 60.0
 """A refused handshake is tried again until the call's deadline, so those calls have a short one."""
 REFUSED_S = 1.0

@@ -1,4 +1,4 @@
-"""What a wait held is freed as it ends, without a look of the collector, which are hours apart."""
+"""What a wait held is freed as it ends, without a look of the collector."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from grpc._cython.cygrpc import ExecuteBatchError
 
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
@@ -16,13 +15,9 @@ from router.config.settings.queue_settings import QueueSettings
 from router.desk.answers import Waiting
 from router.queue.waiter import Fate
 from router.request.refusal import Refusal
-from router.service import calls, late_results
-from router.service.late_results import LateResults
 from tests.stage.garbage import freed_at_once
 from tests.stage.served import Served, asked, served
 from tests.stage.waiting import until
-
-pytestmark = pytest.mark.usefixtures("each_port")
 
 TIMES = 3
 W0 = WorkerKey("w0", 0)
@@ -124,31 +119,6 @@ async def test_an_item_that_waited(end: End) -> None:
         while await stream.read() is not grpc.aio.EOF:
             pass
         stage.fleet.tick()
-
-
-async def test_an_item_whose_result_can_not_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_ended = asyncio.Event()
-
-    async def unsendable(*_: object) -> None:
-        raise ExecuteBatchError('Failed "execute_batch": (<SendMessageOperation>,)')
-
-    def is_unsent(error: BaseException) -> bool:
-        has_ended.set()
-        return unpatched(error)
-
-    unpatched = calls.is_unsent
-    async with full() as (stage, held), freed_at_once(Waiting, LateResults, ExecuteBatchError):
-        stream = stage.router.RouteStream()
-        item = router_pb2.RouteItem(index=1, request=asked())
-        await stream.write(router_pb2.RouteBatch(items=[item]))
-        await until(lambda: len(stage.desk.admission) == 1, "it waits")
-        monkeypatch.setattr(late_results, "sent", unsendable)
-        monkeypatch.setattr(calls, "is_unsent", is_unsent)
-        await _report(stage, held)
-        await stream.done_writing()
-        await has_ended.wait()
-        stream.cancel()
-        del stream
 
 
 async def test_a_caller_that_is_gone() -> None:

@@ -1,10 +1,21 @@
-"""A prompt without tokens is taken out of its message like any other prompt."""
+"""Requests are read, and prompts taken out of them, as protobuf reads them."""
+
+import random
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
 
-from kvroute.v1 import BlockHashes, RouteBatch, RouteRequest
-from router.wire.received import TEXT, TOKEN_BYTES, in_order, take_apart
+from kvroute.v1 import BlockHashes, RouteBatch, RouteRequest, router_pb2
+from router.wire.received import (
+    TEXT,
+    TOKEN_BYTES,
+    ReceivedRequest,
+    in_order,
+    read_request,
+    take_apart,
+)
 
 FORMS = {"text": 21, "chat_completion_body": 22, "completion_body": 23, "messages_body": 24}
 
@@ -61,3 +72,94 @@ def test_a_request_in_two_fields_is_whole_in_each() -> None:
             RouteBatch.FromString(torn)
         with pytest.raises(ValueError, match="parsing"):
             in_order(torn, 9)
+
+
+NAMES = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
+LISTS = ("allowed_worker_ids", "excluded_worker_ids")
+OPTIONAL = ("expected_output_tokens", "ttft_slo_ms", "queue_timeout_ms")
+PLAIN = ("priority", "phase", "waited_ms", "charged_tokens", "omit_receipt", "queue_progress")
+WORDS = ("", "m", "ünïcödé", "w" * 200)
+WHOLE = (0, 1, 127, 128, (1 << 31) - 1)
+
+
+def a_request(rng: random.Random) -> router_pb2.RouteRequest:
+    message = router_pb2.RouteRequest(token_bytes=bytes(4 * rng.randint(0, 3)))
+    for name in (*NAMES, "traceparent"):
+        if rng.random() < 0.4:
+            setattr(message, name, rng.choice(WORDS))
+    for name in (*OPTIONAL, *PLAIN):
+        if rng.random() < 0.4:
+            value = rng.choice(WHOLE) * (rng.choice((1, -1)) if name == "priority" else 1)
+            is_flag = name in ("omit_receipt", "queue_progress")
+            setattr(message, name, value > 0 if is_flag else value)
+    for name in LISTS:
+        getattr(message, name).extend(rng.choices(WORDS, k=rng.choice((0, 0, 1, 3))))
+    for word in rng.choices(WORDS, k=rng.choice((0, 0, 1, 3))):
+        message.required_labels[word] = rng.choice(WORDS)
+    for _ in range(rng.choice((0, 0, 2))):
+        message.multimodal_items.add(id="picture", token_count=rng.randint(0, 9))
+    return message
+
+
+def fields_of(message: router_pb2.RouteRequest | ReceivedRequest) -> dict[str, Any]:
+    """A message's fields beside its prompt, each as Python has it; of both kinds alike."""
+    fields = {name: getattr(message, name) for name in (*NAMES, *PLAIN, "traceparent")}
+    for name in OPTIONAL:
+        is_unset = isinstance(message, router_pb2.RouteRequest) and not message.HasField(name)
+        fields[name] = None if is_unset else getattr(message, name)
+    fields |= {name: list(getattr(message, name) or ()) for name in LISTS}
+    fields["required_labels"] = dict(message.required_labels or {})
+    fields["multimodal_items"] = [
+        item if isinstance(item, bytes) else item.SerializeToString()
+        for item in message.multimodal_items or ()
+    ]
+    return fields
+
+
+def both(content: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The fields as they are read here, and by protobuf; None: refused."""
+    ours = theirs = None
+    with suppress(ValueError):
+        ours = fields_of(read_request(content, 1000, 1 << 16, 1000))
+    with suppress(DecodeError):
+        theirs = fields_of(router_pb2.RouteRequest.FromString(content))
+    return ours, theirs
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_request_is_read_as_protobuf_reads_it(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(50):
+        message = a_request(rng)
+        content = message.SerializeToString()
+        ours, theirs = both(content)
+        assert ours == theirs == fields_of(message)
+        merged = content + a_request(rng).SerializeToString()  # later fields replace, lists grow
+        ours, theirs = both(merged)
+        assert ours is not None
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_broken_request_is_read_or_refused_as_by_protobuf(seed: int) -> None:
+    rng, read = random.Random(seed), 0
+    for _ in range(200):
+        message = a_request(rng)
+        message.ClearField("multimodal_items")  # whose inside is read later
+        content = bytearray(message.SerializeToString() or b"\n\x01r")
+        for _ in range(rng.randint(1, 3)):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        ours, theirs = both(bytes(content))
+        if theirs is not None and theirs["multimodal_items"]:
+            continue
+        assert ours == theirs, bytes(content)
+        read += ours is not None
+    assert 0 < read < 200
+
+
+def test_the_longest_field_and_the_entries_are_counted() -> None:
+    message = router_pb2.RouteRequest(model="ü" * 600, token_bytes=bytes(4000))
+    message.allowed_worker_ids.extend(["a", "b"])
+    message.required_labels["zone"] = "a"
+    request = read_request(message.SerializeToString(), 10, 10_000, 1000)
+    assert (request.longest, request.entries) == (1200, 3)

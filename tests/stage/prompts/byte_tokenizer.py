@@ -1,13 +1,19 @@
 """The folder of the stand-in engines' toy tokenizer: a token a UTF-8 byte, and their chat template.
 
-The same tokens as simulator/live/completion_wire.py makes of a prompt, and of a chat of texts.
+The same tokens as simulator/live/completion_wire.py makes of a prompt, and of a chat of texts,
+also in parts and of a developer.
 """
 
 import json
 from pathlib import Path
 
 _TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ '\\n' }}{% endfor %}"
+    # The comment says that the role is the template's own, so that it stays one, as in the engine.
+    '{# "developer" #}'
+    "{% for m in messages %}<|{{ m.role }}|>\n"
+    "{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
+    "{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{{ '\\n' }}{% endif %}"
 )
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))

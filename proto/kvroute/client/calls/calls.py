@@ -23,7 +23,6 @@ from kvroute.client.connections.transport import Transport, TransportOptions, du
 from kvroute.client.fallback.fallback import Fallback, FallbackPolicy
 from kvroute.client.fallback.takeover import Takeover
 from kvroute.client.messages.options import RouteOptions, route_request
-from kvroute.client.messages.prompt_hashing import PromptHashing
 from kvroute.client.requests.budget import RetryBudget, RetryBudgetPolicy
 from kvroute.client.requests.reports import Reports
 from kvroute.client.requests.requests import RequestCalls
@@ -48,9 +47,6 @@ class KvRouteClient(RequestCalls, FleetCalls, QueueCalls, PromptCalls):
     pending_reports_max: last reports under way; those past the bound are left to the lease.
     fast_lane: routes of many tasks go in batches over a stream, reports of many as one call;
     False: each is a call of its own.
-    hash_prompts: the client hashes token ids, once a router has answered with a block size; hashes
-    take an eighth of the bytes or less. Needs the extra kvroute-client[hash-prompts], or the router
-    in the same environment, whose kernel hashes faster; else raises ImportError.
     routes_max, route_bytes_max: unanswered requests on a router's stream, and their bytes; past
     either bound calls raise ClientOverloaded.
     retry_budget: bound of what attempts() tries again, over all calls of the client.
@@ -73,7 +69,6 @@ class KvRouteClient(RequestCalls, FleetCalls, QueueCalls, PromptCalls):
         retry: RetryPolicy | None = None,
         pending_reports_max: int = 16_384,
         fast_lane: bool = True,
-        hash_prompts: bool = False,
         routes_max: int = 16_384,
         route_bytes_max: int = 256 * 1024 * 1024,
         retry_budget: RetryBudgetPolicy | None = None,
@@ -105,8 +100,7 @@ class KvRouteClient(RequestCalls, FleetCalls, QueueCalls, PromptCalls):
         )
         transport = Transport(targets_of(targets), options, counts, takeover.replaces_silent)
         FleetCalls.__init__(self, transport)
-        hashing = PromptHashing() if hash_prompts else None
-        self._picker = Picker(transport, takeover, hashing)
+        self._picker = Picker(transport, takeover)
         self._reporter = Reporter(transport, takeover)
         reports = Reports(
             self._reporter.send_step,
@@ -123,7 +117,6 @@ class KvRouteClient(RequestCalls, FleetCalls, QueueCalls, PromptCalls):
             reports,
             budget=RetryBudget(retry_budget or RetryBudgetPolicy()),
             counts=counts,
-            hashing=hashing,
             sleep=sleep,
             clock=clock,
         )

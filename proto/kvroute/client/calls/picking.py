@@ -19,7 +19,6 @@ from kvroute.client.fallback.fallback import Fallback
 from kvroute.client.fallback.takeover import Takeover
 from kvroute.client.messages.options import OnQueued, RouteBytes
 from kvroute.client.messages.pick import Pick
-from kvroute.client.messages.prompt_hashing import PromptHashing
 from kvroute.v1 import ListWorkersRequest, RouteResponse
 
 MOVED_S_MIN = 0.1
@@ -32,13 +31,9 @@ log = logging.getLogger("kvroute.client")
 class Picker:
     """The picks of one client. Lists the workers now and then, for the fallback."""
 
-    def __init__(
-        self, transport: Transport, takeover: Takeover, hashing: PromptHashing | None
-    ) -> None:
-        """hashing: None: prompts are sent as tokens."""
+    def __init__(self, transport: Transport, takeover: Takeover) -> None:
         self._transport = transport
         self._takeover = takeover
-        self._hashing = hashing
         self.listing: asyncio.Task[None] | None = None
         """The ListWorkers call that is open; None: none is."""
 
@@ -52,12 +47,10 @@ class Picker:
         self,
         request: RouteBytes,
         timeout_s: float | None,
-        model: str | None,
         is_final: Callable[[KvRouteError], bool] | None = None,
         on_queued: OnQueued | None = None,
     ) -> Pick:
-        """model: of hashed(). is_final: errors that get no further attempt. on_queued: see
-        KvRouteClient.route."""
+        """is_final: errors that get no further attempt. on_queued: see KvRouteClient.route."""
         picked: list[Pick] = []
         waited_s, clock = 0.0, self._transport.clock
 
@@ -97,8 +90,6 @@ class Picker:
         fallback = self._takeover.fallback
         if self._takeover.routed() and fallback is not None and self.listing is None:
             self.listing = asyncio.create_task(self._list(fallback))
-        if model is not None and self._hashing is not None:
-            self._hashing.answered(model, response.hash_block_size)
         return Pick(request.request_id, response)
 
     async def _route(

@@ -21,7 +21,6 @@ from kvroute.client.messages.options import (
     settle_body,
 )
 from kvroute.client.messages.pick import Pick
-from kvroute.client.messages.prompt_hashing import PromptHashing
 from kvroute.client.messages.tokens import pack_tokens
 from kvroute.client.requests.attempts import Attempts
 from kvroute.client.requests.budget import RetryBudget
@@ -36,12 +35,11 @@ class PickFrom(Protocol):
         self,
         request: RouteBytes,
         timeout_s: float | None,
-        model: str | None,
         is_final: Callable[[KvRouteError], bool] | None = None,
         on_queued: OnQueued | None = None,
     ) -> Pick:
-        """timeout_s: with all attempts; None: the default. model: see PromptHashing.hashed.
-        is_final: errors that get no further attempt. on_queued: see RequestCalls.route."""
+        """timeout_s: with all attempts; None: the default. is_final: errors that get no further
+        attempt. on_queued: see RequestCalls.route."""
         ...
 
 
@@ -55,17 +53,14 @@ class RequestCalls:
         *,
         budget: RetryBudget,
         counts: Counter[str],
-        hashing: PromptHashing | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """hashing: hashes prompts of token ids; None: they are sent as tokens. counts: those of
-        Attempts."""
+        """counts: those of Attempts."""
         self._pick = pick
         self._reports = reports
         self._budget = budget
         self._counts = counts
-        self._hashing = hashing
         self._sleep = sleep
         self._clock = clock
 
@@ -94,11 +89,10 @@ class RequestCalls:
         queue. Requests that go as a call of their own, in the place of the fast lane, have none: a
         client's first ones, and those over 1 MB.
         """
-        model = self._hashed(options)
         if on_queued is not None:
             options["queue_progress"] = True
         request = route_bytes(**options)
-        return await self._pick(request, timeout_s, model, on_queued=on_queued)
+        return await self._pick(request, timeout_s, on_queued=on_queued)
 
     def request(
         self,
@@ -112,12 +106,11 @@ class RequestCalls:
 
         Raises InvalidRequest, TypeError or ValueError at once for options that can't be sent.
         """
-        model = self._hashed(options)
         if on_queued is not None:
             options["queue_progress"] = True
         request = route_bytes(**options)
         return self._routed(
-            lambda: self._pick(request, timeout_s, model, on_queued=on_queued), request.body
+            lambda: self._pick(request, timeout_s, on_queued=on_queued), request.body
         )
 
     def chat(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
@@ -166,7 +159,6 @@ class RequestCalls:
         """
         if attempts_max < 1:
             raise ValueError(f"attempts_max is {attempts_max}; 1 is the least")
-        model = self._hashed(options)
         if (token_ids := options.get("token_ids")) is not None:
             options["token_ids"] = pack_tokens(token_ids)
         body = settle_body(options)
@@ -178,14 +170,14 @@ class RequestCalls:
 
         async def route(number: int, tried: tuple[str, ...]) -> Pick:
             if number == 1:
-                return await self._pick(first, timeout_s, model)
+                return await self._pick(first, timeout_s)
             again = options.copy()
             again["excluded_worker_ids"] = (*left_out, *tried)
             if request_id := options.get("request_id"):
                 again["request_id"] = f"{request_id}-{number}"
             # A failed request doesn't wait for a worker that may come.
             return await self._pick(
-                route_bytes(**again), timeout_s, model, lambda error: isinstance(error, NoWorker)
+                route_bytes(**again), timeout_s, lambda error: isinstance(error, NoWorker)
             )
 
         return Attempts(
@@ -199,11 +191,3 @@ class RequestCalls:
 
     def _routed(self, route: Callable[[], Awaitable[Pick]], body: HttpBody | None) -> RoutedRequest:
         return RoutedRequest(route, self._reports, self._sleep, body)
-
-    def _hashed(self, options: RouteOptions) -> str | None:
-        """Replaces the tokens in `options` by block hashes if their block size is known.
-
-        Returns the model whose answer says whether its next prompts may be hashed; None: the
-        answer to this request doesn't say.
-        """
-        return None if self._hashing is None else self._hashing.hashed(options)

@@ -215,23 +215,8 @@ def test_a_long_life_leaves_no_trace() -> None:
     assert (len(ledger), ledger.count(), ledger.digest()) == (0, 0, mix_digest(0, 0, 0))
 
 
-def test_what_is_wiped_is_let_go_in_slices() -> None:
+def test_what_is_wiped_leaves_no_trace() -> None:
     ledger = DynamoLedger()
     ledger.store(DEVICE, None, range(1000), hashes(range(1000)))
     assert ledger.wipe() == [Wiped()]
     assert (len(ledger), ledger.count(), ledger.digest()) == (0, 0, DynamoLedger().digest())
-    entries = 2000  # a name and a placement each
-    for slices in range(1, 1 + entries // 100):
-        left = sum(map(len, ledger._doomed))
-        assert left == entries - 100 * (slices - 1)
-        assert ledger.sweep(100) == (slices < entries // 100)
-    assert ledger._doomed == []
-
-
-def test_another_ledger_takes_over_what_is_to_be_let_go() -> None:
-    before, ledger = DynamoLedger(), DynamoLedger()
-    before.store(HOST, None, [1, 2], hashes([10, 20]))
-    ledger.inherit(before)
-    assert (before.count(), ledger.count()) == (0, 0)
-    assert ledger.sweep(3)
-    assert not ledger.sweep(3)

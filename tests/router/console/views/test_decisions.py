@@ -7,7 +7,7 @@ from router.config.settings.routing_settings import GuardSettings
 from router.console.views.decisions import KEPT_MAX, ROWS_MAX, Decisions, ShownDecision
 from router.core.progress import Pick
 from router.decision.decision import Decision
-from router.desk.answer_codec import write_receipt
+from router.desk.answer_codec import answer_writer
 from router.request.refusal import Reason, Refusal, Refused
 from tests.stage.fleet import Fleet, prompt
 
@@ -35,8 +35,7 @@ def test_a_shown_decision_has_the_receipts_numbers() -> None:
     fleet, decisions = fleet_of(5)
     fleet.cache(next(iter(fleet.relays)), prompt(256))
     decision = watched(fleet, decisions, 512)
-    receipt = router_pb2.Receipt()
-    write_receipt(receipt, decision, fleet.core)
+    receipt = router_pb2.Receipt.FromString(answer_writer(fleet.core).receipt(decision))
     (shown,) = decisions.kept
     picked = shown.rows[0]
     assert (shown.policy, shown.formula) == (receipt.policy, receipt.formula)

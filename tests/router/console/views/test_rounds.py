@@ -5,6 +5,8 @@ import random
 from typing import Any
 
 from router.console.console import Console
+from router.core.counts import Counts
+from router.core.progress import Pick
 from router.decision.decision import Decision
 from tests.stage.console import Played, play
 from tests.stage.fleet import Fleet, prompt
@@ -42,13 +44,15 @@ class Page:
 
 def route(played: Played, count: int, **about: Any) -> None:
     """Requests as a router's desk has them watched."""
-    fleet = played.fleet
+    fleet, counts = played.fleet, Counts(played.tally)
     for _ in range(count):
         watch = played.watchers.watch
         due = watch.take() if watch is not None else None
         request = fleet.request(prompt(64), **about)
+        counts.begin()
         pick = fleet.core.route(request, fleet.now_s, watch=due)
-        played.tally.count(pick)  # type: ignore[arg-type]
+        assert isinstance(pick, Pick)
+        counts.picked(pick)
 
 
 async def test_a_late_page_and_an_early_one_end_up_alike() -> None:

@@ -271,7 +271,7 @@ async def test_an_answer_of_any_form_is_no_fault_of_the_gateway(
                 passed = 200 <= status < 300 or 400 <= status < 500 or status == 502
                 passed &= status not in (408, 429) and (status != 502 or b"HEAD_TOO" in body)
             assert passed, f"{about}: {status} {body[:100]!r}"
-        assert len(engine.asked) > ANSWERS // 2
+        assert len(engine.asked) > ANSWERS // 3  # of two workers that tie, at random
         await stage.until(lambda: stage.open == 0)
         await stage.until(lambda: stage.sample("kvroute_gateway_open_requests") == 0)
     assert not [record for record in caplog.records if record.exc_info]

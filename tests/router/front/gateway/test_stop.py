@@ -105,24 +105,27 @@ async def test_under_load_no_request_fails_while_a_gateway_stops() -> None:
         assert stage.sample("kvroute_gateway_requests_total", **labels) == served
 
 
-async def test_then_idle_connections_are_closed_and_requests_refused() -> None:
+async def test_then_idle_connections_are_closed_and_those_of_new_ones_refused() -> None:
     go = asyncio.Event()
     worker = Worker(waiting(go))
     async with lines(worker, accept_after_stop_s=0) as (stage, line):
         idle, busy, began = [await line() for _ in range(3)]
         assert await idle.get() == (200, False)
+        assert await began.get() == (200, False)
+        began.writer.write(b"POST ")
         first = asyncio.create_task(busy.post())
         await stage.until(lambda: len(worker.bodies) == 1)
-        began.writer.write(b"POST ")
         stopping = asyncio.create_task(stage.gateway.server.stop(FOREVER_S))
         assert await idle.ended()
         body = b"{}"
         began.writer.write(b"%s HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n" % CHAT.encode())
         began.writer.write(body)
-        assert await began.answer() == (503, True)
+        late = await line()
+        assert await late.post() == (503, True)
         assert stage.sample("kvroute_gateway_refusals_total", reason="STOPPING") == 1
         go.set()
         assert (await first)[0] == 200
+        assert await began.answer() == (200, True)
         await asyncio.wait_for(stopping, GUARD_S)
 
 

@@ -1,0 +1,74 @@
+/* The policies that have a kernel: which there are, and what each does. */
+#ifndef KVROUTE_POLICY_H
+#define KVROUTE_POLICY_H
+
+#include "adaptive.h"
+#include "blocks.h"
+#include "halves.h"
+#include "ttft.h"
+
+enum { NO_POLICY, ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM };
+
+#define NUMBERS_MAX 8
+
+typedef struct {
+    int kind;
+    union {
+        double numbers[NUMBERS_MAX]; /* the policy's parameters, in their order */
+        AdaptiveNumbers adaptive;
+        BlocksNumbers blocks;
+        TtftNumbers ttft;
+        RoomNumbers room;
+    };
+} Policy;
+
+/* One decision: its rows, and what the policy made of them. */
+typedef struct {
+    Rows rows;
+    const Policy *policy; /* NULL: the costs were made elsewhere */
+    const double *costs;
+    union {
+        AdaptiveShared adaptive;
+        BlocksShared blocks;
+        TtftShared ttft;
+    };
+} Decided;
+
+/* Scores the rows of a decision. seconds: gets each row's time to the first token, by a policy that
+ * predicts it. */
+static void score(Decided *d, double *costs, double *seconds) {
+    const Policy *p = d->policy;
+    d->costs = costs;
+    if (p->kind == ADAPTIVE)
+        d->adaptive = adaptive_costs(&p->adaptive, &d->rows, costs);
+    else if (p->kind == BLOCKS)
+        d->blocks = blocks_costs(&p->blocks, &d->rows, costs);
+    else if (p->kind == TTFT)
+        d->ttft = ttft_costs(&p->ttft, &d->rows, costs, seconds);
+    else if (p->kind == PREFILL_QUEUE)
+        queue_costs(&d->rows, costs);
+    else
+        room_costs(&p->room, &d->rows, costs);
+}
+
+/* What the cost of a row is made of: entries of CandidateRow.terms. */
+static void put_row_terms(Backward *b, uint32_t number, const Decided *d, size_t row) {
+    const Policy *p = d->policy;
+    if (p->kind == ADAPTIVE)
+        put_adaptive_terms(b, number, &d->adaptive, &d->rows, row);
+    else if (p->kind == BLOCKS)
+        put_blocks_terms(b, number, &p->blocks, &d->blocks, &d->rows, row);
+    else if (p->kind == TTFT)
+        put_ttft_terms(b, number, &p->ttft, &d->rows, row);
+    else if (p->kind == PREFILL_QUEUE)
+        put_queue_terms(b, number, &d->rows, row);
+    else
+        put_room_terms(b, number, &p->room, &d->rows, row);
+}
+
+/* What all rows share: entries of Receipt.terms. */
+static void put_shared_terms(Backward *b, uint32_t number, const Decided *d) {
+    if (d->policy->kind == ADAPTIVE) put_adaptive_shared(b, number, &d->adaptive);
+}
+
+#endif
