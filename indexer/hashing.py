@@ -83,6 +83,14 @@ def block_hashes(
     return hashes
 
 
+def token_prefixes(
+    token_bytes: bytes | bytearray | memoryview, block_size: int, seed: int = HASH_SEED
+) -> HashArray:
+    """PrefixHashes of the full blocks of little-endian u32 tokens without items: what
+    `prefix_hashes(block_hashes(...))` returns, in one step."""
+    return kernel.token_prefixes(token_bytes, block_size, seed)
+
+
 def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashArray:
     """PrefixHashes of a chain of BlockHashes, after `parent` if there is one."""
     return kernel.prefix_hashes(blocks, parent)

@@ -83,12 +83,12 @@ class BlockIndex(Protocol):
         """The longest run of leading blocks, for every slot. Reads only."""
 
     def overlap(
-        self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp]
+        self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp], unit: int = 1
     ) -> npt.NDArray[np.int32]:
         """The match of these slots, and its usable part: the first usable_max blocks.
 
         Shape (2 + len(Tier) + 1, len(slots)): the run, the usable run, and the usable run by the
-        rows of a match. Reads only.
+        rows of a match, in blocks; times `unit`: a block's tokens give tokens. Reads only.
         """
 
     def count(self, slot: int, tier: Tier | None = None) -> int:

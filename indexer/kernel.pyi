@@ -15,6 +15,9 @@ def xxh3(data: Buffer, seed: int = 0) -> int:
 def block_hashes(token_bytes: Buffer, block_size: int, seed: int) -> HashArray:
     """BlockHashes of the full blocks of little-endian u32 tokens; raises ValueError."""
 
+def token_prefixes(token_bytes: Buffer, block_size: int, seed: int) -> HashArray:
+    """PrefixHashes of the full blocks of little-endian u32 tokens; raises ValueError."""
+
 def add_items(
     token_bytes: Buffer, block_size: int, seed: int, items: HashArray, hashes: HashArray
 ) -> None:
@@ -41,7 +44,7 @@ class NativeIndex:
     def sweep(self, steps: int = ...) -> bool: ...
     def match(self, hashes: HashArray) -> Match: ...
     def overlap(
-        self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp]
+        self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp], unit: int = 1
     ) -> npt.NDArray[np.int32]: ...
     def count(self, slot: int, tier: Tier | None = None) -> int: ...
     def told(self, slot: int) -> int: ...

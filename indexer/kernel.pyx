@@ -5,7 +5,7 @@ The algorithms are in native/*.h; this file checks arguments and releases the GI
 writer: an index must not be used by two threads at once.
 """
 
-from indexer.arrays cimport address_of
+from indexer.arrays cimport address_of, words_of
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 import secrets
@@ -50,6 +50,26 @@ def block_hashes(const uint8_t[::1] token_bytes not None, Py_ssize_t block_size,
         with nogil:
             xxh3_blocks(&token_bytes[0], count, block_bytes, seed, &out[0])
     return hashes
+
+
+def token_prefixes(token_bytes not None, Py_ssize_t block_size, uint64_t seed):
+    """PrefixHashes of the full blocks of little-endian u32 tokens, contiguous; raises ValueError."""
+    if block_size < 1:
+        raise ValueError(f"no block size: {block_size}")
+    cdef size_t block_bytes = 4 * <size_t>block_size, count = <size_t>len(token_bytes) // block_bytes
+    prefixes = np.empty(count, np.uint64)
+    if not count:
+        return prefixes
+    cdef const uint8_t *tokens = <const uint8_t *>address_of(token_bytes)
+    cdef uint64_t *out = <uint64_t *>address_of(prefixes)
+    if count < LONG_WORK:
+        xxh3_blocks(tokens, count, block_bytes, seed, out)
+        xxh3_chain(out, count, 0, 0, CHAIN_SEED, out)
+    else:
+        with nogil:
+            xxh3_blocks(tokens, count, block_bytes, seed, out)
+            xxh3_chain(out, count, 0, 0, CHAIN_SEED, out)
+    return prefixes
 
 
 def add_items(const uint8_t[::1] token_bytes not None, Py_ssize_t block_size, uint64_t seed, const uint64_t[:, ::1] items not None, uint64_t[::1] hashes not None):
@@ -168,21 +188,23 @@ cdef class NativeIndex:
             raise MemoryError
         return Match(blocks)
 
-    def overlap(self, const uint64_t[::1] hashes not None, Py_ssize_t usable_max, const Py_ssize_t[::1] slots not None):
-        cdef size_t count = hashes.shape[0], usable = max(0, min(usable_max, hashes.shape[0]))
-        cdef Py_ssize_t width = slots.shape[0], i
-        for i in range(width):
-            if not 0 <= slots[i] < self._table.slots_used:
-                raise IndexError(f"no slot {slots[i]}")
+    def overlap(self, hashes not None, Py_ssize_t usable_max, slots not None, int32_t unit=1):
+        cdef size_t count, width, i
+        cdef const uint64_t *chain = <const uint64_t *>words_of(hashes, &count)
+        cdef const Py_ssize_t *at = <const Py_ssize_t *>words_of(slots, &width)
+        cdef size_t usable = max(0, min(usable_max, <Py_ssize_t>count))
         rows = np.zeros((2 + ROWS, width), np.int32)
+        for i in range(width):
+            if not 0 <= at[i] < self._table.slots_used:
+                raise IndexError(f"no slot {at[i]}")
         if not count or not width:
             return rows
-        cdef int32_t[:, ::1] out = rows
-        cdef int failed
-        with nogil:
-            failed = table_overlap(&self._table, &hashes[0], count, usable, &slots[0], width, &out[0, 0])
-        if failed:
+        cdef int32_t *out = <int32_t *>address_of(rows)
+        if table_overlap(&self._table, chain, count, usable, at, width, out):
             raise MemoryError
+        if unit != 1:
+            for i in range((2 + ROWS) * width):
+                out[i] *= unit
         return rows
 
     def count(self, slot, tier=None):

@@ -129,11 +129,11 @@ class ReferenceIndex:
         return Match(table)
 
     def overlap(
-        self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp]
+        self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp], unit: int = 1
     ) -> npt.NDArray[np.int32]:
         usable = self.match(hashes[:usable_max])
         rows = [self.match(hashes).run(), usable.run(), *usable.blocks]
-        return np.array(rows, np.int32)[:, slots]
+        return np.array(rows, np.int32)[:, slots] * np.int32(unit)
 
     def count(self, slot: int, tier: Tier | None = None) -> int:
         held = self._held[slot]

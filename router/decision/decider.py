@@ -375,9 +375,7 @@ class Decider:
             return np.zeros((len(Overlap._fields), len(slots)), np.int32)
         # The engine recomputes the last block of a fully cached prompt.
         usable_max = (prompt.token_count - 1) // size
-        blocks = self._index.overlap(prompt.prefixes(size), usable_max, slots)
-        blocks *= size
-        return blocks
+        return self._index.overlap(prompt.prefixes(size), usable_max, slots, size)
 
     def _score(self, decision: Decision, default: Policy) -> None:
         """Costs of at least one row, by the policy's kernel or its function; by the default in

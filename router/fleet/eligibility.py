@@ -164,11 +164,13 @@ def narrowing_of(request: Request) -> Hashable | None:
     """What a request wants of a worker, but for its prompt's length: requests that want the same
     have the same exclusions. None: it names more than NARROWING_MAX workers and labels."""
     prompt, labels = request.prompt, request.required_labels
-    workers = request.allowed_workers, request.excluded_workers
-    if len(labels) + sum(map(len, workers)) > NARROWING_MAX:
+    of_all = request.model, request.role, prompt.lora_name, prompt.only_block_size
+    allowed, excluded = request.allowed_workers, request.excluded_workers
+    if not (labels or allowed or excluded):
+        return of_all
+    if len(labels) + len(allowed) + len(excluded) > NARROWING_MAX:
         return None
-    named = (*workers, frozenset(labels.items()))
-    return request.model, request.role, prompt.lora_name, prompt.only_block_size, *named
+    return of_all, frozenset(labels.items()), allowed, excluded
 
 
 def too_long(request: Request, output_tokens: int, heartbeat: Heartbeat) -> bool:

@@ -13,6 +13,7 @@ from indexer.hashing import (
     block_hashes,
     hash_seed,
     prefix_hashes,
+    token_prefixes,
 )
 from router.request.refusal import Reason, Refusal
 
@@ -32,7 +33,7 @@ class Prompt:
         self,
         token_count: int,
         *,
-        token_bytes: bytes | None = None,
+        token_bytes: bytes | memoryview | None = None,
         hashes: HashArray | None = None,
         hashes_block_size: int = 0,
         lora_name: str = "",
@@ -59,7 +60,7 @@ class Prompt:
     @classmethod
     def from_tokens(
         cls,
-        token_bytes: bytes,
+        token_bytes: bytes | memoryview,
         *,
         lora_name: str = "",
         cache_salt: str = "",
@@ -125,16 +126,20 @@ class Prompt:
     def prefixes(self, block_size: int) -> HashArray:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes
         aren't in."""
-        if block_size < 1:  # a worker whose block size is unknown yet
-            return _NONE
         prefixes = self._prefixes.get(block_size)
         if prefixes is None:
-            if self._token_bytes is not None:
-                blocks = block_hashes(self._token_bytes, block_size, self._seed, self._items)
-            else:
-                blocks = self._hashes if block_size == self.hashes_block_size else self._hashes[:0]
-            prefixes = self._prefixes[block_size] = prefix_hashes(blocks)
+            prefixes = self._prefixes[block_size] = self._made(block_size)
         return prefixes
+
+    def _made(self, block_size: int) -> HashArray:
+        tokens = self._token_bytes
+        if block_size < 1:  # a worker whose block size is unknown yet
+            return _NONE
+        if tokens is None:
+            return prefix_hashes(self._hashes) if block_size == self.hashes_block_size else _NONE
+        if not self._items:
+            return token_prefixes(tokens, block_size, self._seed)
+        return prefix_hashes(block_hashes(tokens, block_size, self._seed, self._items))
 
     def hashed(self, block_size: int) -> Iterator[None]:
         """Makes the PrefixHashes of a block size, in steps of STEP_BLOCKS blocks."""
@@ -157,7 +162,7 @@ class Prompt:
         not known."""
         if self._token_bytes is None or any(item.first_token < count for item in self._items):
             return None
-        return self._token_bytes[: 4 * count]
+        return bytes(self._token_bytes[: 4 * count])
 
     def fingerprint(self, block_size: int) -> int:
         """Tells this prompt from another one whose fingerprint is in the same block size, LoRA and
@@ -170,7 +175,7 @@ class Prompt:
         prefixes = self.prefixes(size)
         tail = b"" if self._token_bytes is None else self._token_bytes[4 * size * len(prefixes) :]
         if self._items:
-            tail += repr(self._items).encode()
+            tail = bytes(tail) + repr(self._items).encode()
         form = self.token_count | self.hashes_block_size << 32
         last = int(prefixes[-1]) if len(prefixes) else 0
         return last ^ int(xxh3_64_intdigest(tail, self._seed)) ^ form

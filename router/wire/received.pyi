@@ -16,9 +16,9 @@ class ReceivedRequest:
     form: int
     """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a
     prompt without tokens; 0: there is none."""
-    data: bytes
+    data: bytes | memoryview
     """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt
-    without tokens."""
+    without tokens. Of TOKEN_BYTES a part of the message, which it keeps."""
     block_size: int
     """Of hashes, and so is the next one."""
     prompt_tokens: int

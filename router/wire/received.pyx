@@ -100,8 +100,9 @@ cdef class ReceivedRequest:
     cdef readonly int form
     """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a prompt without tokens;
     0: there is none."""
-    cdef readonly bytes data
-    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt without tokens."""
+    cdef readonly object data
+    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt without tokens. Of
+    TOKEN_BYTES a part of the message, which it keeps."""
     cdef readonly uint32_t block_size, prompt_tokens
     """Of hashes."""
     cdef readonly str request_id, model, lora_name, cache_salt, tenant, session_id, policy, traceparent
@@ -218,10 +219,15 @@ def read_request(bytes content not None, size_t fields_max, size_t bytes_max, si
     cdef Span message = _span(content)
     cdef Field field
     cdef size_t fields = 0
+    cdef Py_ssize_t begin
     cdef ReceivedRequest request = ReceivedRequest.__new__(ReceivedRequest)
     _check(look_at_request(message, &most, &received))
     request.form = received.form
-    request.data = _prompt_of(&received)
+    if received.form == TOKEN_BYTES:
+        begin = received.tokens.at - message.at
+        request.data = memoryview(content)[begin:begin + received.tokens.size]
+    else:
+        request.data = _prompt_of(&received)
     request.block_size, request.prompt_tokens = received.block_size, received.prompt_tokens
     request.request_id = request.model = request.lora_name = request.cache_salt = ""
     request.tenant = request.session_id = request.policy = request.traceparent = ""

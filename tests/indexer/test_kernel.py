@@ -39,6 +39,8 @@ def test_hashes_equal_the_twins_for_any_block_size_seed_and_parent(block_size: i
     for seed in (1337, rng.getrandbits(64)):
         blocks = kernel.block_hashes(tokens, block_size, seed)
         assert blocks.tolist() == reference.block_hashes(tokens, block_size, seed).tolist()
+        whole = reference.prefix_hashes(blocks).tolist()
+        assert kernel.token_prefixes(memoryview(tokens), block_size, seed).tolist() == whole
         for parent in (None, 0, rng.getrandbits(64)):
             chain = kernel.prefix_hashes(blocks, parent)
             twin = reference.prefix_hashes(blocks, parent)  # type: ignore[arg-type]
@@ -49,8 +51,10 @@ def test_a_prompt_shorter_than_a_block_has_no_hashes() -> None:
     assert kernel.block_hashes(b"", 16, 1337).tolist() == []
     assert kernel.block_hashes(bytes(63), 16, 1337).tolist() == []
     assert kernel.prefix_hashes(np.empty(0, np.uint64)).tolist() == []
-    with pytest.raises(ValueError, match="no block size"):
-        kernel.block_hashes(bytes(64), 0, 1337)
+    assert kernel.token_prefixes(bytes(63), 16, 1337).tolist() == []
+    for hashes in (kernel.block_hashes, kernel.token_prefixes):
+        with pytest.raises(ValueError, match="no block size"):
+            hashes(bytes(64), 0, 1337)
 
 
 def test_a_slot_that_was_never_opened_is_refused() -> None:
@@ -109,8 +113,9 @@ class Twins:
         native, twin = self.native.match(prompt).blocks, self.twin.match(prompt).blocks
         slots = np.array(self.rng.sample(self.slots, len(self.slots)), np.intp)
         usable_max = self.rng.randrange(len(prompt) + 2)
-        ours = self.native.overlap(prompt, usable_max, slots)
-        assert ours.tolist() == self.twin.overlap(prompt, usable_max, slots).tolist()
+        unit = self.rng.choice([1, 16, 784])
+        ours = self.native.overlap(prompt, usable_max, slots, unit)
+        assert ours.tolist() == self.twin.overlap(prompt, usable_max, slots, unit).tolist()
         for slot in self.slots:
             assert native[:, slot].tolist() == twin[:, slot].tolist()
             assert self.native.digest(slot) == self.twin.digest(slot)
@@ -478,3 +483,12 @@ def test_an_overlap_of_slots_that_were_never_opened_is_refused() -> None:
     for slot in (1, -1):
         with pytest.raises(IndexError):
             index.overlap(keys(3), 3, np.array([0, slot]))
+
+
+def test_an_overlap_takes_arrays_of_64_bits() -> None:
+    index = kernel.NativeIndex()
+    slots = np.array([index.open_slot()], np.intp)
+    with pytest.raises(ValueError, match="of 4 bytes, not of 8"):
+        index.overlap(keys(4).astype(np.uint32), 4, slots)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="of 4 bytes, not of 8"):
+        index.overlap(keys(4), 4, slots.astype(np.int32))  # type: ignore[arg-type]
