@@ -18,18 +18,19 @@ def native(name: str, folders: list[str]) -> Extension:
     )
 
 
-FAST_PATH = ["indexer", "router/core", "router/decision", "router/wire"]
-"""Folders of headers that it is made of."""
-
 setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
         native("router.core.counts", []),
-        native("router.core.fast_path", FAST_PATH),
         native("router.decision.ranking", ["indexer", "router/decision", "router/wire"]),
+        native(
+            "router.desk.answer_writer",
+            ["indexer", "router/decision", "router/desk", "router/wire"],
+        ),
         native("router.fleet.load_columns", ["indexer"]),
         native("router.fleet.recent_blocks", ["indexer", "router/fleet"]),
         native("router.reservations.steps", ["indexer"]),
+        native("router.wire.batches", ["router/wire"]),
         native("router.wire.received", ["router/wire"]),
     ]
 )

@@ -1,7 +1,7 @@
 """Sampling of decisions for the shadow policy and the decision log; changes none. Pure.
 
-A decision that is due for a watcher takes the general path, which comes to the same pick as the
-fast path and has all its numbers at hand; all others pay for one look at a counter.
+Of a decision that is due for a watcher all numbers are made; all others pay for one look at a
+counter.
 
 Law: over many requests, each watcher sees its share of them, drawn at random, picks and refusals
 alike.
@@ -10,7 +10,7 @@ alike.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, log
+from math import log
 from typing import Protocol
 
 from router.decision.decision import Decision
@@ -56,22 +56,8 @@ class Watch:
         for sampled in watchers:
             sampled.left = self._gap(sampled)
 
-    @property
-    def left(self) -> float:
-        """Decisions to skip before the next sampled one; 0 or less: the next is sampled; inf: no
-        watchers."""
-        return min((sampled.left for sampled in self._watchers), default=inf)
-
-    def passed(self, count: int) -> None:
-        """Counts decisions that the fast path made, unsampled."""
-        for sampled in self._watchers:
-            sampled.left -= count
-
     def take(self) -> "Due | None":
         """The watchers that get the next request's outcome; None: no watcher does."""
-        if self.left > 0:
-            self.passed(1)
-            return None
         due = []
         for sampled in self._watchers:
             if sampled.left > 0:
@@ -79,7 +65,7 @@ class Watch:
             else:
                 due.append(sampled)
                 sampled.left += self._gap(sampled)
-        return Due(due, self._failed)
+        return Due(due, self._failed) if due else None
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1

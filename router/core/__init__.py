@@ -1,1 +1,1 @@
-"""The one writer of fleet and reservations, and the native fast path beside it. Pure."""
+"""The one writer of fleet and reservations. Pure."""

@@ -43,7 +43,7 @@ from router.decision.decision import Decision, NobodyFits
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
 from router.request.refusal import Reason, Refusal
-from router.request.request import Request, Role
+from router.request.request import Request
 from router.reservations.reservations import Reservation
 
 ATTEMPTS_MAX = 16
@@ -170,22 +170,6 @@ class Admission:
         """Requests of each pool that wait."""
         pools = self.queue.pools()
         return {pool: self.queue.waiting(pool) for pool in pools if isinstance(pool, Pool)}
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether some rule holds requests while workers have room, so that each is looked at."""
-        return self._has_rules
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a request may be decided without a look at it: none waits, here or in another
-        router, and no rule holds requests while workers have room."""
-        return not (len(self.queue) or self._has_rules or self.fleet_turns.is_contended)
-
-    def waits_for(self, model: str) -> bool:
-        """Whether requests wait that one for a model and no role goes behind."""
-        pool = Pool(self.base_model(model), Role.BOTH)
-        return self.queue.waiting(pool) > 0 or self.fleet_turns.wanted(pool)
 
     def base_model(self, model: str) -> str:
         """The model of the pool that requests for a name wait in."""

@@ -19,12 +19,10 @@ from math import inf
 
 from events.feed.fleet_view import FleetView, Source
 from indexer.identity import WorkerKey
-from indexer.kernel import NativeIndex
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.copies.hot_prefixes import Effect as CopyEffect
 from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
-from router.core.fast_path import Lane
 from router.core.progress import Effects, Pick, Progress, ProgressResult, Repeated
 from router.core.reservation_life import ReservationLife
 from router.core.unobserved import Unobserved
@@ -102,9 +100,6 @@ class RouterCore:
         self.pair_picks: Counter[Prefill] = Counter()
         self.tombstone_s = tombstone_s
         self._rng = rng
-        self.lane = Lane(self, rng) if isinstance(view.index, NativeIndex) else None
-        """Picks for plain requests; the decider and the rest of this file are its twin, and for all
-        others."""
         self._copy_means = copy_means or recomputed(routing.prefill_rate)
         self._copies: HotPrefixes | None = None
         """Kept for its counters after copying was switched off."""
@@ -234,10 +229,6 @@ class RouterCore:
         self.routing = routing = settings.of_fleet.routing
         self.life.lease_s = routing.lease_s
         self.fleet.reconfigure(routing)
-        if self.lane is not None:
-            tally, traces = self.lane.tally, self.lane.traces
-            self.lane = Lane(self, self._rng)
-            self.lane.tally, self.lane.traces = tally, traces
 
     def copy_prefixes(self, settings: HotPrefixSettings) -> list[CopyEffect]:
         """Starts, changes or ends the copying of hot prefixes; returns which copies end with it."""

@@ -104,9 +104,9 @@ class ReservationLife:
         """Reserves a pick's load. output_tokens: what is expected of its answer. What is open is in
         the reservations before anything else happens, so that it can be withdrawn."""
         self.picks += 1
-        load = self.fleet.load(source.key)
-        open_reservation(self.reservations, load, reservation, output_tokens, self.picks)
-        self.fleet.pools.put_load(source.slot, load)
+        load, columns = self.fleet.load(source.key), self.fleet.pools.written
+        about = output_tokens, self.picks, columns, source.slot
+        open_reservation(self.reservations, load, reservation, *about)
 
     def open_prefill(self, source: Source, reservation: Reservation, now_s: float) -> None:
         """Has another worker compute the prompt of what was just reserved."""

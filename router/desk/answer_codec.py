@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from kvroute.v1 import router_pb2
 from router.core.core import RouterCore
-from router.core.fast_path import AnswerWriter
 from router.core.progress import ProgressResult
 from router.decision.decision import Decision
 from router.decision.handover import hand_over
+from router.desk.answer_writer import AnswerWriter
 from router.desk.statuses import write_status
 from router.fleet.pools import heartbeat_of
 from router.request.refusal import Refusal

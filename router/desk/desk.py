@@ -1,7 +1,7 @@
 """The desk: the one way in for every face, be it gRPC, HTTP or a test.
 
-    request's bytes -> sampled? -> fast path, or read -> core -> answer's bytes
-                                              no room -> waits    counted, peers informed
+    request's bytes -> read -> core    -> answer's bytes, counted, peers informed
+                               no room -> waits
     report, heartbeat, peer, time -> core -> `changed` -> answers to requests that wait
 
 A face brings bytes and takes bytes: it measures messages, keeps deadlines and writes statuses.
@@ -22,15 +22,13 @@ from typing import TypeAlias
 
 from kvroute.v1 import router_pb2
 from router.audit.sampling import Due, Observed, ObservedBy
-from router.copies.hot_prefixes import HotPrefixes
 from router.core.admission import Admission
 from router.core.core import RouterCore
-from router.core.fast_path import LONG_BYTES, Batch, Results
 from router.core.progress import Pick, Progress, ProgressState, Repeated
 from router.desk import answer_codec, request_codec
 from router.desk.answers import Answered, Later, Outlook, Steps, Waiting
 from router.desk.counters import Metrics
-from router.desk.methods import ROUTE, ROUTE_STREAM
+from router.desk.methods import ROUTE
 from router.desk.stream_items import RouteItems
 from router.desk.tenant import UNVERIFIED, Caller
 from router.request.refusal import Reason, Refusal
@@ -43,8 +41,8 @@ from router.wire.received import ReceivedRequest
 Read: TypeAlias = tuple[ReceivedRequest, Request]
 WAITING_BYTES = 1024
 """Of a request that waits, beside its message: about what its objects take up."""
-RUN_ITEMS = 16
-"""Plain items that the fast path answers at once, at most."""
+LONG_BYTES = 512 * 1024
+"""A request up to this size is read, hashed and picked for in one step."""
 
 
 class Desk:
@@ -84,9 +82,6 @@ class Desk:
         self._is_due = False
         """Whether a turn is to come that `soon` was given."""
         self.tracing = tracing
-        if core.lane is not None:
-            core.lane.tally = metrics.tally
-            core.lane.traces = tracing is not None
 
     def items(
         self,
@@ -96,9 +91,7 @@ class Desk:
     ) -> RouteItems:
         """For one stream of requests. steps, leave: in the place of the desk's own."""
         steps = steps or partial(self.steps, caller=caller)
-        run = partial(self.run, caller=caller) if caller.usage is None else _none_at_once
-        leave = leave or self.leave
-        return RouteItems(steps, self.cancel, run, leave, self.outlook, self.unsent)
+        return RouteItems(steps, self.cancel, leave or self.leave, self.outlook, self.unsent)
 
     def route(
         self, request: bytes, left_s: float = inf, caller: Caller = UNVERIFIED
@@ -113,19 +106,9 @@ class Desk:
             _check_in_time(left_s)
             if caller.usage is not None:
                 caller.usage.request()
-            if (
-                due is not None
-                or caller.usage is not None
-                or self.admission.has_rules
-                or ((plain := self._plain(request, now_s, self._is_behind())) is None)
-            ):
-                received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
-                read = received, request_codec.read_request(received, self._core, caller)
-                return self._general(request, read, now_s, left_s, due, caller)
-            self._on_change()
-            if not plain[2]:
-                caller.owns(plain[1])
-            return plain
+            received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
+            read = received, request_codec.read_request(received, self._core, caller)
+            return self._decided(request, read, now_s, left_s, due, caller)
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
             raise
@@ -201,22 +184,6 @@ class Desk:
             yield
         return parts
 
-    def run(
-        self, batch: Batch, results: Results, waited_s: float, caller: Caller = UNVERIFIED
-    ) -> dict[int, Reservation]:
-        """Plain items at the front of what is left of a batch, answered by the lane."""
-        answered: dict[int, Reservation] = {}
-        try:
-            self._run(batch, results, waited_s, answered)
-        except Refusal:
-            pass  # of the item that is next: the general way comes to it again
-        except Exception as error:  # ours; the next item is tried once more by itself
-            self._fault(ROUTE_STREAM, error, "its items are tried again, one by one")
-        if caller.owner:
-            for reservation in answered.values():
-                caller.owns(reservation)
-        return answered
-
     def cancel(self, reservation: Reservation) -> None:
         """Ends a reservation whose caller left before it had the answer."""
         failed = Progress(reservation.id, ProgressState.FAILED, failure=Ending.FAILED_CANCELLED)
@@ -256,7 +223,7 @@ class Desk:
                 caller.usage.request()
             read = yield from self._read(request, caller)
             read_s = self._clock()
-            return self._general(request, read, read_s, left_s - (read_s - now_s), due, caller)
+            return self._decided(request, read, read_s, left_s - (read_s - now_s), due, caller)
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
             raise
@@ -290,71 +257,11 @@ class Desk:
             )
         return refusal
 
-    def _is_behind(self) -> Callable[[str], bool] | None:
-        """Says of a model whether its requests wait, and others go behind them; None: none wait."""
-        return None if self.admission.is_idle else self.admission.waits_for
-
-    def _plain(
-        self, request: bytes, now_s: float, is_behind: Callable[[str], bool] | None = None
-    ) -> Answered | None:
-        """A request answered by the lane; None when it takes the general way."""
-        lane = self._core.lane
-        if lane is None or (reservation := lane.answer(request, now_s, is_behind)) is None:
-            return None
-        if (hot := self._core.hot) is not None:
-            self._count(hot, reservation, lambda: request, now_s)
-        return reservation.answer, reservation, False
-
-    def _run(
-        self, batch: Batch, results: Results, waited_s: float, answered: dict[int, Reservation]
-    ) -> None:
-        """See `run`; raises a Refusal of the item that is next."""
-        watch, lane, hot = self._observed.watch, self._core.lane, self._core.hot
-        if watch is not None and watch.left < RUN_ITEMS:
-            return  # one by one, so that the item that is due is seen
-        if lane is None or self.admission.has_rules:
-            return  # one by one, so that each is looked at
-        now_s = self._clock()
-        places: list[tuple[Reservation, int]] | None = [] if hot is not None else None
-        try:
-            waited_ms, is_behind = int(waited_s * 1000), self._is_behind()
-            lane.answers(batch, results, waited_ms, now_s, answered, places, is_behind)
-        finally:
-            for reservation, place in places or ():
-                if hot is not None:
-                    self._count(hot, reservation, partial(batch.request_of, place), now_s)
-            if watch is not None:
-                watch.passed(len(answered))
-            self._on_change()
-
-    def _count(
-        self,
-        hot: HotPrefixes,
-        reservation: Reservation,
-        request: Callable[[], bytes],
-        now_s: float,
-    ) -> None:
-        """The lane answered a plain request, which every worker may see."""
-        tokens_max = self._core.routing.prompt_tokens_max
-        try:
-            hot.on_pick(
-                reservation,
-                True,
-                lambda: (
-                    request_codec.read_request(
-                        request_codec.receive(request(), tokens_max), self._core
-                    ).prompt
-                ),
-                now_s,
-            )
-        except Exception as error:  # of the copies alone: the request keeps its answer
-            self._fault(ROUTE, error, "a hot prefix is not counted; the request has its answer")
-
     def _turns_again(self) -> None:
         self._is_due = False
         self.turns()
 
-    def _general(
+    def _decided(
         self,
         request: bytes,
         read: Read,
@@ -363,7 +270,7 @@ class Desk:
         due: Due | None,
         caller: Caller,
     ) -> Answered | Waiting:
-        """A request that the fast path didn't answer."""
+        """A request that was read: answered, or it waits."""
         received, parsed = read
         answers: list[Answered] = []
         trace = self._traced(received, now_s)
@@ -411,30 +318,23 @@ class Desk:
 
     def _answer_waiting(self, waiting: Waiting, waited_s: float, may_strain: bool) -> Answered:
         """A request that waits, decided; raises Refusal, not counted."""
-        now_s, read, plain = self._clock(), waiting.read, None
+        now_s, read = self._clock(), waiting.read
         if waiting.due is not None:
             waiting.due.waited_s = waited_s
         try:
-            usage = waiting.caller.usage
-            if waiting.due is None and read is None and not may_strain and usage is None:
-                plain = self._plain(waiting.request, now_s)
-            if plain is None:
-                if read is None:
-                    received = request_codec.receive(
-                        waiting.request, self._core.routing.prompt_tokens_max
-                    )
-                    read = (
-                        received,
-                        request_codec.read_request(received, self._core, waiting.caller),
-                    )
-                about = waiting.caller, waiting.trace
-                plain = self._any(read, now_s, waiting.due, may_strain, *about)
+            if read is None:
+                received = request_codec.receive(
+                    waiting.request, self._core.routing.prompt_tokens_max
+                )
+                read = received, request_codec.read_request(received, self._core, waiting.caller)
+            about = waiting.caller, waiting.trace
+            answered = self._any(read, now_s, waiting.due, may_strain, *about)
         except Refusal:
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
             raise self._fault(ROUTE, error) from error
         self._on_change()
-        content, reservation, repeated = plain
+        content, reservation, repeated = answered
         if not repeated:
             waiting.caller.owns(reservation)
             ahead = 0 if waiting.waiter is None else waiting.waiter.ahead
@@ -499,11 +399,6 @@ class Desk:
             whole = self._writer.answer(pick, request.priority, omit_receipt=False)
             trace.picked(router_pb2.RouteResponse.FromString(whole))
         return self._writer.answer(pick, request.priority, request.omit_receipt)
-
-
-def _none_at_once(_batch: Batch, _results: Results, _waited_s: float) -> dict[int, Reservation]:
-    """In the place of `Desk.run`, for callers each of whose items is checked."""
-    return {}
 
 
 def _check_in_time(left_s: float) -> None:

@@ -20,11 +20,11 @@ from math import inf
 from time import perf_counter, thread_time
 
 from kvroute.v1 import router_pb2
-from router.core.fast_path import ITEMS_MAX, Batch, Results
 from router.desk import answer_codec, statuses
 from router.desk.answers import Answered, Later, Outlook, Steps
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Reservation
+from router.wire.batches import ITEMS_MAX, Batch, Results
 from router.wire.received import TooMuch, in_order
 
 SLICE_S = 0.0003
@@ -47,7 +47,6 @@ class RouteItems:
         self,
         route: Callable[[bytes | None, float], Steps],
         cancel: Callable[[Reservation], None],
-        run: Callable[[Batch, Results, float], dict[int, Reservation]] = lambda *_: {},
         leave: Callable[[Later], None] = lambda _: None,
         outlook: Callable[[Later], Outlook | None] = lambda _: None,
         unsent: Callable[[Reservation], None] = lambda _: None,
@@ -56,12 +55,10 @@ class RouteItems:
     ) -> None:
         """route answers a RouteRequest (None: the item has none), whose caller waits for so many
         seconds more (0: its time is over), in steps, or raises Refusal; cancel ends a reservation
-        that nobody waits for any more, leave the wait of a request; run answers some items at once:
-        see Lane.answers. outlook: where a request stands in the queue. unsent: ends the reservation
-        of an answer that could not be sent."""
+        that nobody waits for any more, leave the wait of a request. outlook: where a request stands
+        in the queue. unsent: ends the reservation of an answer that could not be sent."""
         self._route = route
         self._cancel = cancel
-        self._run = run
         self._leave = leave
         self._outlook = outlook
         self._unsent = unsent
@@ -137,14 +134,8 @@ class RouteItems:
         sent_cpu_s = self._cpu_clock()
         sent = False
         results = Results()
-        while True:
-            if answered := self._run(batch, results, self._clock() - began_s):
-                made += answered.values()
-                self._remember(answered)
-            elif batch.next():
-                yield from self._answer(batch, results, made, began_s)
-            else:
-                break
+        while batch.next():
+            yield from self._answer(batch, results, made, began_s)
             if self._cpu_clock() - sent_cpu_s >= SLICE_S:
                 if len(results):
                     yield results.take()
@@ -211,7 +202,7 @@ class RouteItems:
         answer, reservation, repeated = answered
         if not repeated:
             made.append(reservation)
-            self._remember({index: reservation})
+            self._remember(index, reservation)
         results.add_answer(index, answer)
 
     def _end(self, made: list[Reservation]) -> None:
@@ -227,11 +218,10 @@ class RouteItems:
             left_s = 0.0 if is_over else item.timeout_ms / 1000 - waited_s
         return (yield from self._route(item.request, left_s))
 
-    def _remember(self, answered: dict[int, Reservation]) -> None:
-        for index, reservation in answered.items():
-            self._answered[index] = reservation
-            self._answered.move_to_end(index)
-        while len(self._answered) > CANCELLABLE_MAX:
+    def _remember(self, index: int, reservation: Reservation) -> None:
+        self._answered[index] = reservation
+        self._answered.move_to_end(index)
+        if len(self._answered) > CANCELLABLE_MAX:
             self._answered.popitem(last=False)
 
 

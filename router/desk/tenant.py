@@ -5,8 +5,7 @@
 
 A face gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.items`); faces that
 verify nobody give none. `codec.read_request` puts the tenant into the Request, where admission,
-quotas, shares and metrics find it. The fast path reads no tenant: it answers only requests that no
-rule about tenants can hold (`Admission.has_rules`, `Admission.is_idle`).
+quotas, shares and metrics find it.
 """
 
 from typing import NamedTuple

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The columns of workers' loads, for the fast path."""
+"""The columns of workers' loads, for the steps of reservations."""
 
 from libc.stdint cimport uint32_t
 

@@ -208,7 +208,7 @@ class Pools:
         self.columns = np.zeros((len(COLUMNS), 0))
         """A place for each slot; another array once there are more slots."""
         self.others_waiting = np.zeros(0)
-        """Of each slot: requests that wait there and that others have sent, for the fast path
+        """Of each slot: requests that wait there and that others have sent
         (Further.others_waiting). Replaced together with `columns`."""
         self.written = LoadColumns()
         """Writes loads into these two."""

@@ -4,7 +4,7 @@ A Report may end a reservation, and its id is the right to do so: a token is 64 
 that nobody can predict, as 16 hexadecimal digits. It holds no `-`, so that the replica's name is
 what stands before the last one, as all releases read it.
 
-Law: the same source of bytes gives the same ids, in the core and in the lane alike.
+Law: the same source of bytes gives the same ids.
 """
 
 from collections.abc import Callable
@@ -21,17 +21,18 @@ class ReservationIds:
         """random_bytes: os.urandom, or one with a seed for simulations and tests."""
         self._prefix = f"{replica}-"
         self._random_bytes = random_bytes
-        self.drawn: list[str] = []
-        """Ids that come next, from the end on; `draw` adds to it. The lane takes them, too."""
+        self._drawn: list[str] = []
+        """Ids that come next, from the end on."""
 
     def next(self) -> str:
         """An id that no reservation has had."""
-        if not self.drawn:
-            self.draw()
-        return self.drawn.pop()
+        if not self._drawn:
+            self._draw()
+        return self._drawn.pop()
 
-    def draw(self) -> None:
-        """Fills `drawn`."""
+    def _draw(self) -> None:
         digits = self._random_bytes(DRAWN * TOKEN_BYTES).hex()
         length = 2 * TOKEN_BYTES
-        self.drawn += [self._prefix + digits[i : i + length] for i in range(0, len(digits), length)]
+        self._drawn += [
+            self._prefix + digits[i : i + length] for i in range(0, len(digits), length)
+        ]

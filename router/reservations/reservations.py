@@ -12,9 +12,10 @@ Laws:
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
 import numpy as np
 from typing_extensions import override
 
@@ -65,9 +66,9 @@ class PrefillHold:
     """Until the prompt is computed, or the reservation ends."""
 
 
-@dataclass(slots=True)
-class Reservation:
-    """A request's hold on a worker, or on a pair of workers."""
+class Reservation(msgspec.Struct, eq=False, gc=False):
+    """A request's hold on a worker, or on a pair of workers. It refers to nothing that could refer
+    to it, so that the collector need not look at it."""
 
     id: str
     request_id: str
@@ -107,7 +108,7 @@ class Reservation:
         """The reservation as seen by the worker that computes the prompt: of a pair, a copy."""
         if self.prefill is None:
             return self
-        return replace(
+        return msgspec.structs.replace(
             self,
             worker=self.prefill.worker,
             predicted_tokens=self.prefill.predicted_tokens,

@@ -1,6 +1,7 @@
 """How a WorkerLoad and Reservations change as reservations open and close. Pure (steps.pyx)."""
 
 from indexer.hashing import HashArray
+from router.fleet.load_columns import LoadColumns
 from router.reservations.load import WorkerLoad
 from router.reservations.reservations import Reservation, Reservations
 
@@ -16,7 +17,7 @@ def open_load(
 
 def close_load(
     load: WorkerLoad, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float
-) -> int:
+) -> None:
     """A reservation ends. new_tokens: of its prompt that are not computed yet."""
 
 def open_reservation(
@@ -25,10 +26,13 @@ def open_reservation(
     reservation: Reservation,
     output_tokens: int,
     ordinal: int,
-) -> int:
-    """A pick's reservation opens, with its load. output_tokens: what is expected of its answer;
-    ordinal: the number of the pick. The reservation is in the reservations before anything else
-    happens to others, so that it can be withdrawn."""
+    columns: LoadColumns,
+    slot: int,
+) -> None:
+    """A pick's reservation opens, with its load, which is written into the columns of its worker's
+    slot. output_tokens: what is expected of its answer; ordinal: the number of the pick. The
+    reservation is in the reservations before anything else happens to others, so that it can be
+    withdrawn."""
 
 def add_reservation(reservations: Reservations, reservation: Reservation) -> int:
     """Reservations.add."""

@@ -1,15 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""How a WorkerLoad (load.py) and Reservations (reservations.py) change as reservations open and close. Pure.
-
-The general path calls these steps by the methods of the two, the fast path directly.
-"""
+"""How a WorkerLoad (load.py) and Reservations (reservations.py) change as reservations open and close. Pure."""
 
 from indexer.arrays cimport address_of
 from indexer.kernel cimport BlockUsers, users_close, users_open
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
-cdef extern from "Python.h":
-    void PyObject_GC_UnTrack(void *)
+from router.fleet.load_columns cimport LoadColumns
 
 HISTORY_MAX = 8192
 HISTORY_S = 10.0
@@ -30,7 +26,7 @@ cpdef int open_load(object load, object prefixes, bint has_tail, object new_toke
     return _remember(load, users, now_s)
 
 
-cpdef int close_load(object load, object prefixes, bint has_tail, object new_tokens, double now_s) except -1:
+def close_load(object load, object prefixes, bint has_tail, object new_tokens, double now_s):
     cdef BlockUsers users = load._users
     cdef size_t count = len(prefixes)
     if count and users._users.used:
@@ -49,19 +45,18 @@ cdef int _remember(object load, BlockUsers users, double now_s) except -1:
     load.changed = True
     if len(history) >= HISTORY_MAX_C or <double>(<tuple>history[0])[0] < now_s - HISTORY_S_C:
         load._forget_some(now_s)
-    change = (now_s, load.requests, users._users.used + load._tails)
-    PyObject_GC_UnTrack(<void *>change)  # it refers to nothing that could refer to it
-    history.append(change)
+    history.append((now_s, load.requests, users._users.used + load._tails))
     return 0
 
 
-cpdef int open_reservation(object reservations, object load, object reservation, object output_tokens, object ordinal) except -1:
-    open_load(load, reservation.prefixes, reservation.has_tail, reservation.new_tokens, reservation.opened_at_s)
+def open_reservation(reservations, load, reservation, output_tokens, ordinal, LoadColumns columns not None, uint32_t slot):
+    opened_at_s = reservation.opened_at_s
+    open_load(load, reservation.prefixes, reservation.has_tail, reservation.new_tokens, opened_at_s)
     if output_tokens > 1:
-        load.outputs.add(reservation.id, reservation.opened_at_s, output_tokens)
+        load.outputs.add(reservation.id, opened_at_s, output_tokens)
     add_reservation(reservations, reservation)
     load.last_picked = ordinal
-    return 0
+    columns.put(slot, load)
 
 
 cpdef int add_reservation(object reservations, object reservation) except -1:

@@ -21,10 +21,9 @@ from functools import partial
 from math import inf
 
 from router.core.core import RouterCore
-from router.core.fast_path import LONG_BYTES
 from router.desk import text_codec
 from router.desk.answers import Answered, Later, Steps, Waiting
-from router.desk.desk import Desk
+from router.desk.desk import LONG_BYTES, Desk
 from router.desk.stream_items import RouteItems
 from router.desk.tenant import UNVERIFIED, Caller
 from router.desk.text_codec import TextPrompt

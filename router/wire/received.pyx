@@ -269,7 +269,7 @@ def check_fields(bytes content not None, size_t most):
 
 
 def in_order(bytes batch not None, size_t items_max):
-    """A RouteBatch as the lane reads it: each item once, its request in one piece, nothing unknown.
+    """A RouteBatch as Batch reads it: each item once, its request in one piece, nothing unknown.
 
     A request in several fields is their bytes in a row, which is what merging comes to. Raises
     TooMuch for more items; ValueError for bytes that are no batch.

@@ -1,4 +1,47 @@
-"""Batches of a RouteStream: requests in, results out, item by item."""
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Batches of a RouteStream: requests in, results out, item by item, read and written where they lie (native/batch.h)."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+from router.wire.received import TooMuch
+
+cdef extern from "native/field_numbers.h" nogil:
+    int ROUTE_RESULTS_RESULTS, ROUTE_RESULT_INDEX, ROUTE_RESULT_RESPONSE, ROUTE_RESULT_STATUS
+
+cdef extern from "native/wire.h" nogil:
+    ctypedef struct Span:
+        const uint8_t *at
+        size_t size
+    ctypedef struct Backward:
+        uint8_t *bytes
+        size_t capacity, at
+        int failed
+    size_t written(const Backward *)
+    const uint8_t *beginning(const Backward *)
+    void put_varint(Backward *, uint64_t)
+    void put_uint(Backward *, uint32_t, uint64_t)
+    int BYTES
+
+cdef extern from "native/batch.h" nogil:
+    ctypedef struct Item:
+        uint64_t index, timeout_ms
+        Span request
+        int is_request, is_cancel
+    int read_item(Span *, Item *)
+    int64_t count_items(Span, size_t, size_t)
+
+DEF ITEM_FIELDS_MAX = 8
+"""Of an item and beside it, on average; the contract has 4."""
+ITEMS_MAX = 4096
+"""Items of a batch."""
+
+
+cdef inline Span _span(bytes content):
+    return Span(<const uint8_t *>PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))
+
 
 cdef class Batch:
     """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
@@ -6,7 +49,7 @@ cdef class Batch:
     cdef bytes _content
     cdef Span _left
     cdef Item _item
-    cdef size_t _count, _at
+    cdef size_t _count
 
     def __init__(self, bytes content not None, size_t items_max=ITEMS_MAX):
         """Raises ValueError for bytes that must be put in order first, TooMuch for more items."""
@@ -25,16 +68,10 @@ cdef class Batch:
 
     def next(self):
         """Whether there is another one."""
-        self._at = self._left.at - _span(self._content).at
         if read_item(&self._left, &self._item) <= 0:
             return False
         self._count -= 1
         return True
-
-    @property
-    def place(self):
-        """Where the item is that the batch is at, for request_of."""
-        return self._at
 
     @property
     def index(self):
@@ -47,19 +84,6 @@ cdef class Batch:
     @property
     def cancel(self):
         return bool(self._item.is_cancel)
-
-    def request_of(self, size_t place):
-        """The RouteRequest's bytes of the item at a place, wherever the batch is at.
-
-        The caller chooses indexes, and may give the same to several items. Raises KeyError."""
-        cdef Span left = _span(self._content)
-        cdef Item item
-        if place <= left.size:
-            left.at += place
-            left.size -= place
-            if read_item(&left, &item) > 0 and item.is_request:
-                return PyBytes_FromStringAndSize(<const char *>item.request.at, item.request.size)
-        raise KeyError(place)
 
     @property
     def request(self):

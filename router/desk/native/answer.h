@@ -167,13 +167,11 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
  * faces: of the rows in `order`; conditions: of its first two. engine_priority: NULL if the engine
  * has none. about: NULL for an answer whose receipt is written elsewhere, or left out. new_tokens:
  * that the worker computes. hash_block_size: 0 if tokens are wanted. */
-static void put_answer(Backward *b, const Decided *d, const About *about, const uint32_t *order,
-                       size_t ordered, size_t alternatives, const Face *faces,
-                       const Condition *conditions, double lease_s,
+static void put_answer(Backward *b, const Decided *d, const uint32_t *order, size_t ordered,
+                       size_t alternatives, const Face *faces, double lease_s,
                        const int32_t *engine_priority, uint64_t new_tokens,
                        uint32_t hash_block_size) {
     put_uint(b, ROUTE_RESPONSE_HASH_BLOCK_SIZE, hash_block_size);
-    if (about) put_receipt(b, ROUTE_RESPONSE_RECEIPT, d, about, order, ordered, faces, conditions);
     put_double(b, ROUTE_RESPONSE_LEASE_S, lease_s);
     if (engine_priority)
         put_uint_always(b, ROUTE_RESPONSE_ENGINE_PRIORITY, (uint64_t)(int64_t)*engine_priority);

@@ -1,6 +1,69 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The writer of answers: RouteResponse, Receipt and CandidateRow, from the arrays of their decisions."""
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+
+from router.decision.ranking cimport Cheapest, Decided, PickGuard, Ranking, Waits
+
+cdef extern from "router/wire/native/field_numbers.h" nogil:
+    int ROUTE_RESPONSE_RESERVATION_ID, ROUTE_RESPONSE_WORKER_ID, ROUTE_RESPONSE_DP_RANK
+    int ROUTE_RESPONSE_ADDRESS, ROUTE_RESPONSE_LABELS, ROUTE_RESPONSE_PREFILL_WORKER, ROUTE_RESPONSE_RECEIPT
+    int ROUTE_RESPONSE_PREFILL_RECEIPT
+    int ALTERNATIVE_WORKER_ID, ALTERNATIVE_DP_RANK, ALTERNATIVE_ADDRESS
+    int CANDIDATE_ROW_WORKER_ID, CANDIDATE_ROW_DP_RANK, CANDIDATE_ROW_TERMS
+    int RECEIPT_POLICY, RECEIPT_FORMULA, RECEIPT_PARAMETERS, RECEIPT_TERMS, RECEIPT_EXCLUDED
+
+cdef extern from "router/wire/native/wire.h" nogil:
+    ctypedef struct Span:
+        const uint8_t *at
+        size_t size
+    ctypedef struct Backward:
+        uint8_t *bytes
+        size_t capacity, at
+        int failed
+    size_t written(const Backward *)
+    const uint8_t *beginning(const Backward *)
+    void put_uint(Backward *, uint32_t, uint64_t)
+    void put_uint_always(Backward *, uint32_t, uint64_t)
+    void put_bytes(Backward *, uint32_t, Span)
+    void put_bytes_always(Backward *, uint32_t, const void *, size_t)
+    void put_double_always(Backward *, uint32_t, double)
+    void put_term(Backward *, uint32_t, const char *, double)
+    void put_message(Backward *, uint32_t, size_t)
+    int MAP_KEY, MAP_VALUE
+
+cdef extern from "native/answer.h" nogil:
+    ctypedef struct Face "Face":
+        Span picked, alternative, row
+    ctypedef struct Condition:
+        Span stream_state
+        int stream_complete
+        double sample_age_s
+        Span terms, excluded
+    ctypedef struct Moved:
+        uint32_t cheapest
+        const PickGuard *guard
+        const Waits *waits
+        const Face *face
+        const Condition *condition
+    ctypedef struct About:
+        Span policy, replica, prefill, excluded
+        size_t not_live
+        Cheapest cheapest
+        double decided_at_s
+        int32_t best_overlap_tokens
+        const Moved *moved
+    void put_answer(Backward *, const Decided *, const uint32_t *, size_t, size_t, const Face *, double, const int32_t *, uint64_t, uint32_t)
+    void put_receipt(Backward *, uint32_t, const Decided *, const About *, const uint32_t *, size_t, const Face *, const Condition *)
+    void put_receipt_body(Backward *, const Decided *, const About *, const uint32_t *, size_t, const Face *, const Condition *)
+    void put_row_body(Backward *, const Decided *, size_t, const Face *, const Condition *)
+
+DEF WANTED_MAX = 20
+"""Rows in order: one pick, and as many alternatives as the configuration allows (16), or a runner-up."""
 DEF POLICY_PARTS_MAX = 256
+"""Policies whose part of a receipt is kept, written."""
 
 
 cdef class AnswerWriter:
@@ -92,7 +155,7 @@ cdef class AnswerWriter:
             priority = face.engine_priority(priority)
             engine_priority = &priority
         put_answer(
-            &self._answer, &ranking.decided, NULL, order, ordered, routing.alternatives, faces, NULL, routing.lease_s,
+            &self._answer, &ranking.decided, order, ordered, routing.alternatives, faces, routing.lease_s,
             engine_priority, new_tokens,
             # hot prefixes need the tokens, and so do LoRAs
             decision.pool.only_block_size if self._core.hot is None and not decision.request.prompt.lora_name else 0,
@@ -233,3 +296,105 @@ cdef class AnswerWriter:
             put_bytes_always(&self._parts, MAP_KEY, PyBytes_AS_STRING(name), len(name))
             put_message(&self._parts, number, before)
         return _taken(&self._parts)
+
+
+cdef class _WorkerFace:
+    """What answers repeat of a worker, written as its heartbeat had it."""
+
+    cdef object heartbeat
+    cdef bytes picked, alternative, row
+    cdef int priority_direction
+    """1: higher is sooner, -1: lower is; 0: the engine doesn't schedule by priority."""
+
+    def __init__(self, source):
+        cdef Backward b
+        cdef size_t before
+        cdef bytes encoded
+        heartbeat = self.heartbeat = source.heartbeat
+        worker_id, dp_rank = source.key
+        b.bytes, b.capacity, b.at, b.failed = NULL, 0, 0, 0
+        try:
+            for name, value in sorted(heartbeat.labels.items(), reverse=True):
+                before = written(&b)
+                encoded = value.encode()
+                put_bytes_always(&b, MAP_VALUE, PyBytes_AS_STRING(encoded), len(encoded))
+                encoded = name.encode()
+                put_bytes_always(&b, MAP_KEY, PyBytes_AS_STRING(encoded), len(encoded))
+                put_message(&b, ROUTE_RESPONSE_LABELS, before)
+            _put_text(&b, ROUTE_RESPONSE_ADDRESS, heartbeat.address)
+            if heartbeat.multi_rank:
+                put_uint_always(&b, ROUTE_RESPONSE_DP_RANK, dp_rank)
+            _put_text(&b, ROUTE_RESPONSE_WORKER_ID, worker_id)
+            self.picked = _taken(&b)
+            _put_text(&b, ALTERNATIVE_ADDRESS, heartbeat.address)
+            if heartbeat.multi_rank:
+                put_uint_always(&b, ALTERNATIVE_DP_RANK, dp_rank)
+            _put_text(&b, ALTERNATIVE_WORKER_ID, worker_id)
+            self.alternative = _taken(&b)
+            put_uint(&b, CANDIDATE_ROW_DP_RANK, dp_rank)
+            _put_text(&b, CANDIDATE_ROW_WORKER_ID, worker_id)
+            self.row = _taken(&b)
+        finally:
+            free(b.bytes)
+        self.priority_direction = 0
+        if heartbeat.priority_scheduling:
+            self.priority_direction = 1 if heartbeat.priority_scheduling == "higher" else -1
+
+    cdef int32_t engine_priority(self, int32_t priority):
+        """A request's priority in the engine's direction; higher is sooner in the request."""
+        if self.priority_direction > 0:
+            return priority
+        return 0x7FFFFFFF if priority == -0x80000000 else -priority  # the lowest has no opposite that fits
+
+    cdef Face spans(self):
+        return Face(_span(self.picked), _span(self.alternative), _span(self.row))
+
+
+cdef inline Span _span(bytes content):
+    return Span(<const uint8_t *>PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))
+
+
+cdef void _begin(Backward *b):
+    b.at = b.capacity
+    b.failed = 0
+
+
+cdef bytes _taken(Backward *b):
+    """What was written, as bytes; begins again."""
+    cdef bytes content
+    if b.failed:
+        _begin(b)
+        raise MemoryError
+    content = PyBytes_FromStringAndSize(<const char *>beginning(b), written(b))
+    _begin(b)
+    return content
+
+
+cdef void _put_text(Backward *b, uint32_t number, str text):
+    cdef bytes encoded = text.encode()
+    put_bytes(b, number, _span(encoded))
+
+
+cdef int _put_policy(Backward *b, policy) except -1:
+    """Receipt: policy, formula, parameters."""
+    cdef double value
+    cdef bytes name
+    for text, value in sorted(policy.parameters.items(), reverse=True):
+        name = text.encode()
+        put_term(b, RECEIPT_PARAMETERS, name, value)
+    _put_text(b, RECEIPT_FORMULA, policy.formula)
+    _put_text(b, RECEIPT_POLICY, policy.name)
+    return 0
+
+
+cdef int _put_exclusions(Backward *b, counts) except -1:
+    """Receipt.excluded, by reason."""
+    cdef size_t before
+    cdef bytes reason
+    for text, count in counts.items():
+        before = written(b)
+        put_uint_always(b, MAP_VALUE, count)
+        reason = text.encode()
+        put_bytes_always(b, MAP_KEY, PyBytes_AS_STRING(reason), len(reason))
+        put_message(b, RECEIPT_EXCLUDED, before)
+    return 0
