@@ -112,7 +112,6 @@ class Admission:
         self._estimates: dict[str, float] = {}
         """What those of them were charged whose length is an estimate."""
         self._is_closed = False
-        self._has_rules = False
         self._note_rules()
 
     def __len__(self) -> int:
@@ -126,8 +125,7 @@ class Admission:
 
     def may_wait(self, wait: Wait) -> bool:
         """Whether a request may wait at all."""
-        bound = self.queue.settings.max_waiting
-        return bound > 0 and wait.timeout_s != 0 and not self._is_closed
+        return self._takes_waits and wait.timeout_s != 0
 
     def route(
         self,
@@ -143,13 +141,14 @@ class Admission:
         job: of a request that waits. decide: reserves a worker at once, as Job.decide does later;
         called with may_strain. size_bytes: of memory, while it waits.
         """
-        may_wait, decision = self.may_wait(wait), None
-        rule = self._rule_against(request, wait, now_s) if self._has_rules else None
-        if rule is not None and not may_wait:
+        may_wait, decision, rule = self.may_wait(wait), None, None
+        if self._has_rules and (rule := self._rule_against(request, wait, now_s)) and not may_wait:
             raise rule.copy()
         if rule is None and (not may_wait or not self._is_behind(request)):
             try:
-                self._took(request, decide(not may_wait), now_s)
+                reservation = decide(not may_wait)
+                if self._has_rules:
+                    self._took(request, reservation, now_s)
                 return None
             except NobodyFits as refusal:
                 if not may_wait or refusal.reason is not Reason.ALL_WORKERS_FULL:
@@ -216,6 +215,7 @@ class Admission:
     def close(self, refusal: Refusal, now_s: float) -> None:
         """No request waits any more; those that do are refused."""
         self._is_closed = True
+        self._note_rules()
         self.fleet_turns.stop(now_s)
         for waiter in self.queue.clear(now_s):
             _job(waiter).refuse(refusal)
@@ -387,7 +387,9 @@ class Admission:
         have_quotas = self.queue.tenants.have_quotas
         self._has_shares = self.queue.has_shares
         self._has_rules = have_quotas or self._has_shares
+        """Whether some rule holds requests while workers have room, so that each is looked at."""
         settings = self.queue.settings
+        self._takes_waits = settings.max_waiting > 0 and not self._is_closed
         self._core.decider.looks_ahead = settings.blocks_ahead and settings.max_waiting > 0
         self._core.life.keep_ended(have_quotas)
         if not have_quotas:

@@ -47,6 +47,10 @@ def _no_mark(_stage: str) -> None:
     """Nobody measures."""
 
 
+def _raised(error: Exception) -> None:
+    raise error
+
+
 class RouterCore:
     """The decisions of a replica.
 
@@ -105,6 +109,8 @@ class RouterCore:
         """Kept for its counters after copying was switched off."""
         self.hot: HotPrefixes | None = None
         """Copies what many ask for; None: switched off."""
+        self.on_copy_fault: Callable[[Exception], None] = _raised
+        """Called with what failed as a pick was counted for copies: it takes no answer away."""
         self.copy_prefixes(routing.hot_prefixes)
 
     def route(
@@ -125,21 +131,13 @@ class RouterCore:
         nothing. may_strain: see Decider.decide.
         """
         prompt, view = request.prompt, self.fleet.view
-        view.salted |= bool(prompt.cache_salt)
-        view.itemized |= prompt.has_items
+        if prompt.cache_salt:
+            view.salted = True
+        if prompt.has_items:
+            view.itemized = True
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None:
-            _, block_size, _, _ = earlier.fingerprint
-            if earlier.fingerprint != request.fingerprint(block_size):
-                raise Refusal(
-                    Reason.REQUEST_ID_REUSED,
-                    f"request id {request.request_id!r} was used with another prompt, model or"
-                    " phase",
-                )
-            if earlier.ended is None:  # the answer names the whole lease, so it begins again
-                self.reservations.renew(earlier, now_s + self.routing.lease_s)
-            earlier.shared = True
-            return Repeated(earlier)
+            return self._repeated(earlier, request, now_s)
         if self.reservations.full():
             raise Refusal(
                 Reason.TOO_MANY_RESERVATIONS,
@@ -147,14 +145,16 @@ class RouterCore:
                 " router keeps (routing.reservations_max)",
                 FULL_RETRY_S,
             )
-        decision = self.decide(request, now_s, mark, may_strain=may_strain)
+        ready = self.fleet.ready
+        decision = self.decider.decide(request, ready, now_s, mark, may_strain=may_strain)
         if not decision.order:
             raise self.decider.refuse(decision)
+        computing = decision.computing
         if watch is not None:
             decision.keep()
-            watch(decision.computing)
-        source, computing = decision.sources[decision.order[0]], decision.computing
-        overlap = decision.overlap(decision.order[0])
+            watch(computing)
+        row = decision.order[0]
+        source, overlap = decision.pool.sources[row], decision.overlap(row)
         is_computed = computing is decision and request.resumed is None
         reservation = self.life.made(source, request, overlap, now_s, computes=is_computed)
         if computing is not decision:
@@ -165,11 +165,23 @@ class RouterCore:
             reservation.answer = write(pick)
         self.life.open(source, reservation, self.decider.output_tokens(request))
         try:
-            self._on_reserved(request, decision, reservation, now_s)
+            self._on_reserved(source, decision, reservation, now_s)
         except BaseException:
             self.withdraw(reservation, now_s)
             raise
         return pick
+
+    def _repeated(self, earlier: Reservation, request: Request, now_s: float) -> Repeated:
+        _, block_size, _, _ = earlier.fingerprint
+        if earlier.fingerprint != request.fingerprint(block_size):
+            raise Refusal(
+                Reason.REQUEST_ID_REUSED,
+                f"request id {request.request_id!r} was used with another prompt, model or phase",
+            )
+        if earlier.ended is None:  # the answer names the whole lease, so it begins again
+            self.reservations.renew(earlier, now_s + self.routing.lease_s)
+        earlier.shared = True
+        return Repeated(earlier)
 
     def on_priority(self, source: Source) -> None:
         """A request with a priority got a worker, whose engine may schedule by none."""
@@ -184,16 +196,21 @@ class RouterCore:
         return self.decider.policies
 
     def _on_reserved(
-        self, request: Request, decision: Decision, reservation: Reservation, now_s: float
+        self, source: Source, decision: Decision, reservation: Reservation, now_s: float
     ) -> None:
         """Changes of a pick beside its worker's load."""
-        source, computing = decision.sources[decision.order[0]], decision.computing
-        self.last_resorts += decision.last_resort
-        self.strained_picks += decision.strained
-        self.guarded += computing.ranking.moved_from >= 0
+        request, computing = decision.request, decision.computing
+        if decision.last_resort:
+            self.last_resorts += 1
+        if decision.strained:
+            self.strained_picks += 1
+        if computing.ranking.moved_from >= 0:
+            self.guarded += 1
         self.life.predict(source, reservation.prefixes, reservation.predicted_tokens, now_s)
-        self.life.note_probe(source.key, reservation.id, now_s)
-        self.life.remember(request, reservation, now_s)
+        if self.fleet.outliers.probing:
+            self.life.note_probe(source.key, reservation.id, now_s)
+        if request.session_id:
+            self.life.remember(request, reservation, now_s)
         if decision.how is not None:
             self.pair_picks[decision.how] += 1
             if computing is not decision:
@@ -205,7 +222,10 @@ class RouterCore:
             self.ttft_check.on_pick(reservation.id, predicted_s)
         if self.hot is not None:
             seen = reservation.where_computed()
-            self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
+            try:
+                self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
+            except Exception as error:  # of the copies alone
+                self.on_copy_fault(error)
 
     def decide(
         self,

@@ -126,14 +126,14 @@ class ReservationLife:
         """A worker will hold a prompt. held_tokens: of the prompt, by the worker's events."""
         if size := heartbeat_of(source).block_size:
             # The index knows blocks held beyond these, too, and predicts only the rest.
-            self.fleet.view.predict(source, prefixes[held_tokens // size :], now_s)
+            news = prefixes[held_tokens // size :] if held_tokens else prefixes
+            self.fleet.view.predict(source, news, now_s)
 
     def remember(self, request: Request, reservation: Reservation, now_s: float) -> None:
-        """Where a session's KV cache will be."""
-        if request.session_id:
-            size = heartbeat_of(self.fleet.view.sources[reservation.worker]).block_size
-            lora_name = request.prompt.lora_name
-            self.fleet.sessions.put(request.session_id, reservation, size, lora_name, now_s)
+        """Where the KV cache of a request's session will be."""
+        size = heartbeat_of(self.fleet.view.sources[reservation.worker]).block_size
+        lora_name = request.prompt.lora_name
+        self.fleet.sessions.put(request.session_id, reservation, size, lora_name, now_s)
 
     def time(self, reservation: Reservation, now_s: float) -> None:
         """Tells what timed policies look at of a pick: work under way, and the worker's working

@@ -26,7 +26,7 @@ from router.config.settings.routing_settings import RoutingSettings
 from router.decision.decision import Decision, NobodyFits, Overlap
 from router.decision.pairs import Matched, Pairs, Stages
 from router.decision.ranking import Ranking, RowUsers, kernel_of, prefill_inputs
-from router.fleet.blocks_ahead import SIMULATED_MAX, BlocksAhead, surely_fits
+from router.fleet.blocks_ahead import SIMULATED_MAX, BlocksAhead
 from router.fleet.eligibility import (
     DRAINED,
     OUTPUT_TOKENS_MAX,
@@ -136,8 +136,7 @@ class Decider:
             )
         self._pools.refresh()
         pool, down = self._pools.live(request.model, ready)
-        matched = self._matched(request, pool, down, now_s, mark)
-        decision = self._with_room(matched, may_strain)
+        decision = self._with_room(self._matched(request, pool, down, now_s, mark), may_strain)
         if not decision.order and not _waits(decision):
             for last in self._pools.last_resorts(request.model, ready):
                 matched = self._matched(request, last.pool, last.down, now_s, mark)
@@ -161,12 +160,16 @@ class Decider:
 
         Raises Refusal for a policy that the request can't have.
         """
-        settings = self.settings_of(request.model, pool)
-        policy = self._policy(request, settings)
+        settings = self.settings_of(request.model, pool) if self._of_models else self._of_fleet
+        policy = self._policy(request, settings) if request.policy else settings.default
+        prompt = request.prompt
         for size in pool.block_sizes:
-            request.prompt.prefixes(size)
+            prompt.prefixes(size)
         mark("hash")
-        overlaps = self._overlaps(request.prompt, pool)
+        if size := pool.only_block_size:
+            overlaps = self._overlaps_of(prompt, size, pool.slots)
+        else:
+            overlaps = self._overlaps(prompt, pool)
         mark("match")
         table = self._pools.table(pool)
         return Matched(request, pool, down, table, overlaps, now_s, settings, policy)
@@ -174,9 +177,10 @@ class Decider:
     def _with_room(self, matched: Matched, may_strain: bool) -> Decision:
         """The decision among workers with room; where there is none, among strained ones, too."""
         decision = self._decide(matched)
-        if self.looks_ahead and not may_strain and decision.order and decision.prefill is None:
-            return self._with_blocks(matched, decision)
-        if not decision.order and may_strain:
+        if decision.order:
+            if self.looks_ahead and not may_strain and decision.prefill is None:
+                return self._with_blocks(matched, decision)
+        elif may_strain:
             table = self._pools.with_strained(matched.pool, matched.table)
             if table is not None:
                 strained = self._decide(matched._replace(table=table))
@@ -188,10 +192,11 @@ class Decider:
         """The decision, if its pick has KV blocks for the whole request; else one among the workers
         that have (router/fleet/blocks_ahead.py), and the others count as full."""
         request, source = matched.request, decision.sources[decision.order[0]]
-        output_tokens, promised = self.output_tokens(request), self._pools.blocks_promised
-        numbers = request.prompt.token_count, output_tokens, promised(source.slot)
-        if surely_fits(self._loads.get(source.key), heartbeat_of(source).block_size, *numbers):
+        output_tokens, load = self.output_tokens(request), self._loads.get(source.key)
+        tokens = request.prompt.token_count + output_tokens
+        if self._pools.written.surely_fits(source.slot, load, tokens):
             return decision
+        promised = self._pools.blocks_promised
         ahead = BlocksAhead(matched.pool, self._loads, request.prompt, output_tokens, promised)
         for _ in range(SIMULATED_MAX):
             if ahead.has_enough(decision.order[0], matched.now_s):
@@ -211,6 +216,8 @@ class Decider:
     def _decide(self, matched: Matched) -> Decision:
         request, pool, settings = matched.request, matched.pool, matched.settings
         policy = matched.policy
+        if request.role is Role.BOTH:
+            return self._judge(matched, policy, self._eligible(request, pool))
         routing, policies = settings.routing, settings.policies
         if request.role is Role.PAIR:
             stages = Stages(
@@ -265,9 +272,8 @@ class Decider:
         return error
 
     def _policy(self, request: Request, settings: PolicySettings) -> Policy:
-        """The request's, or the one of the settings; raises Refusal."""
-        routing, policies = settings.routing, settings.policies
-        name = request.policy or routing.policy
+        """The one that the request names; raises Refusal."""
+        routing, policies, name = settings.routing, settings.policies, request.policy
         if name != routing.policy and not routing.policy_per_request:
             raise Refusal(
                 Reason.POLICY_NOT_ALLOWED,
@@ -311,17 +317,21 @@ class Decider:
     ) -> Decision:
         """Scores a pool, and puts it in order."""
         request, pool, not_live, table, overlaps, now_s, settings, _, last = matched
+        prompt, session_id = request.prompt, request.session_id
         if last:
             eligible = answering_first(eligible, last)
-        if lora_name := request.prompt.lora_name:
-            eligible = loaded_first(eligible, lora_name, pool, table[_FULL_COLUMN])
-        affinity = self._routing.affinity
+        if prompt.lora_name:
+            eligible = loaded_first(eligible, prompt.lora_name, pool, table[_FULL_COLUMN])
         # Of a pair, the session goes on where it is decoded.
-        if request.session_id and (request.role is not Role.PAIR or kv_distance is not None):
+        if session_id and (request.role is not Role.PAIR or kv_distance is not None):
+            affinity = self._routing.affinity
             if affinity.hard:
-                row = self._further.session_row(pool, request.session_id)
+                row = self._further.session_row(pool, session_id)
                 eligible = held(eligible, row, table[_FULL_COLUMN])
             policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
+        size = pool.only_block_size
+        prefixes = prompt.prefixes(size) if size else None
+        ranking = Ranking(table, overlaps, prompt.token_count, prefixes, eligible.mask)
         decision = Decision(
             request,
             policy,
@@ -333,19 +343,15 @@ class Decider:
             now_s,
             self._further,
             kv_distance,
+            ranking,
         )
-        prefixes = None
-        if pool.only_block_size:
-            prefixes = request.prompt.prefixes(pool.only_block_size)
-        tokens = request.prompt.token_count
-        ranking = decision.ranking = Ranking(table, overlaps, tokens, prefixes, eligible.mask)
-        if not len(pool):
+        if not pool.sources:
             return decision
-        self._score(decision, settings.policies[DYNAMO_ADAPTIVE.name])
-        in_turn = bool(request.session_id)
+        self._score(decision, settings)
+        in_turn = bool(session_id)
         wanted = 1 + max(1, self._routing.alternatives)  # receipts name the runner-up
         order = ranking.in_order(wanted, in_turn, self._rng)
-        if len(order) > 1 and decision.draws:
+        if decision.draws and len(order) > 1:
             drawn = _drawn(decision)
             order = [drawn, *(row for row in order if row != drawn)][:wanted]
         guard = settings.routing.guard
@@ -359,8 +365,6 @@ class Decider:
 
     def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
         """Each worker's overlap with the prompt, in tokens: a row for each field of Overlap."""
-        if pool.only_block_size:
-            return self._overlaps_of(prompt, pool.only_block_size, pool.slots)
         tokens = np.zeros((len(Overlap._fields), len(pool)), np.int32)
         for size in pool.block_sizes:
             of_size = [heartbeat_of(source).block_size == size for source in pool.sources]
@@ -377,7 +381,7 @@ class Decider:
         usable_max = (prompt.token_count - 1) // size
         return self._index.overlap(prompt.prefixes(size), usable_max, slots, size)
 
-    def _score(self, decision: Decision, default: Policy) -> None:
+    def _score(self, decision: Decision, settings: PolicySettings) -> None:
         """Costs of at least one row, by the policy's kernel or its function; by the default in
         place of a policy that failed."""
         policy, pool, ranking = decision.policy, decision.pool, decision.ranking
@@ -388,8 +392,8 @@ class Decider:
             except PolicyFailed as failed:
                 self.policy_failures[policy.name, failed.failure] += 1
                 self._policy_error = f"policy {policy.name!r}: {failed}"
-                decision.policy = default
-                self._score(decision, default)
+                decision.policy = settings.policies[DYNAMO_ADAPTIVE.name]
+                self._score(decision, settings)
                 return
             if scores.chances is not None:
                 # The draw is in the receipt, so that a pick can be redone.
@@ -399,13 +403,13 @@ class Decider:
             ranking.take(np.ascontiguousarray(scores.costs, np.float64), scores.ttft_s)
             return
         users = inputs = None
-        ranking.of_pair(decision.request.expected_output_tokens or 0, decision.kv_distance)
         if kernel.reads_users:
             users = pool.made(_users_of)
             users.refresh(self._loads, self._fleet.loads_changed)
         if kernel.reads_prefill:
             inputs = self._prefill_inputs(pool)
-        ranking.score(kernel, users, inputs, self._further.mean_work, decision.decided_at_s)
+        about = decision.request.expected_output_tokens or 0, decision.kv_distance
+        ranking.score(kernel, users, inputs, self._further.mean_work, decision.decided_at_s, *about)
         if policy.affinity_bonus:
             row = self._further.session_row(pool, decision.request.session_id)
             if row >= 0:

@@ -56,8 +56,6 @@ class Decision:
     """All candidates of a request with their costs, and the pick."""
 
     # What most decisions leave as it is has its first value here, which costs them nothing.
-    ranking: Ranking
-    """Costs and order."""
     prefill: "Decision | None" = None
     """Of a pair: the decision about the prefill worker; this object is about the decode worker."""
     how: Prefill | None = None
@@ -87,6 +85,7 @@ class Decision:
         decided_at_s: float,
         further: Further,
         kv_distance: Column | None,
+        ranking: Ranking,
     ) -> None:
         self.request = request
         self.policy = policy
@@ -106,6 +105,8 @@ class Decision:
         self._further = further
         self.kv_distance = kv_distance
         """From each row to where the KV cache has to come from; None: nothing has to come."""
+        self.ranking = ranking
+        """Costs and order."""
 
     @property
     def sources(self) -> Sequence[Source]:

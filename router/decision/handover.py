@@ -10,19 +10,9 @@ NixlConnector and MooncakeConnector.
 """
 
 import json
-from typing import NamedTuple
 
 from events.engines.bootstrap import BOOTSTRAP_PORT, MOONCAKE, bootstrap_url, host_of
 from events.plane.facts import Heartbeat
-
-
-class HandOver(NamedTuple):
-    """As in kvroute.v1.PrefillWorker."""
-
-    bootstrap_host: str
-    bootstrap_port: int
-    prefill_kv_transfer_params: str
-    decode_kv_transfer_params: str
 
 
 def is_reachable(prefill: Heartbeat) -> bool:
@@ -33,36 +23,41 @@ def is_reachable(prefill: Heartbeat) -> bool:
     return prefill.kv_connector != MOONCAKE or bool(prefill.kv_engine_id)
 
 
-def hand_over(prefill: Heartbeat, room: int) -> HandOver:
-    """How the worker with that heartbeat hands over. room: of no other request."""
+def bootstrap_server(prefill: Heartbeat) -> tuple[str, int]:
+    """Host and port of the server at which decode engines meet the worker with that heartbeat, as
+    in kvroute.v1.PrefillWorker; a port of 0: it has none."""
+    if prefill.engine != "sglang" and prefill.kv_connector != MOONCAKE:
+        return prefill.bootstrap_host, prefill.bootstrap_port
     host = prefill.bootstrap_host or host_of(prefill.address)
+    return host, prefill.bootstrap_port or BOOTSTRAP_PORT
+
+
+def transfer_params(prefill: Heartbeat, room: int) -> tuple[str, str]:
+    """The kv_transfer_params of the prefill and of the decode request, as in
+    kvroute.v1.PrefillWorker; empty: it has none. room: of no other request."""
     if prefill.engine == "sglang":
-        return HandOver(host, prefill.bootstrap_port or BOOTSTRAP_PORT, "", "")
-    if prefill.kv_connector == MOONCAKE:
-        port = prefill.bootstrap_port or BOOTSTRAP_PORT
-        transfer = f"kvroute-{room:x}"
-        return HandOver(
-            host,
-            port,
-            _json(do_remote_decode=True, do_remote_prefill=False, transfer_id=transfer),
-            _json(
-                do_remote_decode=False,
-                do_remote_prefill=True,
-                transfer_id=transfer,
-                remote_bootstrap_addr=bootstrap_url(host, port),
-                remote_engine_id=prefill.kv_engine_id,
-            ),
-        )
-    nobody_yet = dict.fromkeys(
-        ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
-    )
-    return HandOver(
-        prefill.bootstrap_host,
-        prefill.bootstrap_port,
-        _json(do_remote_decode=True, do_remote_prefill=False, **nobody_yet),
-        "",
+        return "", ""
+    if prefill.kv_connector != MOONCAKE:
+        return _NOBODY_YET, ""
+    transfer = f"kvroute-{room:x}"
+    return (
+        json.dumps({"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}),
+        json.dumps(
+            {
+                "do_remote_decode": False,
+                "do_remote_prefill": True,
+                "transfer_id": transfer,
+                "remote_bootstrap_addr": bootstrap_url(*bootstrap_server(prefill)),
+                "remote_engine_id": prefill.kv_engine_id,
+            }
+        ),
     )
 
 
-def _json(**params: object) -> str:
-    return json.dumps(params)
+_NOBODY_YET = json.dumps(
+    {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        **dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")),
+    }
+)

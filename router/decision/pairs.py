@@ -128,6 +128,18 @@ class _Halves:
     alone: Flags
     kind: npt.NDArray[np.intp]
     """Workers with the same number have the same engine and block size, and can take over."""
+    one_kind: bool
+    """Whether all have the same number."""
+
+    def with_mates(self, takers: Flags) -> Flags:
+        """The workers that some taker is of a kind with."""
+        if self.one_kind:
+            return np.full(len(takers), takers.any())
+        return np.bincount(self.kind[takers], minlength=len(takers))[self.kind] > 0
+
+    def fetching(self, row: int) -> Flags:
+        """The workers that can take over from one."""
+        return self.takes_over if self.one_kind else self.takes_over & (self.kind == self.kind[row])
 
     @classmethod
     def of(cls, pool: Pool) -> "_Halves":
@@ -144,6 +156,7 @@ class _Halves:
                 ],
                 np.intp,
             ),
+            len(kinds) < 2,
         )
 
 
@@ -162,7 +175,7 @@ class Pairs:
         decodes = eligible(replace(request, role=Role.DECODE), pool)
         room = matched.table[_FULL] == 0
         takes = halves.takes_over & room & decodes.can(len(pool))
-        mates = np.bincount(halves.kind[takes], minlength=len(pool))[halves.kind] > 0
+        mates = halves.with_mates(takes)
         prefills = eligible(replace(request, role=Role.PREFILL, expected_output_tokens=1), pool)
         prefills = prefills.narrowed(halves.hands_over, HANDS_NOTHING_OVER)
         prefill = judge(matched, stages.prefill, prefills.narrowed(mates, NONE_TAKES_OVER))
@@ -175,10 +188,9 @@ class Pairs:
         source = prefill.order[0]
         local = _local(matched, halves, stages)
         local[source] = halves.alone[source]  # it would hand over to itself
-        fetches = halves.takes_over & (halves.kind == halves.kind[source])
-        here = np.zeros(len(pool), np.bool_)
-        here[source] = True
-        distance = np.where(local, 0.0, self._further.mean_distance(pool, here))
+        fetches = halves.fetching(source)
+        distance = self._further.topology(pool).distances_to(source)
+        distance[local] = 0.0
         decodes = decodes.narrowed(local | fetches, FETCHES_FROM_OTHERS)
         decision = judge(matched, stages.decode, decodes, distance)
         stays = bool(decision.order) and bool(local[decision.order[0]])

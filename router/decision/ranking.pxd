@@ -102,8 +102,7 @@ cdef class Ranking:
     cdef Waits waits
     cdef readonly Py_ssize_t moved_from
 
-    cpdef int score(self, Kernel kernel, object users, object inputs, double mean_work, double now_s) except -1
-    cpdef int of_pair(self, double output_tokens, object distance) except -1
+    cpdef int score(self, Kernel kernel, object users, object inputs, double mean_work, double now_s, double output_tokens, object distance) except -1
     cpdef int take(self, object costs, object seconds) except -1
     cpdef list in_order(self, size_t wanted, bint in_turn, object rng)
     cpdef list moved(self, double request_tokens, double margin, list order, bint in_turn, object rng)

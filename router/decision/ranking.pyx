@@ -193,11 +193,19 @@ cdef class Ranking:
                 shortest = seconds[row]
         return shortest
 
-    cpdef int score(self, Kernel kernel, object users, object inputs, double mean_work, double now_s) except -1:
+    cpdef int score(
+        self, Kernel kernel, object users, object inputs, double mean_work, double now_s, double output_tokens,
+        object distance,
+    ) except -1:
         """Costs by a kernel; of at least one row. users: a RowUsers that was refreshed, where the kernel reads it;
-        inputs: prefill_inputs, where it reads those. mean_work: of a prompt, tokens."""
+        inputs: prefill_inputs, where it reads those. mean_work: of a prompt, tokens. output_tokens: as the request
+        says; 0: it does not. distance: of each row to where the KV cache has to come from; None: nothing has to."""
         cdef Rows *r = &self.decided.rows
         cdef size_t rows = r.rows
+        r.output_tokens = output_tokens
+        if distance is not None:
+            self._distance = distance = _in_rows(distance, np.float64)
+            r.distance = <const double *>address_of(distance)
         cdef const double *at
         cdef double *seconds = NULL
         self.costs = _empty(rows)
@@ -216,15 +224,6 @@ cdef class Ranking:
             seconds = <double *>address_of(self.seconds)
         self.decided.policy = &kernel.policy
         score(&self.decided, <double *>address_of(self.costs), seconds)
-        return 0
-
-    cpdef int of_pair(self, double output_tokens, object distance) except -1:
-        """Before `score`, of a request that says its output, or of a pair. distance: of each row to where the KV
-        cache has to come from; None: nothing has to come."""
-        self.decided.rows.output_tokens = output_tokens
-        if distance is not None and len(distance):
-            self._distance = distance = _in_rows(distance, np.float64)
-            self.decided.rows.distance = <const double *>address_of(distance)
         return 0
 
     cpdef int take(self, object costs, object seconds) except -1:

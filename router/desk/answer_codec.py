@@ -1,13 +1,16 @@
 """Answers to clients: picks, receipts, explanations, results of steps."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from events.feed.fleet_view import Source
+from events.plane.facts import Heartbeat
+from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.core.core import RouterCore
 from router.core.progress import ProgressResult
 from router.decision.decision import Decision
-from router.decision.handover import hand_over
+from router.decision.handover import bootstrap_server, transfer_params
 from router.desk.answer_writer import AnswerWriter
 from router.desk.statuses import write_status
 from router.fleet.pools import heartbeat_of
@@ -52,7 +55,7 @@ def progress_result(result: ProgressResult) -> router_pb2.ProgressResult.ValueTy
 
 def answer_writer(core: RouterCore) -> AnswerWriter:
     """The writer of a router's answers and receipts."""
-    return AnswerWriter(core, prefill_worker)
+    return AnswerWriter(core, PrefillWorkers(core.fleet.view.sources))
 
 
 def explanations(
@@ -87,7 +90,7 @@ def explanations(
         if heartbeat_of(source).multi_rank:
             explanation.dp_rank = source.key.dp_rank
         if decision.computing is not decision:
-            explanation.prefill_worker.MergeFromString(prefill_worker(decision.computing, 0))
+            explanation.prefill_worker.MergeFromString(writer.prefill_worker(decision.computing, 0))
     yield explanation.SerializeToString()
 
 
@@ -102,33 +105,55 @@ def _rows(number: int, decision: Decision, writer: AnswerWriter) -> Iterator[byt
         yield b"".join(framed(number, writer.row(decision, row)) for row in part)
 
 
-def prefill_worker(decision: Decision, room: int) -> bytes:
-    """A PrefillWorker: the pick of the decision about a pair's prompt, and its hand-over.
+class PrefillWorkers:
+    """Writes the PrefillWorker of pairs; what each worker's heartbeat says of it, once."""
 
-    room: the bootstrap room; 0: the message is shown to people, and no request uses it.
-    """
-    row = decision.order[0]
-    source, overlap = decision.sources[row], decision.overlap(row)
-    heartbeat, key = heartbeat_of(source), source.key
-    how = hand_over(heartbeat, room)
-    message = router_pb2.PrefillWorker(
-        worker_id=key.worker_id,
-        dp_rank=key.dp_rank if heartbeat.multi_rank else None,
-        address=heartbeat.address,
-        engine=heartbeat.engine,
-        kv_connector=heartbeat.kv_connector,
-        kv_engine_id=heartbeat.kv_engine_id,
-        labels=heartbeat.labels,
-        overlap_tokens=router_pb2.OverlapTokens(**overlap._asdict()),
-        new_tokens=decision.request.prompt.token_count - overlap.usable,
-        bootstrap_host=how.bootstrap_host,
-        bootstrap_port=how.bootstrap_port,
-    )
-    if room:
-        message.bootstrap_room = room
-        message.prefill_kv_transfer_params = how.prefill_kv_transfer_params
-        message.decode_kv_transfer_params = how.decode_kv_transfer_params
-    return message.SerializeToString()
+    def __init__(self, workers: Collection[object]) -> None:
+        """workers: of the fleet."""
+        self._workers = workers
+        self._known: dict[WorkerKey, tuple[Heartbeat, bytes]] = {}
+
+    def __call__(self, decision: Decision, room: int) -> bytes:
+        """The pick of the decision about a pair's prompt, and its hand-over.
+
+        room: the bootstrap room; 0: the message is shown to people, and no request uses it.
+        """
+        row = decision.order[0]
+        source, overlap = decision.sources[row], decision.overlap(row)
+        message = router_pb2.PrefillWorker(
+            overlap_tokens=router_pb2.OverlapTokens(**overlap._asdict()),
+            new_tokens=decision.request.prompt.token_count - overlap.usable,
+        )
+        if room:
+            prefill, decode = transfer_params(heartbeat_of(source), room)
+            message.bootstrap_room = room
+            message.prefill_kv_transfer_params = prefill
+            message.decode_kv_transfer_params = decode
+        return self._worker(source) + message.SerializeToString()
+
+    def _worker(self, source: Source) -> bytes:
+        """The fields that are the same in each message, until the worker has another heartbeat."""
+        heartbeat, key = heartbeat_of(source), source.key
+        known = self._known.get(key)
+        if known is not None and known[0] is heartbeat:
+            return known[1]
+        host, port = bootstrap_server(heartbeat)
+        message = router_pb2.PrefillWorker(
+            worker_id=key.worker_id,
+            dp_rank=key.dp_rank if heartbeat.multi_rank else None,
+            address=heartbeat.address,
+            engine=heartbeat.engine,
+            kv_connector=heartbeat.kv_connector,
+            kv_engine_id=heartbeat.kv_engine_id,
+            labels=heartbeat.labels,
+            bootstrap_host=host,
+            bootstrap_port=port,
+        )
+        if len(self._known) > 2 * len(self._workers):
+            self._known.clear()  # of workers that are gone
+        written = message.SerializeToString()
+        self._known[key] = heartbeat, written
+        return written
 
 
 def framed(number: int, message: bytes) -> bytes:

@@ -9,6 +9,8 @@ from router.decision.decision import Decision
 class AnswerWriter:
     """Writes answers to picks of one RouterCore, and the records of its decisions."""
 
+    prefill_worker: Callable[[Decision, int], bytes]
+
     def __init__(self, core: RouterCore, prefill_worker: Callable[[Decision, int], bytes]) -> None:
         """prefill_worker: a PrefillWorker of the decision about it and its bootstrap room,
         written."""

@@ -69,7 +69,8 @@ DEF POLICY_PARTS_MAX = 256
 cdef class AnswerWriter:
     """Writes answers to picks of one RouterCore, and the records of its decisions."""
 
-    cdef object _core, _complete, _prefill_worker
+    cdef object _core, _complete
+    cdef readonly object prefill_worker
     cdef dict _loads, _faces, _policy_parts
     cdef bytes _replica
     cdef Backward _answer, _parts
@@ -77,7 +78,7 @@ cdef class AnswerWriter:
     def __init__(self, core, prefill_worker):
         """prefill_worker: a PrefillWorker of the decision about it and its bootstrap room, written."""
         self._core = core
-        self._prefill_worker = prefill_worker
+        self.prefill_worker = prefill_worker
         self._loads = core.fleet.loads
         self._complete = core.fleet.view.complete
         self._replica = core.replica.encode()
@@ -97,7 +98,7 @@ cdef class AnswerWriter:
                     self._put_receipt(ROUTE_RESPONSE_PREFILL_RECEIPT, decision.prefill)
                 self._put_receipt(ROUTE_RESPONSE_RECEIPT, decision)
             if reservation.prefill is not None:
-                part = self._prefill_worker(decision.computing, reservation.prefill.room)
+                part = self.prefill_worker(decision.computing, reservation.prefill.room)
                 put_bytes(&self._answer, ROUTE_RESPONSE_PREFILL_WORKER, _span(part))
             self._put(decision, priority, reservation.new_tokens)
             _put_text(&self._answer, ROUTE_RESPONSE_RESERVATION_ID, reservation.id)

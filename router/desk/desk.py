@@ -82,6 +82,7 @@ class Desk:
         self._is_due = False
         """Whether a turn is to come that `soon` was given."""
         self.tracing = tracing
+        core.on_copy_fault = self._copy_failed
 
     def items(
         self,
@@ -103,7 +104,8 @@ class Desk:
         now_s, due = self._clock(), None
         try:
             due = watch.take() if (watch := self._observed.watch) is not None else None
-            _check_in_time(left_s)
+            if left_s <= 0:
+                raise _too_late()
             if caller.usage is not None:
                 caller.usage.request()
             received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
@@ -218,7 +220,8 @@ class Desk:
         now_s, due = self._clock(), None
         try:
             due = watch.take() if (watch := self._observed.watch) is not None else None
-            _check_in_time(left_s)
+            if left_s <= 0:
+                raise _too_late()
             if caller.usage is not None:
                 caller.usage.request()
             read = yield from self._read(request, caller)
@@ -257,6 +260,9 @@ class Desk:
             )
         return refusal
 
+    def _copy_failed(self, error: Exception) -> None:
+        self._fault(ROUTE, error, "a hot prefix is not counted; the request has its answer")
+
     def _turns_again(self) -> None:
         self._is_due = False
         self.turns()
@@ -273,7 +279,7 @@ class Desk:
         """A request that was read: answered, or it waits."""
         received, parsed = read
         answers: list[Answered] = []
-        trace = self._traced(received, now_s)
+        trace = self._traced(received, now_s) if received.traceparent else None
 
         def decide(may_strain: bool) -> Reservation:
             answers.append(self._any(read, now_s, due, may_strain, caller, trace))
@@ -351,7 +357,7 @@ class Desk:
 
     def _traced(self, request: ReceivedRequest, now_s: float) -> RouteTrace | None:
         """The spans of a request; None: it is not sampled."""
-        if self.tracing is None or not request.traceparent:
+        if self.tracing is None:
             return None
         trace = self.tracing.below(request.traceparent)
         return None if trace is None else RouteTrace(trace, now_s)
@@ -365,25 +371,27 @@ class Desk:
         caller: Caller,
         trace: RouteTrace | None = None,
     ) -> Answered:
-        """A request answered the general way."""
-        received, parsed = read
-        request, counts = received, self._metrics.counts
+        """A request answered, if a worker may be picked; raises Refusal."""
+        request, parsed = read
+        counts, answer = self._metrics.counts, self._writer.answer
+        priority, omit_receipt = request.priority, request.omit_receipt
+
+        def write(pick: Pick) -> bytes:
+            if trace is not None:  # which gets the answer with its receipts
+                whole = answer(pick, priority, omit_receipt=False)
+                trace.picked(router_pb2.RouteResponse.FromString(whole))
+            return answer(pick, priority, omit_receipt)
+
         counts.begin()
-        outcome = self._core.route(
-            parsed,
-            now_s,
-            counts,
-            due,
-            may_strain=may_strain,
-            write=lambda pick: self._written(pick, request, trace),
-        )
+        outcome = self._core.route(parsed, now_s, counts, due, may_strain=may_strain, write=write)
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()
             if trace is not None:
                 trace.repeated(now_s)
             return reservation.answer, reservation, True
-        caller.owns(reservation)
+        if caller.owner:
+            caller.owns(reservation)
         if request.priority:
             self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
         counts.picked(outcome)
@@ -393,17 +401,9 @@ class Desk:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False
 
-    def _written(self, pick: Pick, request: ReceivedRequest, trace: RouteTrace | None) -> bytes:
-        """A RouteResponse; a trace gets it with its receipts."""
-        if trace is not None:
-            whole = self._writer.answer(pick, request.priority, omit_receipt=False)
-            trace.picked(router_pb2.RouteResponse.FromString(whole))
-        return self._writer.answer(pick, request.priority, request.omit_receipt)
 
-
-def _check_in_time(left_s: float) -> None:
-    """Raises Refusal when a caller's deadline has passed: nobody waits for the answer."""
-    if left_s <= 0:
-        raise Refusal(
-            Reason.DEADLINE_EXCEEDED, "the caller's deadline passed before the request's turn"
-        )
+def _too_late() -> Refusal:
+    """The caller's deadline has passed: nobody waits for the answer."""
+    return Refusal(
+        Reason.DEADLINE_EXCEEDED, "the caller's deadline passed before the request's turn"
+    )

@@ -31,19 +31,6 @@ SIMULATED_MAX = 16
 neither short nor certain to have enough, none is picked."""
 
 
-def surely_fits(
-    load: WorkerLoad | None, size: int, tokens: int, output_tokens: int, promised: float
-) -> bool:
-    """Whether a worker has blocks for a request even if it shares none with others and all answers
-    grow to their ends at once: most do, and then nobody looks closer. tokens: of its prompt."""
-    if load is None or not size or load.active_requests() <= 0:
-        return True
-    need: float = -(-(tokens + output_tokens) // size)
-    if load.outputs.tokens:
-        need += load.outputs.tokens / size * load.of_all()
-    return not need > promised - load.active_blocks()
-
-
 class BlocksAhead:
     """The workers of one pool, for one request. Most picks have blocks, so that a worker is looked
     at when it is picked, and the others only where it has too few."""

@@ -25,3 +25,8 @@ class LoadColumns:
 
     def put(self, slot: int, load: WorkerLoad) -> int:
         """A worker's load has changed; nothing is written of a slot that is not settled yet."""
+
+    def surely_fits(self, slot: int, load: WorkerLoad | None, tokens: int) -> bool:
+        """Whether a worker has KV blocks for a request even if it shares none with others and all
+        answers grow to their ends at once: most do, and then nobody looks closer
+        (router/fleet/blocks_ahead.py). tokens: of its prompt and of the expected output."""

@@ -4,7 +4,7 @@
 from indexer.arrays cimport address_of
 from indexer.kernel cimport BlockUsers
 from libc.math cimport isnan
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t
 
 from router.fleet.table import COLUMNS
 
@@ -79,6 +79,26 @@ cdef class LoadColumns:
         at[14 * width] = isnan(total_blocks)
         self.others_at[slot] = min(waiting, external)
         return 0
+
+
+    def surely_fits(self, uint32_t slot, object load, int64_t tokens):
+        cdef tuple settled = self.settled.get(slot)
+        if load is None or settled is None or not settled[0]:
+            return True
+        cdef int64_t size = settled[0]
+        cdef double promised = settled[5], need = (tokens + size - 1) // size
+        cdef double peer_requests, peer_blocks, _, requests = load.requests, of_all = 1.0
+        peer_requests, peer_blocks, _ = load.peers
+        if <double>load.external_requests + requests + peer_requests <= 0:
+            return True
+        cdef double outputs = load.outputs.tokens
+        cdef BlockUsers users = load._users
+        if outputs:
+            if requests:
+                of_all += peer_requests / requests
+            need += outputs / size * of_all
+        # A comparison with NaN, where nothing is known of what may be promised, is false.
+        return not need > promised - (<double>load.external_blocks + users._users.used + <double>load._tails + peer_blocks)
 
 
 cdef inline int _put(set slots, uint32_t slot, bint is_in) except -1:

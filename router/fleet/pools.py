@@ -247,7 +247,7 @@ class Pools:
         if self._silence != silence:
             self._silence = silence
             self.forget_live()
-        changed = self._view.take_changed()
+        changed = self._view.take_changed() if self._view.has_changed else ()
         for key in changed:  # slots first: what one worker leaves, another may have by now
             known, source = self._identities.get(key), self._view.sources.get(key)
             if known is not None and (source is None or source.slot != known.slot):
@@ -431,6 +431,8 @@ class Pools:
 
     def lora_of(self, model: str) -> str:
         """The LoRA that a request means by its model's name; empty when that is a whole model."""
+        if not model or not (self._served_loras or self._loading):
+            return ""
         names = self._models.names(model)
         loaded = next((name for name in names if name in self._served_loras), "")
         return loaded or (model if self.loading_model(model) else "")

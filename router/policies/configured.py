@@ -1,7 +1,7 @@
 """The table of policies as an operator has set it up."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 import msgspec
@@ -22,6 +22,11 @@ class PolicySettings:
     routing: RoutingSettings
     policies: dict[str, Policy]
     """By name, with the numbers of routing.parameters."""
+    default: Policy = field(init=False)
+    """The one of routing.policy."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "default", self.policies[self.routing.policy])
 
 
 @dataclass(frozen=True, slots=True)
