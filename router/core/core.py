@@ -163,6 +163,8 @@ class RouterCore:
         pick = Pick(reservation, decision, overlap)
         if write is not None:
             reservation.answer = write(pick)
+        else:  # the pick, with its decision, is the answer
+            decision.keep_table()
         self.life.open(source, reservation, self.decider.output_tokens(request))
         try:
             self._on_reserved(source, decision, reservation, now_s)

@@ -336,7 +336,6 @@ class Decider:
             request,
             policy,
             pool,
-            table,
             overlaps,
             eligible,
             not_live,

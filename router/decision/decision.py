@@ -78,7 +78,6 @@ class Decision:
         request: Request,
         policy: Policy,
         pool: Pool,
-        table: npt.NDArray[np.float64],
         tokens: npt.NDArray[np.int32],
         barred: Barred,
         not_live: list[tuple[Source, str]],
@@ -91,8 +90,6 @@ class Decision:
         self.policy = policy
         self.pool = pool
         """A worker a row. No rows when no worker of the pool is live."""
-        self.table = table
-        """Shape (len(COLUMNS), rows): the workers as they were; nobody may change it."""
         self.tokens = tokens
         """Shape (fields of Overlap, rows)."""
         self.barred = barred
@@ -107,6 +104,12 @@ class Decision:
         """From each row to where the KV cache has to come from; None: nothing has to come."""
         self.ranking = ranking
         """Costs and order."""
+
+    @property
+    def table(self) -> npt.NDArray[np.float64]:
+        """Shape (len(COLUMNS), rows): the workers as they were when this was first read; nobody may
+        change it."""
+        return self.ranking.table
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -148,9 +151,15 @@ class Decision:
 
     def keep(self) -> None:
         """Makes what is read late as it is now."""
-        _ = self.scores
+        _ = self.table, self.scores
         if self.prefill is not None:
             self.prefill.keep()
+
+    def keep_table(self) -> None:
+        """The same of the workers alone."""
+        _ = self.table
+        if self.prefill is not None:
+            self.prefill.keep_table()
 
     def affinity_at(self, row: int) -> float:
         """What is taken off a row's cost since the request's session goes on there."""

@@ -94,6 +94,9 @@ cdef class Ranking:
     cdef Decided decided
     cdef Columns _columns
     cdef Prefill _prefill
+    cdef size_t _width
+    """Places from a column of the table to the next one."""
+    cdef bint _is_own
     cdef object _table, _tokens, _prefixes, _barred, _kernel, _users, _inputs, _distance
     cdef readonly object costs
     cdef readonly object seconds
@@ -106,4 +109,5 @@ cdef class Ranking:
     cpdef int take(self, object costs, object seconds) except -1
     cpdef list in_order(self, size_t wanted, bint in_turn, object rng)
     cpdef list moved(self, double request_tokens, double margin, list order, bint in_turn, object rng)
+    cdef int _point(self) except -1
     cdef size_t _first(self, const Cheapest *cheapest, const uint8_t *out, bint in_turn, object rng) except? 0

@@ -6,8 +6,10 @@ function over rows (native/policy.h), or any array. Pure.
 
     Ranking(table, tokens, ...) -> score(kernel) or take(costs) -> in_order() -> moved(), by the guard
 
-The table is the decision's own, with a place for each row, so that a ranking stays what it is.
+The table is a part of the fleet's columns as they are; `table` makes it the ranking's own, for what is read later.
 """
+
+from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer
 
 from libc.math cimport INFINITY, isfinite
 from libc.stdlib cimport free, malloc
@@ -138,8 +140,8 @@ cdef class Ranking:
     """Rows, their costs and their order."""
 
     def __init__(self, table not None, tokens not None, double prompt_tokens, prefixes, barred):
-        """table: shape (columns, rows); tokens: shape (fields of Overlap, rows), int32. prefixes: of the prompt's
-        full blocks, where all rows have one block size. barred: a byte for each row, not 0 where it must not be
+        """table: shape (columns, rows), which nobody writes to before the ranking is made; tokens: shape (fields of
+        Overlap, rows), int32. prefixes: of the prompt's full blocks, where all rows have one block size. barred: a byte for each row, not 0 where it must not be
         picked; None: all may be."""
         global _places
         cdef size_t rows = table.shape[1]
@@ -155,7 +157,7 @@ cdef class Ranking:
         r.slots = <const Py_ssize_t *>address_of(_places)
         self._users = _places  # outlives a larger one
         if rows:
-            _point(&self._columns, <const double *>address_of(table), rows)
+            self._point()
             r.overlaps = <const int32_t *>address_of(tokens)
             if barred is not None:
                 r.drained = <const uint8_t *>address_of(barred)
@@ -165,6 +167,17 @@ cdef class Ranking:
 
     def __len__(self):
         return self.decided.rows.rows
+
+    @property
+    def table(self):
+        """The columns as they are at the first call, copied: nobody writes to them later."""
+        if not self._is_own:
+            self._table = self._table.copy()
+            self._table.flags.writeable = False
+            self._is_own = True
+            if self.decided.rows.rows:
+                self._point()
+        return self._table
 
     @property
     def tied(self):
@@ -323,23 +336,33 @@ cdef class Ranking:
             return rng.randrange(cheapest.tied)
         return longest_ago(
             self.decided.costs, self._columns.full, out, r.slots, r.rows, cheapest,
-            self._columns.block_size + LAST_PICKED * r.rows,
+            self._columns.block_size + LAST_PICKED * self._width,
         )
 
-
-cdef void _point(Columns *columns, const double *at, size_t width):
-    """Sets the columns of a table of this width (router/fleet/table.py)."""
-    columns.block_size = at
-    columns.total_blocks = at + width
-    columns.total_slots = at + 2 * width
-    columns.trust = at + 3 * width
-    columns.running = at + 4 * width
-    columns.waiting = at + 5 * width
-    columns.reserved = at + 6 * width
-    columns.active_blocks = at + 7 * width
-    columns.prefill_tokens_active = at + 8 * width
-    columns.active_slots = at + 10 * width
-    columns.load = at + 11 * width
-    columns.slot_ratio = at + 12 * width
-    columns.full = at + 13 * width
-    columns.load_unknown = at + 14 * width
+    cdef int _point(self) except -1:
+        """Looks where the table's columns are (router/fleet/table.py)."""
+        cdef Py_buffer view
+        cdef Columns *columns = &self._columns
+        PyObject_GetBuffer(self._table, &view, PyBUF_STRIDED_RO)
+        cdef const double *at = <const double *>view.buf
+        cdef bint fits = view.ndim == 2 and view.itemsize == 8 and view.strides[1] == 8
+        cdef size_t width = view.strides[0] // 8 if fits else 0
+        PyBuffer_Release(&view)
+        if not fits:
+            raise ValueError("a table has two dimensions of float64, each column in one piece")
+        self._width = width
+        columns.block_size = at
+        columns.total_blocks = at + width
+        columns.total_slots = at + 2 * width
+        columns.trust = at + 3 * width
+        columns.running = at + 4 * width
+        columns.waiting = at + 5 * width
+        columns.reserved = at + 6 * width
+        columns.active_blocks = at + 7 * width
+        columns.prefill_tokens_active = at + 8 * width
+        columns.active_slots = at + 10 * width
+        columns.load = at + 11 * width
+        columns.slot_ratio = at + 12 * width
+        columns.full = at + 13 * width
+        columns.load_unknown = at + 14 * width
+        return 0

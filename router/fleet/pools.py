@@ -424,9 +424,10 @@ class Pools:
         self._last_resorts.clear()
 
     def table(self, pool: Pool) -> npt.NDArray[np.float64]:
-        """A copy of the columns, shape (len(COLUMNS), workers of the pool)."""
+        """The columns as they are, shape (len(COLUMNS), workers of the pool): a part of the fleet's
+        own where they lie in one piece, so nobody may write to them, and a copy elsewhere."""
         if pool.span is not None:
-            return self.columns[:, pool.span].copy()
+            return self.columns[:, pool.span]
         return self.columns.take(pool.slots, axis=1)
 
     def lora_of(self, model: str) -> str:
