@@ -97,6 +97,9 @@ class BlockIndex(Protocol):
     def told(self, slot: int) -> int:
         """Placements of a slot in its facts: present ones, and those dropped for lack of space."""
 
+    def whole(self, slot: int) -> bool:
+        """Whether all that a slot's facts say is here: nothing was dropped for lack of space."""
+
     def predict(self, slot: int, generation: int, hashes: HashArray) -> int:
         """Predicts the blocks that a slot does not hold; a predicted block is in the generation of
         its last prediction. Storing a block ends its prediction. Returns how many are new or moved.

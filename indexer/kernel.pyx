@@ -189,7 +189,7 @@ cdef class NativeIndex:
         return Match(blocks)
 
     def overlap(self, hashes not None, Py_ssize_t usable_max, slots not None, int32_t unit=1):
-        cdef size_t count, width, i
+        cdef size_t count = 0, width = 0, i
         cdef const uint64_t *chain = <const uint64_t *>words_of(hashes, &count)
         cdef const Py_ssize_t *at = <const Py_ssize_t *>words_of(slots, &width)
         cdef size_t usable = max(0, min(usable_max, <Py_ssize_t>count))
@@ -223,6 +223,15 @@ cdef class NativeIndex:
         for level in range(TIERS):
             total += table_holder(&self._table, number, level).told
         return total
+
+    def whole(self, slot):
+        cdef uint32_t number = self._checked(slot)
+        cdef uint64_t told = 0, held = 0
+        cdef int level
+        for level in range(TIERS):
+            told += table_holder(&self._table, number, level).told
+            held += table_holder(&self._table, number, level).held
+        return told == held
 
     def predicted(self, slot):
         cdef uint32_t number = self._checked(slot)

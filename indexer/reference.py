@@ -142,6 +142,9 @@ class ReferenceIndex:
     def told(self, slot: int) -> int:
         return self.count(slot)
 
+    def whole(self, slot: int) -> bool:
+        return True
+
     def predicted(self, slot: int) -> int:
         return sum(map(len, self._held[slot][PREDICTED:]))
 

@@ -434,6 +434,11 @@ class FleetView:
             return self.mass_silence or heartbeat.model in self.silent_models
         return source.heartbeat_overdue
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether `take_changed` has any worker to return."""
+        return bool(self._changed)
+
     def take_changed(self) -> list[WorkerKey]:
         """Workers whose heartbeat or stream state has changed since the last call, and workers
         forgotten since."""
@@ -457,9 +462,7 @@ class FleetView:
 
     def complete(self, source: Source) -> bool:
         """Whether the index has every block that the engine holds."""
-        reported = self.index.told(source.slot)
-        whole = source.stream.complete and not self.lacks(source)
-        return whole and reported == self.index.count(source.slot)
+        return source.stream.complete and not self.lacks(source) and self.index.whole(source.slot)
 
     def lacks(self, source: Source) -> tuple[str, ...]:
         """Reasons for which a worker's stream leaves out blocks that requests may match: keys of

@@ -427,10 +427,9 @@ class Decider:
     def output_tokens(self, request: Request) -> int:
         """Output tokens expected of a request."""
         expected = request.expected_output_tokens
-        return min(
-            self._routing.expected_output_tokens if expected is None else expected,
-            OUTPUT_TOKENS_MAX,
-        )
+        if expected is None:
+            expected = self._routing.expected_output_tokens
+        return min(expected, OUTPUT_TOKENS_MAX)
 
 
 def _waits(decision: Decision) -> bool:

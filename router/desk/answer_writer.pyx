@@ -248,8 +248,7 @@ cdef class AnswerWriter:
         made them. keep: gets what must outlive the condition."""
         cdef bytes terms, state
         source = decision.pool.sources[row]
-        state = source.stream.state.encode()
-        keep.append(state)
+        state = _state(source.stream.state)
         condition.stream_state = _span(state)
         condition.terms = condition.excluded = Span(NULL, 0)
         condition.stream_complete = self._complete(source)
@@ -349,6 +348,17 @@ cdef class _WorkerFace:
 
     cdef Face spans(self):
         return Face(_span(self.picked), _span(self.alternative), _span(self.row))
+
+
+cdef dict _states = {}
+"""StreamState -> its name, encoded; there are a few."""
+
+
+cdef bytes _state(state):
+    cdef bytes name = _states.get(state)
+    if name is None:
+        name = _states[state] = state.encode()
+    return name
 
 
 cdef inline Span _span(bytes content):

@@ -120,6 +120,7 @@ class Twins:
             assert native[:, slot].tolist() == twin[:, slot].tolist()
             assert self.native.digest(slot) == self.twin.digest(slot)
             assert self.native.predicted(slot) == self.twin.predicted(slot)
+            assert self.native.whole(slot)
             for tier in Tier:
                 assert self.native.count(slot, tier) == self.twin.count(slot, tier)
 
@@ -297,6 +298,10 @@ def test_the_index_stays_within_its_bytes_whatever_is_stored(pattern: str) -> No
         index.sweep(1 << 30)
     assert index.stats().forgotten > 0
     assert all(index.count(slot) <= index.told(slot) for slot in slots)
+    assert [index.whole(slot) for slot in slots] == [
+        index.count(slot) == index.told(slot) for slot in slots
+    ]
+    assert not all(map(index.whole, slots))
 
 
 def test_what_is_matched_is_kept_and_what_nobody_asks_for_is_forgotten() -> None:
