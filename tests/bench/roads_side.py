@@ -3,7 +3,8 @@
 Reads lines {"policy", "workers", "case", "decisions"}; answers each with a line {"us", "own_us"}:
 microseconds of CPU a decision, from a request's bytes to its answer's, and of them those of a
 policy of the operator's own. Uses what each checkout has since 8915f72: the process's parts
-(RouterApp, not started), Desk.route, messages of events/plane/facts.py.
+(RouterApp, not started), Desk.route, messages of events/plane/facts.py, and what `kvroute serve`
+sets for its process (settle).
 """
 
 import json
@@ -20,6 +21,7 @@ from events.plane.facts import Beat, Epoch, FactsMessage, Heartbeat, Stored, enc
 from indexer.hashing import block_hashes, hash_seed, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
+from router.cli.run import settle
 from router.config.settings.configurations import ServeConfig
 from router.core.progress import Progress, ProgressState
 from router.processes.router_process import RouterApp
@@ -158,6 +160,7 @@ def main() -> None:
     import roads_side  # the module that the router finds its own policy in
 
     random.seed(1)
+    settle()
     stages: dict[tuple[str, int, str], Stage] = {}
     for line in sys.stdin:
         told = json.loads(line)

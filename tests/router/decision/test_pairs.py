@@ -13,7 +13,7 @@ from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from router.core.progress import Pick, Progress, ProgressResult, ProgressState, Repeated
 from router.decision.decision import Prefill
-from router.decision.handover import hand_over
+from router.decision.handover import bootstrap_server, transfer_params
 from router.policies.pair import DECODE_ROOM, PREFILL_QUEUE
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
@@ -576,13 +576,14 @@ def heartbeat(**about: Any) -> Heartbeat:
 
 class TestHandOver:
     def test_sglang_tells_its_bootstrap_server(self) -> None:
-        assert hand_over(heartbeat(engine="sglang"), 5) == ("10.0.0.7", 8998, "", "")
+        told = heartbeat(engine="sglang")
+        assert (*bootstrap_server(told), *transfer_params(told, 5)) == ("10.0.0.7", 8998, "", "")
         told = heartbeat(engine="sglang", bootstrap_host="ib0.node", bootstrap_port=9001)
-        assert hand_over(told, 5)[:2] == ("ib0.node", 9001)
+        assert bootstrap_server(told) == ("ib0.node", 9001)
 
     def test_nixl_is_told_that_another_one_decodes_and_answers_the_rest(self) -> None:
-        told = hand_over(heartbeat(), 5)
-        assert json.loads(told.prefill_kv_transfer_params) == {
+        prefill, decode = transfer_params(heartbeat(), 5)
+        assert json.loads(prefill) == {
             "do_remote_decode": True,
             "do_remote_prefill": False,
             "remote_engine_id": None,
@@ -590,16 +591,17 @@ class TestHandOver:
             "remote_host": None,
             "remote_port": None,
         }
-        assert told.decode_kv_transfer_params == ""
+        assert (decode, bootstrap_server(heartbeat())) == ("", ("", 0))
 
     def test_mooncake_tells_both_one_transfer(self) -> None:
-        told = hand_over(heartbeat(kv_connector="MooncakeConnector", kv_engine_id="e7"), 255)
-        assert json.loads(told.prefill_kv_transfer_params) == {
+        told = heartbeat(kv_connector="MooncakeConnector", kv_engine_id="e7")
+        prefill, decode = transfer_params(told, 255)
+        assert json.loads(prefill) == {
             "do_remote_decode": True,
             "do_remote_prefill": False,
             "transfer_id": "kvroute-ff",
         }
-        assert json.loads(told.decode_kv_transfer_params) == {
+        assert json.loads(decode) == {
             "do_remote_decode": False,
             "do_remote_prefill": True,
             "transfer_id": "kvroute-ff",

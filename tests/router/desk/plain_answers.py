@@ -7,7 +7,7 @@ from router.core.core import RouterCore
 from router.core.progress import Pick
 from router.decision.decision import Decision
 from router.decision.guard import Guarded
-from router.desk.answer_codec import prefill_worker
+from router.decision.handover import bootstrap_server, transfer_params
 from router.fleet.pools import heartbeat_of
 
 INT32_MAX = (1 << 31) - 1
@@ -37,13 +37,30 @@ def write_pick(
     if decision.prefill is not None:
         write_receipt(answer.prefill_receipt, decision.prefill, core)
     if (hold := pick.reservation.prefill) is not None:
-        answer.prefill_worker.MergeFromString(prefill_worker(decision.computing, hold.room))
+        _write_prefill_worker(answer.prefill_worker, decision.computing, hold.room)
     if heartbeat.multi_rank:
         answer.dp_rank = source.key.dp_rank
     if heartbeat.priority_scheduling:
         higher_first = heartbeat.priority_scheduling == "higher"
         # The lowest int32 has no opposite that fits.
         answer.engine_priority = priority if higher_first else min(-priority, INT32_MAX)
+
+
+def _write_prefill_worker(message: router_pb2.PrefillWorker, decision: Decision, room: int) -> None:
+    source, overlap = decision.sources[decision.order[0]], decision.overlap(decision.order[0])
+    heartbeat = heartbeat_of(source)
+    message.worker_id = source.key.worker_id
+    if heartbeat.multi_rank:
+        message.dp_rank = source.key.dp_rank
+    message.address, message.engine = heartbeat.address, heartbeat.engine
+    message.kv_connector, message.kv_engine_id = heartbeat.kv_connector, heartbeat.kv_engine_id
+    message.labels.update(heartbeat.labels)
+    message.overlap_tokens.CopyFrom(router_pb2.OverlapTokens(**overlap._asdict()))
+    message.new_tokens = decision.request.prompt.token_count - overlap.usable
+    message.bootstrap_host, message.bootstrap_port = bootstrap_server(heartbeat)
+    message.bootstrap_room = room
+    params = transfer_params(heartbeat, room)
+    message.prefill_kv_transfer_params, message.decode_kv_transfer_params = params
 
 
 def write_receipt(receipt: router_pb2.Receipt, decision: Decision, core: RouterCore) -> None:
