@@ -34,7 +34,7 @@ IDENTIFIERS = {
 }
 """Wheels that cibuildwheel makes by pyproject.toml."""
 USES = {
-    "kvroute": "import indexer.kernel, router.core.fast_path, kvroute.client; "
+    "kvroute": "import indexer.kernel, router.decision.ranking, kvroute.client; "
     "from router.cli.main import cli; cli(['--help'])",
     "kvroute_client": "from kvroute.client import KvRouteClient",
 }

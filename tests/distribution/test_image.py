@@ -15,7 +15,7 @@ OVER_BASE_MB = 200
 """What the image may add to its base, in 10^6 bytes on disk."""
 IMPORTS = """
 import fastokens, jinja2, jwt, numpy.linalg, opentelemetry.exporter.otlp.proto.grpc, uvloop
-import indexer.kernel, router.core.fast_path, router.prompts.rendering.template
+import indexer.kernel, router.decision.ranking, router.prompts.rendering.template
 import sys
 print(*sys.version_info[:2])
 """

@@ -27,7 +27,6 @@ from router.config.settings.routing_settings import (
 )
 from router.copies.copies import CopyFate
 from router.copies.hot_prefixes import HotPrefixes
-from router.desk.desk import Desk
 from router.processes.router_process import RouterApp
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
@@ -163,13 +162,10 @@ async def test_a_hot_text_is_computed_by_a_worker_that_has_time() -> None:
 
 
 @pytest.mark.parametrize("fast_lane", [False, True])
-async def test_what_the_native_lane_answers_counts_too(
-    fast_lane: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_picks_of_calls_and_of_streams_count(fast_lane: bool) -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, _):
         await engines.engines["a"].engine.complete(TEXT + own(99), 1)
         await until(lambda: held(router, "a") == len(TEXT), "the text at a")
-        monkeypatch.delattr(Desk, "_any")  # the general way
         async with KvRouteClient(
             f"127.0.0.1:{router.listeners.grpc_port}", fast_lane=fast_lane
         ) as client:

@@ -10,19 +10,6 @@ from pathlib import Path
 
 HOUSE = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("native.c")
-NAMES = [
-    *("plain", "request_id", "model", "session_id", "tokens", "hashes", "block_size"),
-    *("prompt_tokens", "output_tokens", "priority", "omit_receipt", "items"),
-]
-
-
-class Seen(ctypes.Structure):
-    """As in native.c."""
-
-    _fields_ = [(name, ctypes.c_int64) for name in NAMES]
-
-    plain: int
-    items: int
 
 
 class NativeReaders:
@@ -40,11 +27,10 @@ class NativeReaders:
                 env=environment,
             )
             self._read = ctypes.CDLL(str(library)).read_all
-        self._read.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(Seen))
-        self._read.restype = None
+        self._read.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+        self._read.restype = ctypes.c_int64
 
-    def read(self, content: bytes) -> Seen:
-        """Every reader on the content; what the fast path's reader sees."""
-        seen = Seen()
-        self._read(content, len(content), ctypes.byref(seen))
-        return seen
+    def read(self, content: bytes) -> int:
+        """Every reader on the content; the items that are counted in it as a batch, or -1."""
+        items: int = self._read(content, len(content))
+        return items

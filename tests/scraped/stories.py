@@ -375,8 +375,7 @@ STORIES = [
     Story(
         "a bug of the router",
         {"KvrouteInternalErrors"},
-        # Requests that say more than the fast path reads.
-        routes(0.5, 0.1, allowed_worker_ids=["worker-0", "worker-1"]),
+        routes(0.5, 0.1),
         Setup(program=("tests.scraped.odd_router", "serve")),
         may={"KvrouteRequestsRefused"},
     ),

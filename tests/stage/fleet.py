@@ -85,8 +85,7 @@ class Fleet:
         troubles: Troubles | None = None,
         **routing: Any,
     ) -> None:
-        """index: the reference by default, so that the core decides by itself; a native one has it
-        take the lane."""
+        """index: the reference by default."""
         self.now_s = START_S
         self.view = FleetView(
             ReferenceIndex() if index is None else index,

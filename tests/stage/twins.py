@@ -1,8 +1,13 @@
-"""One story for two cores, with and without the fast path: answers and state are compared."""
+"""One story for two cores, of which one decides by the policies' kernels in C and the other by
+their functions over rows: answers and state are compared."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+import pytest
 from google.rpc.status_pb2 import Status
 from prometheus_client import CollectorRegistry
 
@@ -13,11 +18,15 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings.serving_settings import GrpcSettings
 from router.core.progress import Progress
+from router.decision import decider
+from router.decision.ranking import Kernel
 from router.desk import statuses
 from router.desk.counters import Metrics
 from router.desk.stream_items import RouteItems, read_batch
+from router.policies.policy import Policy
 from router.request.refusal import Refusal
 from router.reservations.load import WorkerLoad
+from router.reservations.reservations import Reservation
 from router.service.calls import Guard
 from tests.stage.fleet import Fleet, hashes
 from tests.stage.served import desk_of
@@ -27,43 +36,48 @@ from tests.stage.served import desk_of
 class Side:
     """A fleet behind the bytes that a server gets."""
 
-    native: bool
+    native: bool = True
+    """Whether it decides by kernels, of the policies that have one."""
     about: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fleet = Fleet(index=NativeIndex(), **self.about)
-        self.lane = self.fleet.core.lane
-        assert self.lane is not None
-        if not self.native:
-            self.fleet.core.lane = None
         self.metrics = Metrics(CollectorRegistry())
         guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
         self.desk = desk_of(self.fleet, self.metrics, guard.fault)
         self.items: RouteItems = self.desk.items()
-        self.fast = 0
-        """Calls of `route` that the fast path answered."""
-        self._plain = self.desk._plain
-        self.desk._plain = self._counted  # type: ignore[method-assign]
+        self.by_kernel = 0
+        """Pools of workers that a kernel has scored."""
 
-    def _counted(self, request: bytes, now_s: float, is_behind: Any = None) -> Any:
-        answered = self._plain(request, now_s, is_behind)
-        self.fast += answered is not None
-        return answered
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        kernel_of = decider._kernel_of
+
+        def counted(policy: Policy) -> Kernel | None:
+            kernel = kernel_of(policy) if self.native else None
+            self.by_kernel += kernel is not None
+            return kernel
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(decider, "_kernel_of", counted)
+            yield
 
     def route(self, request: router_pb2.RouteRequest) -> router_pb2.RouteResponse | Status:
         try:
-            answer, _, _ = self.desk.route(request.SerializeToString())
+            with self.deciding():
+                answer, _, _ = self.desk.route(request.SerializeToString())
         except Refusal as refusal:
             return statuses.write_status(refusal)
         return router_pb2.RouteResponse.FromString(answer)
 
     def decide(self, batch: router_pb2.RouteBatch) -> list[router_pb2.RouteResult]:
-        return [
-            result
-            for message in self.items.decide(read_batch(batch.SerializeToString()))
-            if message is not None
-            for result in router_pb2.RouteResults.FromString(message).results
-        ]
+        with self.deciding():
+            return [
+                result
+                for message in self.items.decide(read_batch(batch.SerializeToString()))
+                if message is not None
+                for result in router_pb2.RouteResults.FromString(message).results
+            ]
 
     def requests(self, outcome: str, reason: str) -> float:
         labels = {"outcome": outcome, "reason": reason}
@@ -79,8 +93,7 @@ class Side:
             "columns": core.fleet.pools.columns.tolist(),
             "strained": (sorted(core.fleet.pools.written.strained), core.strained_picks),
             "reservations": [
-                repr(replace(one, answer=in_order(one.answer), prefixes=one.prefixes.tolist()))
-                for one in core.reservations._by_request.values()
+                repr(_readable(one)) for one in core.reservations._by_request.values()
             ],
             "predicted": [
                 (index.predicted(one.slot), index.count(one.slot), index.digest(one.slot))
@@ -125,7 +138,7 @@ class Twins:
     """One story told to both."""
 
     def __init__(self, **about: Any) -> None:
-        self.sides = Side(True, about), Side(False, about)
+        self.sides = Side(native=True, about=about), Side(native=False, about=about)
         self._teller = Teller("there", Epoch(1, 0))
         self._theirs: dict[WorkerKey, WorkerLoad] = {}
 
@@ -162,9 +175,9 @@ class Twins:
         self.compare()
 
     def compare(self) -> None:
-        native, twin = (side.state() for side in self.sides)
-        for name, told in native.items():
-            assert repr(told) == repr(twin[name]), name  # a NaN is itself here
+        by_kernel, by_function = (side.state() for side in self.sides)
+        for name, told in by_kernel.items():
+            assert repr(told) == repr(by_function[name]), name  # a NaN is itself here
 
 
 def same(one: Any, other: Any) -> bool:
@@ -173,6 +186,14 @@ def same(one: Any, other: Any) -> bool:
         deterministic=True
     )
     return deterministic
+
+
+def _readable(one: Reservation) -> Reservation:
+    return msgspec.structs.replace(
+        one,
+        answer=in_order(one.answer),
+        prefixes=one.prefixes.tolist(),  # type: ignore[arg-type]
+    )
 
 
 def in_order(answer: bytes) -> bytes:

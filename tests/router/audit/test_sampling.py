@@ -61,14 +61,6 @@ def test_a_share_of_one_is_all() -> None:
     assert all(taken(watch_of(1.0, Seen()), 100))
 
 
-def test_decisions_that_passed_unseen_count_in_the_share() -> None:
-    watch, seen = watch_of(0.05, Seen()), 0
-    for _ in range(2_000):
-        watch.passed(16)  # more at once than were left, at times
-        seen += sum(taken(watch, 4))
-    assert seen / 40_000 == pytest.approx(0.05, rel=0.1)
-
-
 def test_each_of_several_watchers_sees_its_own_share() -> None:
     fleet, often, seldom = Fleet(), Seen(), Seen()
     fleet.add("w0", total_slots=None, total_blocks=None)
@@ -219,7 +211,7 @@ def test_a_router_watches_what_is_configured_and_nothing_else(tmp_path: Path) ->
     assert not file.exists()  # nothing is done before the start
     app.watchers.use(settings)
     assert app.watchers.watch is not None
-    assert app.watchers.watch.left == 0
+    assert app.watchers.watch.take() is not None, "the shadow policy sees every decision"
     assert told(app, "kvroute_shadow_decisions_total", agreement="other") == 0
     assert told(app, "kvroute_shadow_ttft_seconds_total", change="gain") == 0
     assert told(app, "kvroute_decision_log_lines_total", result="written") == 0

@@ -96,15 +96,15 @@ def test_a_place_is_left_to_a_peers_higher_band_until_it_waits_no_longer() -> No
     assert stage.held_by() == ["peers"]
     stage.hear()
     assert not low.waits
-    assert stage.admission.is_idle
+    assert not stage.admission.fleet_turns.is_contended
 
 
 def test_a_newcomer_takes_no_place_of_a_peers_request_either() -> None:
     stage = Stage()
     stage.running(1)
-    assert stage.admission.is_idle
+    assert not stage.admission.fleet_turns.is_contended
     stage.hear(HIGH)
-    assert not stage.admission.is_idle
+    assert stage.admission.fleet_turns.is_contended
     low = stage.come()
     assert low is not None
     assert low.waits, "the one place is the peer's"

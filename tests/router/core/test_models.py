@@ -2,8 +2,6 @@
 
 import pytest
 
-from indexer.kernel import NativeIndex
-from kvroute.v1 import router_pb2
 from router.config.settings.configurations import ModelSettings
 from router.fleet.eligibility import LORA_ELSEWHERE
 from router.fleet.pools import _POOLS_MAX
@@ -147,13 +145,10 @@ class TestModels:
         assert refused(fleet, prompt(8), model="unheard").reason is Reason.NO_WORKER
 
     def test_names_of_loras_to_be_loaded_are_kept_up_to_a_bound(self) -> None:
-        fleet = Fleet(index=NativeIndex())
+        fleet = Fleet()
         fleet.add("loads", loads_loras=True)
-        lane = fleet.core.lane
-        assert lane is not None
         for i in range(_POOLS_MAX + 10):
-            plain = router_pb2.RouteRequest(model=f"lora-{i}", token_bytes=bytes(400))
-            assert lane.answer(plain.SerializeToString(), fleet.now_s) is None, "not plain"
+            fleet.core.decide(fleet.request(prompt(8), model=f"lora-{i}"), fleet.now_s)
             assert len(fleet.core.fleet.pools._pools) <= _POOLS_MAX
 
     def test_serves_says_for_lists_what_pools_are_made_of(self) -> None:

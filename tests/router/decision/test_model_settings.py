@@ -1,8 +1,7 @@
-"""Models with settings of their own: whose settings decide a request, in the core and the lane."""
+"""Models with settings of their own: whose settings decide a request."""
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from indexer.hashing import pack_tokens
@@ -134,7 +133,7 @@ def request(name: str, number: int, **about: Any) -> router_pb2.RouteRequest:
     )
 
 
-def test_the_lane_leaves_models_with_settings_of_their_own_to_the_core() -> None:
+def test_a_kernel_has_the_numbers_of_the_requests_model() -> None:
     own = model("code", "coder", parameters={"dynamo-adaptive": {"gamma": 0.9}})
     other = model("chat", policy="round-robin")
     twins = Twins(models=(own, other))
@@ -148,31 +147,3 @@ def test_the_lane_leaves_models_with_settings_of_their_own_to_the_core() -> None
         for i, name in enumerate(("plain", "code", "plain", "chat", "coder", "plain"))
     ]
     twins.decide(router_pb2.RouteBatch(items=items))
-    fleet = twins.sides[0].fleet
-    assert fleet.core.lane is not None
-    for name, plain in (("code", False), ("coder", False), ("chat", False), ("plain", True)):
-        bytes_ = request(name, 20).SerializeToString()
-        assert (fleet.core.lane.answer(bytes_, fleet.now_s) is not None) == plain, name
-
-
-def test_the_lane_takes_a_model_back_whose_own_settings_went() -> None:
-    own = model("code", parameters={"dynamo-adaptive": {"gamma": 0.9}})
-    twins = Twins(models=(own,))
-    for name in ("w0", "w1"):
-        twins.tell("add", name, model="code")
-    plain = []
-    for number, models in enumerate(((own,), (), (own,))):
-        for side in twins.sides:
-            changed = msgspec.structs.replace(side.fleet.core.routing)
-            lane = side.fleet.core.lane
-            side.fleet.core.reconfigure(changed, models)
-            side.fleet.core.lane = lane and side.fleet.core.lane
-        twins.route(request("code", number))
-        fleet = twins.sides[0].fleet
-        assert fleet.core.lane is not None
-        bytes_ = request("code", 10 + number).SerializeToString()
-        answered = fleet.core.lane.answer(bytes_, fleet.now_s)
-        plain.append(answered is not None)
-        if answered is not None:  # the twin, too
-            twins.sides[1].route(request("code", 10 + number))
-    assert plain == [False, True, False]

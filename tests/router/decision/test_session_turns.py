@@ -6,11 +6,9 @@ import pytest
 
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
-from kvroute.v1 import router_pb2
 from router.config.settings.routing_settings import AffinitySettings
 from router.core.progress import Progress, ProgressState
 from tests.stage.fleet import Fleet, prompt
-from tests.stage.served import asked
 
 RANKS = 4
 STORY = """\
@@ -76,24 +74,15 @@ def test_sessions_are_assigned_in_turn_kept_and_capped_by_rank() -> None:
 
 @pytest.mark.parametrize("index", [NativeIndex, ReferenceIndex])
 @pytest.mark.parametrize("policy", ["dynamo-adaptive", "dynamo-blocks", "ttft"])
-def test_sessions_that_begin_on_an_idle_fleet_go_in_turn_on_both_paths(
+def test_sessions_that_begin_on_an_idle_fleet_go_in_turn(
     policy: str, index: type[NativeIndex | ReferenceIndex]
 ) -> None:
     fleet = Fleet(policy=policy, index=index())
     ranks(fleet)
     came = []
     for number in range(2 * RANKS):
-        if fleet.core.lane is not None:
-            request = asked(40, 1000 * number, session_id=f"s{number}", request_id=str(number))
-            reservation = fleet.core.lane.answer(request.SerializeToString(), fleet.now_s)
-            assert reservation is not None
-            answer = router_pb2.RouteResponse.FromString(reservation.answer)
-            assert answer.dp_rank == reservation.worker.dp_rank
-        else:
-            reservation = fleet.route(
-                prompt(40, 1000 * number), session_id=f"s{number}"
-            ).reservation
-        came.append(reservation.worker.dp_rank)
-        fleet.core.report(Progress(reservation.id, ProgressState.FINISHED), fleet.now_s)
+        pick = fleet.route(prompt(40, 1000 * number), session_id=f"s{number}")
+        came.append(pick.reservation.worker.dp_rank)
+        fleet.core.report(Progress(pick.reservation.id, ProgressState.FINISHED), fleet.now_s)
         fleet.turn(30.0)  # nothing is under way or remembered as work
     assert came == [0, 1, 2, 3, 0, 1, 2, 3]

@@ -17,7 +17,6 @@ from kvroute.v1 import (
     RouteResults,
     router_pb2,
 )
-from router.core.fast_path import Batch
 from router.core.progress import Repeated
 from router.desk import request_codec
 from router.desk import stream_items as route_stream
@@ -25,6 +24,7 @@ from router.desk.answers import Later, Outlook, Steps, Waiting
 from router.desk.stream_items import SLICE_S, TOLD_MAX, RouteItems, read_batch
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Reservation
+from router.wire.batches import Batch
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import taken_apart
 
@@ -275,24 +275,6 @@ def test_a_batch_is_put_in_order_without_protobuf() -> None:
     request = router_pb2.RouteRequest.FromString(batch.request)
     assert (request.request_id, request.model) == ("r", "m")
     assert not batch.next()
-
-
-def test_an_items_request_is_found_wherever_the_batch_is_at() -> None:
-    items = [
-        router_pb2.RouteItem(index=5, cancel=True),
-        router_pb2.RouteItem(index=5, request=router_pb2.RouteRequest(request_id="five")),
-        router_pb2.RouteItem(index=9, request=router_pb2.RouteRequest(request_id="nine")),
-    ]
-    batch = read_batch(router_pb2.RouteBatch(items=items).SerializeToString())
-    places = []
-    while batch.next():
-        places.append(batch.place)
-    for place, name in zip(places[1:], ("five", "nine"), strict=True):
-        found = router_pb2.RouteRequest.FromString(batch.request_of(place))
-        assert found.request_id == name
-    for place in (places[0], 1 << 20):
-        with pytest.raises(KeyError):
-            batch.request_of(place)
 
 
 ODD = [

@@ -9,8 +9,6 @@ from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
 from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
-from indexer.kernel import NativeIndex
-from kvroute.v1 import router_pb2
 from router.core.progress import Progress, ProgressState
 from router.fleet.pools import RECOVERING_TRUST, heartbeat_of
 from router.fleet.table import COLUMNS, shares
@@ -131,33 +129,23 @@ def test_the_columns_say_what_view_and_loads_say(seed: int) -> None:
 def test_a_model_that_nobody_serves_costs_one_look_however_large_the_fleet_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fleet = Fleet(index=NativeIndex())
+    fleet = Fleet()
     for i in range(50):
         fleet.add(f"w{i}", lora_names=tuple(f"lora-{i}-{n}" for n in range(20)))
-    core, lane = fleet.core, fleet.core.lane
-    assert lane is not None
-    plain = router_pb2.RouteRequest(model="m", token_bytes=bytes(400)).SerializeToString()
-    assert lane.answer(plain, fleet.now_s) is not None
+    fleet.route(prompt(100), model="m")
     seen: list[str] = []
 
     def serves(heartbeat: object, model: str) -> bool:
         seen.append(model)
         return False
 
-    monkeypatch.setattr(core.fleet.models, "serves", serves)
-
-    def lora_of(model: str) -> str:
-        seen.append(f"plan of {model}")
-        return ""
-
-    monkeypatch.setattr(core.fleet.pools, "lora_of", lora_of)
+    monkeypatch.setattr(fleet.core.fleet.models, "serves", serves)
     for name in ("nobody", "nobody", "lora-51-0"):
-        unknown = router_pb2.RouteRequest(model=name, token_bytes=bytes(400)).SerializeToString()
         with pytest.raises(Refusal, match="served here: m") as caught:
-            lane.answer(unknown, fleet.now_s)
+            fleet.route(prompt(100), model=name)
         assert caught.value.reason is Reason.UNKNOWN_MODEL
-    assert lane.answer(plain, fleet.now_s) is not None
-    assert seen == [], "no worker is looked at, and the plan for m is kept"
+    fleet.route(prompt(100), model="m")
+    assert seen == [], "no worker is looked at, and the pool of m is kept"
 
 
 def test_the_names_that_are_served_follow_the_heartbeats() -> None:

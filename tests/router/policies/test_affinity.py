@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.audit.logged_decision import capture, decode, encode
 from router.audit.recompute_line import check_line
@@ -187,31 +186,7 @@ def test_of_a_pair_the_session_goes_on_where_it_is_decoded() -> None:
         assert OTHER_WORKER not in decision.prefill.exclusions()
 
 
-# --- what it costs, and what is refused ---
-
-
-@pytest.mark.parametrize(
-    ("about", "takes"),
-    [
-        ({}, True),
-        ({"bonus": {"ttft": 1.0}}, True),
-        ({"bonus": {"dynamo-adaptive": 0.1}}, False),
-        ({"hard": True}, False),
-    ],
-)
-def test_the_lane_leaves_sessions_to_the_general_way_while_affinity_looks_at_its_policy(
-    about: dict[str, Any], takes: bool
-) -> None:
-    fleet = Fleet(index=NativeIndex())
-    fleet.add("w0")
-    assert fleet.core.lane is not None
-    fleet.core.reconfigure(RoutingSettings(affinity=AffinitySettings(**about)))
-    lane = fleet.core.lane
-    plain = router_pb2.RouteRequest(token_bytes=bytes(256))
-    assert lane.answer(plain.SerializeToString(), fleet.now_s) is not None
-    plain.session_id = "s"
-    assert (lane.answer(plain.SerializeToString(), fleet.now_s) is not None) == takes
-    assert fleet.picked(prompt(64), session_id="s") == "w0"
+# --- what is refused ---
 
 
 @pytest.mark.parametrize(

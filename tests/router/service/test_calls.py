@@ -16,10 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from indexer.kernel import NativeIndex
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.config.settings.serving_settings import GrpcSettings
-from router.core.fast_path import LONG_BYTES
 from router.desk import reports, request_codec
 from router.desk import stream_items as route_stream
 from router.desk.answer_codec import framed as field
+from router.desk.desk import LONG_BYTES
 from router.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.desk.tenant import Reporter
 from router.request.refusal import Reason, Refusal

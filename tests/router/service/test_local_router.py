@@ -10,7 +10,7 @@ from kvroute.client import DeadlineExceeded, KvRouteError, NoWorker, UnknownMode
 from kvroute.v1 import Progress, ProgressState, ReportRequest
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
-from router.core.fast_path import LONG_BYTES
+from router.desk.desk import LONG_BYTES
 from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.settings import RendererSettings
 from router.reservations.reservations import Ending

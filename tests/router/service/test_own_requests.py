@@ -32,7 +32,7 @@ async def result_of(stage: Served, report: router_pb2.ReportRequest, token: str)
 APPLIED, UNKNOWN = router_pb2.PROGRESS_RESULT_APPLIED, router_pb2.PROGRESS_RESULT_UNKNOWN
 
 
-@pytest.mark.parametrize("limits", [{}, {"reservations": 100}], ids=["fast path", "general path"])
+@pytest.mark.parametrize("limits", [{}, {"reservations": 100}], ids=["no quota", "a quota"])
 async def test_reports_are_bound_to_the_identity_that_routed(
     tmp_path: Path, limits: dict[str, Any]
 ) -> None:

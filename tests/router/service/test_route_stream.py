@@ -13,11 +13,11 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings.routing_settings import HotPrefixSettings
 from router.config.settings.serving_settings import GrpcSettings
-from router.core.fast_path import ITEMS_MAX
 from router.core.progress import Pick
 from router.desk.desk import Desk
 from router.request.prompt import Prompt
 from router.reservations.reservations import Ending, Reservation
+from router.wire.batches import ITEMS_MAX
 from tests.router.service.setting import Code, batch, tasks
 from tests.stage.served import Served, asked, refusal, served, taken_apart
 
