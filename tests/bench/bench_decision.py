@@ -1,7 +1,7 @@
 """What a decision costs, hash, match, cost, pick, reserve and receipt; and a reservation's end.
 
-Three ways to it: from a request's bytes to its answer's in the lane; `api`, a Request to the core
-and a Pick back, as simulators ask; and `general`, bytes to bytes without the lane.
+From a request's bytes to its answer's; and `api`, a Request to the core and a Pick back, as
+simulators ask.
 
 Prompts of 8,192 tokens as bytes; workers with load, each with a part of every prompt in its cache.
 Requests rotate over 50 prompts; each is 7,680 of those tokens and 512 of its own. Every
@@ -14,6 +14,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -46,7 +47,7 @@ CASES = [(DEFAULT, 8)]
 CASES += [
     (policy, workers) for policy in (DEFAULT, "dynamo-blocks", "ttft") for workers in (64, 1000)
 ]
-"""Policies of the lane, and workers."""
+"""Policies, and workers."""
 
 Way: TypeAlias = Callable[[str, bytes], Callable[[], Reservation]]
 """From a request's id and its tokens to what decides about it."""
@@ -56,7 +57,7 @@ def rows() -> list[dict[str, Any]]:
     found = []
     for policy, workers in CASES:
         stage = Stage(workers, policy)
-        ways = {"us": stage.lane, "general_us": stage.general}
+        ways = {"us": stage.whole}
         name = f"decision_{PROMPT_TOKENS}_w{workers}"
         if policy == DEFAULT:
             ways["api_us"] = stage.api
@@ -106,7 +107,7 @@ class Stage:
             beat = Beat(1, epoch, 1, view.index.count(slot), view.index.digest(slot), True, 1.0)
             self._beats.append((key, encode(beat), encode(_heartbeat(epoch, i))))
         self.beat_all()
-        self.measure(self.lane)
+        self.measure(self.whole)
 
     def beat_all(self) -> None:
         """Every worker's beat and heartbeat."""
@@ -115,18 +116,19 @@ class Stage:
             self._core.fleet.view.on_heartbeat(key, heartbeat, self._now_s)
             self._core.on_heartbeat(key, self._now_s)
 
-    def lane(self, request_id: str, tokens: bytes) -> Callable[[], Reservation]:
-        """Bytes to bytes, in the lane."""
-        lane = self._core.lane
-        assert lane is not None
-        asked = _message(request_id, tokens)
+    def answer(self, asked: bytes) -> Reservation:
+        """Bytes to bytes."""
+        received = request_codec.receive(asked, self._core.routing.prompt_tokens_max)
+        outcome = self._core.route(
+            request_codec.read_request(received, self._core),
+            self._now_s,
+            write=lambda pick: self._writer.answer(pick, 0, omit_receipt=False),
+        )
+        return outcome.reservation
 
-        def decide() -> Reservation:
-            reservation = lane.answer(asked, self._now_s)
-            assert reservation is not None
-            return reservation
-
-        return decide
+    def whole(self, request_id: str, tokens: bytes) -> Callable[[], Reservation]:
+        """A request's bytes."""
+        return partial(self.answer, _message(request_id, tokens))
 
     def api(self, request_id: str, tokens: bytes) -> Callable[[], Reservation]:
         """A Request to the core."""
@@ -134,23 +136,6 @@ class Stage:
         def decide() -> Reservation:
             request = Request(request_id, Prompt.from_tokens(tokens))
             return self._core.route(request, self._now_s).reservation
-
-        return decide
-
-    def general(self, request_id: str, tokens: bytes) -> Callable[[], Reservation]:
-        """Bytes to bytes, without the lane."""
-        asked = _message(request_id, tokens)
-
-        def decide() -> Reservation:
-            received = request_codec.receive(asked, self._core.routing.prompt_tokens_max)
-            lane, self._core.lane = self._core.lane, None
-            outcome = self._core.route(
-                request_codec.read_request(received, self._core),
-                self._now_s,
-                write=lambda pick: self._writer.answer(pick, 0, omit_receipt=False),
-            )
-            self._core.lane = lane
-            return outcome.reservation
 
         return decide
 

@@ -117,12 +117,6 @@ def _short_items(number: int) -> bytes:
     return _batch(*(router_pb2.RouteItem(index=i, request=request) for i in range(4096)))
 
 
-def _odd_items(number: int) -> bytes:
-    """Items that the lane leaves to the general way."""
-    request = router_pb2.RouteRequest(token_bytes=tokens(number, 900), excluded_worker_ids=["x"])
-    return _batch(*(router_pb2.RouteItem(index=i, request=request) for i in range(4096)))
-
-
 def _cancels(number: int) -> bytes:
     return _batch(*(router_pb2.RouteItem(index=i, cancel=True) for i in range(4096)))
 
@@ -141,7 +135,6 @@ CASES: dict[str, tuple[str, Make]] = {
     "route_unknown_model": (ROUTE, lambda n: _request(n, model=f"m{n}", token_bytes=tokens(n, 9))),
     "batch_long": (ROUTE_STREAM, _long_items),
     "batch_short": (ROUTE_STREAM, _short_items),
-    "batch_general": (ROUTE_STREAM, _odd_items),
     "batch_cancels": (ROUTE_STREAM, _cancels),
     "batch_empty": (ROUTE_STREAM, lambda n: b"\x0a\x00" * (8 << 20)),
     "received_1m": (LIST, lambda n: bytes(1 << 20)),
@@ -266,12 +259,9 @@ async def _leases() -> dict[str, float]:
     """Leases that end together, in slices as router/processes/router_clock.py takes them."""
     stage = Stage(64)
     core = stage._core
-    lane = core.lane
-    if lane is None:
-        raise AssertionError("no native lane")
     prompt = tokens(1, 1024)
     for n in range(DUE):
-        lane.answer(_request(n, token_bytes=prompt), stage._now_s)
+        stage.answer(_request(n, token_bytes=prompt))
     longest = _Longest()
     ticker = asyncio.create_task(_tick(longest))
     await asyncio.sleep(0)

@@ -86,7 +86,7 @@ class Costs(NamedTuple):
 
 def costs_of(workers: int) -> Costs:
     stage = Stage(workers, DEFAULT)
-    decision = median(stage.measure(stage.lane)[0] for _ in range(REPEATS))
+    decision = median(stage.measure(stage.whole)[0] for _ in range(REPEATS))
     beats = median(_cpu_us(stage.beat_all) / workers for _ in range(REPEATS))
     blocks = round(2 * NEW_TOKENS / BLOCK_SIZE / MESSAGES)
     return Costs(decision, beats, native_seconds_a_message(blocks) * 1e6)
