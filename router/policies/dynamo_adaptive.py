@@ -42,7 +42,7 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
     """
     load = rows.load
     # Sums row after row: the same to the last bit wherever they are made
-    # (router/core/fast_path.pyx).
+    # (router/decision/native/adaptive.h).
     mean = float(np.add.accumulate(load)[-1]) / len(rows)
     deviation = load - mean
     std = sqrt(float(np.add.accumulate(deviation * deviation)[-1]) / len(rows))

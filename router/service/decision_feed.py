@@ -1,8 +1,8 @@
 """Messages of WatchDecisions: decisions as they are made, for its callers.
 
 Laws:
-- without watchers no decision pays anything; with some, LOOKED_A_SECOND decisions a second take the
-  general path at most, whatever the watchers want;
+- without watchers no decision pays anything; with some, LOOKED_A_SECOND decisions a second are
+  looked at, at most, whatever the watchers want;
 - a watcher has WAITING_MAX decisions waiting at most; what is over is left out and counted.
 """
 

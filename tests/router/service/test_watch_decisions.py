@@ -71,7 +71,7 @@ async def test_a_watcher_sees_picks_with_their_receipts_and_refusals() -> None:
         assert (pick.request_id, pick.tenant, pick.prompt_tokens) == ("a", "t", 100)
         assert pick.receipt == answer.receipt
         assert pick.predicted_ttft_s > 0
-        await until(lambda: stage.watchers.watch is None, "the fast path has all requests again")
+        await until(lambda: stage.watchers.watch is None, "no decision is looked at again")
 
 
 async def test_each_watcher_has_what_it_asked_for() -> None:
