@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
+from router.config.settings.routing_settings import HotPrefixSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.desk.answers import Waiting
 from router.desk.counters import Metrics
@@ -82,6 +83,32 @@ def test_every_item_of_a_stream_is_counted() -> None:
     assert len(answers) == 3
     assert answers[2] == "w0"
     assert stage.counted() == {"INVALID_FIELD": 1, "DEADLINE_EXCEEDED": 1, "picked": 1}
+
+
+def test_what_fails_about_hot_prefixes_takes_no_answer_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage()
+    core = stage.fleet.core
+    core.copy_prefixes(HotPrefixSettings(enabled=True))
+    assert core.hot is not None
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    core.hot.on_pick = fails  # type: ignore[method-assign]
+    answer, reservation, _ = stage.desk.route(asked(40).SerializeToString())  # type: ignore[misc]
+    assert router_pb2.RouteResponse.FromString(answer).reservation_id == reservation.id
+    items = stage.desk.items()
+    sent = [router_pb2.RouteItem(index=i, request=asked(40)) for i in range(3)]
+    assert stage.decide(items, *sent) == ["w0"] * 3
+    assert stage.counted() == {"picked": 4}
+    assert "INTERNAL" not in caplog.text
+    assert "a hot prefix is not counted; the request has its answer" in caplog.text
+    assert len(core.reservations) == 4
+    stage.decide(items, *(router_pb2.RouteItem(index=i, cancel=True) for i in range(3)))
+    assert len(core.reservations) == 1
+    assert stage.faults() == 4
 
 
 def test_an_observer_that_fails_ends_no_stream() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvroute.v1 import router_pb2
-from router.config.settings.routing_settings import GuardSettings, HotPrefixSettings
+from router.config.settings.routing_settings import GuardSettings
 from router.core.progress import Progress, ProgressState
 from router.desk import request_codec
 from router.desk.desk import LONG_BYTES
@@ -132,19 +132,17 @@ def test_long_items_of_a_batch_are_answered_as_short_ones() -> None:
     assert [(one.index, one.response.worker_id) for one in results] == [(i, "w0") for i in range(3)]
 
 
-@pytest.mark.parametrize("part", ["view", "sessions", "rates", "hot"])
+@pytest.mark.parametrize("part", ["view", "sessions", "rates"])
 def test_a_pick_that_fails_half_way_leaves_nothing_reserved(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side = Side(about={"policy": "ttft"})
     side.fleet.add("w0")
     core, request = side.fleet.core, asked(40, request_id="r", session_id="s")
-    core.copy_prefixes(HotPrefixSettings(enabled=True))
     owner, name = {
         "view": (core.fleet.view, "predict"),
         "sessions": (core.fleet.sessions, "put"),
         "rates": (core.fleet.rates, "on_pick"),
-        "hot": (core.hot, "on_pick"),
     }[part]
 
     def out_of_memory(*_: Any) -> None:
