@@ -18,7 +18,14 @@ from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Request, Role
 from router.reservations.reservations import Ending
 from router.wire import received as wire
-from router.wire.received import BLOCK_HASHES, TEXT, ReceivedRequest, TooMuch
+from router.wire.received import (
+    BLOCK_HASHES,
+    ESTIMATED_TOKENS,
+    TOKEN_BYTES,
+    TOKEN_IDS,
+    ReceivedRequest,
+    TooMuch,
+)
 
 TEXT_MAX = 1024
 """Characters in a request's id, model, tenant and the like."""
@@ -155,9 +162,9 @@ def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_m
 
 
 def _prompt_tokens(message: ReceivedRequest) -> int:
-    if message.form == BLOCK_HASHES:
-        return message.prompt_tokens
-    return 0 if message.form >= TEXT else len(message.data) // 4
+    if message.form in (TOKEN_IDS, TOKEN_BYTES):
+        return len(message.data) // 4
+    return message.prompt_tokens
 
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:
@@ -224,20 +231,23 @@ def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
     if not message.form:
         raise Refusal(
             Reason.EMPTY_PROMPT,
-            "the request has no prompt: set token_ids, token_bytes or block_hashes",
+            "the request has no prompt: set token_ids, token_bytes, block_hashes or"
+            " estimated_tokens",
         )
-    if message.form >= TEXT:
-        raise Refusal(
-            Reason.NO_TOKENIZER,
-            "this router makes no tokens of text and bodies: send token_ids, token_bytes or"
-            " block_hashes",
-        )
+    if message.form == ESTIMATED_TOKENS:
+        return Prompt.from_length(message.prompt_tokens, lora_name=lora_name)
     if message.form == BLOCK_HASHES:
         return Prompt.from_hashes(
             np.frombuffer(message.data, np.uint64),
             message.block_size,
             message.prompt_tokens,
             lora_name=lora_name,
+        )
+    if message.form not in (TOKEN_IDS, TOKEN_BYTES):
+        raise Refusal(
+            Reason.NO_TOKENIZER,
+            "this router makes no tokens of text and bodies: send token_ids, token_bytes,"
+            " block_hashes or estimated_tokens",
         )
     return Prompt.from_tokens(
         message.data,

@@ -74,7 +74,9 @@ class Reservation:
     worker: WorkerKey
     fingerprint: Fingerprint
     prefixes: HashArray
-    has_tail: bool
+    tail_blocks: int
+    """Of the prompt, that no other request can share: the last, partial one; all of a prompt of
+    which only the length is known."""
     prompt_tokens: int
     predicted_tokens: int
     """Usable overlap at the pick, by the worker's events."""

@@ -4,7 +4,7 @@ OTHER_FIELDS_MAX: int
 TOKEN_IDS: int
 TOKEN_BYTES: int
 BLOCK_HASHES: int
-TEXT: int
+ESTIMATED_TOKENS: int
 
 class TooMuch(ValueError):
     what: str
@@ -14,14 +14,15 @@ class ReceivedRequest:
     """A RouteRequest; its fields by their names in the contract."""
 
     form: int
-    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a
-    prompt without tokens; 0: there is none."""
+    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, ESTIMATED_TOKENS;
+    another one: a text or a body; 0: there is none."""
     data: bytes | memoryview
-    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt
-    without tokens. Of TOKEN_BYTES a part of the message, which it keeps."""
+    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a text or a
+    body. Of TOKEN_BYTES a part of the message, which it keeps."""
     block_size: int
-    """Of hashes, and so is the next one."""
+    """Of hashes."""
     prompt_tokens: int
+    """Of hashes, and of ESTIMATED_TOKENS."""
     request_id: str
     model: str
     lora_name: str

@@ -36,7 +36,7 @@ cdef extern from "native/field_numbers.h" nogil:
 
 cdef extern from "native/received.h" nogil:
     int TOO_MANY
-    int MANY_FIELDS, MANY_BYTES, MANY_TOKENS, TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, TEXT
+    int MANY_FIELDS, MANY_BYTES, MANY_TOKENS, TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, TEXT, ESTIMATED_TOKENS
     ctypedef struct Bounds:
         size_t fields, bytes, elements
     ctypedef struct Received:
@@ -45,7 +45,8 @@ cdef extern from "native/received.h" nogil:
         Span tokens
         size_t elements
         uint32_t block_size, prompt_tokens
-    int is_prompt(uint32_t)
+    int is_text(uint32_t)
+    int is_prompt(const Field *)
     int look_at_request(Span, const Bounds *, Received *)
     int find_text "text_form" (Span, size_t)
     void copy_rest(Span, uint8_t *)
@@ -60,7 +61,9 @@ cdef extern from "native/received.h" nogil:
         size_t request_bytes
     void copy_requests(const OddItem *, uint8_t *)
 
-globals().update(TOKEN_IDS=TOKEN_IDS, TOKEN_BYTES=TOKEN_BYTES, BLOCK_HASHES=BLOCK_HASHES, TEXT=TEXT)
+globals().update(
+    TOKEN_IDS=TOKEN_IDS, TOKEN_BYTES=TOKEN_BYTES, BLOCK_HASHES=BLOCK_HASHES, ESTIMATED_TOKENS=ESTIMATED_TOKENS,
+)
 TEXT_FIELDS_MAX = 32768
 """Fields up to which a text is looked for: more than a request may have."""
 OTHER_FIELDS_MAX = 1024
@@ -98,13 +101,13 @@ cdef class ReceivedRequest:
     """A RouteRequest; its fields by their names in the contract."""
 
     cdef readonly int form
-    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a prompt without tokens;
-    0: there is none."""
+    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, ESTIMATED_TOKENS; another one: a text or a
+    body; 0: there is none."""
     cdef readonly object data
-    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt without tokens. Of
-    TOKEN_BYTES a part of the message, which it keeps."""
+    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a text or a body. Of TOKEN_BYTES a
+    part of the message, which it keeps."""
     cdef readonly uint32_t block_size, prompt_tokens
-    """Of hashes."""
+    """Of hashes; the latter of ESTIMATED_TOKENS, too."""
     cdef readonly str request_id, model, lora_name, cache_salt, tenant, session_id, policy, traceparent
     cdef readonly object expected_output_tokens, ttft_slo_ms, queue_timeout_ms
     """None: not set."""
@@ -201,9 +204,9 @@ cdef class ReceivedRequest:
 
 cdef bytes _prompt_of(const Received *received):
     cdef bytes data
-    if not received.form:
+    if not received.form or received.form == ESTIMATED_TOKENS:
         return b""
-    if received.form == TOKEN_BYTES or received.form >= TEXT:
+    if received.form == TOKEN_BYTES or is_text(received.form):
         return PyBytes_FromStringAndSize(<const char *>received.tokens.at, received.tokens.size)
     data = PyBytes_FromStringAndSize(NULL, received.elements * (8 if received.form == BLOCK_HASHES else 4))
     _check(copy_elements(received, <void *>PyBytes_AS_STRING(data)))
@@ -234,7 +237,7 @@ def read_request(bytes content not None, size_t fields_max, size_t bytes_max, si
     while message.size:
         if read_any(&message, &field, &fields):
             raise ValueError("Error parsing message")
-        if not is_prompt(field.number):
+        if not is_prompt(&field):
             request._read(&field)
     return request
 
@@ -243,9 +246,9 @@ def take_apart(bytes content not None, size_t fields_max, size_t bytes_max, size
     """A RouteRequest without its prompt, and the prompt: (rest, form, data, block_size, prompt_tokens).
 
     form: the number of the prompt's field; 0: there is none. data: little-endian, u32 of tokens,
-    u64 of hashes; or the bytes of a prompt without tokens (a form of TEXT or more). The last two are those of block_hashes. The bounds are for the fields beside the
-    prompt, their bytes, and the elements of token_ids and block_hashes. Raises TooMuch; ValueError
-    for bytes that are no message.
+    u64 of hashes; or the bytes of a text or a body. The last two are those of block_hashes, and the last one is also
+    estimated_tokens. The bounds are for the fields beside the prompt, their bytes, and the elements of token_ids and
+    block_hashes. Raises TooMuch; ValueError for bytes that are no message.
     """
     cdef Received received
     cdef Bounds most = Bounds(fields_max, bytes_max, tokens_max)

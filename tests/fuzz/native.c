@@ -27,9 +27,9 @@ static void take_apart_all(Span message) {
     copy_rest(message, rest);
     touch((Span){rest, received.seen.bytes});
     free(rest);
-    if (received.form == TOKEN_BYTES || received.form >= TEXT) {
+    if (received.form == TOKEN_BYTES || is_text((uint32_t)received.form)) {
         touch(received.tokens);
-    } else if (received.form) {
+    } else if (received.form && received.form != ESTIMATED_TOKENS) {
         size_t size = received.elements * (received.form == BLOCK_HASHES ? 8 : 4);
         void *elements = exact(size);
         if (!copy_elements(&received, elements)) touch((Span){elements, size});

@@ -16,7 +16,7 @@ from router.desk.stream_items import read_batch
 from router.request.refusal import Refusal
 from router.wire.received import (
     BLOCK_HASHES,
-    TEXT,
+    ESTIMATED_TOKENS,
     TOKEN_BYTES,
     TOKEN_IDS,
     Pieces,
@@ -32,6 +32,10 @@ ITEMS = router_pb2.RouteBatch.DESCRIPTOR.fields_by_name["items"].number
 CANCEL = router_pb2.RouteItem.DESCRIPTOR.fields_by_name["cancel"].number
 MOST = 1 << 20
 """A bound that no input reaches."""
+TEXTS = tuple(
+    router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[name].number
+    for name in ("text", "chat_completion_body", "completion_body", "messages_body")
+)
 TEXT_MAX = 1024
 Outcome = tuple[Any, ...]
 M = TypeVar("M", bound=Message)
@@ -119,7 +123,7 @@ class WireReaders:
         without.ClearField(expected.WhichOneof("prompt") or "text")
         same(beside and canonical(beside), canonical(without), "what is beside the prompt")
         same((form, data, block_size, prompt_tokens), _prompt(expected), "the prompt")
-        same(text_form(content), form if form >= TEXT else 0, "text_form")
+        same(text_form(content), form if form in TEXTS else 0, "text_form")
         for bounds in ((3, 40, 4), (1, 8, 1), (0, 0, 0)):
             bounded = _taken(content, bounds)
             if bounded is not None and bounded != "over":
@@ -224,7 +228,9 @@ def _prompt(message: Any) -> tuple[int, bytes, int, int]:
         hashes = message.block_hashes
         packed = b"".join(one.to_bytes(8, "little") for one in hashes.hashes)
         return form, packed, hashes.block_size, hashes.prompt_tokens
-    assert form == TOKEN_BYTES or form >= TEXT
+    if form == ESTIMATED_TOKENS:
+        return form, b"", 0, message.estimated_tokens
+    assert form in (TOKEN_BYTES, *TEXTS)
     return form, getattr(message, name), 0, 0
 
 
@@ -234,7 +240,8 @@ def _check_read(content: bytes, message: Any) -> None:
         read = read_request(content, MOST, MOST, MOST)
     except ValueError:
         return _may_be_refused(content, message)
-    same((read.form, read.data), _prompt(message)[:2], "the prompt that is read")
+    prompt = read.form, read.data, read.block_size, read.prompt_tokens
+    same(prompt, _prompt(message), "the prompt that is read")
     for name in FIELDS:
         same(getattr(read, name), getattr(message, name), name)
     for name in ("expected_output_tokens", "ttft_slo_ms", "queue_timeout_ms"):

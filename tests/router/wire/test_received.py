@@ -9,12 +9,14 @@ from google.protobuf.message import DecodeError
 
 from kvroute.v1 import BlockHashes, RouteBatch, RouteRequest, router_pb2
 from router.wire.received import (
-    TEXT,
+    ESTIMATED_TOKENS,
     TOKEN_BYTES,
     ReceivedRequest,
+    TooMuch,
     in_order,
     read_request,
     take_apart,
+    text_form,
 )
 
 FORMS = {"text": 21, "chat_completion_body": 22, "completion_body": 23, "messages_body": 24}
@@ -28,7 +30,7 @@ def test_a_text_is_taken_out_and_the_rest_stays(name: str) -> None:
     message.MergeFrom(beside)
     rest, form, data, _, _ = take_apart(message.SerializeToString(), 10, 100, 10)
     assert RouteRequest.FromString(rest) == beside
-    assert form == FORMS[name] >= TEXT
+    assert form == FORMS[name] == text_form(message.SerializeToString())
     assert data == (content.encode() if isinstance(content, str) else content)
 
 
@@ -42,19 +44,40 @@ def test_the_last_prompt_counts_as_in_any_oneof() -> None:
     tokens = RouteRequest(token_bytes=bytes(8)).SerializeToString()
     text = RouteRequest(text="later").SerializeToString()
     hashes = RouteRequest(block_hashes=BlockHashes(hashes=[1])).SerializeToString()
-    assert take_apart(tokens + text, 10, 10, 10)[1:3] == (TEXT, b"later")
+    length = RouteRequest(estimated_tokens=300).SerializeToString()
+    assert take_apart(tokens + text, 10, 10, 10)[1:3] == (FORMS["text"], b"later")
     assert take_apart(text + hashes + tokens, 10, 10, 10)[1:3] == (TOKEN_BYTES, bytes(8))
+    assert take_apart(tokens + hashes + length, 10, 10, 10) == (b"", ESTIMATED_TOKENS, b"", 0, 300)
+    assert take_apart(length + tokens, 10, 10, 10) == (b"", TOKEN_BYTES, bytes(8), 0, 0)
+    assert text_form(text + length) == 0 != text_form(length + text)
 
 
 def test_a_replaced_prompt_is_read_like_the_one_that_counts() -> None:
     token = b"\x80" * 10 + b"\x00"  # protobuf takes 10 bytes for a number
     broken = b"\x1a" + bytes([len(token) + 2]) + b"\x0a" + bytes([len(token)]) + token
-    later = RouteRequest(chat_completion_body=b"{}").SerializeToString()
+    body = RouteRequest(chat_completion_body=b"{}").SerializeToString()
+    length = RouteRequest(estimated_tokens=7).SerializeToString()
     with pytest.raises(DecodeError):
-        RouteRequest.FromString(broken + later)
-    for message in (broken, broken + later, later + broken + later):
-        with pytest.raises(ValueError, match="parsing"):
-            take_apart(message, 10, 100, 100)
+        RouteRequest.FromString(broken + length)
+    for later in (body, length):
+        for message in (broken, broken + later, later + broken + later):
+            with pytest.raises(ValueError, match="parsing"):
+                take_apart(message, 10, 100, 100)
+
+
+def test_a_length_of_another_type_is_no_prompt() -> None:
+    """Such a field is unknown, as for protobuf, and stays beside the prompt."""
+    tokens = RouteRequest(token_bytes=bytes(8)).SerializeToString()
+    odd = b"\xfa\x01\x01x"  # field 31 as bytes
+    assert RouteRequest.FromString(tokens + odd).token_bytes == bytes(8)
+    assert take_apart(tokens + odd, 10, 100, 100) == (odd, TOKEN_BYTES, bytes(8), 0, 0)
+
+
+def test_lengths_in_a_row_are_counted_as_fields() -> None:
+    many = RouteRequest(estimated_tokens=7).SerializeToString() * 11
+    with pytest.raises(TooMuch, match="fields"):
+        take_apart(many, 10, 100, 100)
+    assert take_apart(many, 11, 0, 0) == (b"", ESTIMATED_TOKENS, b"", 0, 7)
 
 
 def test_a_request_in_two_fields_is_whole_in_each() -> None:
@@ -83,7 +106,14 @@ WHOLE = (0, 1, 127, 128, (1 << 31) - 1)
 
 
 def a_request(rng: random.Random) -> router_pb2.RouteRequest:
-    message = router_pb2.RouteRequest(token_bytes=bytes(4 * rng.randint(0, 3)))
+    message = router_pb2.RouteRequest(
+        **rng.choice([
+            {"token_bytes": bytes(4 * rng.randint(0, 3))},
+            {"estimated_tokens": rng.choice(WHOLE)},
+            {"block_hashes": BlockHashes(hashes=[1, 2], block_size=16, prompt_tokens=33)},
+            {"chat_completion_body": b"{}"},
+        ])
+    )
     for name in (*NAMES, "traceparent"):
         if rng.random() < 0.4:
             setattr(message, name, rng.choice(WORDS))
@@ -102,8 +132,9 @@ def a_request(rng: random.Random) -> router_pb2.RouteRequest:
 
 
 def fields_of(message: router_pb2.RouteRequest | ReceivedRequest) -> dict[str, Any]:
-    """A message's fields beside its prompt, each as Python has it; of both kinds alike."""
+    """A message's fields, each as Python has it; of both kinds alike."""
     fields = {name: getattr(message, name) for name in (*NAMES, *PLAIN, "traceparent")}
+    fields["prompt"] = prompt_of(message)
     for name in OPTIONAL:
         is_unset = isinstance(message, router_pb2.RouteRequest) and not message.HasField(name)
         fields[name] = None if is_unset else getattr(message, name)
@@ -114,6 +145,29 @@ def fields_of(message: router_pb2.RouteRequest | ReceivedRequest) -> dict[str, A
         for item in message.multimodal_items or ()
     ]
     return fields
+
+
+def prompt_of(message: router_pb2.RouteRequest | ReceivedRequest) -> tuple[int, bytes, int, int]:
+    """As a ReceivedRequest has it."""
+    if isinstance(message, ReceivedRequest):
+        return message.form, message.data, message.block_size, message.prompt_tokens
+    name = message.WhichOneof("prompt")
+    form = 0 if name is None else message.DESCRIPTOR.fields_by_name[name].number
+    match name:
+        case None:
+            return form, b"", 0, 0
+        case "estimated_tokens":
+            return form, b"", 0, message.estimated_tokens
+        case "token_ids":
+            ids = message.token_ids.ids
+            return form, b"".join(one.to_bytes(4, "little") for one in ids), 0, 0
+        case "block_hashes":
+            hashes = message.block_hashes
+            data = b"".join(one.to_bytes(8, "little") for one in hashes.hashes)
+            return form, data, hashes.block_size, hashes.prompt_tokens
+        case "text":
+            return form, message.text.encode(), 0, 0
+    return form, getattr(message, name), 0, 0
 
 
 def both(content: bytes) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
