@@ -324,7 +324,7 @@ cdef class Lane(_Decision):
         cdef uint64_t prompt_tokens = <uint64_t>self._decided.rows.prompt_tokens
         cdef uint32_t size = self._plan.block_size
         cdef int32_t reported = overlaps[2 * rows] + overlaps[3 * rows] + overlaps[4 * rows]
-        cdef int tail_blocks = prompt_tokens % size > 0
+        cdef int own_blocks = prompt_tokens % size > 0
         source = self._plan.sources[row]
         core = self._core
         if output_tokens < 0:
@@ -334,7 +334,7 @@ cdef class Lane(_Decision):
         life = core.life
         ordinal = life.picks = life.picks + 1
         reservation = Reservation(
-            self._drawn.pop(), request_id, source.key, fingerprint, self._prefixes, tail_blocks, prompt_tokens, reported,
+            self._drawn.pop(), request_id, source.key, fingerprint, self._prefixes, own_blocks, prompt_tokens, reported,
             prompt_tokens - <uint64_t>overlaps[rows], now_s, now_s + self._lease_s, b"",
         )
         # They refer to nothing that could refer to them: no need to look for cycles through them.

@@ -23,6 +23,9 @@ ITEM_LAYERS_MAX = 8
 client would make us hash the whole prompt again for every item."""
 
 _NONE: HashArray = np.empty(0, np.uint64)
+ESTIMATED_BLOCKS_TOKENS = 8192
+"""Tokens whose blocks count as load, of a prompt of which only the length is known: blocks make a
+worker full, and an image's bytes, say, are hardly ever tokens."""
 STEP_BLOCKS = 1 << 14
 """Blocks that are hashed in one step: 2 ms where 8 items cover each of them."""
 
@@ -112,9 +115,7 @@ class Prompt:
         return cls(prompt_tokens, hashes=hashes, hashes_block_size=block_size, lora_name=lora_name)
 
     @classmethod
-    def from_length(
-        cls, token_count: int, *, lora_name: str = "", digest: bytes = b""
-    ) -> "Prompt":
+    def from_length(cls, token_count: int, *, lora_name: str = "", digest: bytes = b"") -> "Prompt":
         """A prompt of which only the length is known. digest: of a text that the length was
         estimated of, so that two texts of one length have two fingerprints. Raises Refusal."""
         if not token_count:
@@ -171,6 +172,15 @@ class Prompt:
             parts.append(block_hashes(content, block_size, self._seed, items))
             yield
         self._prefixes[block_size] = prefix_hashes(np.concatenate(parts))
+
+    def own_blocks(self, block_size: int) -> int:
+        """Blocks that no other request can share: the last, partial one; of a prompt of which only
+        the length is known, those of its first ESTIMATED_BLOCKS_TOKENS."""
+        if block_size < 1:
+            return 1
+        if self._token_bytes is not None or self.hashes_block_size:
+            return int(self.token_count % block_size > 0)
+        return -(-min(self.token_count, ESTIMATED_BLOCKS_TOKENS) // block_size)
 
     def leading_tokens(self, count: int) -> bytes | None:
         """The first tokens, little-endian u32; None where they are not all there is (images), or

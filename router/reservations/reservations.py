@@ -74,9 +74,8 @@ class Reservation:
     worker: WorkerKey
     fingerprint: Fingerprint
     prefixes: HashArray
-    tail_blocks: int
-    """Of the prompt, that no other request can share: the last, partial one; all of a prompt of
-    which only the length is known."""
+    own_blocks: int
+    """See Prompt.own_blocks."""
     prompt_tokens: int
     predicted_tokens: int
     """Usable overlap at the pick, by the worker's events."""

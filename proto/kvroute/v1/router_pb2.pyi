@@ -311,7 +311,9 @@ class RouteRequest(google.protobuf.message.Message):
     messages_body: builtins.bytes
     """JSON of POST /v1/messages"""
     estimated_tokens: builtins.int
-    """A prompt of which only the length is known: it matches no worker's cache, and is routed by load."""
+    """A prompt of which only the length is known, 1 to routing.prompt_tokens_max tokens: it matches no worker's cache, and is
+    routed by load; cache_salt and multimodal_items have no effect. Blocks of its first 8,192 tokens at most count as load.
+    """
     lora_name: builtins.str
     cache_salt: builtins.str
     expected_output_tokens: builtins.int

@@ -151,6 +151,12 @@ class TestLength:
             assert len(only.prefixes(size)) == 0
         assert only.leading_tokens(16) is None
 
+    def test_its_blocks_are_its_own_up_to_a_bound(self) -> None:
+        counts = [Prompt.from_length(tokens).own_blocks(16) for tokens in (1, 16, 17, 8192, 99_999)]
+        assert counts == [1, 1, 2, 512, 512]
+        assert Prompt.from_length(70).own_blocks(0) == 1, "the size is not known yet"
+        assert [prompt(tokens).own_blocks(16) for tokens in (15, 16, 70)] == [1, 0, 1]
+
     def test_a_length_of_zero_is_refused(self) -> None:
         refusal = refused(Prompt.from_length, 0)
         assert (refusal.reason, "estimated_tokens" in refusal.message) == (
