@@ -2,9 +2,11 @@
 
 import uuid
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from xxhash import xxh3_64_digest
 
 from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from indexer.hashing import MultimodalItem, multimodal_hash
@@ -13,6 +15,7 @@ from router.core.admission import Wait
 from router.core.core import RouterCore
 from router.core.progress import Progress, ProgressState, WaitStep
 from router.desk.tenant import UNVERIFIED, Caller, tenant_of
+from router.prompts.prompts import MadeBy, PromptTokens
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Request, Role
@@ -27,6 +30,8 @@ from router.wire.received import (
     TooMuch,
 )
 
+RouteMessage: TypeAlias = bytes | ReceivedRequest
+"""A RouteRequest as a message has it, or as a face of this process made it. len() is its size."""
 TEXT_MAX = 1024
 """Characters in a request's id, model, tenant and the like."""
 ENTRIES_MAX = 4096
@@ -59,8 +64,10 @@ _FAILURES = {
 }
 
 
-def receive(content: bytes, prompt_tokens_max: int) -> ReceivedRequest:
+def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
     """A RouteRequest; raises Refusal for bytes that are none, or too much of anything."""
+    if isinstance(content, ReceivedRequest):
+        return content
     try:
         return wire.read_request(content, FIELDS_MAX, ASIDE_BYTES_MAX, prompt_tokens_max)
     except TooMuch as error:
@@ -140,7 +147,9 @@ def read_wait(message: ReceivedRequest, now_s: float, left_s: float) -> Wait:
     )
 
 
-def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_max: int) -> Refused:
+def read_refused(
+    content: RouteMessage, refusal: Refusal, now_s: float, prompt_tokens_max: int
+) -> Refused:
     """The fields of a refused RouteRequest, for the log; almost none if its bytes can't be read."""
     try:
         message = receive(content, prompt_tokens_max)
@@ -243,6 +252,8 @@ def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
             message.prompt_tokens,
             lora_name=lora_name,
         )
+    if message.made is not None:
+        return _made_prompt(message, message.made, lora_name)
     if message.form not in (TOKEN_IDS, TOKEN_BYTES):
         raise Refusal(
             Reason.NO_TOKENIZER,
@@ -254,6 +265,23 @@ def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
         lora_name=lora_name,
         cache_salt=message.cache_salt,
         items=_read_items(message.multimodal_items) if message.multimodal_items else (),
+    )
+
+
+def _made_prompt(message: ReceivedRequest, made: PromptTokens, lora_name: str) -> Prompt:
+    """The prompt of a text or a body."""
+    if made.made_by is MadeBy.ESTIMATE:
+        digest = xxh3_64_digest(message.data)
+        return Prompt.from_length(made.count, lora_name=lora_name, digest=digest)
+    if message.multimodal_items:
+        items = _read_items(message.multimodal_items)
+    else:
+        items = [
+            MultimodalItem(multimodal_hash(item.id), item.first_token, item.token_count)
+            for item in made.items
+        ]
+    return Prompt.from_tokens(
+        made.token_bytes, lora_name=lora_name, cache_salt=message.cache_salt, items=items
     )
 
 

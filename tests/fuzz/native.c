@@ -18,15 +18,11 @@ static void touch(Span span) {
 
 static void *exact(size_t size) { return malloc(size ? size : 1); }
 
-static void take_apart_all(Span message) {
+static void request_all(Span message) {
     Bounds most = {FIELDS, FIELDS, FIELDS};
     Received received;
     kept += (uint64_t)text_form(message, FIELDS);
     if (look_at_request(message, &most, &received)) return;
-    uint8_t *rest = exact(received.seen.bytes);
-    copy_rest(message, rest);
-    touch((Span){rest, received.seen.bytes});
-    free(rest);
     if (received.form == TOKEN_BYTES || is_text((uint32_t)received.form)) {
         touch(received.tokens);
     } else if (received.form && received.form != ESTIMATED_TOKENS) {
@@ -64,7 +60,7 @@ void read_all(const uint8_t *bytes, size_t size, Seen *seen) {
     Span message = {copy, size};
     PlainRequest plain;
     memset(seen, 0, sizeof *seen);
-    take_apart_all(message);
+    request_all(message);
     seen->items = batch_all(message);
     seen->plain = read_plain(message, &plain);
     if (seen->plain) {

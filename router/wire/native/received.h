@@ -1,4 +1,4 @@
-/* A message as it was received: counted and taken apart before protobuf builds objects of it.
+/* A message as it was received: counted, then read.
  *
  * One pass counts, and stops at the first bound; the next one copies. What protobuf refuses is
  * refused here too, but for what lies inside of the fields that it is still given. */
@@ -145,19 +145,6 @@ static int text_form(Span message, size_t most) {
         if (is_prompt(&field)) form = (int)field.number;
     }
     return is_text((uint32_t)form) ? form : 0;
-}
-
-/* Copies what is beside the prompt: seen.bytes of it. */
-static void copy_rest(Span message, uint8_t *rest) {
-    Field field;
-    size_t fields = 0;
-    while (message.size) {
-        Span before = message;
-        if (read_any(&message, &field, &fields)) return;
-        if (is_prompt(&field)) continue;
-        memcpy(rest, before.at, before.size - message.size);
-        rest += before.size - message.size;
-    }
 }
 
 /* The end of what was copied, or NULL for a varint that is too long. The last one has an end. */

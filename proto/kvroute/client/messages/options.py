@@ -150,7 +150,7 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     body = settle_body(options)
     token_ids, block_hashes = options.pop("token_ids", None), options.pop("block_hashes", None)
     block_size, prompt_tokens = options.pop("block_size", None), options.pop("prompt_tokens", None)
-    request_id = options.pop("request_id", None) or f"{_ids.getrandbits(128):032x}"
+    request_id = options.pop("request_id", None) or random_id()
     if not isinstance(request_id, str):
         raise TypeError(f"request_id is a {type(request_id).__name__}; a str is wanted")
     identity = request_id.encode()
@@ -186,6 +186,11 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
         prompt = without_tokens
         size += sum(map(len, prompt))
     return RouteBytes(request_id, (about, *prompt), size, body)
+
+
+def random_id() -> str:
+    """The id of a request whose caller gives it none."""
+    return f"{_ids.getrandbits(128):032x}"
 
 
 def route_request(**options: Unpack[RouteOptions]) -> RouteRequest:
