@@ -9,7 +9,7 @@ import msgspec
 
 from router.audit import logged_decision
 from router.audit.logged_decision import VERSION, LoggedDecision, capture
-from router.decision.decision import NobodyFits
+from router.decision.nobody_fits import NobodyFits
 from router.fleet.topology import PlaceLabels
 from router.request.refusal import Refused
 

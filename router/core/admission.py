@@ -39,7 +39,8 @@ from router.core.progress import ProgressResult
 from router.core.sight import FleetSight
 from router.core.waits import Waits
 from router.decision.decider import FULL_RETRY_S
-from router.decision.decision import Decision, NobodyFits
+from router.decision.decision import Decision
+from router.decision.nobody_fits import NobodyFits
 from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
 from router.request.refusal import Reason, Refusal

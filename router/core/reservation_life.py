@@ -77,7 +77,7 @@ class ReservationLife:
             worker=source.key,
             fingerprint=request.fingerprint(size),
             prefixes=prompt.prefixes(size),
-            has_tail=not size or tokens % size > 0,
+            own_blocks=prompt.own_blocks(size),
             prompt_tokens=tokens,
             predicted_tokens=overlap.by_events,
             new_tokens=tokens - overlap.usable if computes else 0,
@@ -114,7 +114,7 @@ class ReservationLife:
         if hold is None:
             raise AssertionError(f"{reservation.id} holds no second worker")
         load = self.fleet.load(source.key)
-        load.open(reservation.prefixes, reservation.has_tail, hold.new_tokens, now_s)
+        load.open(reservation.prefixes, reservation.own_blocks, hold.new_tokens, now_s)
         hold.open = True
         self.picks += 1
         load.last_picked = self.picks
@@ -315,8 +315,8 @@ class ReservationLife:
         """A reservation's load on a worker ends. new_tokens: of its prompt, not computed yet."""
         self.fleet.room += 1
         load, source = self.fleet.load(worker), self.fleet.view.sources.get(worker)
-        prefixes, has_tail = reservation.prefixes, reservation.has_tail
-        load.close(prefixes, has_tail, now_s, new_tokens)
+        prefixes, own_blocks = reservation.prefixes, reservation.own_blocks
+        load.close(prefixes, own_blocks, now_s, new_tokens)
         if source is not None:
             self.fleet.pools.put_load(source.slot, load)
 

@@ -23,7 +23,8 @@ from events.feed.fleet_view import Source
 from indexer.index import BlockIndex
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import RoutingSettings
-from router.decision.decision import Decision, NobodyFits, Overlap
+from router.decision.decision import Decision, Overlap
+from router.decision.nobody_fits import NobodyFits
 from router.decision.pairs import Matched, Pairs, Stages
 from router.decision.ranking import Ranking, RowUsers, kernel_of, prefill_inputs
 from router.fleet.blocks_ahead import SIMULATED_MAX, BlocksAhead

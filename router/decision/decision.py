@@ -1,7 +1,6 @@
 """Decisions: the pick of a request, and every number that it was made of. Pure data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,7 +17,6 @@ from router.fleet.pools import Pool
 from router.fleet.table import COLUMNS, Column
 from router.policies.candidates import Candidates
 from router.policies.policy import Policy, Scores
-from router.request.refusal import Refusal
 from router.request.request import Request
 
 FULL = "full"
@@ -231,11 +229,3 @@ class Decision:
             if count:
                 reasons[reason] = reasons.get(reason, 0) + count
         return reasons
-
-
-@dataclass(eq=False)
-class NobodyFits(Refusal):
-    """A refusal of a request whose workers were weighed."""
-
-    decision: Decision | None = None
-    """The candidates; of a pair, the half for which no worker fits."""

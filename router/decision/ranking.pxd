@@ -104,10 +104,13 @@ cdef class Ranking:
     cdef PickGuard guard
     cdef Waits waits
     cdef readonly Py_ssize_t moved_from
+    cdef readonly double shortest_s
+    """The least of `seconds` over rows that could be picked, where some row could."""
 
     cpdef int score(self, Kernel kernel, object users, object inputs, double mean_work, double now_s, double output_tokens, object distance) except -1
     cpdef int take(self, object costs, object seconds) except -1
     cpdef list in_order(self, size_t wanted, bint in_turn, object rng)
     cpdef list moved(self, double request_tokens, double margin, list order, bint in_turn, object rng)
+    cdef int _find_shortest(self) except -1
     cdef int _point(self) except -1
     cdef size_t _first(self, const Cheapest *cheapest, const uint8_t *out, bint in_turn, object rng) except? 0

@@ -68,7 +68,8 @@ class Ranking:
     @property
     def not_finite(self) -> int: ...
     @property
-    def shortest_s(self) -> float: ...
+    def shortest_s(self) -> float:
+        """The least of `seconds` over rows that could be picked when they were put in order."""
     def score(
         self,
         kernel: Kernel,

@@ -194,18 +194,6 @@ cdef class Ranking:
         """Rows that can't be picked since their cost is no number."""
         return self.cheapest.not_finite
 
-    @property
-    def shortest_s(self):
-        """The least of `seconds` over rows that can be picked, of which there must be one."""
-        cdef const Rows *r = &self.decided.rows
-        cdef const double *seconds = <const double *>address_of(self.seconds)
-        cdef double shortest = INFINITY
-        cdef size_t row
-        for row in range(r.rows):
-            if seconds[row] < shortest and isfinite(self.decided.costs[row]) and can_take(self._columns.full, r.drained, r.slots, row):
-                shortest = seconds[row]
-        return shortest
-
     cpdef int score(
         self, Kernel kernel, object users, object inputs, double mean_work, double now_s, double output_tokens,
         object distance,
@@ -263,6 +251,8 @@ cdef class Ranking:
         self.cheapest = cheapest_of(self.decided.costs, self._columns.full, r.drained, r.slots, r.rows)
         if not self.cheapest.tied:
             return []
+        if self.seconds is not None:
+            self._find_shortest()
         first = self._first(&self.cheapest, r.drained, in_turn, rng)
         count = order_of(self.decided.costs, self._columns.full, r.drained, r.slots, r.rows, &self.cheapest, first, wanted, order)
         return [order[row] for row in range(count)]
@@ -338,6 +328,19 @@ cdef class Ranking:
             self.decided.costs, self._columns.full, out, r.slots, r.rows, cheapest,
             self._columns.block_size + LAST_PICKED * self._width,
         )
+
+    cdef int _find_shortest(self) except -1:
+        cdef const Rows *r = &self.decided.rows
+        cdef const double *seconds = <const double *>address_of(self.seconds)
+        cdef size_t row
+        self.shortest_s = INFINITY
+        for row in range(r.rows):
+            if (
+                seconds[row] < self.shortest_s and isfinite(self.decided.costs[row])
+                and can_take(self._columns.full, r.drained, r.slots, row)
+            ):
+                self.shortest_s = seconds[row]
+        return 0
 
     cdef int _point(self) except -1:
         """Looks where the table's columns are (router/fleet/table.py)."""

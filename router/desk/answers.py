@@ -77,7 +77,7 @@ class Waiting(Later):
 
     def __init__(
         self,
-        request: bytes,
+        request: bytes | ReceivedRequest,
         request_id: str,
         due: Due | None,
         read: tuple[ReceivedRequest, Request] | None,

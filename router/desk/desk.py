@@ -29,6 +29,7 @@ from router.desk import answer_codec, request_codec
 from router.desk.answers import Answered, Later, Outlook, Steps, Waiting
 from router.desk.counters import Metrics
 from router.desk.methods import ROUTE
+from router.desk.request_codec import RouteMessage
 from router.desk.stream_items import RouteItems
 from router.desk.tenant import UNVERIFIED, Caller
 from router.request.refusal import Reason, Refusal
@@ -95,7 +96,7 @@ class Desk:
         return RouteItems(steps, self.cancel, leave or self.leave, self.outlook, self.unsent)
 
     def route(
-        self, request: bytes, left_s: float = inf, caller: Caller = UNVERIFIED
+        self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting:
         """A request, answered at once or later; raises Refusal, counted.
 
@@ -118,7 +119,7 @@ class Desk:
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def steps(
-        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
+        self, request: RouteMessage | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Steps:
         """One request, answered in as many steps as its length needs; None: the item of a stream
         holds no request."""
@@ -170,7 +171,7 @@ class Desk:
         self._on_change()
 
     def explain(
-        self, request: bytes, caller: Caller = UNVERIFIED
+        self, request: RouteMessage, caller: Caller = UNVERIFIED
     ) -> Generator[None, None, list[bytes]]:
         """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
         received, parsed = yield from self._read(request, caller)
@@ -199,15 +200,15 @@ class Desk:
             self._metrics.answers_unsent.inc()
             self.cancel(reservation)
 
-    def refused(self, refusal: Refusal, request: bytes) -> Refusal:
+    def refused(self, refusal: Refusal, request: RouteMessage) -> Refusal:
         """Counts a request that was refused before it came here; returns the refusal."""
         return self._refused(refusal, request, self._clock(), None)
 
-    def failed(self, error: Exception, request: bytes) -> Refusal:
+    def failed(self, error: Exception, request: RouteMessage) -> Refusal:
         """Counts a fault of the router's own before a request came here; its caller's refusal."""
         return self.refused(self._fault(ROUTE, error), request)
 
-    def render_span(self, request: router_pb2.RouteRequest) -> RenderSpan:
+    def render_span(self, request: ReceivedRequest) -> RenderSpan:
         """Begins the span of making a request's tokens."""
         tracing, began_s = self.tracing, self._clock()
         trace = tracing.below(request.traceparent) if tracing and request.traceparent else None
@@ -215,7 +216,7 @@ class Desk:
             return no_span
         return lambda about, error="": rendered(trace, began_s, self._clock(), about, error)
 
-    def _long(self, request: bytes, left_s: float, caller: Caller) -> Steps:
+    def _long(self, request: RouteMessage, left_s: float, caller: Caller) -> Steps:
         """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
         now_s, due = self._clock(), None
         try:
@@ -234,7 +235,7 @@ class Desk:
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def _read(
-        self, request: bytes, caller: Caller = UNVERIFIED
+        self, request: RouteMessage, caller: Caller = UNVERIFIED
     ) -> Generator[None, None, tuple[ReceivedRequest, Request]]:
         """Reads a request, and hashes its prompt, in steps; raises Refusal."""
         received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
@@ -245,7 +246,9 @@ class Desk:
             yield
         return received, parsed
 
-    def _refused(self, refusal: Refusal, request: bytes, now_s: float, due: Due | None) -> Refusal:
+    def _refused(
+        self, refusal: Refusal, request: RouteMessage, now_s: float, due: Due | None
+    ) -> Refusal:
         """Counts a request that got no worker. Returns what it was given.
 
         Callers have a clause of their own for refusals: `raise refusal from refusal`, and a frame
@@ -269,7 +272,7 @@ class Desk:
 
     def _decided(
         self,
-        request: bytes,
+        request: RouteMessage,
         read: Read,
         now_s: float,
         left_s: float,

@@ -2,9 +2,11 @@
 
 import uuid
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from xxhash import xxh3_64_digest
 
 from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from indexer.hashing import MultimodalItem, multimodal_hash
@@ -13,13 +15,23 @@ from router.core.admission import Wait
 from router.core.core import RouterCore
 from router.core.progress import Progress, ProgressState, WaitStep
 from router.desk.tenant import UNVERIFIED, Caller, tenant_of
+from router.prompts.prompts import MadeBy, PromptTokens
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Request, Role
 from router.reservations.reservations import Ending
 from router.wire import received as wire
-from router.wire.received import BLOCK_HASHES, TEXT, ReceivedRequest, TooMuch
+from router.wire.received import (
+    BLOCK_HASHES,
+    ESTIMATED_TOKENS,
+    TOKEN_BYTES,
+    TOKEN_IDS,
+    ReceivedRequest,
+    TooMuch,
+)
 
+RouteMessage: TypeAlias = bytes | ReceivedRequest
+"""A RouteRequest as a message has it, or as a face of this process made it. len() is its size."""
 TEXT_MAX = 1024
 """Characters in a request's id, model, tenant and the like."""
 ENTRIES_MAX = 4096
@@ -52,8 +64,10 @@ _FAILURES = {
 }
 
 
-def receive(content: bytes, prompt_tokens_max: int) -> ReceivedRequest:
+def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
     """A RouteRequest; raises Refusal for bytes that are none, or too much of anything."""
+    if isinstance(content, ReceivedRequest):
+        return content
     try:
         return wire.read_request(content, FIELDS_MAX, ASIDE_BYTES_MAX, prompt_tokens_max)
     except TooMuch as error:
@@ -133,7 +147,9 @@ def read_wait(message: ReceivedRequest, now_s: float, left_s: float) -> Wait:
     )
 
 
-def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_max: int) -> Refused:
+def read_refused(
+    content: RouteMessage, refusal: Refusal, now_s: float, prompt_tokens_max: int
+) -> Refused:
     """The fields of a refused RouteRequest, for the log; almost none if its bytes can't be read."""
     try:
         message = receive(content, prompt_tokens_max)
@@ -155,9 +171,9 @@ def read_refused(content: bytes, refusal: Refusal, now_s: float, prompt_tokens_m
 
 
 def _prompt_tokens(message: ReceivedRequest) -> int:
-    if message.form == BLOCK_HASHES:
-        return message.prompt_tokens
-    return 0 if message.form >= TEXT else len(message.data) // 4
+    if message.form in (TOKEN_IDS, TOKEN_BYTES):
+        return len(message.data) // 4
+    return message.prompt_tokens
 
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:
@@ -224,14 +240,11 @@ def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
     if not message.form:
         raise Refusal(
             Reason.EMPTY_PROMPT,
-            "the request has no prompt: set token_ids, token_bytes or block_hashes",
+            "the request has no prompt: set token_ids, token_bytes, block_hashes or"
+            " estimated_tokens",
         )
-    if message.form >= TEXT:
-        raise Refusal(
-            Reason.NO_TOKENIZER,
-            "this router makes no tokens of text and bodies: send token_ids, token_bytes or"
-            " block_hashes",
-        )
+    if message.form == ESTIMATED_TOKENS:
+        return Prompt.from_length(message.prompt_tokens, lora_name=lora_name)
     if message.form == BLOCK_HASHES:
         return Prompt.from_hashes(
             np.frombuffer(message.data, np.uint64),
@@ -239,11 +252,36 @@ def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
             message.prompt_tokens,
             lora_name=lora_name,
         )
+    if message.made is not None:
+        return _made_prompt(message, message.made, lora_name)
+    if message.form not in (TOKEN_IDS, TOKEN_BYTES):
+        raise Refusal(
+            Reason.NO_TOKENIZER,
+            "this router makes no tokens of text and bodies: send token_ids, token_bytes,"
+            " block_hashes or estimated_tokens",
+        )
     return Prompt.from_tokens(
         message.data,
         lora_name=lora_name,
         cache_salt=message.cache_salt,
         items=_read_items(message.multimodal_items) if message.multimodal_items else (),
+    )
+
+
+def _made_prompt(message: ReceivedRequest, made: PromptTokens, lora_name: str) -> Prompt:
+    """The prompt of a text or a body."""
+    if made.made_by is MadeBy.ESTIMATE:
+        digest = xxh3_64_digest(message.data)
+        return Prompt.from_length(made.count, lora_name=lora_name, digest=digest)
+    if message.multimodal_items:
+        items = _read_items(message.multimodal_items)
+    else:
+        items = [
+            MultimodalItem(multimodal_hash(item.id), item.first_token, item.token_count)
+            for item in made.items
+        ]
+    return Prompt.from_tokens(
+        made.token_bytes, lora_name=lora_name, cache_salt=message.cache_salt, items=items
     )
 
 

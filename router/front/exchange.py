@@ -156,16 +156,14 @@ class Exchange:
         self,
         *,
         by_load: bool = False,
-        salt: str = "",
         tokens_max: int = ESTIMATE_MAX,
         output_tokens: int | None = None,
     ) -> dict[str, Any]:
         """The options of a route (kvroute.client.RouteOptions), as far as the request has them.
 
-        by_load: with a prompt of the estimated length, tokens_max at most, in the place of the
-        client's, whose tenant is charged by all of its bytes; salt: unique in the fleet, so that
-        the prompt matches no worker's cache. output_tokens: of a usual answer, if known; the
-        client's bound counts where it is less.
+        by_load: with the estimated length of the prompt, tokens_max at most, in the place of the
+        prompt; its tenant is charged by all of its bytes. output_tokens: of a usual answer, if
+        known; the client's bound counts where it is less.
         """
         facts = self.facts
         options: dict[str, Any] = {}
@@ -174,9 +172,9 @@ class Exchange:
             options[field] = self.body
             options["cache_salt"] = facts.cache_salt if self._salt is None else self._salt
         else:
-            tokens = max(1, min(len(self.body) // BYTES_A_TOKEN, tokens_max))
-            options |= {"token_ids": bytes(4 * tokens), "cache_salt": salt}
-            options["charged_tokens"] = max(1, len(self.body) // BYTES_A_TOKEN)
+            tokens = max(1, len(self.body) // BYTES_A_TOKEN)
+            options["estimated_tokens"] = max(1, min(tokens, tokens_max))
+            options["charged_tokens"] = tokens
         options["model"] = facts.model  # empty, too: what is left out is looked for in the body
         if facts.session_id:
             options["session_id"] = facts.session_id

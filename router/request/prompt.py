@@ -1,4 +1,5 @@
-"""A prompt as the router sees it: a length, and hashes in whatever block size a pool asks for."""
+"""A prompt as the router sees it: a length, and hashes in whatever block size a pool asks for, if
+more than the length is known."""
 
 from collections.abc import Iterable, Iterator
 
@@ -22,12 +23,16 @@ ITEM_LAYERS_MAX = 8
 client would make us hash the whole prompt again for every item."""
 
 _NONE: HashArray = np.empty(0, np.uint64)
+ESTIMATED_BLOCKS_TOKENS = 8192
+"""Tokens whose blocks count as load, of a prompt of which only the length is known: blocks make a
+worker full, and an image's bytes, say, are hardly ever tokens."""
 STEP_BLOCKS = 1 << 14
 """Blocks that are hashed in one step: 2 ms where 8 items cover each of them."""
 
 
 class Prompt:
-    """Tokens, or BlockHashes that the caller made. Hashes once for each block size."""
+    """Tokens, or BlockHashes that the caller made, or a length alone, which matches nothing. Hashes
+    once for each block size."""
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class Prompt:
         token_bytes: bytes | memoryview | None = None,
         hashes: HashArray | None = None,
         hashes_block_size: int = 0,
+        digest: bytes = b"",
         lora_name: str = "",
         cache_salt: str = "",
         items: Iterable[MultimodalItem] = (),
@@ -44,8 +50,10 @@ class Prompt:
         self.lora_name = lora_name
         self.cache_salt = cache_salt
         self.hashes_block_size = hashes_block_size
-        """Of the caller's hashes; 0: there are tokens."""
+        """Of the caller's hashes; 0: there are none."""
         self._token_bytes = token_bytes
+        self._digest = digest
+        """Of what a length alone was estimated of."""
         self._seed = hash_seed(lora_name, cache_salt) if lora_name or cache_salt else HASH_SEED
         self._items = tuple(items)
         self.has_items = bool(self._items)
@@ -107,6 +115,14 @@ class Prompt:
         return cls(prompt_tokens, hashes=hashes, hashes_block_size=block_size, lora_name=lora_name)
 
     @classmethod
+    def from_length(cls, token_count: int, *, lora_name: str = "", digest: bytes = b"") -> "Prompt":
+        """A prompt of which only the length is known. digest: of a text that the length was
+        estimated of, so that two texts of one length have two fingerprints. Raises Refusal."""
+        if not token_count:
+            raise Refusal(Reason.EMPTY_PROMPT, "estimated_tokens is 0: the prompt has no tokens")
+        return cls(token_count, lora_name=lora_name, digest=digest)
+
+    @classmethod
     def from_prefixes(
         cls, prefixes: HashArray, block_size: int, prompt_tokens: int, *, lora_name: str = ""
     ) -> "Prompt":
@@ -157,6 +173,15 @@ class Prompt:
             yield
         self._prefixes[block_size] = prefix_hashes(np.concatenate(parts))
 
+    def own_blocks(self, block_size: int) -> int:
+        """Blocks that no other request can share: the last, partial one; of a prompt of which only
+        the length is known, those of its first ESTIMATED_BLOCKS_TOKENS."""
+        if block_size < 1:
+            return 1
+        if self._token_bytes is not None or self.hashes_block_size:
+            return int(self.token_count % block_size > 0)
+        return -(-min(self.token_count, ESTIMATED_BLOCKS_TOKENS) // block_size)
+
     def leading_tokens(self, count: int) -> bytes | None:
         """The first tokens, little-endian u32; None where they are not all there is (images), or
         not known."""
@@ -169,11 +194,13 @@ class Prompt:
         salt included.
 
         It is made of the last PrefixHash, which is there once a worker is picked, and of the tokens
-        after it. BlockHashes are taken in their own block size.
+        after it, or of the digest. BlockHashes are taken in their own block size.
         """
         size = self.hashes_block_size or block_size
         prefixes = self.prefixes(size)
-        tail = b"" if self._token_bytes is None else self._token_bytes[4 * size * len(prefixes) :]
+        tail: bytes | memoryview = self._digest
+        if self._token_bytes is not None:
+            tail = self._token_bytes[4 * size * len(prefixes) :]
         if self._items:
             tail = bytes(tail) + repr(self._items).encode()
         form = self.token_count | self.hashes_block_size << 32

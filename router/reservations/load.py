@@ -60,7 +60,7 @@ class WorkerLoad:
     _users: BlockUsers = field(default_factory=BlockUsers)
     """Of each prompt block: our open reservations."""
     _tails: int = 0
-    """Blocks of ours that no other request can share: the prompts' last, partial ones."""
+    """Blocks of ours that no other request can share: see Prompt.own_blocks."""
     _history: list[Step] = field(default_factory=lambda: [(0.0, 0, 0)])
     """(when, our requests, our blocks): what held from then on, and the first one before, too."""
 
@@ -82,9 +82,9 @@ class WorkerLoad:
         """(when, our requests, our blocks): the one of that time, and each change after it."""
         return self._history[self._held_at(since_s) :]
 
-    def open(self, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float) -> None:
+    def open(self, prefixes: HashArray, own_blocks: int, new_tokens: int, now_s: float) -> None:
         """A reservation begins."""
-        open_load(self, prefixes, has_tail, new_tokens, now_s)
+        open_load(self, prefixes, own_blocks, new_tokens, now_s)
 
     def in_use(self, prefixes: HashArray) -> int:
         """How many blocks of a prompt our open reservations use already, from its first on."""
@@ -96,9 +96,11 @@ class WorkerLoad:
         self.prefills -= new_tokens > 0
         self.changed = True
 
-    def close(self, prefixes: HashArray, has_tail: bool, now_s: float, new_tokens: int = 0) -> None:
+    def close(
+        self, prefixes: HashArray, own_blocks: int, now_s: float, new_tokens: int = 0
+    ) -> None:
         """A reservation ends. new_tokens: of its prompt that are not computed yet."""
-        close_load(self, prefixes, has_tail, new_tokens, now_s)
+        close_load(self, prefixes, own_blocks, new_tokens, now_s)
 
     def sample(
         self,

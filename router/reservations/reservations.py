@@ -75,7 +75,8 @@ class Reservation(msgspec.Struct, eq=False, gc=False):
     worker: WorkerKey
     fingerprint: Fingerprint
     prefixes: HashArray
-    has_tail: bool
+    own_blocks: int
+    """See Prompt.own_blocks."""
     prompt_tokens: int
     predicted_tokens: int
     """Usable overlap at the pick, by the worker's events."""

@@ -11,12 +11,12 @@ HISTORY_S: float
 """How far back they are kept: a sample comes every second, and after 3 the worker is unhealthy."""
 
 def open_load(
-    load: WorkerLoad, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float
+    load: WorkerLoad, prefixes: HashArray, own_blocks: int, new_tokens: int, now_s: float
 ) -> int:
     """A reservation begins. new_tokens: of its prompt, which the worker computes."""
 
 def close_load(
-    load: WorkerLoad, prefixes: HashArray, has_tail: bool, new_tokens: int, now_s: float
+    load: WorkerLoad, prefixes: HashArray, own_blocks: int, new_tokens: int, now_s: float
 ) -> None:
     """A reservation ends. new_tokens: of its prompt that are not computed yet."""
 

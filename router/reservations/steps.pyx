@@ -13,12 +13,12 @@ cdef Py_ssize_t HISTORY_MAX_C = HISTORY_MAX
 cdef double HISTORY_S_C = HISTORY_S
 
 
-cpdef int open_load(object load, object prefixes, bint has_tail, object new_tokens, double now_s) except -1:
+cpdef int open_load(object load, object prefixes, Py_ssize_t own_blocks, object new_tokens, double now_s) except -1:
     cdef BlockUsers users = load._users
     cdef size_t count = len(prefixes)
     if count and users_open(&users._users, <const uint64_t *>address_of(prefixes), count):
         raise MemoryError
-    load._tails = load._tails + has_tail
+    load._tails = load._tails + own_blocks
     load.requests = load.requests + 1
     if new_tokens > 0:
         load.prefill_tokens = load.prefill_tokens + new_tokens
@@ -26,12 +26,12 @@ cpdef int open_load(object load, object prefixes, bint has_tail, object new_toke
     return _remember(load, users, now_s)
 
 
-def close_load(object load, object prefixes, bint has_tail, object new_tokens, double now_s):
+def close_load(object load, object prefixes, Py_ssize_t own_blocks, object new_tokens, double now_s):
     cdef BlockUsers users = load._users
     cdef size_t count = len(prefixes)
     if count and users._users.used:
         users_close(&users._users, <const uint64_t *>address_of(prefixes), count)
-    load._tails = load._tails - has_tail
+    load._tails = load._tails - own_blocks
     load.requests = load.requests - 1
     if new_tokens > 0:
         load.prefill_tokens = load.prefill_tokens - new_tokens
@@ -51,7 +51,7 @@ cdef int _remember(object load, BlockUsers users, double now_s) except -1:
 
 def open_reservation(reservations, load, reservation, output_tokens, ordinal, LoadColumns columns not None, uint32_t slot):
     opened_at_s = reservation.opened_at_s
-    open_load(load, reservation.prefixes, reservation.has_tail, reservation.new_tokens, opened_at_s)
+    open_load(load, reservation.prefixes, reservation.own_blocks, reservation.new_tokens, opened_at_s)
     if output_tokens > 1:
         load.outputs.add(reservation.id, opened_at_s, output_tokens)
     add_reservation(reservations, reservation)

@@ -32,6 +32,7 @@ from router.config.settings.serving_settings import GrpcSettings
 from router.desk import statuses
 from router.desk.counters import Metrics
 from router.desk.methods import REPORT
+from router.desk.request_codec import RouteMessage
 from router.http2.calls import Call, Handler
 from router.http2.frames import Status
 from router.http2.gate import RefusedError
@@ -146,8 +147,8 @@ class Guard:
         return Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
 
     @contextmanager
-    def message(self, method: str, content: bytes) -> Iterator[None]:
-        """Measures a message of this process's own faces, and counts its bytes as in flight
+    def message(self, method: str, content: RouteMessage) -> Iterator[None]:
+        """Measures a request of this process's own faces, and counts its bytes as in flight
         meanwhile; raises Refusal, counted."""
         try:
             self.limits.of(method).check_message(content)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from router.config.settings.serving_settings import GrpcSettings
 from router.desk.methods import EXPLAIN, RENDER, REPORT, ROUTE, ROUTE_STREAM
+from router.desk.request_codec import RouteMessage
 from router.desk.text_codec import TEXT_BYTES_MAX
 from router.request.refusal import Reason, Refusal
 from router.wire.received import text_form
@@ -37,7 +38,7 @@ class Limit:
     text_bytes_max: int = 0
     """Of a message whose prompt is a text or a body; less than bytes_max: no more than others."""
 
-    def check_message(self, content: bytes) -> None:
+    def check_message(self, content: RouteMessage) -> None:
         """As `check`; a prompt without tokens has a limit of its own."""
         size = len(content)
         if size <= self.bytes_max or size > self.text_bytes_max or not text_form(content):

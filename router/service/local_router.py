@@ -1,10 +1,10 @@
 """The router's calls for a face in the same process: those of a KvRouteClient, without a socket.
 
-    request(), attempts() -> RouteRequest's bytes -> Texts -> desk -> Pick
-    reports of a request  -> Progress             -> the desk's Reports
+    request(), attempts() -> ReceivedRequest -> Texts -> desk -> Pick
+    reports of a request  -> Progress        -> the desk's Reports
 
 Laws:
-- a request is measured, and its bytes count as in flight, like a message of Route;
+- a request is measured, and its size counts as in flight, like a message of Route;
 - a caller that leaves, or whose time is over, leaves nothing reserved;
 - a refusal is the KvRouteError that a client gets over gRPC, and is tried again by the same policy.
 """
@@ -12,9 +12,11 @@ Laws:
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, Unpack
+
+import numpy as np
 
 from kvroute.client import (
     KvRouteError,
@@ -23,11 +25,21 @@ from kvroute.client import (
     RetryBudget,
     RetryBudgetPolicy,
     RetryPolicy,
+    RouteOptions,
     error_from_status,
+    pack_tokens,
 )
-from kvroute.client.messages.options import OnQueued, RouteBytes
+from kvroute.client.messages.bodies import HttpBody
+from kvroute.client.messages.options import OnQueued, random_id, settle_body
 from kvroute.client.requests.reports import Reports as RequestReports
-from kvroute.v1 import ListWorkersResponse, Progress, ProgressOutcome, RouteResponse, WorkerStatus
+from kvroute.v1 import (
+    ListWorkersResponse,
+    Progress,
+    ProgressOutcome,
+    RouteRequest,
+    RouteResponse,
+    WorkerStatus,
+)
 from router.desk.methods import ROUTE
 from router.desk.reports import Reports
 from router.desk.statuses import write_status
@@ -35,11 +47,55 @@ from router.desk.tenant import Reporter
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard
 from router.service.texts import Texts
+from router.wire.received import TOKEN_BYTES, ReceivedRequest, request_of
 
 TIMEOUT_S = 5.0
 """Of a request that has no time limit of its own, as in KvRouteClient."""
 PENDING_MAX = 65_536
 """Last reports under way. A report is applied in its task's first turn, so there are few."""
+
+
+_FORMS = {
+    field.name: field.number for field in RouteRequest.DESCRIPTOR.oneofs_by_name["prompt"].fields
+} | {"token_ids": TOKEN_BYTES}
+"""Options that are prompts, and the field of each."""
+_AS: Mapping[str, Callable[[Any], object]] = {
+    "required_labels": dict,
+    "allowed_worker_ids": list,
+    "excluded_worker_ids": list,
+    "multimodal_items": lambda items: [item.SerializeToString() for item in items],
+}
+
+
+class LocalRequest(NamedTuple):
+    """A request of this process."""
+
+    content: ReceivedRequest
+    body: HttpBody | None
+
+
+def local_request(**options: Unpack[RouteOptions]) -> LocalRequest:
+    """The request for these options, of which one at most is a prompt. Raises TypeError,
+    OverflowError and ValueError for values that don't fit their fields, and as settle_body does."""
+    body = settle_body(options)
+    fields: dict[str, Any] = {
+        name: _AS[name](value) if name in _AS else value
+        for name, value in options.items()
+        if value is not None
+    }
+    fields["request_id"] = fields.get("request_id") or random_id()
+    form, data = 0, b""
+    for name in fields.keys() & _FORMS.keys():
+        form, prompt = _FORMS[name], fields.pop(name)
+        if name == "token_ids":
+            data = pack_tokens(prompt)
+        elif name == "block_hashes":
+            data = np.asarray(prompt, np.uint64).tobytes()
+        elif name == "estimated_tokens":
+            fields["prompt_tokens"] = prompt
+        else:
+            data = prompt.encode() if isinstance(prompt, str) else prompt
+    return LocalRequest(request_of(form, data, fields), body)
 
 
 class ListBytes(Protocol):
@@ -48,7 +104,7 @@ class ListBytes(Protocol):
     def __call__(self, model: str, *, only_away: bool = False) -> Awaitable[bytes]: ...
 
 
-class LocalRouter(RequestCalls):
+class LocalRouter(RequestCalls[LocalRequest]):
     """Takes the place of a KvRouteClient where the router is in the same process."""
 
     def __init__(
@@ -63,6 +119,7 @@ class LocalRouter(RequestCalls):
     ) -> None:
         """guard: has the bounds of messages. list_workers: WorkerFeed.list."""
         super().__init__(
+            local_request,
             self._route,
             RequestReports(self._report, timeout_s=TIMEOUT_S, wait_s=1.0, pending_max=PENDING_MAX),
             budget=RetryBudget(RetryBudgetPolicy()),
@@ -97,7 +154,7 @@ class LocalRouter(RequestCalls):
 
     async def _route(
         self,
-        request: RouteBytes,
+        request: LocalRequest,
         timeout_s: float | None,
         is_final: Callable[[KvRouteError], bool] | None = None,
         on_queued: OnQueued | None = None,
@@ -105,13 +162,12 @@ class LocalRouter(RequestCalls):
         """See PickFrom. on_queued is not called, as for a request that is no item of a stream."""
         left_s = TIMEOUT_S if timeout_s is None else timeout_s
         deadline_s = self._clock() + left_s
-        content = b"".join(request.pieces)
-        attempt = 0
+        content, attempt = request.content, 0
         while True:
             attempt += 1
             try:
                 answer = await self._attempt(content, left_s)
-                return Pick(request.request_id, RouteResponse.FromString(answer))
+                return Pick(content.request_id, RouteResponse.FromString(answer))
             except Refusal as refusal:
                 error = error_from_status(write_status(refusal))
             left_s = deadline_s - self._clock()
@@ -129,7 +185,7 @@ class LocalRouter(RequestCalls):
                 finally:
                     del error  # a cycle: its traceback refers to this frame
 
-    async def _attempt(self, content: bytes, left_s: float) -> bytes:
+    async def _attempt(self, content: ReceivedRequest, left_s: float) -> bytes:
         """A RouteResponse; raises Refusal."""
         with self._guard.message(ROUTE, content):
             try:

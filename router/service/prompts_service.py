@@ -7,12 +7,12 @@ from google.protobuf.message import DecodeError
 
 from kvroute.v1 import prompts_pb2, router_pb2
 from router.desk import text_codec
-from router.desk.text_codec import TextPrompt
 from router.prompts.prompts import ModelPrompts, Prompts, Source
 from router.prompts.proving.proof import Target, Trust
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Context, time_left
 from router.service.texts import Texts
+from router.wire.received import ReceivedRequest, request_of
 
 _SOURCES = {
     router_pb2.PROMPT_SOURCE_LOCAL: Source.LOCAL,
@@ -27,8 +27,8 @@ class PromptsService:
         self._texts = texts
 
     async def Render(self, request: bytes, context: Context) -> bytes:
-        text = read_render(request)
-        made = await self._texts.tokens(text, time_left(context))
+        text, source = read_render(request)
+        made = await self._texts.tokens(text, time_left(context), source)
         items = [
             router_pb2.MultimodalItem(
                 id=item.id, first_token=item.first_token, token_count=item.token_count
@@ -51,8 +51,9 @@ class PromptsService:
         return answer
 
 
-def read_render(content: bytes) -> TextPrompt:
-    """A RenderRequest; raises Refusal."""
+def read_render(content: bytes) -> tuple[ReceivedRequest, Source | None]:
+    """A RenderRequest, as a request whose tokens are wanted, and where they are to be from, if not
+    from the configured source; raises Refusal."""
     try:
         message = prompts_pb2.RenderRequest.FromString(content)
     except DecodeError as error:
@@ -62,12 +63,13 @@ def read_render(content: bytes) -> TextPrompt:
         raise Refusal(Reason.EMPTY_PROMPT, "the request has no text and no body")
     if message.source == router_pb2.PROMPT_SOURCE_ESTIMATE:
         raise Refusal(Reason.INVALID_FIELD, "source is ESTIMATE, which makes no tokens")
-    return text_codec.text_prompt(
-        router_pb2.RouteRequest(model=message.model),
-        field,
-        getattr(message, field),
-        _SOURCES.get(message.source),
+    prompt: str | bytes = getattr(message, field)
+    request = request_of(
+        router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[field].number,
+        prompt.encode() if isinstance(prompt, str) else prompt,
+        {"model": message.model, "require_tokens": True},
     )
+    return text_codec.read_text(request), _SOURCES.get(message.source)
 
 
 def known_models(prompts: Prompts) -> Iterator[str]:

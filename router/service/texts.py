@@ -1,7 +1,7 @@
 """Prompts without tokens, before the desk: their tokens are made, then the desk takes them like any
 other request.
 
-    request with a text -> tokens or an estimate -> request with tokens -> desk -> answer + prompt
+    request with a text -> tokens or an estimate, put into it -> desk -> answer + prompt
 
 Laws:
 - the desk gets such a request once, after its tokens are there, with the time that is left to its
@@ -24,16 +24,16 @@ from router.core.core import RouterCore
 from router.desk import text_codec
 from router.desk.answers import Answered, Later, Steps, Waiting
 from router.desk.desk import LONG_BYTES, Desk
+from router.desk.request_codec import RouteMessage
 from router.desk.stream_items import RouteItems
 from router.desk.tenant import UNVERIFIED, Caller
-from router.desk.text_codec import TextPrompt
 from router.fleet.eligibility import OUTPUT_TOKENS_MAX
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.prompts import REFUSED, MadeBy, PromptAsk, Prompts, PromptTokens
+from router.prompts.prompts import REFUSED, MadeBy, PromptAsk, Prompts, PromptTokens, Source
 from router.request.refusal import Reason, Refusal
 from router.service.turns import turned
 from router.service.workers_to_ask import WorkersToAsk
-from router.wire.received import text_form
+from router.wire.received import ReceivedRequest, text_form
 
 OPEN_MAX = 4096
 """Prompts whose tokens are being made."""
@@ -51,7 +51,7 @@ class TextWaiting(Later):
         super().__init__()
         self.making: asyncio.Task[None] | None = None
         self.inner: Waiting | None = None
-        """The request with tokens, while it waits."""
+        """The request in the desk's queue, while it waits there."""
 
     def finish(self, outcome: Answered | Refusal) -> None:
         self.outcome = outcome.copy() if isinstance(outcome, Refusal) else outcome
@@ -80,7 +80,7 @@ class Texts:
         return self._desk.items(caller, steps, self.leave)
 
     async def answered(
-        self, request: bytes, left_s: float, caller: Caller = UNVERIFIED
+        self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
     ) -> Answered:
         """A request's answer, after a wait if need be; raises Refusal, counted. A caller that is
         cancelled leaves the queue."""
@@ -103,18 +103,20 @@ class Texts:
                 raise
         return answered.take()
 
-    def route(self, request: bytes, left_s: float, caller: Caller = UNVERIFIED) -> TextWaiting:
+    def route(
+        self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
+    ) -> TextWaiting:
         """Begins to make the tokens of a request's prompt, which has a text; raises Refusal,
         counted."""
         try:
             text = text_codec.read_text(request)
             if caller.usage is not None:
-                caller.usage.check_model(text.message.model)
+                caller.usage.check_model(text.model)
         except Refusal as refusal:
             raise self._desk.refused(refusal, request) from refusal
         waiting = TextWaiting()
         task = waiting.making = asyncio.get_running_loop().create_task(
-            self._make(waiting, text, request, left_s, caller)
+            self._make(waiting, text, left_s, caller)
         )
         self._open.add(task)
         task.add_done_callback(self._open.discard)
@@ -143,27 +145,22 @@ class Texts:
             return b"".join(await turned(self._desk.explain(request, caller)))
         text = text_codec.read_text(request)
         if caller.usage is not None:
-            caller.usage.check_model(text.message.model)
-        made = await self._tokens(text, inf)
-        tokens = text_codec.with_tokens(text, made)
-        parts = await turned(self._desk.explain(tokens, caller))
+            caller.usage.check_model(text.model)
+        made = await self.tokens(text, inf)
+        text_codec.put_tokens(text, made)
+        parts = await turned(self._desk.explain(text, caller))
         return b"".join((*parts, text_codec.explained(made, text)))
-
-    async def tokens(self, text: TextPrompt, left_s: float) -> PromptTokens:
-        """The tokens alone, or an estimate; raises Refusal."""
-        return await self._tokens(text, left_s)
 
     async def _make(
         self,
         waiting: TextWaiting,
-        text: TextPrompt,
-        request: bytes,
+        request: ReceivedRequest,
         left_s: float,
         caller: Caller,
     ) -> None:
         """From the prompt to the desk; ends by `finish`, or goes on when the queue does."""
         try:
-            answered = await self._routed(waiting, text, request, left_s, caller)
+            answered = await self._routed(waiting, request, left_s, caller)
             if answered is not None:
                 waiting.finish(answered)
         except Refusal as refusal:  # counted
@@ -174,16 +171,15 @@ class Texts:
     async def _routed(
         self,
         waiting: TextWaiting,
-        text: TextPrompt,
-        request: bytes,
+        request: ReceivedRequest,
         left_s: float,
         caller: Caller,
     ) -> Answered | None:
         """The answer; None: it comes from the desk's queue. Raises Refusal, counted."""
         began_s = asyncio.get_running_loop().time()
-        span = self._desk.render_span(text.message)
+        span = self._desk.render_span(request)
         try:
-            made = await self._tokens(text, left_s)
+            made = await self.tokens(request, left_s)
         except Refusal as refusal:
             span({}, refusal.reason)
             raise self._desk.refused(refusal, request) from None
@@ -192,14 +188,14 @@ class Texts:
             raise
         span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
         left_s -= asyncio.get_running_loop().time() - began_s
-        tokens = text_codec.with_tokens(text, made)
-        answered = await turned(self._desk.steps(tokens, left_s, caller))
+        text_codec.put_tokens(request, made)
+        answered = await turned(self._desk.steps(request, left_s, caller))
         if isinstance(answered, tuple):
-            return self._answer(text, made, answered)
+            return self._answer(request, made, answered)
         if not isinstance(answered, Waiting):
             raise TypeError(f"{answered!r} is no wait in the desk's queue")
         waiting.inner = answered
-        answered.on_done = partial(self._done, waiting, text, made, request, answered)
+        answered.on_done = partial(self._done, waiting, request, made, answered)
         if answered.outcome is not None:
             answered.settle()
         return None
@@ -207,44 +203,48 @@ class Texts:
     def _done(
         self,
         waiting: TextWaiting,
-        text: TextPrompt,
+        request: ReceivedRequest,
         made: PromptTokens,
-        request: bytes,
         inner: Waiting,
     ) -> None:
         waiting.inner = None
         try:
-            outcome: Answered | Refusal = self._answer(text, made, inner.take())
+            outcome: Answered | Refusal = self._answer(request, made, inner.take())
         except Refusal as refusal:
             outcome = refusal
         except Exception as error:
             outcome = self._desk.failed(error, request)
         waiting.finish(outcome)
 
-    def _answer(self, text: TextPrompt, made: PromptTokens, answered: Answered) -> Answered:
+    def _answer(self, request: ReceivedRequest, made: PromptTokens, answered: Answered) -> Answered:
         """The desk's answer with the prompt; what it reserved is free again if that fails."""
         answer, reservation, repeated = answered
         try:
             if not repeated:
                 made = self.prompts.on_pick(reservation.id, made, reservation.worker.worker_id)
-            return answer + text_codec.answered(made, text), reservation, repeated
+            return answer + text_codec.answered(made, request), reservation, repeated
         except Exception:
             if not repeated:
                 self._desk.unsent(reservation)
             raise
 
-    async def _tokens(self, text: TextPrompt, left_s: float) -> PromptTokens:
-        """Raises Refusal."""
+    async def tokens(
+        self, request: ReceivedRequest, left_s: float, source: Source | None = None
+    ) -> PromptTokens:
+        """The tokens of a text or a body alone, or an estimate; raises Refusal. source: in the
+        place of the configured one."""
         if left_s <= 0:
             raise _too_late()
         try:
             async with asyncio.timeout(None if left_s == inf else left_s):
                 try:
-                    return await self._made(text, left_s)
+                    return await self._made(request, left_s, source)
                 except PromptError as error:
                     if error.reason in REFUSED:
                         raise
-                return await self._made(text, left_s)  # by another engine, the next in turn
+                return await self._made(
+                    request, left_s, source
+                )  # by another engine, the next in turn
         except PromptError as error:
             reason = Reason(error.reason)
             retry_s = RETRY_S if reason in _MOMENTARY else None
@@ -252,32 +252,36 @@ class Texts:
         except TimeoutError:
             raise _too_late() from None
 
-    async def _made(self, text: TextPrompt, left_s: float) -> PromptTokens:
+    async def _made(
+        self, request: ReceivedRequest, left_s: float, source: Source | None
+    ) -> PromptTokens:
         """Raises Refusal, PromptError."""
         ask = PromptAsk(
-            self._core.fleet.base_model(text.message.model),
-            text.kind,
-            text.content,
-            self._workers.next(text.message.model),
+            self._core.fleet.base_model(request.model),
+            text_codec.KINDS[request.form],
+            bytes(request.data),
+            self._workers.next(request.model),
             left_s=left_s,
-            require=text.require,
-            source=text.source,
+            require=request.require_tokens,
+            source=source,
         )
         if len(self._open) > OPEN_MAX:
-            return self._bounded(self.prompts.estimate(ask, _many()), text, ask)
-        return self._bounded(await self.prompts.tokens_of(ask), text, ask)
+            return self._bounded(self.prompts.estimate(ask, _many()), request, ask)
+        return self._bounded(await self.prompts.tokens_of(ask), request, ask)
 
-    def _bounded(self, made: PromptTokens, text: TextPrompt, ask: PromptAsk) -> PromptTokens:
+    def _bounded(
+        self, made: PromptTokens, request: ReceivedRequest, ask: PromptAsk
+    ) -> PromptTokens:
         """Raises Refusal for too many tokens; an estimate is lowered instead. Raises PromptError
         where too many are one engine's, and no estimate may be made."""
         most = self._core.routing.prompt_tokens_max
-        if made.only_for and made.count > min(most, self._longest_prompt(text)):
+        if made.only_for and made.count > min(most, self._longest_prompt(request)):
             why = f"{made.count} tokens by worker {made.only_for}, more than any worker takes"
             made = self.prompts.estimate(
                 ask, PromptError(PromptReason.RENDERER_UNAVAILABLE, why, made.shape)
             )
         if made.made_by is MadeBy.ESTIMATE:
-            count = min(made.count, most, self._workers.estimate_max(text.message.model))
+            count = min(made.count, most, self._workers.estimate_max(request.model))
             return replace(made, count=max(1, int(count)))
         if made.count > most:
             raise Refusal(
@@ -287,13 +291,12 @@ class Texts:
             )
         return made
 
-    def _longest_prompt(self, text: TextPrompt) -> float:
+    def _longest_prompt(self, request: ReceivedRequest) -> float:
         """Tokens of the longest prompt that any worker of the model takes with its output."""
-        message, routing = text.message, self._core.routing
-        output = routing.expected_output_tokens
-        if message.HasField("expected_output_tokens"):
-            output = message.expected_output_tokens
-        return self._workers.longest(message.model) - min(output, OUTPUT_TOKENS_MAX)
+        output = request.expected_output_tokens
+        if output is None:
+            output = self._core.routing.expected_output_tokens
+        return self._workers.longest(request.model) - min(output, OUTPUT_TOKENS_MAX)
 
 
 def _settle(done: "asyncio.Future[None]") -> None:

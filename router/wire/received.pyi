@@ -1,27 +1,34 @@
-"""Messages as they were received, bounded and taken apart: see received.pyx."""
+"""Messages as they were received, bounded and read: see received.pyx."""
+
+from typing import Any
 
 OTHER_FIELDS_MAX: int
 TOKEN_IDS: int
 TOKEN_BYTES: int
 BLOCK_HASHES: int
-TEXT: int
+ESTIMATED_TOKENS: int
 
 class TooMuch(ValueError):
     what: str
     def __init__(self, what: str) -> None: ...
 
 class ReceivedRequest:
-    """A RouteRequest; its fields by their names in the contract."""
+    """A RouteRequest, read of a message (read_request) or made by a face of this process
+    (request_of); its fields by their names in the contract. len() is its size in bytes."""
 
     form: int
-    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a
-    prompt without tokens; 0: there is none."""
+    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, ESTIMATED_TOKENS;
+    another one: a text or a body; 0: there is none."""
     data: bytes | memoryview
-    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt
-    without tokens. Of TOKEN_BYTES a part of the message, which it keeps."""
+    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a text or a
+    body. Of TOKEN_BYTES a part of the message, which it keeps."""
     block_size: int
-    """Of hashes, and so is the next one."""
+    """Of hashes."""
     prompt_tokens: int
+    """Of hashes, of ESTIMATED_TOKENS and of `made`."""
+    made: Any
+    """Of a text or a body: its tokens or the estimate of its length, a PromptTokens; None: there is
+    none so far."""
     request_id: str
     model: str
     lora_name: str
@@ -38,6 +45,8 @@ class ReceivedRequest:
     waited_ms: int
     charged_tokens: int
     omit_receipt: bool
+    return_tokens: bool
+    require_tokens: bool
     queue_progress: bool
     required_labels: dict[str, str] | None
     allowed_worker_ids: list[str] | None
@@ -48,14 +57,14 @@ class ReceivedRequest:
     """Bytes of the longest field beside the prompt."""
     entries: int
     """Of lists and maps, in all."""
+    size: int
+    def __len__(self) -> int: ...
 
 def read_request(
     content: bytes, fields_max: int, bytes_max: int, tokens_max: int
 ) -> ReceivedRequest: ...
-def take_apart(
-    content: bytes, fields_max: int, bytes_max: int, tokens_max: int
-) -> tuple[bytes, int, bytes, int, int]: ...
-def text_form(content: bytes) -> int: ...
+def request_of(form: int, data: bytes, fields: dict[str, Any]) -> ReceivedRequest: ...
+def text_form(message: bytes | ReceivedRequest) -> int: ...
 def check_fields(content: bytes, most: int) -> None: ...
 def in_order(batch: bytes, items_max: int) -> bytes: ...
 

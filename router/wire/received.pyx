@@ -1,14 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Messages as they were received, bounded and taken apart before protobuf builds objects of them.
+"""Messages as they were received, bounded and read without protobuf's objects.
 
-A prompt of a million tokens is read here, at the speed of memory; protobuf gets the rest, which is
-small. native/received.h does the work.
+A prompt of a million tokens is read here, at the speed of memory. native/received.h does the work.
 
 Law: the work and the memory for a message that is over a bound are those of counting up to it.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.unicode cimport PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from "native/wire.h" nogil:
@@ -32,11 +31,11 @@ cdef extern from "native/field_numbers.h" nogil:
         ROUTE_REQUEST_PHASE, ROUTE_REQUEST_REQUIRED_LABELS, ROUTE_REQUEST_ALLOWED_WORKER_IDS
         ROUTE_REQUEST_EXCLUDED_WORKER_IDS, ROUTE_REQUEST_POLICY, ROUTE_REQUEST_OMIT_RECEIPT
         ROUTE_REQUEST_WAITED_MS, ROUTE_REQUEST_QUEUE_PROGRESS, ROUTE_REQUEST_TRACEPARENT
-        ROUTE_REQUEST_CHARGED_TOKENS
+        ROUTE_REQUEST_CHARGED_TOKENS, ROUTE_REQUEST_RETURN_TOKENS, ROUTE_REQUEST_REQUIRE_TOKENS
 
 cdef extern from "native/received.h" nogil:
     int TOO_MANY
-    int MANY_FIELDS, MANY_BYTES, MANY_TOKENS, TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, TEXT
+    int MANY_FIELDS, MANY_BYTES, MANY_TOKENS, TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, TEXT, ESTIMATED_TOKENS
     ctypedef struct Bounds:
         size_t fields, bytes, elements
     ctypedef struct Received:
@@ -45,10 +44,10 @@ cdef extern from "native/received.h" nogil:
         Span tokens
         size_t elements
         uint32_t block_size, prompt_tokens
-    int is_prompt(uint32_t)
+    int is_text(uint32_t)
+    int is_prompt(const Field *)
     int look_at_request(Span, const Bounds *, Received *)
     int find_text "text_form" (Span, size_t)
-    void copy_rest(Span, uint8_t *)
     int copy_elements(const Received *, void *)
     int count_fields(Span, uint32_t, size_t, size_t, size_t *)
     int next_bytes(Span *, uint32_t, Span *)
@@ -60,7 +59,9 @@ cdef extern from "native/received.h" nogil:
         size_t request_bytes
     void copy_requests(const OddItem *, uint8_t *)
 
-globals().update(TOKEN_IDS=TOKEN_IDS, TOKEN_BYTES=TOKEN_BYTES, BLOCK_HASHES=BLOCK_HASHES, TEXT=TEXT)
+globals().update(
+    TOKEN_IDS=TOKEN_IDS, TOKEN_BYTES=TOKEN_BYTES, BLOCK_HASHES=BLOCK_HASHES, ESTIMATED_TOKENS=ESTIMATED_TOKENS,
+)
 TEXT_FIELDS_MAX = 32768
 """Fields up to which a text is looked for: more than a request may have."""
 OTHER_FIELDS_MAX = 1024
@@ -95,28 +96,51 @@ cdef str _text(Span text):
 
 
 cdef class ReceivedRequest:
-    """A RouteRequest; its fields by their names in the contract."""
+    """A RouteRequest, read of a message (read_request) or made by a face of this process (request_of); its fields by
+    their names in the contract. len() is its size in bytes."""
 
-    cdef readonly int form
-    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES; TEXT or more: a prompt without tokens;
-    0: there is none."""
-    cdef readonly object data
-    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a prompt without tokens. Of
-    TOKEN_BYTES a part of the message, which it keeps."""
-    cdef readonly uint32_t block_size, prompt_tokens
-    """Of hashes."""
-    cdef readonly str request_id, model, lora_name, cache_salt, tenant, session_id, policy, traceparent
-    cdef readonly object expected_output_tokens, ttft_slo_ms, queue_timeout_ms
+    cdef public int form
+    """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, ESTIMATED_TOKENS; another one: a text or a
+    body; 0: there is none."""
+    cdef public object data
+    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a text or a body. Of TOKEN_BYTES a
+    part of the message, which it keeps."""
+    cdef public uint32_t block_size, prompt_tokens
+    """Of hashes; the latter of ESTIMATED_TOKENS and of `made`, too."""
+    cdef public object made
+    """Of a text or a body: its tokens or the estimate of its length, a PromptTokens; None: there is none so far."""
+    cdef public str request_id, model, lora_name, cache_salt, tenant, session_id, policy, traceparent
+    cdef public object expected_output_tokens, ttft_slo_ms, queue_timeout_ms
     """None: not set."""
     cdef public int32_t priority
-    cdef readonly int32_t phase
-    cdef readonly uint32_t waited_ms, charged_tokens
-    cdef readonly bint omit_receipt, queue_progress
-    cdef readonly dict required_labels
-    cdef readonly list allowed_worker_ids, excluded_worker_ids, multimodal_items
+    cdef public int32_t phase
+    cdef public uint32_t waited_ms, charged_tokens
+    cdef public bint omit_receipt, return_tokens, require_tokens, queue_progress
+    cdef public dict required_labels
+    cdef public list allowed_worker_ids, excluded_worker_ids, multimodal_items
     """None: not set. Items: the bytes of each MultimodalItem."""
     cdef readonly size_t longest, entries
     """Bytes of the longest field, and how many entries lists and maps have in all, counted as they came."""
+    cdef public size_t size
+
+    def __cinit__(self):
+        self.data = b""
+        self.request_id = self.model = self.lora_name = self.cache_salt = ""
+        self.tenant = self.session_id = self.policy = self.traceparent = ""
+
+    def __len__(self):
+        return self.size
+
+    cdef int _count(self, object text) except -1:
+        """A field of this size."""
+        cdef Py_ssize_t size
+        if isinstance(text, bytes):
+            size = len(text)
+        else:
+            PyUnicode_AsUTF8AndSize(text, &size)
+        self.longest = max(self.longest, <size_t>size)
+        self.size += size
+        return 0
 
     cdef int _read(self, const Field *field) except -1:
         """Takes a field over. What is of another type than the contract's is unknown, as for protobuf."""
@@ -173,6 +197,10 @@ cdef class ReceivedRequest:
                 self.charged_tokens = <uint32_t>field.value
             elif field.number == ROUTE_REQUEST_OMIT_RECEIPT:
                 self.omit_receipt = field.value != 0
+            elif field.number == ROUTE_REQUEST_RETURN_TOKENS:
+                self.return_tokens = field.value != 0
+            elif field.number == ROUTE_REQUEST_REQUIRE_TOKENS:
+                self.require_tokens = field.value != 0
             elif field.number == ROUTE_REQUEST_QUEUE_PROGRESS:
                 self.queue_progress = field.value != 0
         return 0
@@ -201,9 +229,9 @@ cdef class ReceivedRequest:
 
 cdef bytes _prompt_of(const Received *received):
     cdef bytes data
-    if not received.form:
+    if not received.form or received.form == ESTIMATED_TOKENS:
         return b""
-    if received.form == TOKEN_BYTES or received.form >= TEXT:
+    if received.form == TOKEN_BYTES or is_text(received.form):
         return PyBytes_FromStringAndSize(<const char *>received.tokens.at, received.tokens.size)
     data = PyBytes_FromStringAndSize(NULL, received.elements * (8 if received.form == BLOCK_HASHES else 4))
     _check(copy_elements(received, <void *>PyBytes_AS_STRING(data)))
@@ -211,7 +239,8 @@ cdef bytes _prompt_of(const Received *received):
 
 
 def read_request(bytes content not None, size_t fields_max, size_t bytes_max, size_t tokens_max):
-    """A RouteRequest read; the bounds and errors are those of take_apart, and ValueError for a text that is no UTF-8.
+    """A RouteRequest read. The bounds are for the fields beside the prompt, their bytes, and the elements of token_ids
+    and block_hashes. Raises TooMuch; ValueError for bytes that are no message, and for a field that is no UTF-8.
 
     What protobuf refuses of the fields that it knows is refused here, but for the inside of multimodal_items."""
     cdef Received received
@@ -229,37 +258,41 @@ def read_request(bytes content not None, size_t fields_max, size_t bytes_max, si
     else:
         request.data = _prompt_of(&received)
     request.block_size, request.prompt_tokens = received.block_size, received.prompt_tokens
-    request.request_id = request.model = request.lora_name = request.cache_salt = ""
-    request.tenant = request.session_id = request.policy = request.traceparent = ""
+    request.size = message.size
     while message.size:
         if read_any(&message, &field, &fields):
             raise ValueError("Error parsing message")
-        if not is_prompt(field.number):
+        if not is_prompt(&field):
             request._read(&field)
     return request
 
 
-def take_apart(bytes content not None, size_t fields_max, size_t bytes_max, size_t tokens_max):
-    """A RouteRequest without its prompt, and the prompt: (rest, form, data, block_size, prompt_tokens).
+def request_of(int form, object data not None, dict fields not None):
+    """A request that is made here: its prompt, and other fields by their names. Raises TypeError, OverflowError and
+    ValueError for values that don't fit their fields."""
+    cdef ReceivedRequest request = ReceivedRequest.__new__(ReceivedRequest)
+    request.form, request.data, request.size = form, data, len(data)
+    for name, value in fields.items():
+        setattr(request, name, value)
+        if isinstance(value, str):
+            request._count(value)
+        elif isinstance(value, dict):
+            request.entries += <size_t>len(value)
+            for text in (*value, *value.values()):
+                request._count(text)
+        elif isinstance(value, list):
+            request.entries += <size_t>len(value)
+            for text in value:
+                request._count(text)
+    return request
 
-    form: the number of the prompt's field; 0: there is none. data: little-endian, u32 of tokens,
-    u64 of hashes; or the bytes of a prompt without tokens (a form of TEXT or more). The last two are those of block_hashes. The bounds are for the fields beside the
-    prompt, their bytes, and the elements of token_ids and block_hashes. Raises TooMuch; ValueError
-    for bytes that are no message.
-    """
-    cdef Received received
-    cdef Bounds most = Bounds(fields_max, bytes_max, tokens_max)
-    cdef Span message = _span(content)
-    _check(look_at_request(message, &most, &received))
-    cdef bytes rest = PyBytes_FromStringAndSize(NULL, received.seen.bytes)
-    copy_rest(message, <uint8_t *>PyBytes_AS_STRING(rest))
-    return rest, received.form, _prompt_of(&received), received.block_size, received.prompt_tokens
 
-
-def text_form(bytes content not None):
-    """The number of a RouteRequest's prompt if this is a text or a body; 0: it has tokens, or no
-    prompt, or can't be read as a request."""
-    return find_text(_span(content), TEXT_FIELDS_MAX)
+def text_form(message not None):
+    """The number of a RouteRequest's prompt if this is a text or a body, of one that is read or of its bytes; 0: it has
+    another prompt, or none, or can't be read as a request."""
+    if isinstance(message, ReceivedRequest):
+        return (<ReceivedRequest>message).form if is_text((<ReceivedRequest>message).form) else 0
+    return find_text(_span(message), TEXT_FIELDS_MAX)
 
 
 def check_fields(bytes content not None, size_t most):

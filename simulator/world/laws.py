@@ -220,7 +220,7 @@ class Laws:
             ]
             sums = (
                 len(here),
-                blocks + sum(reservation.has_tail for reservation in here),
+                blocks + sum(reservation.own_blocks for reservation in here),
                 sum(part.new_tokens for part in computing if part.worker == key),
             )
             load = core.fleet.loads.get(key) or WorkerLoad()

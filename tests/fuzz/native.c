@@ -12,18 +12,14 @@ static void touch(Span span) {
 
 static void *exact(size_t size) { return malloc(size ? size : 1); }
 
-static void take_apart_all(Span message) {
+static void request_all(Span message) {
     Bounds most = {FIELDS, FIELDS, FIELDS};
     Received received;
     kept += (uint64_t)text_form(message, FIELDS);
     if (look_at_request(message, &most, &received)) return;
-    uint8_t *rest = exact(received.seen.bytes);
-    copy_rest(message, rest);
-    touch((Span){rest, received.seen.bytes});
-    free(rest);
-    if (received.form == TOKEN_BYTES || received.form >= TEXT) {
+    if (received.form == TOKEN_BYTES || is_text((uint32_t)received.form)) {
         touch(received.tokens);
-    } else if (received.form) {
+    } else if (received.form && received.form != ESTIMATED_TOKENS) {
         size_t size = received.elements * (received.form == BLOCK_HASHES ? 8 : 4);
         void *elements = exact(size);
         if (!copy_elements(&received, elements)) touch((Span){elements, size});
@@ -57,7 +53,7 @@ int64_t read_all(const uint8_t *bytes, size_t size) {
     uint8_t *copy = exact(size);
     if (size) memcpy(copy, bytes, size);
     Span message = {copy, size};
-    take_apart_all(message);
+    request_all(message);
     int64_t items = batch_all(message);
     free(copy);
     return items;

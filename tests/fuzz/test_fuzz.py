@@ -1,10 +1,9 @@
 """The fuzzer: its corpus and a few thousand inputs in every test run, and that it finds faults."""
 
-from typing import Any
-
 import pytest
 
 from kvroute.v1 import router_pb2
+from router.wire.received import ReceivedRequest
 from tests.fuzz import wire
 from tests.fuzz.fuzzer import Failure, Fuzzer
 from tests.fuzz.inputs import varint
@@ -39,13 +38,14 @@ def test_the_same_seed_gives_the_same_inputs() -> None:
 def test_a_wrong_reader_is_caught_and_its_input_made_short(
     fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = wire.take_apart
+    right = wire.read_request
 
-    def wrong(content: bytes, *bounds: int) -> Any:
-        rest, form, data, *others = right(content, *bounds)
-        return rest, form, data[:-1] if len(data) > 2 else data, *others
+    def wrong(content: bytes, *bounds: int) -> ReceivedRequest:
+        read = right(content, *bounds)
+        read.data = read.data[:-1] if len(read.data) > 2 else read.data
+        return read
 
-    monkeypatch.setattr(wire, "take_apart", wrong)
+    monkeypatch.setattr(wire, "read_request", wrong)
     content = router_pb2.RouteRequest(
         request_id="a" * 50, token_bytes=bytes(40)
     ).SerializeToString()

@@ -16,14 +16,14 @@ from router.desk.stream_items import read_batch
 from router.request.refusal import Refusal
 from router.wire.received import (
     BLOCK_HASHES,
-    TEXT,
+    ESTIMATED_TOKENS,
     TOKEN_BYTES,
     TOKEN_IDS,
     Pieces,
+    ReceivedRequest,
     TooMuch,
     check_fields,
     read_request,
-    take_apart,
     text_form,
 )
 from tests.fuzz.native import NativeReaders
@@ -32,6 +32,10 @@ ITEMS = router_pb2.RouteBatch.DESCRIPTOR.fields_by_name["items"].number
 CANCEL = router_pb2.RouteItem.DESCRIPTOR.fields_by_name["cancel"].number
 MOST = 1 << 20
 """A bound that no input reaches."""
+TEXTS = tuple(
+    router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[name].number
+    for name in ("text", "chat_completion_body", "completion_body", "messages_body")
+)
 TEXT_MAX = 1024
 Outcome = tuple[Any, ...]
 M = TypeVar("M", bound=Message)
@@ -87,7 +91,7 @@ def canonical(message: Message) -> bytes:
 FIELDS = (
     *("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy"),
     *("traceparent", "priority", "phase", "waited_ms", "charged_tokens"),
-    *("omit_receipt", "queue_progress"),
+    *("omit_receipt", "return_tokens", "require_tokens", "queue_progress"),
 )
 """Fields of a RouteRequest that have a value when they are not set."""
 
@@ -99,30 +103,28 @@ class WireReaders:
         self._native = NativeReaders()
 
     def route(self, content: bytes) -> Outcome:
-        """RouteRequest: taken apart, its form, and what a router reads of it."""
+        """RouteRequest: what a router reads of it."""
         self._native.read(content)
         expected = by_library(RouteRequest, content)
-        taken = _taken(content)
-        if taken is None:
+        read = _read(content)
+        if read is None:
             _may_be_refused(content, expected)
             return ("refused", expected is None)
-        rest, form, data, block_size, prompt_tokens = taken
-        beside = by_library(RouteRequest, rest)
+        form = read.form
         if expected is None:
-            if beside is not None:
+            items = [by_library(router_pb2.MultimodalItem, one) for one in _list(read)]
+            if None not in items and _nested(content) < 80:
                 raise Difference(f"protobuf refuses this request, form {form}")
-            return ("rest refused", form)
-        without = RouteRequest.FromString(content)
-        without.ClearField(expected.WhichOneof("prompt") or "text")
-        same(beside and canonical(beside), canonical(without), "what is beside the prompt")
-        same((form, data, block_size, prompt_tokens), _prompt(expected), "the prompt")
-        same(text_form(content), form if form >= TEXT else 0, "text_form")
+            return ("items refused", form)
+        _check_read(read, expected)
+        same(text_form(content), form if form in TEXTS else 0, "text_form")
+        same(text_form(read), text_form(content), "text_form of what is read")
         for bounds in ((3, 40, 4), (1, 8, 1), (0, 0, 0)):
-            bounded = _taken(content, bounds)
-            if bounded is not None and bounded != "over":
-                same(bounded, taken, f"within {bounds}")
-        _check_read(content, expected)
-        return ("taken", form, len(rest).bit_length())
+            try:
+                _check_read(read_request(content, *bounds), expected)
+            except TooMuch:
+                continue
+        return ("taken", form, len(content).bit_length())
 
     def batch(self, content: bytes) -> Outcome:
         """RouteBatch: item by item."""
@@ -197,18 +199,20 @@ def _in_turns(pieces: Pieces) -> Iterator[bytes]:
         yield from taken
 
 
-def _taken(content: bytes, bounds: tuple[int, int, int] = (MOST, MOST, MOST)) -> Any:
-    """None: refused; "over": more than the bounds."""
+def _read(content: bytes) -> ReceivedRequest | None:
+    """None: refused."""
     try:
-        return take_apart(content, *bounds)
-    except TooMuch:
-        return "over"
+        return read_request(content, MOST, MOST, MOST)
     except ValueError:
         return None
 
 
+def _list(read: ReceivedRequest) -> list[bytes]:
+    return read.multimodal_items or []
+
+
 def _prompt(message: Any) -> tuple[int, bytes, int, int]:
-    """As take_apart has it."""
+    """As read_request has it."""
     name = message.WhichOneof("prompt")
     if name is None:
         return 0, b"", 0, 0
@@ -219,17 +223,16 @@ def _prompt(message: Any) -> tuple[int, bytes, int, int]:
         hashes = message.block_hashes
         packed = b"".join(one.to_bytes(8, "little") for one in hashes.hashes)
         return form, packed, hashes.block_size, hashes.prompt_tokens
-    assert form == TOKEN_BYTES or form >= TEXT
+    if form == ESTIMATED_TOKENS:
+        return form, b"", 0, message.estimated_tokens
+    assert form in (TOKEN_BYTES, *TEXTS)
     return form, getattr(message, name), 0, 0
 
 
-def _check_read(content: bytes, message: Any) -> None:
+def _check_read(read: ReceivedRequest, message: Any) -> None:
     """The fields that a router reads are those that the library reads."""
-    try:
-        read = read_request(content, MOST, MOST, MOST)
-    except ValueError:
-        return _may_be_refused(content, message)
-    same((read.form, read.data), _prompt(message)[:2], "the prompt that is read")
+    prompt = read.form, read.data, read.block_size, read.prompt_tokens
+    same(prompt, _prompt(message), "the prompt that is read")
     for name in FIELDS:
         same(getattr(read, name), getattr(message, name), name)
     for name in ("expected_output_tokens", "ttft_slo_ms", "queue_timeout_ms"):
@@ -238,9 +241,8 @@ def _check_read(content: bytes, message: Any) -> None:
     for name in ("allowed_worker_ids", "excluded_worker_ids"):
         same(getattr(read, name) or [], list(getattr(message, name)), name)
     same(read.required_labels or {}, dict(message.required_labels), "required_labels")
-    items = [router_pb2.MultimodalItem.FromString(one) for one in read.multimodal_items or ()]
+    items = [router_pb2.MultimodalItem.FromString(one) for one in _list(read)]
     same(_items(items), _items(message.multimodal_items), "multimodal_items")
-    return None
 
 
 def _items(items: Iterable[router_pb2.MultimodalItem]) -> list[Outcome]:

@@ -97,7 +97,10 @@ def test_a_mapping_that_is_no_dict_is_encoded_like_one() -> None:
 
 
 def test_a_body_has_no_second_prompt_beside_it() -> None:
-    for second in ({"completion_body": BODY}, {"text": "a"}, {"token_ids": [1]}):
+    seconds: list[dict[str, Any]] = [
+        {"completion_body": BODY}, {"text": "a"}, {"token_ids": [1]}, {"estimated_tokens": 1},
+    ]  # fmt: skip
+    for second in seconds:
         with pytest.raises(InvalidRequest, match="prompt"):
             sent(chat_completion_body=BODY, **second)
 

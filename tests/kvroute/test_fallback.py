@@ -309,6 +309,16 @@ def test_a_prompt_without_tokens_follows_its_first_bytes() -> None:
     assert not picked(fallback, token_ids=None, text="x" * 4100), "longer than any worker takes"
 
 
+def test_prompts_of_which_only_the_length_is_known_go_to_all() -> None:
+    fallback, _ = made(*(worker(f"w{i}", max_model_len=1000) for i in range(16)))
+
+    def of(tokens: int) -> str:
+        return picked(fallback, token_ids=None, estimated_tokens=tokens)
+
+    assert len({of(900) for _ in range(32)}) > 4
+    assert not of(1001), "longer than any worker takes"
+
+
 def test_workers_and_open_picks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback_module, "WORKERS_MAX", 3)
     monkeypatch.setattr(fallback_module, "OPEN_MAX", 10)

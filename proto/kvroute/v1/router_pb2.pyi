@@ -271,6 +271,7 @@ class RouteRequest(google.protobuf.message.Message):
     CHAT_COMPLETION_BODY_FIELD_NUMBER: builtins.int
     COMPLETION_BODY_FIELD_NUMBER: builtins.int
     MESSAGES_BODY_FIELD_NUMBER: builtins.int
+    ESTIMATED_TOKENS_FIELD_NUMBER: builtins.int
     LORA_NAME_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
     MULTIMODAL_ITEMS_FIELD_NUMBER: builtins.int
@@ -309,6 +310,10 @@ class RouteRequest(google.protobuf.message.Message):
     """JSON of POST /v1/completions"""
     messages_body: builtins.bytes
     """JSON of POST /v1/messages"""
+    estimated_tokens: builtins.int
+    """A prompt of which only the length is known, 1 to routing.prompt_tokens_max tokens: it matches no worker's cache, and is
+    routed by load; cache_salt and multimodal_items have no effect. Blocks of its first 8,192 tokens at most count as load.
+    """
     lora_name: builtins.str
     cache_salt: builtins.str
     expected_output_tokens: builtins.int
@@ -365,6 +370,7 @@ class RouteRequest(google.protobuf.message.Message):
         chat_completion_body: builtins.bytes = ...,
         completion_body: builtins.bytes = ...,
         messages_body: builtins.bytes = ...,
+        estimated_tokens: builtins.int = ...,
         lora_name: builtins.str = ...,
         cache_salt: builtins.str = ...,
         multimodal_items: collections.abc.Iterable[Global___MultimodalItem] | None = ...,
@@ -387,8 +393,8 @@ class RouteRequest(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         charged_tokens: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_charged_tokens", b"_charged_tokens"]) -> typing.Literal["charged_tokens"] | None: ...
     @typing.overload
@@ -402,7 +408,7 @@ class RouteRequest(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_waited_ms", b"_waited_ms"]) -> typing.Literal["waited_ms"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["token_ids", "token_bytes", "block_hashes", "text", "chat_completion_body", "completion_body", "messages_body"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["token_ids", "token_bytes", "block_hashes", "text", "chat_completion_body", "completion_body", "messages_body", "estimated_tokens"] | None: ...
 
 Global___RouteRequest: typing_extensions.TypeAlias = RouteRequest
 
@@ -680,7 +686,7 @@ class RouteResponse(google.protobuf.message.Message):
 
     @property
     def prompt(self) -> Global___PromptTokens:
-        """of a prompt that came without tokens; absent: the request had token_ids, token_bytes or block_hashes"""
+        """of a text or body; absent: the prompt was of another form"""
 
     def __init__(
         self,

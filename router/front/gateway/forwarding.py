@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -87,7 +86,6 @@ class Forwarder:
         model = exchange.facts.model
         options = exchange.question(
             by_load=by_load,
-            salt=uuid.uuid4().hex,
             tokens_max=self._roster.estimate_max(model),
             output_tokens=self._lengths.mean(model),
         )

@@ -3,7 +3,6 @@
 Law: what a router can't read goes by load, counted; every other refusal is raised.
 """
 
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +89,6 @@ class Asking:
         model = _first(question.headers, _MODELS) or exchange.facts.model
         options = exchange.question(
             by_load=by_load,
-            salt=uuid.uuid4().hex,
             tokens_max=roster.estimate_max(model),
             output_tokens=self.lengths.mean(model),
         )

@@ -1,4 +1,4 @@
-/* A message as it was received: counted and taken apart before protobuf builds objects of it.
+/* A message as it was received: counted, then read.
  *
  * One pass counts, and stops at the first bound; the next one copies. What protobuf refuses is
  * refused here too, but for what lies inside of the fields that it is still given. */
@@ -15,15 +15,20 @@ enum {
     TOKEN_BYTES = ROUTE_REQUEST_TOKEN_BYTES,
     BLOCK_HASHES = ROUTE_REQUEST_BLOCK_HASHES,
     TEXT = ROUTE_REQUEST_TEXT, /* and the bodies after it: prompts without tokens */
-    MESSAGES_BODY = ROUTE_REQUEST_MESSAGES_BODY
+    MESSAGES_BODY = ROUTE_REQUEST_MESSAGES_BODY,
+    ESTIMATED_TOKENS = ROUTE_REQUEST_ESTIMATED_TOKENS
 };
 enum { ELEMENTS = 1 }; /* the field of a TokenIds, and of a BlockHashes */
 _Static_assert(ELEMENTS == TOKEN_IDS_IDS && ELEMENTS == BLOCK_HASHES_HASHES, "one number for both");
 _Static_assert(BLOCK_HASHES == TOKEN_IDS + 2 && MESSAGES_BODY == TEXT + 3, "numbers in a row");
 
-static inline int is_prompt(uint32_t number) {
-    return (number >= TOKEN_IDS && number <= BLOCK_HASHES) ||
-           (number >= TEXT && number <= MESSAGES_BODY);
+static inline int is_text(uint32_t form) { return form >= TEXT && form <= MESSAGES_BODY; }
+
+static inline int is_prompt(const Field *field) {
+    uint32_t number = field->number;
+    if (field->type == VARINT) return number == ESTIMATED_TOKENS;
+    return field->type == BYTES &&
+           ((number >= TOKEN_IDS && number <= BLOCK_HASHES) || is_text(number));
 }
 
 typedef struct {
@@ -39,7 +44,7 @@ typedef struct {
     Span first;        /* the message from the first field of that prompt on */
     Span tokens;       /* of TOKEN_BYTES; or the text */
     size_t elements;   /* of that prompt */
-    uint32_t block_size, prompt_tokens;
+    uint32_t block_size, prompt_tokens; /* of BLOCK_HASHES; the latter of ESTIMATED_TOKENS, too */
 } Received;
 
 /* How many varints are packed, or MALFORMED when the last one has no end. */
@@ -98,7 +103,7 @@ static int look_at_request(Span message, const Bounds *most, Received *received)
         Field field;
         if (read_any(&message, &field, &received->seen.fields)) return MALFORMED;
         int form = (int)field.number;
-        if (field.type == BYTES && is_prompt(field.number)) {
+        if (is_prompt(&field)) {
             if (received->form != form) {
                 Span replaced = received->first;
                 if (received->form == TOKEN_IDS) {
@@ -109,13 +114,16 @@ static int look_at_request(Span message, const Bounds *most, Received *received)
                 received->form = form;
                 received->first = before;
             }
-            received->tokens = field.bytes;
+            if (form == ESTIMATED_TOKENS)
+                received->prompt_tokens = (uint32_t)field.value;
+            else
+                received->tokens = field.bytes;
             if (form == TOKEN_IDS || form == BLOCK_HASHES) {
                 int failed = count_elements(field.bytes, form == BLOCK_HASHES, most, received);
                 if (failed) return failed;
             }
-            /* Empty ones cost a field, too. */
-            if (!field.bytes.size) received->seen.fields++;
+            /* Numbers and empty ones cost a field, too. */
+            if (form == ESTIMATED_TOKENS || !field.bytes.size) received->seen.fields++;
         } else {
             received->seen.fields++;
             received->seen.bytes += before.size - message.size;
@@ -134,22 +142,9 @@ static int text_form(Span message, size_t most) {
     Field field;
     while (message.size) {
         if (read_any(&message, &field, &fields) || ++fields > most) return 0;
-        if (field.type == BYTES && is_prompt(field.number)) form = (int)field.number;
+        if (is_prompt(&field)) form = (int)field.number;
     }
-    return form >= TEXT ? form : 0;
-}
-
-/* Copies what is beside the prompt: seen.bytes of it. */
-static void copy_rest(Span message, uint8_t *rest) {
-    Field field;
-    size_t fields = 0;
-    while (message.size) {
-        Span before = message;
-        if (read_any(&message, &field, &fields)) return;
-        if (field.type == BYTES && is_prompt(field.number)) continue;
-        memcpy(rest, before.at, before.size - message.size);
-        rest += before.size - message.size;
-    }
+    return is_text((uint32_t)form) ? form : 0;
 }
 
 /* The end of what was copied, or NULL for a varint that is too long. The last one has an end. */

@@ -16,7 +16,8 @@ from router.config.keys import ConfigError
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.routing_settings import GuardSettings, RoutingSettings
 from router.config.settings.serving_settings import DecisionLogSettings
-from router.decision.decision import Decision, NobodyFits
+from router.decision.decision import Decision
+from router.decision.nobody_fits import NobodyFits
 from router.desk.counters import Metrics
 from router.desk.desk import Desk
 from router.desk.stream_items import read_batch

@@ -95,7 +95,7 @@ class Conservation(RuleBasedStateMachine):
             blocks = {block for one in here for block in one.prefixes.tolist()}
             expected[key] = (
                 len(here),
-                len(blocks) + sum(one.has_tail for one in here),
+                len(blocks) + sum(one.own_blocks for one in here),
                 sum(one.new_tokens for one in here if not one.prefill_done),
             )
         assert self.fleet.loads() == expected

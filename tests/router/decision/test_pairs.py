@@ -522,7 +522,7 @@ class Conservation(RuleBasedStateMachine):
                 tokens[hold.worker] = tokens.get(hold.worker, 0) + hold.new_tokens
         for key, some in parts.items():
             blocks = len(np.unique(np.concatenate([one.prefixes for one in some])))
-            blocks += sum(one.has_tail for one in some)
+            blocks += sum(one.own_blocks for one in some)
             sums[key] = len(some), blocks, tokens.get(key, 0)
         assert self.fleet.loads() == sums
 

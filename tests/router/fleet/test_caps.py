@@ -6,7 +6,7 @@ import pytest
 
 from router.config.settings.health_settings import CapacitySettings
 from router.core.progress import Progress, ProgressState
-from router.decision.decision import NobodyFits
+from router.decision.nobody_fits import NobodyFits
 from tests.stage.fleet import Fleet, prompt
 
 

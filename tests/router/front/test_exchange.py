@@ -40,8 +40,7 @@ class Player:
         assert exchange is not None
         match command:
             case "by-load":
-                question = exchange.question(by_load=True, salt="unique")
-                question["token_ids"] = f"{len(question['token_ids']) // 4} tokens"
+                question = exchange.question(by_load=True)
                 return "\n".join(f"{name}: {value}" for name, value in question.items())
             case "picked":
                 upstream = exchange.upstream(rest, {"X-data-parallel-rank": "1"})
@@ -80,13 +79,13 @@ def exchange(path: str = CHAT_PATH, **fields: object) -> Exchange:
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_has_a_question_that_a_router_takes(path: str) -> None:
     one = exchange(path, prompt="x" * 400)
-    question = one.question(salt="unique")
+    question = one.question()
     bodies = [name for name in question if name.endswith("_body")]
     assert len(bodies) == (PATHS[path] in (Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
     if not bodies:
-        assert len(question["token_ids"]) // 4 == len(one.body) // 4
-        assert question["cache_salt"] == "unique"
-        assert len(one.question(salt="s", tokens_max=50)["token_ids"]) == 200
+        assert question["estimated_tokens"] == len(one.body) // 4
+        lowered = one.question(tokens_max=50)
+        assert lowered["estimated_tokens"] == 50 < lowered["charged_tokens"] == len(one.body) // 4
 
 
 @pytest.mark.parametrize(

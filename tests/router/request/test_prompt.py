@@ -142,6 +142,29 @@ class TestHashes:
         assert Prompt.from_hashes(hashes([1, 2, 3]), 16, 48).only_block_size == 16
 
 
+class TestLength:
+    def test_a_length_alone_matches_nothing_in_any_block_size(self) -> None:
+        only = Prompt.from_length(70, lora_name="ad")
+        assert (only.token_count, only.lora_name, only.only_block_size) == (70, "ad", 0)
+        for size in (1, 16, 64):
+            assert list(only.hashed(size)) == []
+            assert len(only.prefixes(size)) == 0
+        assert only.leading_tokens(16) is None
+
+    def test_its_blocks_are_its_own_up_to_a_bound(self) -> None:
+        counts = [Prompt.from_length(tokens).own_blocks(16) for tokens in (1, 16, 17, 8192, 99_999)]
+        assert counts == [1, 1, 2, 512, 512]
+        assert Prompt.from_length(70).own_blocks(0) == 1, "the size is not known yet"
+        assert [prompt(tokens).own_blocks(16) for tokens in (15, 16, 70)] == [1, 0, 1]
+
+    def test_a_length_of_zero_is_refused(self) -> None:
+        refusal = refused(Prompt.from_length, 0)
+        assert (refusal.reason, "estimated_tokens" in refusal.message) == (
+            Reason.EMPTY_PROMPT,
+            True,
+        )
+
+
 class TestFingerprint:
     @pytest.mark.parametrize("block_size", [0, 1, 15, 16, 63, 64, 65])
     def test_it_tells_prompts_apart(self, block_size: int) -> None:
@@ -160,6 +183,11 @@ class TestFingerprint:
             Prompt.from_hashes(hashes([1, 2]), 16, 33),
             Prompt.from_hashes(hashes([2, 1]), 16, 32),
             Prompt.from_hashes(hashes([1, 2]), 15, 32),
+            Prompt.from_length(64),
+            Prompt.from_length(32),
+            Prompt.from_length(64, lora_name="ad"),
+            Prompt.from_length(64, digest=b"one text"),
+            Prompt.from_length(64, digest=b"another"),
         ]
         assert len({one.fingerprint(block_size) for one in different}) == len(different)
 

@@ -24,7 +24,7 @@ def reservation(
         worker=worker,
         fingerprint=(1, 16, "m", "both"),
         prefixes=hashes([]),
-        has_tail=True,
+        own_blocks=1,
         prompt_tokens=8,
         predicted_tokens=0,
         new_tokens=8,

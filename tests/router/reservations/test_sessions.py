@@ -29,7 +29,7 @@ def reservation(worker: str = "w0", blocks: int = 2) -> Reservation:
         worker=WorkerKey(worker, 0),
         fingerprint=(1, 16, "m", "both"),
         prefixes=hashes(range(blocks)),
-        has_tail=False,
+        own_blocks=0,
         prompt_tokens=16 * blocks,
         predicted_tokens=0,
         new_tokens=0,

@@ -269,9 +269,9 @@ async def one_message(call: Any, request: Any = None) -> Any:
 
 BOUNDARIES: dict[str, tuple[str, str, Callable[[Served], Any]]] = {
     # method -> what of the router breaks; the metric's label; the call
-    "Route": ("decide", "Router/Route", lambda s: s.router.Route(asked())),
+    "Route": ("lora_of", "Router/Route", lambda s: s.router.Route(asked())),
     "long Route": ("block_sizes", "Router/Route", lambda s: s.router.Route(asked(300_000))),
-    "Explain": ("decide", "Router/Explain", lambda s: s.router.Explain(asked())),
+    "Explain": ("lora_of", "Router/Explain", lambda s: s.router.Explain(asked())),
     "Report": (
         "report",
         "Router/Report",

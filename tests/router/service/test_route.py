@@ -1,6 +1,7 @@
 """Route over a real socket: every status, every answer, and nothing lost on the way."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import router_pb2
 from router.config.settings.serving_settings import GrpcSettings
-from router.desk.desk import Desk
 from router.desk.statuses import STATUS
+from router.request.prompt import Prompt
 from router.request.refusal import Reason
 from tests.router.service.setting import (
     Code,
@@ -36,7 +37,14 @@ def hashed(count: int, **about: Any) -> router_pb2.RouteRequest:
 STATUSES: list[tuple[str, Callable[[Fleet], None], dict[str, Any], Any, Code, str, str]] = [
     # what, the fleet, the configuration, the request, status, reason, part of the sentence
     ("no prompt", one_worker, {}, router_pb2.RouteRequest(),
-     Code.INVALID_ARGUMENT, "EMPTY_PROMPT", "set token_ids, token_bytes or block_hashes"),
+     Code.INVALID_ARGUMENT, "EMPTY_PROMPT", "set token_ids, token_bytes, block_hashes or est"),
+    ("an estimate of 0", one_worker, {}, asked(estimated_tokens=0),
+     Code.INVALID_ARGUMENT, "EMPTY_PROMPT", "estimated_tokens is 0"),
+    ("an estimate over the limit", one_worker, {"prompt_tokens_max": 99},
+     asked(estimated_tokens=100),
+     Code.INVALID_ARGUMENT, "PROMPT_TOO_LONG", "100 tokens, the limit is 99"),
+    ("an estimate too long for all", one_worker, {}, asked(estimated_tokens=10_000),
+     Code.INVALID_ARGUMENT, "PROMPT_TOO_LONG", "the longest takes 10000"),
     ("empty token_bytes", one_worker, {}, asked(token_bytes=b""),
      Code.INVALID_ARGUMENT, "EMPTY_PROMPT", "the prompt has no tokens"),
     ("empty token_ids", one_worker, {}, asked(token_ids=router_pb2.TokenIds()),
@@ -171,6 +179,28 @@ class TestRoute:
                 answer = await stage.router.Route(asked(**form))
                 assert answer.overlap_tokens.device == 64, form
 
+    async def test_a_prompt_of_which_only_the_length_is_known_goes_by_load(self) -> None:
+        async with served() as stage:
+            key = stage.fleet.add("w0")
+            stage.fleet.cache(key, Prompt.from_tokens(bytes(400)), 96)
+            asks = [asked(estimated_tokens=100, request_id=f"r{n}", cache_salt="s") for n in (1, 2)]
+            for request in asks:
+                answer = await stage.router.Route(request)
+                assert answer.overlap_tokens == router_pb2.OverlapTokens()
+                assert (answer.new_tokens, answer.receipt.prompt_tokens) == (100, 100)
+                assert not answer.HasField("prompt")
+            load = stage.fleet.core.fleet.loads[key]
+            assert (load.requests, load.blocks, load.prefill_tokens) == (2, 14, 200)
+            assert (await stage.router.Route(asks[1])).reservation_id == answer.reservation_id
+            other = await refusal(stage.router.Route(asked(estimated_tokens=101, request_id="r2")))
+            assert other.reason == "REQUEST_ID_REUSED"
+            explained = await stage.router.Explain(asks[0])
+            assert explained.receipt.prompt_tokens == 100
+            assert explained.candidates[0].new_tokens == 100
+            assert not stage.fleet.view.salted, "there is nothing to salt"
+            (item,) = [await in_batch(stage, asked(estimated_tokens=50))]
+            assert item.response.new_tokens == 50
+
     async def test_a_rank_is_named_where_an_engine_has_several(self) -> None:
         async with served() as stage:
             for rank in range(2):
@@ -270,7 +300,8 @@ class TestRoute:
     ) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            monkeypatch.setattr(Desk, "_written", lambda *_: 1 / 0)
+            broken = SimpleNamespace(answer=lambda *_: 1 / 0)
+            monkeypatch.setattr(stage.desk, "_writer", broken)
             refused = await refusal(stage.router.Route(asked(request_id="x")))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL")
             assert "ZeroDivisionError" in caplog.text

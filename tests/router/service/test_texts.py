@@ -406,7 +406,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, stage: Served, name: str) -> None:
     monkeypatch.setattr(owners.get(name, texts_module.text_codec), name, breaks)
 
 
-@pytest.mark.parametrize("name", ["tokens_of", "with_tokens", "steps", "on_pick", "answered"])
+@pytest.mark.parametrize("name", ["tokens_of", "put_tokens", "steps", "on_pick", "answered"])
 async def test_whatever_breaks_settles_its_caller_and_leaves_nothing_reserved(
     settings: RendererSettings, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

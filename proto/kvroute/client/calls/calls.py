@@ -22,14 +22,19 @@ from kvroute.client.connections.retry import RetryPolicy
 from kvroute.client.connections.transport import Transport, TransportOptions, duration
 from kvroute.client.fallback.fallback import Fallback, FallbackPolicy
 from kvroute.client.fallback.takeover import Takeover
-from kvroute.client.messages.options import RouteOptions, route_request
+from kvroute.client.messages.options import (
+    RouteBytes,
+    RouteOptions,
+    route_bytes,
+    route_request,
+)
 from kvroute.client.requests.budget import RetryBudget, RetryBudgetPolicy
 from kvroute.client.requests.reports import Reports
 from kvroute.client.requests.requests import RequestCalls
 from kvroute.v1 import Explanation, Progress, ProgressOutcome
 
 
-class KvRouteClient(RequestCalls, FleetCalls, QueueCalls, PromptCalls):
+class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCalls):
     """A client of one router, or of its replicas; of one event loop, and of any number of tasks.
 
     Connects at the first call. Every call raises KvRouteError, and has `timeout_s`: the longest
@@ -113,6 +118,7 @@ class KvRouteClient(RequestCalls, FleetCalls, QueueCalls, PromptCalls):
         )
         RequestCalls.__init__(
             self,
+            route_bytes,
             self._picker.pick,
             reports,
             budget=RetryBudget(retry_budget or RetryBudgetPolicy()),

@@ -58,7 +58,7 @@ RESERVATION = "fallback/"
 """Prefix of the fallback's reservation ids; no router's ids have it."""
 _TOKENS_MAX = TOKEN_BYTES_MAX // 4
 TEXT_BYTES_A_TOKEN = 4
-"""Of a prompt without tokens, for its length, as in a router."""
+"""Of a text or a body, for its length, as in a router."""
 _BOTH = frozenset(("both", ""))
 _ROLES: Mapping[int, frozenset[str]] = {
     Phase.PHASE_UNSPECIFIED: _BOTH,
@@ -330,6 +330,8 @@ def _tokens(request: RouteRequest) -> int:
             return len(request.token_ids.ids)
         case "block_hashes":
             return request.block_hashes.prompt_tokens
+        case "estimated_tokens":
+            return request.estimated_tokens
         case None:
             return 0
         case prompt:
@@ -337,7 +339,7 @@ def _tokens(request: RouteRequest) -> int:
 
 
 def _text(request: RouteRequest, prompt: str) -> bytes:
-    """A prompt without tokens."""
+    """A text or a body."""
     content: str | bytes = getattr(request, prompt)
     return content.encode() if isinstance(content, str) else content
 
@@ -354,6 +356,8 @@ def _key(request: RouteRequest) -> int | None:
     if prompt == "token_ids":
         ids = request.token_ids.ids[:_TOKENS_MAX]
         return tokens_key(b"".join(token_id.to_bytes(4, "little") for token_id in ids))
+    if prompt == "estimated_tokens":
+        return text_key(request.request_id.encode())  # no two requests have a beginning in common
     if prompt != "block_hashes":
         return text_key(_text(request, prompt))
     hashed = request.block_hashes

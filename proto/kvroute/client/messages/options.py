@@ -83,7 +83,7 @@ class RouteOptions(RequestAbout, total=False):
 
     The prompt is `token_ids`, or `block_hashes` with `block_size` and `prompt_tokens`, or one of
     `text`, `chat_completion_body`, `completion_body` and `messages_body`, of which the router makes
-    the tokens; only a DECODE for a known session needs none of them.
+    the tokens, or `estimated_tokens`; only a DECODE for a known session needs none of them.
     """
 
     token_ids: Iterable[int] | None
@@ -103,6 +103,8 @@ class RouteOptions(RequestAbout, total=False):
     """Body of POST /v1/completions."""
     messages_body: Body | None
     """Body of POST /v1/messages."""
+    estimated_tokens: int | None
+    """Tokens of a prompt of which only the length is known, so that it is routed by load."""
 
 
 _WAITED_MS_MAX = (1 << 32) - 1
@@ -148,7 +150,7 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     body = settle_body(options)
     token_ids, block_hashes = options.pop("token_ids", None), options.pop("block_hashes", None)
     block_size, prompt_tokens = options.pop("block_size", None), options.pop("prompt_tokens", None)
-    request_id = options.pop("request_id", None) or f"{_ids.getrandbits(128):032x}"
+    request_id = options.pop("request_id", None) or random_id()
     if not isinstance(request_id, str):
         raise TypeError(f"request_id is a {type(request_id).__name__}; a str is wanted")
     identity = request_id.encode()
@@ -159,8 +161,12 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
         about += RouteRequest(**fields).SerializeToString()
     size = len(about)
     prompt: tuple[bytes, ...] = ()
-    if (block_hashes is not None) + (token_ids is not None) + (without_tokens is not None) > 1:
-        raise _invalid("token_ids, block_hashes, text and bodies are prompts; give one of them")
+    prompts = block_hashes, token_ids, without_tokens, options.get("estimated_tokens")
+    if sum(each is not None for each in prompts) > 1:
+        raise _invalid(
+            "token_ids, block_hashes, text, bodies and estimated_tokens are prompts; give one of"
+            " them"
+        )
     if block_hashes is not None:
         if block_size is None or prompt_tokens is None:
             raise _invalid("block_hashes needs block_size and prompt_tokens beside it")
@@ -180,6 +186,11 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
         prompt = without_tokens
         size += sum(map(len, prompt))
     return RouteBytes(request_id, (about, *prompt), size, body)
+
+
+def random_id() -> str:
+    """The id of a request whose caller gives it none."""
+    return f"{_ids.getrandbits(128):032x}"
 
 
 def route_request(**options: Unpack[RouteOptions]) -> RouteRequest:

@@ -8,16 +8,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Protocol, Unpack
+from typing import Generic, Protocol, TypeVar, Unpack
 
 from kvroute.client.errors import KvRouteError, NoWorker
 from kvroute.client.messages.bodies import Body, HttpBody
 from kvroute.client.messages.options import (
     OnQueued,
     RequestKeywords,
-    RouteBytes,
     RouteOptions,
-    route_bytes,
     settle_body,
 )
 from kvroute.client.messages.pick import Pick
@@ -28,12 +26,24 @@ from kvroute.client.requests.life import RoutedRequest
 from kvroute.client.requests.reports import Reports
 
 
-class PickFrom(Protocol):
+class Made(Protocol):
+    """A request as its router takes it, such as RouteBytes."""
+
+    @property
+    def body(self) -> HttpBody | None:
+        """The prompt, if it is a body."""
+
+
+M_contra = TypeVar("M_contra", bound=Made, contravariant=True)
+M = TypeVar("M", bound=Made)
+
+
+class PickFrom(Protocol[M_contra]):
     """Routes a request; raises KvRouteError."""
 
     async def __call__(
         self,
-        request: RouteBytes,
+        request: M_contra,
         timeout_s: float | None,
         is_final: Callable[[KvRouteError], bool] | None = None,
         on_queued: OnQueued | None = None,
@@ -43,12 +53,13 @@ class PickFrom(Protocol):
         ...
 
 
-class RequestCalls:
+class RequestCalls(Generic[M]):
     """The calls about requests."""
 
     def __init__(
         self,
-        pick: PickFrom,
+        make: Callable[..., M],
+        pick: PickFrom[M],
         reports: Reports,
         *,
         budget: RetryBudget,
@@ -56,7 +67,9 @@ class RequestCalls:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """counts: those of Attempts."""
+        """make: a request of RouteOptions; raises as route_bytes does. counts: those of
+        Attempts."""
+        self._make = make
         self._pick = pick
         self._reports = reports
         self._budget = budget
@@ -91,7 +104,7 @@ class RequestCalls:
         """
         if on_queued is not None:
             options["queue_progress"] = True
-        request = route_bytes(**options)
+        request = self._make(**options)
         return await self._pick(request, timeout_s, on_queued=on_queued)
 
     def request(
@@ -108,7 +121,7 @@ class RequestCalls:
         """
         if on_queued is not None:
             options["queue_progress"] = True
-        request = route_bytes(**options)
+        request = self._make(**options)
         return self._routed(
             lambda: self._pick(request, timeout_s, on_queued=on_queued), request.body
         )
@@ -165,7 +178,7 @@ class RequestCalls:
         for name, value in options.items():
             if isinstance(value, Iterator):  # an iterator can be read once only
                 options[name] = tuple(value)  # type: ignore[literal-required]
-        first = route_bytes(**options)
+        first = self._make(**options)
         left_out = tuple(options.get("excluded_worker_ids") or ())
 
         async def route(number: int, tried: tuple[str, ...]) -> Pick:
@@ -177,7 +190,7 @@ class RequestCalls:
                 again["request_id"] = f"{request_id}-{number}"
             # A failed request doesn't wait for a worker that may come.
             return await self._pick(
-                route_bytes(**again), timeout_s, lambda error: isinstance(error, NoWorker)
+                self._make(**again), timeout_s, lambda error: isinstance(error, NoWorker)
             )
 
         return Attempts(
