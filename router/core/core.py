@@ -47,10 +47,6 @@ def _no_mark(_stage: str) -> None:
     """Nobody measures."""
 
 
-def _raised(error: Exception) -> None:
-    raise error
-
-
 class RouterCore:
     """The decisions of a replica.
 
@@ -109,8 +105,9 @@ class RouterCore:
         """Kept for its counters after copying was switched off."""
         self.hot: HotPrefixes | None = None
         """Copies what many ask for; None: switched off."""
-        self.on_copy_fault: Callable[[Exception], None] = _raised
-        """Called with what failed as a pick was counted for copies: it takes no answer away."""
+        self.on_copy_fault: Callable[[Exception], None] | None = None
+        """Called with what failed as a pick was counted for copies, and takes no answer away; None:
+        it is raised."""
         self.copy_prefixes(routing.hot_prefixes)
 
     def route(
@@ -227,6 +224,8 @@ class RouterCore:
             try:
                 self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
             except Exception as error:  # of the copies alone
+                if self.on_copy_fault is None:
+                    raise
                 self.on_copy_fault(error)
 
     def decide(
