@@ -269,7 +269,7 @@ async def one_message(call: Any, request: Any = None) -> Any:
 
 BOUNDARIES: dict[str, tuple[str, str, Callable[[Served], Any]]] = {
     # method -> what of the router breaks; the metric's label; the call
-    "Route": ("decide", "Router/Route", lambda s: s.router.Route(asked())),
+    "Route": ("route", "Router/Route", lambda s: s.router.Route(asked())),
     "long Route": ("block_sizes", "Router/Route", lambda s: s.router.Route(asked(300_000))),
     "Explain": ("decide", "Router/Explain", lambda s: s.router.Explain(asked())),
     "Report": (

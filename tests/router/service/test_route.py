@@ -1,6 +1,7 @@
 """Route over a real socket: every status, every answer, and nothing lost on the way."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import router_pb2
 from router.config.settings.serving_settings import GrpcSettings
-from router.desk.desk import Desk
 from router.desk.statuses import STATUS
 from router.request.refusal import Reason
 from tests.router.service.setting import (
@@ -270,7 +270,8 @@ class TestRoute:
     ) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            monkeypatch.setattr(Desk, "_written", lambda *_: 1 / 0)
+            writer = SimpleNamespace(answer=lambda *_: 1 / 0)
+            monkeypatch.setattr(stage.desk, "_writer", writer)
             refused = await refusal(stage.router.Route(asked(request_id="x")))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL")
             assert "ZeroDivisionError" in caplog.text

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
@@ -14,7 +14,6 @@ from kvroute.v1 import router_pb2
 from router.config.settings.routing_settings import HotPrefixSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.core.progress import Pick
-from router.desk.desk import Desk
 from router.request.prompt import Prompt
 from router.reservations.reservations import Ending, Reservation
 from router.wire.batches import ITEMS_MAX
@@ -76,14 +75,14 @@ class TestRouteStream:
     async def test_a_fault_of_ours_ends_one_item(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            written = Desk._written
+            written = stage.desk._writer.answer
 
-            def breaks(desk: Desk, pick: Pick, *about: Any) -> bytes:
+            def breaks(pick: Pick, priority: int, omit_receipt: bool) -> bytes:
                 if pick.reservation.request_id == "bad":
                     raise ValueError("broken")
-                return written(desk, pick, *about)
+                return written(pick, priority, omit_receipt)
 
-            monkeypatch.setattr(Desk, "_written", breaks)
+            monkeypatch.setattr(stage.desk, "_writer", SimpleNamespace(answer=breaks))
             bad, good = await batch(
                 stage,
                 router_pb2.RouteItem(index=1, request=asked(request_id="bad")),
