@@ -226,12 +226,12 @@ cdef class NativeIndex:
 
     def whole(self, slot):
         cdef uint32_t number = self._checked(slot)
-        cdef uint64_t told = 0, held = 0
+        cdef uint64_t published = 0, held = 0
         cdef int level
         for level in range(TIERS):
-            told += table_holder(&self._table, number, level).told
+            published += table_holder(&self._table, number, level).told
             held += table_holder(&self._table, number, level).held
-        return told == held
+        return published == held
 
     def predicted(self, slot):
         cdef uint32_t number = self._checked(slot)
