@@ -27,8 +27,6 @@ from math import inf
 from random import Random
 from typing import Protocol
 
-import msgspec
-
 from router.config.settings.queue_settings import QueueSettings
 from router.core.attempts import VainAttempts
 from router.core.core import RouterCore
@@ -45,6 +43,7 @@ from router.queue.admission_queue import AdmissionQueue
 from router.queue.waiter import Waiter
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request
+from router.request.wait import Wait
 from router.reservations.reservations import Reservation
 
 ATTEMPTS_MAX = 16
@@ -57,21 +56,6 @@ BANDS_MAX = 64
 """Bands whose waits are counted, those of earlier configurations among them."""
 AHEAD_S = 0.01
 """A wait ends so long before its call's deadline, so that the caller reads why."""
-
-
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller says of the wait of its request."""
-
-    priority: int = 0
-    """Higher is sooner."""
-    timeout_s: float | None = None
-    """The longest wait; None: as configured, 0: none."""
-    deadline_s: float = inf
-    """When the caller's call ends, on the router's clock."""
-    ttft_slo_s: float | None = None
-    """From arrival to the first token, as the caller wants it."""
-    waited_s: float = 0.0
-    """In routers that are gone, as the caller says (router/core/moved_waits.py)."""
 
 
 class Job(Protocol):

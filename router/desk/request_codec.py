@@ -11,7 +11,6 @@ from xxhash import xxh3_64_digest
 from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from indexer.hashing import MultimodalItem, multimodal_hash
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.core.admission import Wait
 from router.core.core import RouterCore
 from router.core.progress import Progress, ProgressState, WaitStep
 from router.desk.tenant import UNVERIFIED, Caller, tenant_of
@@ -19,6 +18,7 @@ from router.prompts.prompts import MadeBy, PromptTokens
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Request, Role
+from router.request.wait import Wait
 from router.reservations.reservations import Ending
 from router.wire import received as wire
 from router.wire.received import (

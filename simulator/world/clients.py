@@ -15,11 +15,11 @@ from math import inf
 
 import numpy as np
 
-from router.core.admission import Wait
 from router.core.progress import Pick, Progress, ProgressState
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request, Role
+from router.request.wait import Wait
 from router.reservations.reservations import Ending, Reservation
 from simulator.engines.content import ChainContent, TokenContent
 from simulator.engines.cost_model import Distance

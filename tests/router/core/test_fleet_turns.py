@@ -9,13 +9,14 @@ from events.feed.demand import DEMANDS_MAX, Demand
 from events.feed.peers import TTL_S, Teller
 from events.plane.facts import Epoch
 from router.config.settings.queue_settings import BandSettings, QueueSettings, TenantsSettings
-from router.core.admission import Admission, Wait
+from router.core.admission import Admission
 from router.core.fleet_turns import POOLS_MAX
 from router.queue.turns.pool_share import HOLD_S
 from router.queue.views import rows
 from router.queue.waiter import Waiter
 from router.request.refusal import Refusal
 from router.request.request import Request
+from router.request.wait import Wait
 from router.reservations.reservations import Reservation
 from tests.stage.fleet import Fleet, prompt
 

@@ -9,11 +9,12 @@ from events.feed.demand import Demand
 from events.feed.peers import TTL_S, Teller
 from events.plane.facts import Epoch
 from router.config.settings.queue_settings import QueueSettings
-from router.core.admission import Admission, Wait
+from router.core.admission import Admission
 from router.core.moved_waits import BELIEVED_S
 from router.queue.waiter import Waiter
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request
+from router.request.wait import Wait
 from router.reservations.reservations import Reservation
 from tests.stage.fleet import Fleet, prompt
 

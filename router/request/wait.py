@@ -1,0 +1,20 @@
+"""What a caller says of the wait of its request. Pure."""
+
+from math import inf
+
+import msgspec
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller says of the wait of its request."""
+
+    priority: int = 0
+    """Higher is sooner."""
+    timeout_s: float | None = None
+    """The longest wait; None: as configured, 0: none."""
+    deadline_s: float = inf
+    """When the caller's call ends, on the router's clock."""
+    ttft_slo_s: float | None = None
+    """From arrival to the first token, as the caller wants it."""
+    waited_s: float = 0.0
+    """In routers that are gone, as the caller says (router/core/moved_waits.py)."""
