@@ -282,7 +282,7 @@ def _check_plain(seen: Seen, message: Any) -> None:
         "queue_timeout_ms",
         "phase",
     }
-    allowed |= {"token_bytes", "block_hashes", "queue_progress"}
+    allowed |= {"token_bytes", "block_hashes", "queue_progress", "traceparent"}
     same({one.name for one, _ in message.ListFields()} - allowed, set(), "fields not read")
 
 
