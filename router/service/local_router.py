@@ -53,18 +53,17 @@ TIMEOUT_S = 5.0
 """Of a request that has no time limit of its own, as in KvRouteClient."""
 PENDING_MAX = 65_536
 """Last reports under way. A report is applied in its task's first turn, so there are few."""
-
-
 _FORMS = {
     field.name: field.number for field in RouteRequest.DESCRIPTOR.oneofs_by_name["prompt"].fields
 } | {"token_ids": TOKEN_BYTES}
 """Options that are prompts, and the field of each."""
-_AS: Mapping[str, Callable[[Any], object]] = {
+_CONVERTED: Mapping[str, Callable[[Any], object]] = {
     "required_labels": dict,
     "allowed_worker_ids": list,
     "excluded_worker_ids": list,
     "multimodal_items": lambda items: [item.SerializeToString() for item in items],
 }
+"""Options that a ReceivedRequest has in another form."""
 
 
 class LocalRequest(NamedTuple):
@@ -79,7 +78,7 @@ def local_request(**options: Unpack[RouteOptions]) -> LocalRequest:
     OverflowError and ValueError for values that don't fit their fields, and as settle_body does."""
     body = settle_body(options)
     fields: dict[str, Any] = {
-        name: _AS[name](value) if name in _AS else value
+        name: _CONVERTED[name](value) if name in _CONVERTED else value
         for name, value in options.items()
         if value is not None
     }

@@ -6,14 +6,15 @@ import grpc
 import pytest
 
 from events.plane.facts import Beat, encode
-from indexer.hashing import MultimodalItem, multimodal_hash
+from indexer.hashing import MultimodalItem, multimodal_hash, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.core.progress import Progress, ProgressState
-from router.desk import request_codec, statuses, worker_codec
+from router.desk import request_codec, statuses, text_codec, worker_codec
 from router.desk.statuses import STATUS
+from router.prompts.prompts import Item, MadeBy, PromptTokens
 from router.request.refusal import Reason, Refusal
-from router.request.request import Role
+from router.request.request import Request, Role
 from router.reservations.reservations import Ending
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import asked, taken_apart
@@ -83,6 +84,48 @@ class TestRequest:
         request = read(block_hashes=hashes, model="ad", cache_salt="s")
         assert request.prompt.prefixes(16).tolist() == [1]
         assert request.prompt.lora_name == "ad", "who may serve it depends on the LoRA all the same"
+
+
+class TestText:
+    """A text whose tokens the router made is decided as a request with these tokens."""
+
+    def of(self, made: PromptTokens | None = None, **about: Any) -> Request:
+        fleet = Fleet()
+        received = text_codec.read_text(asked(text="some text", **about).SerializeToString())
+        if made is not None:
+            text_codec.put_tokens(received, made)
+        return request_codec.read_request(received, fleet.core)
+
+    def test_it_has_the_tokens_and_the_items_that_were_made(self) -> None:
+        made = PromptTokens(
+            100, MadeBy.ENGINE, token_bytes=pack_tokens(range(100)), items=(Item("image", 4, 3),)
+        )
+        items = [MultimodalItem(multimodal_hash("image"), 4, 3)]
+        same = prompt(100, cache_salt="s", items=items)
+        assert self.of(made, cache_salt="s").prompt.fingerprint(16) == same.fingerprint(16)
+        own = router_pb2.MultimodalItem(hash=5, first_token=1, token_count=2)
+        same = prompt(100, items=[MultimodalItem(5, 1, 2)])
+        of_caller = self.of(made, multimodal_items=[own])
+        assert of_caller.prompt.fingerprint(16) == same.fingerprint(16), "the caller's count"
+        assert of_caller.charged_tokens == 0
+
+    def test_an_estimate_is_a_length_that_is_charged_by_the_text(self) -> None:
+        estimated = self.of(PromptTokens(1, MadeBy.ESTIMATE), charged_tokens=99)
+        assert (estimated.prompt.token_count, estimated.charged_tokens) == (1, 2)
+        assert not len(estimated.prompt.prefixes(1))
+
+    def test_without_tokens_it_is_refused(self) -> None:
+        with pytest.raises(Refusal) as refused:
+            self.of()
+        assert refused.value.reason is Reason.NO_TOKENIZER
+
+    def test_its_size_has_the_tokens_once_however_often_they_are_made(self) -> None:
+        content = asked(text="some text").SerializeToString()
+        received = text_codec.read_text(content)
+        for count in (100, 30):
+            made = PromptTokens(count, MadeBy.LOCAL, token_bytes=bytes(4 * count))
+            text_codec.put_tokens(received, made)
+            assert len(received) == len(content) + 4 * count
 
 
 class TestProgress:

@@ -5,9 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
-from kvroute.client import DeadlineExceeded, KvRouteError, NoWorker, UnknownModel, UnusableAnswer
-from kvroute.v1 import Progress, ProgressState, ReportRequest
+from kvroute.client import (
+    DeadlineExceeded,
+    KvRouteError,
+    NoWorker,
+    RouteOptions,
+    UnknownModel,
+    UnusableAnswer,
+)
+from kvroute.v1 import MultimodalItem, Progress, ProgressState, ReportRequest
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.desk.desk import LONG_BYTES
@@ -97,6 +105,47 @@ async def test_messages_have_the_bounds_of_route() -> None:
         family = "kvroute_messages_refused_total"
         assert stage.metrics.registry.get_sample_value(family, labels) == 1
         assert stage.guard.in_flight.bytes == 0
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+async def test_requests_count_as_in_flight_by_their_size(is_text: bool) -> None:
+    grpc = GrpcSettings(listen="127.0.0.1:0", in_flight_mib_max=1)
+    size = 700 << 10
+    prompt: RouteOptions = {"text": "x" * size} if is_text else {"token_ids": bytes(size)}
+    off = {"m": ModelPrompts(source=Source.OFF)}
+    async with (
+        served(grpc, queue=QueueSettings(), models_prompts=off) as stage,
+        stage.local() as router,
+    ):
+        stage.fleet.add("w0", total_slots=1, total_blocks=100_000)
+        await router.route(token_ids=TOKENS)
+        first = asyncio.ensure_future(router.route(timeout_s=60.0, model="m", **prompt))
+        await until(lambda: len(stage.desk.admission) == 1, "it waits")
+        assert size <= stage.guard.in_flight.bytes < size + 1024
+        with pytest.raises(KvRouteError) as refused:
+            await router.route(timeout_s=0.01, **prompt)
+        assert refused.value.reason == "TOO_MANY_BYTES"
+        first.cancel()
+        await until(lambda: not stage.guard.in_flight.bytes, "it left")
+
+
+async def test_every_form_of_a_prompt_is_taken() -> None:
+    async with served() as stage, stage.local() as router:
+        stage.fleet.cache(stage.fleet.add("w0"), prompt(64))
+        tokens = pack_tokens(TOKENS)
+        hashes = block_hashes(tokens, 16)
+        for form in (
+            RouteOptions(token_ids=TOKENS),
+            RouteOptions(block_hashes=hashes, block_size=16, prompt_tokens=64),
+        ):
+            assert (await router.route(**form)).overlap_tokens.usable == 48, form
+        pick = await router.route(
+            estimated_tokens=64,
+            required_labels={},
+            allowed_worker_ids=("w0",),
+            multimodal_items=[MultimodalItem(id="picture", token_count=3)],
+        )
+        assert (pick.new_tokens, pick.overlap_tokens.raw, pick.worker_id) == (64, 0, "w0")
 
 
 async def test_a_long_prompt_is_answered_in_steps() -> None:
