@@ -36,7 +36,7 @@ RUN find /opt/kvroute -name '*.so' -not -path '*.libs/*' -exec strip --strip-deb
     && find /opt/kvroute/lib/python3*/site-packages/numpy -type d -name tests -prune -exec rm -r {} +
 
 COPY . .
-RUN CFLAGS=-g0 pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheels . \
+RUN KVROUTE_COMPILED=1 CFLAGS=-g0 pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheels . \
     && pip --python /opt/kvroute/bin/python install --no-deps /tmp/wheels/*.whl \
     && /opt/kvroute/bin/kvroute --help > /dev/null
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from indexer.kernel import NativeIndex
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.config.settings.serving_settings import GrpcSettings
-from router.desk import reports, request_codec
+from router.desk import reports
 from router.desk import stream_items as route_stream
 from router.desk.answer_codec import framed as field
 from router.desk.desk import LONG_BYTES
@@ -27,6 +27,7 @@ from router.reservations.reservations import Ending
 from router.service import router_service
 from router.service.calls import LOG_S, Guard
 from router.service.inbound import SMALL_BYTES, InFlight, Limits
+from router.wire import received
 from tests.stage.http2_frames import (
     DATA,
     END_HEADERS,
@@ -347,7 +348,7 @@ async def test_of_an_aborted_call_nothing_waits_for_a_look_for_cycles(
 
     monkeypatch.setattr(reports, "_pieces", refuse)
     monkeypatch.setattr(router_service, "read_batch", refuse)
-    monkeypatch.setattr(request_codec, "receive", refuse)
+    monkeypatch.setattr(received, "read_request", refuse)
     async with served() as stage, asyncio.timeout(60):
         gc.disable()
         try:
