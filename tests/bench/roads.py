@@ -1,11 +1,12 @@
 """What a decision costs, plain and with all that a request may name, here and in another checkout.
 
-    python -m tests.bench.roads [--before FOLDER] [--policies ttft] [--workers 8,64] [--repeats 9]
+    python -m tests.bench.roads [--before FOLDER] [--compiled] [--policies ttft] [--workers 8,64]
 
 From a request's bytes to its answer's, in CPU time, without sockets: roads_side.py, a process in
 each checkout, which take turns. Prints medians over the repeats, and writes build/roads.json. No
 part of `make bench`.
 
+--compiled: of this checkout, what `make compiled` has made of it, as wheels and images have it.
 --before: a checkout of kvroute with its environment in .venv; `x before` is this one's time over
 its. `x plain` is a case's time over that of a plain request of this checkout.
 """
@@ -26,6 +27,7 @@ from rich.table import Table
 from tests.bench.environments import BUILD
 
 TREE = Path(__file__).parents[2]
+COMPILED = TREE / "build" / "compiled"
 SIDE = Path(__file__).with_name("roads_side.py")
 RESULTS = BUILD / "roads.json"
 OWN = "roads_side:spread"
@@ -39,7 +41,8 @@ class Side:
     """The process in one checkout."""
 
     def __init__(self, tree: Path) -> None:
-        python = sys.executable if tree == TREE else str(tree / ".venv" / "bin" / "python")
+        is_here = tree in (TREE, COMPILED)
+        python = sys.executable if is_here else str(tree / ".venv" / "bin" / "python")
         env = os.environ | {"PYTHONPATH": os.pathsep.join((str(tree), str(SIDE.parent)))}
         self._process = subprocess.Popen(
             (python, str(SIDE)),
@@ -90,10 +93,14 @@ def table_of(results: Sequence[dict[str, Any]], before: str) -> Table:
 
 
 def run(
-    policies: Sequence[str], workers: Sequence[int], before: Path | None, repeats: int
+    policies: Sequence[str],
+    workers: Sequence[int],
+    before: Path | None,
+    repeats: int,
+    here: Path = TREE,
 ) -> list[dict[str, Any]]:
     results = []
-    sides = {"us": Side(TREE)} | ({"before_us": Side(before)} if before else {})
+    sides = {"us": Side(here)} | ({"before_us": Side(before)} if before else {})
     try:
         for policy in policies:
             for count in workers:
@@ -115,13 +122,15 @@ def run(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.roads")
     parser.add_argument("--before", type=Path, help="a checkout of kvroute")
+    parser.add_argument("--compiled", action="store_true", help="what `make compiled` has made")
     parser.add_argument("--policies", default=",".join(POLICIES), help="default: %(default)s")
     parser.add_argument("--workers", default=",".join(map(str, WORKERS)))
     parser.add_argument("--repeats", type=int, default=9)
     given = parser.parse_args()
     workers = [int(count) for count in given.workers.split(",")]
     before = given.before.resolve() if given.before else None
-    results = run(given.policies.split(","), workers, before, given.repeats)
+    here = COMPILED if given.compiled else TREE
+    results = run(given.policies.split(","), workers, before, given.repeats, here)
     Console(width=120).print(table_of(results, before.name if before else ""))
 
 
