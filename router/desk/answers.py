@@ -80,7 +80,7 @@ class Waiting(Later):
         request: bytes | ReceivedRequest,
         request_id: str,
         due: Due | None,
-        read: tuple[ReceivedRequest, Request] | None,
+        read: tuple[ReceivedRequest, Request],
         answer: Answer,
         refuse: Refuse,
         *,
@@ -88,9 +88,8 @@ class Waiting(Later):
         tells: bool = False,
         trace: RouteTrace | None = None,
     ) -> None:
-        """due: observers of what comes of the request. read: of a long request, what would take
-        long to read and hash again. tells: whether its caller wants to hear where it stands.
-        trace: its spans; None: it is not sampled."""
+        """due: observers of what comes of the request. read: the request. tells: whether its caller
+        wants to hear where it stands. trace: its spans; None: it is not sampled."""
         super().__init__()
         self.request = request
         self.request_id = request_id

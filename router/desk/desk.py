@@ -40,7 +40,7 @@ from router.tracing.spans import Tracing
 from router.wire.received import ReceivedRequest
 
 Read: TypeAlias = tuple[ReceivedRequest, Request]
-WAITING_BYTES = 1024
+WAITING_BYTES = 2560
 """Of a request that waits, beside its message: about what its objects take up."""
 LONG_BYTES = 512 * 1024
 """A request up to this size is read, hashed and picked for in one step."""
@@ -288,14 +288,12 @@ class Desk:
             answers.append(self._any(read, now_s, due, may_strain, caller, trace))
             return answers[0][1]
 
-        kept = read if len(request) > LONG_BYTES else None
-
         def waits() -> Waiting:
             return Waiting(
                 request,
                 parsed.request_id,
                 due,
-                kept,
+                read,
                 self._answer_waiting,
                 self._refused_waiting,
                 caller=caller,
@@ -308,8 +306,7 @@ class Desk:
                 parsed,
                 request_codec.read_wait(received, now_s, left_s),
                 now_s,
-                # Of a long one its tokens are kept, too.
-                (1 if kept is None else 2) * len(request) + WAITING_BYTES,
+                len(request) + parsed.prompt.hash_bytes + WAITING_BYTES,
                 waits,
                 decide,
             )
@@ -327,17 +324,12 @@ class Desk:
 
     def _answer_waiting(self, waiting: Waiting, waited_s: float, may_strain: bool) -> Answered:
         """A request that waits, decided; raises Refusal, not counted."""
-        now_s, read = self._clock(), waiting.read
+        now_s = self._clock()
         if waiting.due is not None:
             waiting.due.waited_s = waited_s
         try:
-            if read is None:
-                received = request_codec.receive(
-                    waiting.request, self._core.routing.prompt_tokens_max
-                )
-                read = received, request_codec.read_request(received, self._core, waiting.caller)
             about = waiting.caller, waiting.trace
-            answered = self._any(read, now_s, waiting.due, may_strain, *about)
+            answered = self._any(waiting.read, now_s, waiting.due, may_strain, *about)
         except Refusal:
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other

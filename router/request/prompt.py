@@ -139,6 +139,11 @@ class Prompt:
         full block, so that nothing can match it."""
         return self.hashes_block_size if self.token_count >= self.hashes_block_size else 0
 
+    @property
+    def hash_bytes(self) -> int:
+        """Of its hashes, about: those that the caller made, and PrefixHashes in blocks of 16."""
+        return 2 * self._hashes.nbytes or self.token_count // 2
+
     def prefixes(self, block_size: int) -> HashArray:
         """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes
         aren't in."""

@@ -495,7 +495,9 @@ async def test_other_models_are_answered_at_once_while_requests_wait(stream: boo
             call = stage.router.RouteStream()
             items = [router_pb2.RouteItem(index=n, request=asked(model="b")) for n in range(3)]
             await call.write(router_pb2.RouteBatch(items=items))
-            assert len((await call.read()).results) == 3
+            answered = 0
+            while answered < 3:
+                answered += len((await call.read()).results)
             call.cancel()
         else:
             await stage.router.Route(asked(model="b"))
