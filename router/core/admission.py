@@ -2,8 +2,8 @@
 
     route: a worker has room ─> decided at once
            no worker has     ─> waits in the AdmissionQueue
-                                  turns: a worker has room again ─> decided
-                                         the wait is over        ─> decided a last time, or refused
+                              dispatch: a worker has room again ─> decided
+                                        the wait is over        ─> decided a last time, or refused
 
 The queue (router/queue) says whose turn it is. This module knows the workers: which requests wait
 for the same ones, and whether any of those has room. What a decision comes to, the driver's job
@@ -13,7 +13,7 @@ Laws:
 - a request waits only while no worker that may take it has room, or behind others of its pool, in
   this router or in others (router/core/fleet_turns.py);
 - a request that could not be decided keeps its place in the order;
-- one call of `turns` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
+- one call of `dispatch` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
 - attempts in vain cost a bounded share of the time (router/core/attempts.py); while that is spent,
   requests wait though a worker may have room, until the driver calls again as time goes by;
 - no request that waits is refused for what is only learned of workers' capacity: its last decision
@@ -186,7 +186,7 @@ class Admission:
             self.queue.reprioritize(waiter, priority, now_s)
         return ProgressResult.APPLIED if others else ProgressResult.UNCHANGED
 
-    def turns(self, now_s: float) -> bool:
+    def dispatch(self, now_s: float) -> bool:
         """Decides requests whose turn it is, and ends waits that are over or can't end in time.
         Returns whether more may have their turn at once."""
         self._note_ended()

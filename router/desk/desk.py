@@ -2,7 +2,7 @@
 
     request's bytes -> read -> core    -> answer's bytes, counted, peers informed
                                no room -> waits
-    report, heartbeat, peer, time -> core -> `changed` -> answers to requests that wait
+    report, heartbeat, peer, time -> core -> `dispatch` -> answers to requests that wait
 
 A face brings bytes and takes bytes: it measures messages, keeps deadlines and writes statuses.
 What `route` answers holds a reservation: a face whose caller is gone ends it by `cancel` or
@@ -133,14 +133,15 @@ class Desk:
     def changed(self) -> None:
         """What is reserved here, so what workers have room for, or what waits, may have changed."""
         self._on_change()
-        self.turns()
+        self.dispatch()
 
-    def turns(self) -> None:
+    def dispatch(self) -> None:
         """Answers requests that wait, as far as workers have room, and ends waits that are over: a
-        slice of them now, the rest soon."""
-        if len(self.admission) and self.admission.turns(self._clock()) and not self._is_due:
+        slice of them now, the rest soon. Every cause ends here: arrival, report, heartbeat, peer,
+        time."""
+        if len(self.admission) and self.admission.dispatch(self._clock()) and not self._is_due:
             self._is_due = True
-            self._soon(self._turns_again)
+            self._soon(self._dispatch_again)
 
     def leave(self, later: Later) -> None:
         """A caller is gone before its answer: the wait ends, or what was reserved meanwhile."""
@@ -266,9 +267,9 @@ class Desk:
     def _copy_failed(self, error: Exception) -> None:
         self._fault(ROUTE, error, "a hot prefix is not counted; the request has its answer")
 
-    def _turns_again(self) -> None:
+    def _dispatch_again(self) -> None:
         self._is_due = False
-        self.turns()
+        self.dispatch()
 
     def _decided(
         self,

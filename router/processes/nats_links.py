@@ -78,7 +78,7 @@ class NatsLinks:
         name = f"kvroute router {self._core.replica}"
         self.broker = broker = Broker(nats, url, name)
         self.peers = peers = Broker(nats, url, f"{name}, to replicas")
-        self.feed = self._made_feed(broker, desk.turns)
+        self.feed = self._made_feed(broker, desk.dispatch)
         self.link = link = self._made_link(peers, desk, reports, admission)
         return broker, peers, link
 
@@ -137,7 +137,7 @@ class NatsLinks:
             rng=self._rng,
             tells=self._config.fleet.inflight,
             on_report=reports.of_peer,
-            on_heard=desk.turns,
+            on_heard=desk.dispatch,
             demand=turns.demand,
             stopped=lambda: turns.stopped,
             on_failure=self._broke,

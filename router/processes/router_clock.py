@@ -70,7 +70,7 @@ class RouterClock:
             self._metrics.reservations_expired.inc(expired)
             log.warning("%d reservations expired: no Report came in time", expired)
         self._perform(effects)
-        self._desk.turns()
+        self._desk.dispatch()
         self._links.tick()
         self._relays.tick()
         for line in self._silence_log.lines(core.fleet.view.sources.values()):
@@ -83,7 +83,7 @@ class RouterClock:
         for _ in range(JUDGED_A_TICK):
             await asyncio.sleep(TICK_S / JUDGED_A_TICK)
             self._core.fleet.outliers.judge(self._clock())
-            self._desk.turns()
+            self._desk.dispatch()
 
     def _perform(self, effects: Effects) -> None:
         """Does what the core wants done since time went by."""

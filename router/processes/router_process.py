@@ -248,7 +248,7 @@ class RouterApp:
             clock=self.clock,
             broker=lambda: self.links.broker,
             completed=self._with_block_size,
-            on_change=self.desk.turns,
+            on_change=self.desk.dispatch,
         )
         try:
             return KubernetesDiscovery(

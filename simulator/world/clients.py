@@ -218,8 +218,8 @@ class Clients:
             return
         if waiter is not None:
             self._record.waits[life.index] += 1
-            self._timeline.at(waiter.expires_s, router.turns)
-            router.turns()
+            self._timeline.at(waiter.expires_s, router.dispatch)
+            router.dispatch()
             self._fleet.network.reserved(router)
             if self._fleet.witness is not None:
                 self._fleet.witness.on_turns(router, now_s)
@@ -430,7 +430,7 @@ class Clients:
         life.router.core.report(progress, now_s, f"client-{life.index % CALLERS}")
         self._fleet.network.reserved(life.router)
         if len(life.router.admission):  # once the engine's step is over that brought this about
-            self._timeline.at(now_s, life.router.turns)
+            self._timeline.at(now_s, life.router.dispatch)
 
     def _renew_later(self, life: Life) -> None:
         when_s = self._timeline.now_s + self._options.routing.lease_s / 3

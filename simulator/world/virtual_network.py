@@ -121,7 +121,7 @@ class VirtualNetwork:
     def _heard(self, router: VirtualRouter) -> None:
         """A message of a peer may have brought room, or the turn of a request that waits."""
         router.hear(self._timeline.now_s)
-        router.turns()
+        router.dispatch()
 
     def _answer(self, router: VirtualRouter, pull: Pull) -> None:
         relay, now_s = self._relay_of(pull.worker), self._timeline.now_s

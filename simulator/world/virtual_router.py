@@ -111,9 +111,9 @@ class VirtualRouter:
             self._sent += 1
             heapq.heappush(self._inbox, (when_s, self._sent, plane, key, message))
 
-    def turns(self) -> None:
+    def dispatch(self) -> None:
         """Requests that wait have their turns, as far as workers have room now."""
-        while len(self.admission) and self.admission.turns(self._now_s()):
+        while len(self.admission) and self.admission.dispatch(self._now_s()):
             pass
 
     def hear(self, now_s: float) -> None:
@@ -143,4 +143,4 @@ class VirtualRouter:
             self.core.catch_up(now_s)
         if effects.resyncs:
             self._on_pulls(self, effects.resyncs)
-        self.turns()
+        self.dispatch()

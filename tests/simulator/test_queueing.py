@@ -159,7 +159,7 @@ def test_a_request_that_a_rule_holds_breaks_no_law(rule: str) -> None:
 def test_a_router_that_leaves_a_request_waiting_breaks_the_law_of_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(VirtualRouter, "turns", lambda self: None)
+    monkeypatch.setattr(VirtualRouter, "dispatch", lambda self: None)
     with pytest.raises(LawBroken, match=r"work: .* which has room for it"):
         played(crowd(10))
 

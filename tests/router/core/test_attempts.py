@@ -31,7 +31,7 @@ def test_a_heartbeat_that_frees_nothing_has_nothing_tried_again() -> None:
     for key in fleet.relays:
         fleet.now_s += 0.001
         fleet.say(key)
-        desk.turns()
+        desk.dispatch()
     assert desk.admission.in_vain.count == before
 
 
@@ -41,7 +41,7 @@ def test_attempts_in_vain_stay_within_their_budget() -> None:
     for turn in range(2000):  # each second one gives blocks back, too few for any that waits
         fleet.now_s += 0.001
         fleet.say(key, used_blocks=52 + turn % 2)
-        desk.turns()
+        desk.dispatch()
     cost = desk.admission.in_vain.count * (ATTEMPT_ROWS + WORKERS)
     assert 2 * ROWS_PER_S * 0.9 < cost <= ROWS_MAX + 2 * ROWS_PER_S + ATTEMPT_ROWS + WORKERS
 
@@ -51,7 +51,7 @@ def test_room_is_used_however_many_attempts_were_in_vain() -> None:
     waiting = len(desk.admission)
     reservation, *_ = fleet.core.reservations.on_workers(list(fleet.relays)[:1])
     desk.cancel(reservation)
-    desk.turns()
+    desk.dispatch()
     assert len(desk.admission) == waiting - 1
 
 

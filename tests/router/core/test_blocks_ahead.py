@@ -48,12 +48,12 @@ def test_one_more_goes_where_the_others_end_one_after_the_other(native: bool) ->
     route(desk, 3)
     assert len(desk.admission) == 1  # the engine has not said yet that they grew
     fleet.say(key, used_blocks=18 + 22)
-    desk.turns()
+    desk.dispatch()
     assert len(desk.admission) == 1  # the first one holds its blocks as long as it is open
     first = fleet.core.reservations.on_workers([key])[0]
     desk.cancel(first)
     fleet.say(key, used_blocks=12 + 11)
-    desk.turns()
+    desk.dispatch()
     assert len(desk.admission) == 0
     assert sum(tokens for _, tokens in fleet.core.fleet.load(key).outputs) == 3 * OUTPUT_TOKENS
 

@@ -77,7 +77,7 @@ def test_no_request_is_refused_early_while_a_worker_has_room(seed: int) -> None:
     played = Played(seed)
     for _ in range(600):
         played.fleet.now_s += played.rng.random() * 0.1
-        played.rng.choice((played.arrive, played.arrive, played.end, played.desk.turns))()
+        played.rng.choice((played.arrive, played.arrive, played.end, played.desk.dispatch))()
         if played.rng.random() < 0.02:
             played.fleet.say(played.rng.choice(list(played.fleet.relays)))
     counts = played.desk.admission.queue.counts
@@ -97,6 +97,6 @@ def test_requests_held_by_what_is_only_learned_wait_to_the_end() -> None:
     waiting = len(desk.admission)
     assert waiting > LOOKS_MAX
     fleet.now_s += LOOK_EACH_S
-    desk.turns()
+    desk.dispatch()
     assert len(desk.admission) == waiting
     assert played.refused == 0

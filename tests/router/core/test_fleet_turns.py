@@ -56,7 +56,7 @@ class Stage:
         message = self.teller.message({}, self.fleet.now_s, demand=demand)
         assert message is not None
         self.fleet.core.on_inflight(message, self.fleet.now_s)
-        self.admission.turns(self.fleet.now_s)
+        self.admission.dispatch(self.fleet.now_s)
 
     def come(self, priority: int = 0, model: str = "m", **about: Any) -> Waiter | None:
         self.came += 1
@@ -69,17 +69,17 @@ class Stage:
             lambda: job,
             lambda _: job.decide(0.0, True),
         )
-        self.admission.turns(self.fleet.now_s)
+        self.admission.dispatch(self.fleet.now_s)
         return waiter
 
     def running(self, count: int) -> None:
         """The engine says how many requests run there, ours not among them."""
         self.fleet.say(self.worker, running=count)
-        self.admission.turns(self.fleet.now_s)
+        self.admission.dispatch(self.fleet.now_s)
 
     def pass_time(self, seconds: float) -> None:
         self.fleet.now_s += seconds
-        self.admission.turns(self.fleet.now_s)
+        self.admission.dispatch(self.fleet.now_s)
 
     def held_by(self) -> list[str]:
         held = self.admission.fleet_turns.holds

@@ -67,7 +67,7 @@ class Stage:
     def pass_time(self, seconds: float) -> None:
         self.fleet.now_s += seconds
         self.fleet.core.tick(self.fleet.now_s)
-        self.admission.turns(self.fleet.now_s)
+        self.admission.dispatch(self.fleet.now_s)
 
     def waited(self, *waiters: Waiter) -> list[float]:
         return [round(self.fleet.now_s - waiter.arrived_s, 3) for waiter in waiters]

@@ -168,7 +168,7 @@ def test_a_request_that_waits_keeps_the_tenant_of_its_caller() -> None:
     waiting = desk.route(asked(first=100).SerializeToString(), caller=Caller("paid"))
     assert isinstance(waiting, Waiting)
     desk.cancel(first[1])
-    desk.turns()
+    desk.dispatch()
     assert waiting.take()[1].worker.worker_id == "w0"
     assert isinstance(
         desk.route(asked(first=200).SerializeToString(), caller=Caller("paid")), Waiting

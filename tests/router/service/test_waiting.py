@@ -113,7 +113,7 @@ async def test_a_wait_that_is_over_ends_with_its_reason_and_a_time_to_come_back(
         call = asyncio.ensure_future(refusal(stage.router.Route(asked())))
         await waits(stage, 1)
         stage.fleet.now_s += 2.0
-        stage.desk.turns()
+        stage.desk.dispatch()
         told = await call
         assert (told.code, told.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_TIMEOUT")
         assert told.retry_s is not None
@@ -323,7 +323,7 @@ async def test_an_item_waits_no_longer_than_its_own_bound() -> None:
         await stream.write(router_pb2.RouteBatch(items=[item]))
         await stream.read()
         stage.fleet.now_s += 0.5
-        stage.desk.turns()
+        stage.desk.dispatch()
         (result,) = (await stream.read()).results
         assert result.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
         stream.cancel()
@@ -338,7 +338,7 @@ async def test_learned_capacity_makes_requests_wait_and_refuses_none() -> None:
         call = asyncio.ensure_future(stage.router.Route(asked()))
         await waits(stage, 1)
         stage.fleet.now_s += 1.0
-        stage.desk.turns()
+        stage.desk.dispatch()
         assert (await call).worker_id == "w0"
 
 
@@ -380,7 +380,7 @@ async def test_tokens_a_second_bound_a_tenant() -> None:
         call = asyncio.ensure_future(stage.router.Route(asked(1)))
         await waits(stage, 1)
         stage.fleet.now_s += 0.6
-        stage.desk.turns()
+        stage.desk.dispatch()
         await call
 
 

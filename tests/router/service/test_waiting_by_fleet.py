@@ -67,7 +67,7 @@ async def test_a_sibling_follows_the_prefill_of_the_first() -> None:
         stage.fleet.add("w1", total_slots=1)
         await stage.router.Report(report(held))
         answer = await first
-        stage.desk.turns()
+        stage.desk.dispatch()
         assert not second.done(), "a worker has room, and the prefix is being computed"
         done = router_pb2.PROGRESS_STATE_PREFILL_DONE
         await stage.router.Report(report(answer.reservation_id, done))

@@ -45,7 +45,7 @@ async def picked(stage: Served, held: str) -> None:
 
 async def timed_out(stage: Served, _held: str) -> None:
     stage.fleet.now_s += 2.0
-    stage.desk.turns()
+    stage.desk.dispatch()
 
 
 async def cancelled_by_report(stage: Served, _held: str) -> None:
@@ -69,7 +69,7 @@ async def displaced(stage: Served, _held: str) -> None:
 
 async def unserved(stage: Served, _held: str) -> None:
     stage.fleet.core.remove("w0", 60.0, stage.fleet.now_s)
-    stage.desk.turns()
+    stage.desk.dispatch()
     stage.desk.close()
 
 

@@ -114,7 +114,7 @@ async def test_the_time_in_the_queue_counts_as_slow() -> None:
         await stage.router.Report(report(first))
         picked = await calls[0]
         stage.fleet.now_s += 29.5
-        stage.desk.turns()
+        stage.desk.dispatch()
         refused = await refusal(calls[1])
         await until(lambda: len(watch.decisions) == len(slow.decisions) == 2, "both came")
     assert picked.queue_ms == 30_500
