@@ -67,8 +67,6 @@ class Http2Server:
         NotImplementedError for a handler that is called in another way."""
         for name, handler in handlers.items():
             method = f"/{service}/{name}"
-            if handler.request_streaming and not handler.response_streaming:
-                raise NotImplementedError(f"{method}: a stream of requests with a single answer")
             if any(map(isasyncgenfunction, (handler.unary_stream, handler.stream_stream))):
                 raise NotImplementedError(f"{method}: answers that are yielded, not written")
             if handler.request_deserializer or handler.response_serializer:

@@ -101,6 +101,12 @@ class Handlers:
             self.read += 1
         await context.write(str(self.read).encode())
 
+    async def join(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        """Answers with all messages; with the caller's metadata in front and behind."""
+        metadata = [pair for pair in context.invocation_metadata() if pair[0] != "user-agent"]
+        await context.send_initial_metadata(metadata)
+        return b"|".join([content async for content in requests])
+
     def all(self) -> dict[str, Any]:
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         return {
@@ -113,6 +119,7 @@ class Handlers:
             "Talk": stream(self.talk),
             "Sink": stream(self.sink),
             "Gather": stream(self.gather),
+            "Join": grpc.stream_unary_rpc_method_handler(self.join),
         }
 
 
@@ -297,7 +304,6 @@ async def _yield(content: Any, context: Any) -> AsyncIterator[Any]:
 @pytest.mark.parametrize(
     "handler",
     [
-        grpc.stream_unary_rpc_method_handler(_answer),
         grpc.unary_stream_rpc_method_handler(_yield),
         grpc.stream_stream_rpc_method_handler(_yield),
         grpc.unary_unary_rpc_method_handler(_answer, request_deserializer=bytes),
@@ -308,6 +314,26 @@ async def test_a_handler_that_would_fail_when_called_is_refused_when_added(handl
     server = Http2Server(BOUNDS, rng=random.Random(1))
     with pytest.raises(NotImplementedError, match="Odd"):
         server.add("a.B", {"Odd": handler})
+
+
+async def test_a_stream_of_requests_has_one_answer() -> None:
+    async with serving() as stage:
+        call = stage.channel.stream_unary("/a.B/Join")(timeout=GUARD_S)
+        for content in (b"one", b"", b"two"):
+            await call.write(content)
+        await call.done_writing()
+        assert await call == b"one||two"
+        assert await call.code() is Code.OK
+        await until(lambda: not stage.server.connections.held.bytes, "nothing is held")
+
+
+async def test_metadata_goes_in_front_of_an_answer() -> None:
+    sent = [("x-a", "1"), ("x-a", "2"), ("x-b-bin", bytes(range(256)))]
+    async with serving() as stage:
+        call = stage.channel.stream_unary("/a.B/Join")(timeout=GUARD_S, metadata=sent)
+        await call.done_writing()
+        assert await call == b""
+        assert [pair for pair in await call.initial_metadata() if pair[0].startswith("x-")] == sent
 
 
 async def test_a_unix_socket_is_served_beside_the_port_and_gone_at_the_end(tmp_path: Path) -> None:
