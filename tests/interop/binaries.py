@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from tests.cluster.binaries import STRIPPED, Binary, build, go
 from tests.interop import java
+from tests.interop.clients import CLIENTS
 
 GRPC, GRPC_VERSION = "google.golang.org/grpc", "v1.85.0"
 PROTOBUF, PROTOBUF_VERSION = "google.golang.org/protobuf", "v1.36.12"
@@ -65,3 +66,5 @@ if __name__ == "__main__":
     build_h2spec()
     build(PROGRAMS)
     java.fetch()
+    for client in CLIENTS.values():
+        client.build()
