@@ -5,6 +5,7 @@ Each is kept by the digest of its sources beside the cluster's programs (`${KVRO
 
 import hashlib
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.cluster.binaries import STRIPPED, cache, go
+from tests.interop import java
 
 HERE = Path(__file__).parent
 
@@ -68,10 +70,26 @@ def _make_core(folder: Path) -> Path:
     return folder
 
 
+def _make_java(folder: Path) -> Path:
+    made = folder / "classes"
+    sources = map(str, folder.glob("*.java"))
+    libraries = f"{java.libraries()}/*"
+    subprocess.run(["javac", "-cp", libraries, "-d", str(made), *sources], check=True)
+    return made
+
+
+def _make_node(folder: Path) -> Path:
+    command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder)]
+    subprocess.run(command, check=True)
+    return folder
+
+
 CLIENTS = {
     client.name: client
     for client in (
         Client("go", _make_go, _itself),
         Client("core", _make_core, lambda path: (sys.executable, str(path / "client.py"))),
+        Client("java", _make_java, lambda path: java.command("Client", path)),
+        Client("node", _make_node, lambda path: ("node", str(path / "client.js"))),
     )
 }
