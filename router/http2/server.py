@@ -86,9 +86,9 @@ class Http2Server:
         """Takes no more connections and calls, and ends after the open ones and the last bytes of
         their answers, at the latest after grace_s."""
         await self._port.stop_accepting()
-        self._port.go_away(last=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
+                await self._port.farewell()
                 while self._open:  # noqa: ASYNC110  # ends of calls set no event
                     await asyncio.sleep(0.01)
                 await self._port.until_sent()

@@ -14,12 +14,26 @@ import pytest
 
 from router.http2 import port, sockets
 from router.http2.deadlines import timeout_s
-from router.http2.frames import PREFACE, frame
+from router.http2.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FAREWELL,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    SETTINGS,
+    U32,
+    frame,
+)
 from router.http2.port import ServerBounds
 from router.http2.server import Http2Server
 from router.http2.sockets import Bounds
 from router.listener import seldom
 from router.listener.connections import PortBounds
+from tests.stage.http2_frames import call_head
 from tests.stage.waiting import until
 
 GUARD_S = 60.0
@@ -401,6 +415,30 @@ async def test_a_stop_lets_open_calls_end_and_takes_no_new_ones() -> None:
         stage.handlers.go.set()
         assert await call == b"hello"
         await stopping
+
+
+async def test_a_call_on_its_way_when_the_server_stops_is_served() -> None:
+    """Its client has not read GOAWAY yet. tonic's would get INTERNAL for it."""
+    async with serving() as stage:
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0))
+        await until(lambda: any(one.begun for one in stage.server._port.open), "a connection")
+        stopping = asyncio.create_task(stage.server.stop(GUARD_S))
+        farewell = frame(PING, 0, 0, FAREWELL)
+        read = b""
+        while not read.endswith(farewell):
+            read += await reader.read(1 << 16)
+        content = b"\0" + U32.pack(5) + b"hello"
+        writer.write(
+            frame(HEADERS, END_HEADERS, 1, call_head(b"/a.B/Echo"))
+            + frame(DATA, END_STREAM, 1, content)
+            + frame(PING, ACK, 0, FAREWELL)
+        )
+        answer = await reader.read()
+        await stopping
+        writer.close()
+    assert frame(DATA, 0, 1, content) in answer
+    assert answer.endswith(frame(GOAWAY, 0, 0, U32.pack(1) + U32.pack(0)))
 
 
 async def test_a_stop_cancels_what_outlasts_its_grace() -> None:
