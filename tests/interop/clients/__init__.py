@@ -84,6 +84,14 @@ def _make_node(folder: Path) -> Path:
     return folder
 
 
+def _make_rust(folder: Path) -> Path:
+    target = cache() / "interop" / "cargo"  # crates are compiled once
+    command = ["nice", "-n", "10", "cargo", "build", "--quiet", "--release"]
+    subprocess.run([*command, "--target-dir", str(target)], check=True, cwd=folder)
+    shutil.copy(target / "release" / "client", folder / "made")
+    return folder / "made"
+
+
 CLIENTS = {
     client.name: client
     for client in (
@@ -91,5 +99,6 @@ CLIENTS = {
         Client("core", _make_core, lambda path: (sys.executable, str(path / "client.py"))),
         Client("java", _make_java, lambda path: java.command("Client", path)),
         Client("node", _make_node, lambda path: ("node", str(path / "client.js"))),
+        Client("rust", _make_rust, _itself),
     )
 }

@@ -59,7 +59,8 @@ async def run(channel: grpc.aio.Channel, wanted: dict[str, Any]) -> dict[str, An
         if wanted["op"] == "call":
             answers, answer = 1, await call
         else:
-            async for answer in call:
+            async for one in call:
+                answer = one
                 answers += 1
                 if answers == wanted["cancel_after"]:
                     call.cancel()
