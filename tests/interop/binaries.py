@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from tests.cluster.binaries import STRIPPED, Binary, build, go
 from tests.interop import java
-from tests.interop.clients import CLIENTS
+from tests.interop.languages import CLIENTS
 
 GRPC, GRPC_VERSION = "google.golang.org/grpc", "v1.85.0"
 PROTOBUF, PROTOBUF_VERSION = "google.golang.org/protobuf", "v1.36.12"

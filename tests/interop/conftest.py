@@ -5,13 +5,12 @@ Clients call one set of engines and routers of a process of pytest: real ones, s
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.interop.fleet import Router, engines, router
+from tests.interop.fleet import Router, Secured, engines, router
 from tests.stage.certificates import Authority, written
 
 collect_ignore_glob = [] if os.environ.get("KVROUTE_INTEROP") else ["test_*.py"]
@@ -31,16 +30,6 @@ def plain(
     """A router on every address of localhost."""
     with router(tmp_path_factory.mktemp("plain"), workers) as serving:
         yield serving
-
-
-@dataclass(frozen=True)
-class Secured:
-    """A router with TLS, and what its callers need."""
-
-    router: Router
-    ca: str
-    certificate: str
-    key: str
 
 
 def _secured(folder: Path, workers: list[dict[str, Any]], *, mutual: bool) -> Iterator[Secured]:

@@ -95,12 +95,16 @@ class Router:
     metrics_port: int
     probes_port: int
 
-    def metric(self, wanted: str) -> float:
-        """The sum of a metric's samples."""
+    def metric(self, wanted: str, label: str = "") -> float:
+        """The sum of a metric's samples; label: of those that have it alone, as `name="value"`."""
         lines = _page(self.metrics_port, "/metrics").splitlines()
         samples = [line.rpartition(" ") for line in lines]
-        values = [float(value) for name, _, value in samples if name.split("{")[0] == wanted]
-        assert values
+        values = [
+            float(value)
+            for name, _, value in samples
+            if name.split("{")[0] == wanted and label in name
+        ]
+        assert values, f"{wanted} {label}"
         return sum(values)
 
     def _ready(self) -> bool:
@@ -134,3 +138,13 @@ def router(folder: Path, workers: list[dict[str, Any]], **parts: Any) -> Iterato
         serving = Router(process, port, metrics_port, probes_port)
         _await(serving._ready, "a router that is ready", process)
         yield serving
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A router with TLS, and the files that its callers need."""
+
+    router: Router
+    ca: str
+    certificate: str
+    key: str

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 from google.rpc.status_pb2 import Status
 
-from tests.interop.clients import CLIENTS
+from tests.interop.languages import CLIENTS
 
 LINE_BYTES_MAX = 1 << 26
 GUARD_S = 120.0

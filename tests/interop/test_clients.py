@@ -24,9 +24,8 @@ from kvroute.v1 import (
     RouteResponse,
     RouteResults,
 )
-from tests.interop.clients import CLIENTS
-from tests.interop.conftest import Secured
-from tests.interop.fleet import BOTH_FAMILIES, TOKENS_MAX, Router, router
+from tests.interop.fleet import BOTH_FAMILIES, TOKENS_MAX, Router, Secured, router
+from tests.interop.languages import CLIENTS
 from tests.interop.shell import Shell, a_shell
 from tests.interop.stage import serving
 from tests.stage.served import asked

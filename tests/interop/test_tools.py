@@ -5,8 +5,7 @@ import json
 import pytest
 
 from tests.interop.binaries import GRPCURL, PROBE
-from tests.interop.conftest import Secured
-from tests.interop.fleet import Router
+from tests.interop.fleet import Router, Secured
 from tests.interop.stage import run
 
 SERVICES = ("kvroute.v1.Fleet", "kvroute.v1.Prompts", "kvroute.v1.Router", "grpc.health.v1.Health")

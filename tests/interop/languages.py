@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from tests.cluster.binaries import STRIPPED, cache, go
 from tests.interop import java
 
-HERE = Path(__file__).parent
+SOURCES = Path(__file__).parent / "clients"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Client:
 
     @property
     def path(self) -> Path:
-        files = sorted(path for path in (HERE / self.name).iterdir() if path.is_file())
+        files = sorted(path for path in (SOURCES / self.name).iterdir() if path.is_file())
         digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
         return cache() / "interop" / f"{self.name}-{digest[:12]}"
 
@@ -45,7 +45,7 @@ class Client:
         begun = time.monotonic()
         with TemporaryDirectory(prefix="kvroute-build-") as scratch:
             folder = Path(scratch, self.name)
-            shutil.copytree(HERE / self.name, folder)
+            shutil.copytree(SOURCES / self.name, folder)
             made = self.make(folder)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             half = self.path.with_suffix(".half")
