@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak worlds bar hostile chaos sanitize compiled fuzz real-engines envoy console scraped docs coverage image image-test release release-test sign chart cluster cluster-dry gateways packages check bench sizing results queue-study proto lock licences sbom audit format clean
+.PHONY: help setup demo test quick soak worlds bar hostile chaos sanitize compiled fuzz real-engines envoy interop console scraped docs coverage image image-test release release-test sign chart cluster cluster-dry gateways packages check bench sizing results queue-study proto lock licences sbom audit format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,6 +96,10 @@ envoy: $(STAMP) ## the endpoint picker behind a real Envoy (4 minutes; 40 MB fro
 
 scraped: $(STAMP) ## a real Prometheus scrapes real processes: all metrics, alerts, the dashboard (15 minutes); ARGS=--healthy: no alert
 	@$(WITH_PROMETHEUS) $(BIN)/python -m tests.scraped $(ARGS)
+
+interop: $(STAMP) ## gRPC's interop clients, h2spec and clients of five languages against the server (10 minutes; once 10 more to build): ARGS="tests/interop -k h2spec"
+	@$(BIN)/python -m tests.interop.binaries
+	@KVROUTE_INTEROP=1 $(BIN)/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal --durations=10 $(or $(ARGS),tests/interop)
 
 CONSOLE := build/console
 console: $(STAMP) ## the console in a real Chromium, with screenshots in build/console/shots (3 minutes)

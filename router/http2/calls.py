@@ -116,10 +116,8 @@ class Call(Received):
         raise grpc.aio.AbortError
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Sends the headers of the answer; metadata: none, there is no way for it."""
-        if metadata:
-            raise NotImplementedError("initial metadata")
-        self._protocol.http2.accept(self._stream)
+        """Sends the headers of the answer, if they were not sent, with metadata beside them."""
+        self._protocol.http2.accept(self._stream, _fields(metadata))
         self._protocol.flush()
 
     async def write(self, content: bytes) -> None:
@@ -181,9 +179,13 @@ class Call(Received):
         """Runs the handler of a streaming request."""
         if self._entering is not None:
             return
-        if self._has_room():
-            stream_stream: Any = self.handler.stream_stream
-            self._spawn(lambda: stream_stream(self._requests(), self))
+        if not self._has_room():
+            return
+        handler: Any = self.handler
+        if handler.response_streaming:
+            self._spawn(lambda: handler.stream_stream(self._requests(), self))
+        else:
+            self._spawn(lambda: self._rest(handler.stream_unary(self._requests(), self)))
 
     def _has_room(self) -> bool:
         """Takes the room of a handler that goes on; without any, the call is ended."""
@@ -320,8 +322,7 @@ class Call(Received):
 
     def _finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:
         self._close()
-        packed = [(name.encode(), _packed(name, value)) for name, value in metadata]
-        self._protocol.http2.finish(self._stream, status, message, packed)
+        self._protocol.http2.finish(self._stream, status, message, _fields(metadata))
         self._protocol.flush()
         self._calls.over(self._stream)
 
@@ -450,6 +451,10 @@ def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any
             return done.value
         finally:
             given = None
+
+
+def _fields(metadata: Metadata) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), _packed(name, value)) for name, value in metadata]
 
 
 def _packed(name: str, value: str | bytes) -> bytes:

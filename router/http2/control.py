@@ -10,6 +10,7 @@ from router.http2.calm import Calm
 from router.http2.frames import (
     ACK,
     END_STREAM,
+    FAREWELL,
     GOAWAY,
     PING,
     RESET_WORK,
@@ -37,6 +38,8 @@ class Control(Streams):
         self._calm = Calm(ping_every_s, lambda: sending.sent)
         self._last = 0
         """Number of the last stream of the peer."""
+        self.acknowledged = False
+        """Whether the peer has read a GOAWAY, and opens no more streams."""
 
     def _is_idle(self, number: int) -> bool:
         """Whether a number is of no stream that the peer has opened."""
@@ -88,6 +91,7 @@ class Control(Streams):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING has 8 bytes")
         if flags & ACK:
             self._calm.control()
+            self.acknowledged |= payload == FAREWELL
             return
         self._calm.ping()
         self.out.append(frame(PING, ACK, 0, payload))

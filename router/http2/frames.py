@@ -53,6 +53,9 @@ PING_SLACK = 0.9
 """Of the time between two pings, which clients and networks keep roughly."""
 PING_STRIKES = 2
 """Pings that come too soon, before their connection ends."""
+FAREWELL = b"farewell"
+"""Of a PING behind a GOAWAY: once it comes back, the peer has read that, and what it sent before is
+here."""
 REMEMBERED_MAX = 4096
 """Streams that are over, of one connection, of which something is still known."""
 

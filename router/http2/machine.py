@@ -25,6 +25,7 @@ from router.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    FAREWELL,
     FRAME_MAX,
     HAS_PRIORITY,
     HEAD,
@@ -140,11 +141,14 @@ class Connection(Control):
         self.out.append(frame(PING, 0, 0, bytes(8)))
 
     def go_away(self, *, last: bool) -> None:
-        """Tells the peer to open no more streams. last: new ones are refused from now on."""
+        """Tells the peer to open no more streams. last: new ones are refused from now on; else
+        `acknowledged` says when no more will come."""
         if self._leaving:
             return  # the number of the last stream was named, and may not rise again
         self._leaving = last
         self._sending.go_away(self._last if last else WINDOW_MAX)
+        if not last:
+            self.out.append(frame(PING, 0, 0, FAREWELL))
 
     # What the peer sends
 

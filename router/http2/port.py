@@ -11,6 +11,7 @@ import asyncio
 import random
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -27,7 +28,7 @@ KEEPALIVE_TIMEOUT_S = 20.0
 LOOK_S = 1.0
 """Between two looks at the connections' ages."""
 FAREWELL_S = 1.0
-"""Between a GOAWAY and the refusal of new calls: calls that are on their way are served."""
+"""At most, between a GOAWAY and the refusal of new calls: those on their way are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,18 @@ class Http2Port:
         """Has every peer open no more streams here. last: new ones are refused from now on."""
         for connection in list(self.open):
             self._go_away(connection, last=last)
+
+    async def farewell(self) -> None:
+        """Has every peer open no more streams here, and refuses new ones once those on their way
+        have come: each peer has acknowledged, or FAREWELL_S is over."""
+        self.go_away(last=False)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    while any(map(_reads_on, self.open)):  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)  # nothing says so
+        finally:
+            self.go_away(last=True)
 
     async def until_sent(self) -> None:
         """Returns once the kernel has all bytes for all peers."""
@@ -169,3 +182,8 @@ class Http2Port:
     def _go_away(self, connection: Http2Protocol, *, last: bool) -> None:
         connection.http2.go_away(last=last)
         connection.flush()
+
+
+def _reads_on(connection: Http2Protocol) -> bool:
+    """Whether a GOAWAY may be on its way to the peer still."""
+    return connection.begun and not connection.http2.acknowledged

@@ -203,10 +203,13 @@ class Sending:
         stream.trailers = NO_GRPC
         self._close(stream)
 
-    def accept(self, stream: Stream) -> None:
-        """Sends the headers of this side, if they were not sent."""
+    def accept(self, stream: Stream, metadata: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Sends the headers of this side, if they were not sent. metadata: beside them."""
         if not stream.began and not stream.finished:
-            self.out.append(self._opening(stream))
+            stream.began = True
+            self.sent += 1
+            block = OPENING + b"".join(literal(name, value) for name, value in metadata)
+            self.out.append(self._headers(stream.number, 0, block))
 
     def go_away(self, number: int, code: Code = Code.NO_ERROR, message: str = "") -> None:
         """GOAWAY. number: of the last stream that is served."""
@@ -358,18 +361,18 @@ class Sending:
         block = opening + (stream.trailers or b"")
         stream.trailers = None
         self.sent += 1
-        self.out.append(self._headers(stream.number, block))
+        self.out.append(self._headers(stream.number, END_STREAM, block))
         early, stream.ended = not stream.ended, True
         if early:
             self.out.append(reset_frame(stream.number, Code.NO_ERROR))
         self._over(stream, early)
 
-    def _headers(self, number: int, block: bytes) -> bytes:
-        """The last headers of a stream, in as many frames as they need."""
+    def _headers(self, number: int, end: int, block: bytes) -> bytes:
+        """Headers, in as many frames as they need. end: END_STREAM for the last ones, else 0."""
         size = self._frame_max
         if len(block) <= size:
-            return frame(HEADERS, END_HEADERS | END_STREAM, number, block)
-        frames = frame(HEADERS, END_STREAM, number, block[:size])
+            return frame(HEADERS, END_HEADERS | end, number, block)
+        frames = frame(HEADERS, end, number, block[:size])
         for at in range(size, len(block), size):
             flags = END_HEADERS if at + size >= len(block) else 0
             frames += frame(CONTINUATION, flags, number, block[at : at + size])

@@ -67,8 +67,6 @@ class Http2Server:
         NotImplementedError for a handler that is called in another way."""
         for name, handler in handlers.items():
             method = f"/{service}/{name}"
-            if handler.request_streaming and not handler.response_streaming:
-                raise NotImplementedError(f"{method}: a stream of requests with a single answer")
             if any(map(isasyncgenfunction, (handler.unary_stream, handler.stream_stream))):
                 raise NotImplementedError(f"{method}: answers that are yielded, not written")
             if handler.request_deserializer or handler.response_serializer:
@@ -88,9 +86,9 @@ class Http2Server:
         """Takes no more connections and calls, and ends after the open ones and the last bytes of
         their answers, at the latest after grace_s."""
         await self._port.stop_accepting()
-        self._port.go_away(last=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
+                await self._port.farewell()
                 while self._open:  # noqa: ASYNC110  # ends of calls set no event
                     await asyncio.sleep(0.01)
                 await self._port.until_sent()

@@ -223,9 +223,9 @@ class Guard:
         if handler.response_streaming:
             self.metrics.messages_refused.labels(name, UNREAD)
         if handler.request_streaming:
-            if handler.response_streaming:
-                return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
-            return handler  # which the server refuses
+            if not handler.response_streaming:
+                raise NotImplementedError(f"{method}: a stream of requests with a single answer")
+            return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(self._answers(method, handler))
         return grpc.unary_unary_rpc_method_handler(self._answer(method, handler))

@@ -2,6 +2,7 @@
 latter alone."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from google.protobuf import descriptor_pool, text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -14,10 +15,27 @@ V1ALPHA = reflection.SERVICE_NAME
 V1 = V1ALPHA.replace("v1alpha", "v1")
 
 
+class Described:
+    """The default pool of descriptions, in which a method's name is a symbol of a file, too."""
+
+    def __init__(self) -> None:
+        self._pool: Any = descriptor_pool.Default()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
+        """See DescriptorPool; raises KeyError."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return self._pool.FindMethodByName(symbol).containing_service.file
+
+
 def reflection_handlers(services: Iterable[str]) -> dict[str, dict[str, Handler]]:
     """Handlers of each service of reflection, by method. services: the names of all others."""
     _describe_v1()
-    servicer = reflection.aio.ReflectionServicer((*services, V1, V1ALPHA))
+    servicer = reflection.aio.ReflectionServicer((*services, V1, V1ALPHA), Described())
     handlers = handlers_of(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer)
     return {V1: handlers, V1ALPHA: handlers}
 

@@ -12,8 +12,9 @@ READERS = {("results", "bar"), ("results", "bench"), ("simulator", "bench")}
 code that reads the records. Neither of the two has tests that others could borrow parts of."""
 READERS |= {("cluster", "distribution"), ("cluster", "helm")}
 READERS |= {("gateways", "cluster"), ("gateways", "helm")}
+READERS |= {("interop", "cluster")}
 """The cluster runs the image that `make image` builds and the examples of the chart; gateways are
-run on that cluster."""
+run on that cluster; the programs of `make interop` are built and kept as the cluster's are."""
 READERS |= {("cluster", "distribution"), ("distribution", "helm"), ("helm", "distribution")}
 """The image is run on the cluster and as the chart renders it; the chart's archive has the
 project's address, as the other packages have it."""

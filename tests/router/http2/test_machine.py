@@ -302,9 +302,14 @@ def test_after_go_away_new_streams_are_refused_and_old_ones_go_on() -> None:
     peer = a_peer()
     peer.send(peer.headers(1))
     peer.connection.go_away(last=False)
-    (away,) = peer.back()
+    away, ping = peer.back()
     assert away[0] == http2.GOAWAY
+    assert ping == (http2.PING, 0, 0, http2.FAREWELL)
     assert peer.send(peer.headers(3)) == []
+    peer.send(frame(http2.PING, http2.ACK, 0, bytes(8)))
+    assert not peer.connection.acknowledged
+    peer.send(frame(http2.PING, http2.ACK, 0, http2.FAREWELL))
+    assert peer.connection.acknowledged
     peer.connection.go_away(last=True)
     (away,) = peer.back()
     assert away[3][:4] == U32.pack(3)

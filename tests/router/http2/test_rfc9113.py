@@ -1,7 +1,7 @@
 """What a peer may not send, and what ends then: the stream, or the connection (RFC 9113).
 
-The names begin with the case of h2spec 2.6 that has the same input, where there is one. Those of
-its cases that are answered in another way are in LEFT, with the reason.
+The names begin with the case of h2spec 2.6 that has the same input, where there is one. h2spec
+itself, and its cases that are answered in another way, are in tests/interop.
 """
 
 import struct
@@ -159,13 +159,6 @@ STREAM = {
 }  # fmt: skip
 ANSWERED = ("5.1/11 closed: DATA", "5.1/12 closed: HEADERS", "6.3/2 PRIORITY of 4 bytes, closed")
 """Of these, those of a call that has had its answer."""
-LEFT = {
-    "5.1/12": "a block for a stream that is over ends nobody else's calls: STREAM_CLOSED of the"
-    " stream, not of the connection; it counts as a frame that carries nothing",
-    "5.1.1/2": "the same: a number that was passed over is a stream that is over",
-    "4/2": "HEAD is no call of gRPC: the stream is reset, as with GET",
-}
-"""Cases of h2spec that are answered in another way than it wants, once it sends calls of gRPC."""
 
 
 @pytest.mark.parametrize("name", CONNECTION)
@@ -237,16 +230,3 @@ def test_a_content_type_that_is_not_grpc_gets_http_415(
     assert back[0] == (http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, b"\x08\x03415")
     assert back[1:] == ([] if flags == 5 else [reset(1, Code.NO_ERROR)])
     assert peer.connection.streams == {}
-
-
-def test_the_cases_of_h2spec_are_all_answered_for() -> None:
-    """The 31 that failed once."""
-    names = (
-        "5.1/5 5.1/6 5.1/8 5.1/9 5.1/11 5.1/12 5.1.1/2 5.3.1/1 5.3.1/2 6.1/2 6.3/1 6.3/2 6.5/1"
-        " 6.5.2/1 6.8/1 6.9.1/3 8.1.2/1 8.1.2.1/1 8.1.2.1/2 8.1.2.1/4 8.1.2.2/1 8.1.2.2/2"
-        " 8.1.2.3/1 8.1.2.3/2 8.1.2.3/3 8.1.2.3/4 8.1.2.3/5 8.1.2.3/6 8.1.2.3/7 8.1.2.6/1 8.1.2.6/2"
-    )
-    wanted = set(names.split())
-    assert len(wanted) == 31
-    known = {name.split()[0] for name in (*CONNECTION, *STREAM)}
-    assert wanted - known <= set(LEFT)

@@ -14,12 +14,26 @@ import pytest
 
 from router.http2 import port, sockets
 from router.http2.deadlines import timeout_s
-from router.http2.frames import PREFACE, frame
+from router.http2.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FAREWELL,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    SETTINGS,
+    U32,
+    frame,
+)
 from router.http2.port import ServerBounds
 from router.http2.server import Http2Server
 from router.http2.sockets import Bounds
 from router.listener import seldom
 from router.listener.connections import PortBounds
+from tests.stage.http2_frames import call_head
 from tests.stage.waiting import until
 
 GUARD_S = 60.0
@@ -101,6 +115,12 @@ class Handlers:
             self.read += 1
         await context.write(str(self.read).encode())
 
+    async def join(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        """Answers with all messages; with the caller's metadata in front and behind."""
+        metadata = [pair for pair in context.invocation_metadata() if pair[0] != "user-agent"]
+        await context.send_initial_metadata(metadata)
+        return b"|".join([content async for content in requests])
+
     def all(self) -> dict[str, Any]:
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         return {
@@ -113,6 +133,7 @@ class Handlers:
             "Talk": stream(self.talk),
             "Sink": stream(self.sink),
             "Gather": stream(self.gather),
+            "Join": grpc.stream_unary_rpc_method_handler(self.join),
         }
 
 
@@ -297,7 +318,6 @@ async def _yield(content: Any, context: Any) -> AsyncIterator[Any]:
 @pytest.mark.parametrize(
     "handler",
     [
-        grpc.stream_unary_rpc_method_handler(_answer),
         grpc.unary_stream_rpc_method_handler(_yield),
         grpc.stream_stream_rpc_method_handler(_yield),
         grpc.unary_unary_rpc_method_handler(_answer, request_deserializer=bytes),
@@ -308,6 +328,26 @@ async def test_a_handler_that_would_fail_when_called_is_refused_when_added(handl
     server = Http2Server(BOUNDS, rng=random.Random(1))
     with pytest.raises(NotImplementedError, match="Odd"):
         server.add("a.B", {"Odd": handler})
+
+
+async def test_a_stream_of_requests_has_one_answer() -> None:
+    async with serving() as stage:
+        call = stage.channel.stream_unary("/a.B/Join")(timeout=GUARD_S)
+        for content in (b"one", b"", b"two"):
+            await call.write(content)
+        await call.done_writing()
+        assert await call == b"one||two"
+        assert await call.code() is Code.OK
+        await until(lambda: not stage.server.connections.held.bytes, "nothing is held")
+
+
+async def test_metadata_goes_in_front_of_an_answer() -> None:
+    sent = [("x-a", "1"), ("x-a", "2"), ("x-b-bin", bytes(range(256)))]
+    async with serving() as stage:
+        call = stage.channel.stream_unary("/a.B/Join")(timeout=GUARD_S, metadata=sent)
+        await call.done_writing()
+        assert await call == b""
+        assert [pair for pair in await call.initial_metadata() if pair[0].startswith("x-")] == sent
 
 
 async def test_a_unix_socket_is_served_beside_the_port_and_gone_at_the_end(tmp_path: Path) -> None:
@@ -375,6 +415,30 @@ async def test_a_stop_lets_open_calls_end_and_takes_no_new_ones() -> None:
         stage.handlers.go.set()
         assert await call == b"hello"
         await stopping
+
+
+async def test_a_call_on_its_way_when_the_server_stops_is_served() -> None:
+    """Its client has not read GOAWAY yet. tonic's would get INTERNAL for it."""
+    async with serving() as stage:
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0))
+        await until(lambda: any(one.begun for one in stage.server._port.open), "a connection")
+        stopping = asyncio.create_task(stage.server.stop(GUARD_S))
+        farewell = frame(PING, 0, 0, FAREWELL)
+        read = b""
+        while not read.endswith(farewell):
+            read += await reader.read(1 << 16)
+        content = b"\0" + U32.pack(5) + b"hello"
+        writer.write(
+            frame(HEADERS, END_HEADERS, 1, call_head(b"/a.B/Echo"))
+            + frame(DATA, END_STREAM, 1, content)
+            + frame(PING, ACK, 0, FAREWELL)
+        )
+        answer = await reader.read()
+        await stopping
+        writer.close()
+    assert frame(DATA, 0, 1, content) in answer
+    assert answer.endswith(frame(GOAWAY, 0, 0, U32.pack(1) + U32.pack(0)))
 
 
 async def test_a_stop_cancels_what_outlasts_its_grace() -> None:

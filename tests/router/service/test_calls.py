@@ -27,6 +27,7 @@ from router.reservations.reservations import Ending
 from router.service import router_service
 from router.service.calls import LOG_S, Guard
 from router.service.inbound import SMALL_BYTES, InFlight, Limits
+from router.service.server import http2_server
 from router.wire import received
 from tests.stage.http2_frames import (
     DATA,
@@ -424,6 +425,17 @@ def test_faults_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> 
     now_s += LOG_S
     guard.fault(ROUTE, Broken("odd"))
     assert len(caplog.records) == 3
+
+
+async def test_a_stream_of_requests_with_one_answer_is_refused_when_it_is_mounted() -> None:
+    async def count(requests: object, context: object) -> bytes:
+        raise AssertionError
+
+    async with served() as stage:
+        handlers = {"Count": grpc.stream_unary_rpc_method_handler(count)}
+        server = http2_server(GrpcSettings(), 1024, None)
+        with pytest.raises(NotImplementedError, match="Count"):
+            stage.guard.add(server, "a.B", handlers)
 
 
 class TestUnsent:

@@ -155,7 +155,15 @@ class TestServer:
                 described = FileDescriptorProto.FromString(files[0])
                 package, _, own = service.rpartition(".")
                 assert described.package == package
-                assert own in [one.name for one in described.service]
+                (methods,) = (one.method for one in described.service if one.name == own)
+                for method in methods:
+                    symbol = f"{service}.{method.name}"
+                    await ask.write(messages.ServerReflectionRequest(file_containing_symbol=symbol))
+                    files = (await ask.read()).file_descriptor_response.file_descriptor_proto
+                    assert FileDescriptorProto.FromString(files[0]) == described
+            await ask.write(messages.ServerReflectionRequest(file_containing_symbol="a.B.c"))
+            missing = (await ask.read()).error_response
+            assert missing.error_code == Code.NOT_FOUND.value[0]
 
     async def test_reflection_can_be_turned_off(self) -> None:
         settings = GrpcSettings(listen="127.0.0.1:0", reflection=False)
