@@ -6,7 +6,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -230,12 +230,14 @@ class Relay:
     def __init__(self, port: int) -> None:
         self._port = port
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self.connections = 0
         self.bytes = 0
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         from_router, to_router = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers |= {writer, to_router}
         for source, sink in ((reader, to_router), (from_router, writer)):
             task = asyncio.create_task(self._pass(source, sink, counts=source is reader))
             self._tasks.add(task)
@@ -243,15 +245,18 @@ class Relay:
     async def _pass(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, counts: bool
     ) -> None:
-        while content := await source.read(1 << 16):
-            self.bytes += len(content) if counts else 0
-            sink.write(content)
+        with suppress(OSError):
+            while content := await source.read(1 << 16):
+                self.bytes += len(content) if counts else 0
+                sink.write(content)
         sink.close()
 
     async def end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._tasks)
+        closed = (writer.wait_closed() for writer in self._writers)
+        await asyncio.gather(*closed, return_exceptions=True)
 
 
 async def test_pings_without_calls_as_often_as_they_may_come(language: str, plain: Router) -> None:
