@@ -47,8 +47,10 @@ from events.plane.left_out import ITEMS_UNTOLD, SALTS_UNTOLD
 from indexer.identity import HashArray, WorkerKey
 from indexer.index import BlockIndex
 
-MASS_SILENCE_WORKERS = 4
-"""Least workers for a mass silence; in a smaller fleet, silence is the workers' own."""
+MASS_SILENCE_WORKERS = 2
+"""Least workers for a mass silence: one process beats for all workers that a router's discovery has
+found there, and ends with its router, so that two may well fall silent at once and serve on. A
+single worker's silence is its own."""
 WAITING_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of all streams' messages that wait for a recovery; each stream has its own bound, too."""
 RANKS_MAX = 1024

@@ -24,8 +24,14 @@ from tests.distribution.project import ROOT, into_distribution
 
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
 FOLDERS = ("indexer", "events", "router", "simulator", "proto")
-REPRODUCIBLE = {"CFLAGS": "-g0", "LDSHARED": "cc -shared", "PYTHONDONTWRITEBYTECODE": "1"}
-"""No debug information, which has the build's paths; no search path of this Python's libraries."""
+REPRODUCIBLE = {
+    "CFLAGS": "-g0",
+    "LDSHARED": "cc -shared",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "KVROUTE_COMPILED": "1",
+}
+"""No debug information, which has the build's paths; no search path of this Python's libraries. All
+that setup.py can compile is compiled."""
 IDENTIFIERS = {
     f"cp{python}-{libc}_{machine}"
     for python in (311, 312, 313, 314)
@@ -35,6 +41,7 @@ IDENTIFIERS = {
 """Wheels that cibuildwheel makes by pyproject.toml."""
 USES = {
     "kvroute": "import indexer.kernel, router.decision.ranking, kvroute.client; "
+    "from router.decision import decider; assert decider.__file__.endswith('.so'); "
     "from router.cli.main import cli; cli(['--help'])",
     "kvroute_client": "from kvroute.client import KvRouteClient",
 }

@@ -203,11 +203,19 @@ def test_half_of_the_fleet_is_not_most_of_it() -> None:
     assert len(fleet.view.sources) == 3
 
 
-def test_few_workers_fall_silent_on_their_own() -> None:
-    fleet = Fleet(3)
+def test_a_single_worker_falls_silent_on_its_own() -> None:
+    fleet = Fleet(1)
     fleet.view.tick(3.0)
     assert not fleet.view.mass_silence
-    assert len(fleet.view.tick(30.0)) == 3
+    assert len(fleet.view.tick(30.0)) == 1
+
+
+def test_two_workers_whose_relays_ended_with_one_process_are_a_last_resort() -> None:
+    fleet = Fleet(2)
+    fleet.view.tick(3.0)
+    assert fleet.view.mass_silence
+    assert all(map(fleet.view.last_resort, fleet.view.sources.values()))
+    assert fleet.view.tick(30.0) == []
 
 
 def test_workers_that_die_one_after_another_are_no_mass_silence() -> None:
