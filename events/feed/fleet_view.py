@@ -48,9 +48,9 @@ from indexer.identity import HashArray, WorkerKey
 from indexer.index import BlockIndex
 
 MASS_SILENCE_WORKERS = 2
-"""Least workers for a mass silence: one process beats for all workers that a router's discovery has
-found there, and ends with its router, so that two may well fall silent at once and serve on. A
-single worker's silence is its own."""
+"""Least workers for a mass silence: one process beats for all pods that a router follows, and ends
+with its router, so that two may well fall silent at once and serve on. A single worker's silence is
+its own."""
 WAITING_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of all streams' messages that wait for a recovery; each stream has its own bound, too."""
 RANKS_MAX = 1024
