@@ -49,8 +49,9 @@ def compiled() -> list[Extension]:
     from mypyc.build import mypycify  # the only use of it
 
     # Types are checked by `make check`; here some of the packages that they are of may be missing.
-    options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
-    extensions: list[Extension] = mypycify([*options, *COMPILED], group_name="kvroute")
+    options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", *COMPILED]
+    # Debug information has the build's paths.
+    extensions: list[Extension] = mypycify(options, group_name="kvroute", debug_level="0")
     for extension in extensions:
         extension.extra_compile_args.append(ROUNDING)
     return extensions
