@@ -1,13 +1,15 @@
 """`kvroute simulate --gateway`: OpenAI's and Anthropic's API before stand-in engines.
 
-The whole of kvroute is in this process: engines, their relays, a router with its gateway, and an
-embedded NATS server.
+The whole of kvroute is here: engines and a router with its gateway in this process, their relays in
+a child of it, and an embedded NATS server.
 """
 
 import asyncio
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from rich.console import Console
@@ -16,7 +18,7 @@ from events.plane.settings import EngineSettings
 from kvroute.client import KvRouteClient
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
-from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
+from router.config.settings.serving_settings import GrpcSettings, LogSettings, MetricsSettings
 from router.processes.router_process import RouterApp
 from simulator.live.addresses import LOOPBACK, Ports
 from simulator.live.engine import EngineConfig
@@ -33,6 +35,9 @@ _SYSTEM = (
     " and sends a prompt to the engine that has computed most of it already."
 )
 """Long enough for two blocks of 64 one-byte tokens."""
+
+
+log = logging.getLogger("kvroute")
 
 
 async def run_with_gateway(
@@ -74,7 +79,10 @@ def gateway_config(
 ) -> ServeConfig:
     """A router with its relays and its gateway. socket: a further address of the router."""
     workers = [engine.relay_settings() for engine in engines]
+    # Of the relays' process, which logs as this one does.
+    level: Literal["info", "error"] = "info" if log.isEnabledFor(logging.INFO) else "error"
     return ServeConfig(
+        log=LogSettings(format="plain", level=level),
         grpc=GrpcSettings(listen=grpc_listen, unix_socket=str(socket)),
         metrics=MetricsSettings(listen="127.0.0.1:0"),
         gateway=GatewaySettings(
