@@ -110,10 +110,6 @@ class Decider:
         served = {self._of_models.get(name, self._of_fleet) for name in set(pool.models)}
         return served.pop() if len(served) == 1 else self._of_fleet
 
-    def has_own(self, model: str, pool: Pool) -> bool:
-        """Whether settings of a model, rather than the fleet's, decide such requests."""
-        return self.settings_of(model, pool) is not self._of_fleet
-
     def decide(
         self,
         request: Request,

@@ -277,11 +277,6 @@ class Pools:
         """A worker's load has changed."""
         self.written.put(slot, load)
 
-    @property
-    def any_full(self) -> bool:
-        """Whether any worker has no slot or no block left."""
-        return bool(self._full)
-
     def has_room(self, pool: Pool) -> bool:
         """Whether any worker of a pool has a slot and a block left; True for a pool of none."""
         return not self._full or not len(pool.slots) or not self.columns[_FULL, pool.slots].all()

@@ -257,7 +257,7 @@ def test_a_strained_worker_yields_to_others_and_takes_what_none_of_them_can(nati
     fleet.core.fleet.pools.refresh()
     slot = fleet.view.sources[key].slot
     assert fleet.core.fleet.pools.columns[SLOTS, slot] == 3
-    assert fleet.core.fleet.pools.any_full
+    assert fleet.core.fleet.pools.written.full
     assert fleet.picked(prompt(160)) == "w0", "nobody is refused for an estimate"
     assert fleet.core.strained_picks == 1
     fleet.add("w1", total_slots=2)
@@ -322,7 +322,7 @@ def test_the_settings_can_change_while_the_router_runs() -> None:
         fleet.core.routing, capacity=CapacitySettings(estimate_slots=False)
     )
     fleet.core.reconfigure(off)
-    assert not fleet.core.fleet.pools.any_full
+    assert not fleet.core.fleet.pools.written.full
     assert isnan(fleet.core.fleet.pools.columns[SLOTS, slot])
 
 
@@ -333,5 +333,5 @@ def test_what_is_learned_goes_with_its_worker() -> None:
     fleet.core.remove("w0", 0.001, fleet.now_s)
     fleet.core.fleet.pools.refresh()
     assert len(fleet.core.fleet.capacities) == 0
-    assert not fleet.core.fleet.pools.any_full
+    assert not fleet.core.fleet.pools.written.full
     assert fleet.core.fleet.capacities.slots(key, fleet.relays[key].heartbeat) is None
