@@ -19,6 +19,7 @@ COMPILED = [
     "router/decision/pairs.py",
     "router/desk/desk.py",
     "router/desk/request_codec.py",
+    "router/desk/stream_items.py",
     "router/fleet/eligibility.py",
     "router/fleet/pools.py",
     "router/request/prompt.py",

@@ -88,12 +88,12 @@ class Desk:
     def items(
         self,
         caller: Caller = UNVERIFIED,
-        steps: Callable[[bytes | None, float], Steps] | None = None,
+        item: Callable[[bytes | None, float], Answered | Later | Steps] | None = None,
         leave: Callable[[Later], None] | None = None,
     ) -> RouteItems:
-        """For one stream of requests. steps, leave: in the place of the desk's own."""
-        steps = steps or partial(self.steps, caller=caller)
-        return RouteItems(steps, self.cancel, leave or self.leave, self.outlook, self.unsent)
+        """For one stream of requests. item, leave: in the place of the desk's own."""
+        item = item or partial(self.item, caller=caller)
+        return RouteItems(item, self.cancel, leave or self.leave, self.outlook, self.unsent)
 
     def route(
         self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
@@ -118,17 +118,38 @@ class Desk:
         except Exception as error:  # a fault of ours, which ends one request and no other
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
-    def steps(
-        self, request: RouteMessage | None, left_s: float = inf, caller: Caller = UNVERIFIED
-    ) -> Steps:
-        """One request, answered in as many steps as its length needs; None: the item of a stream
-        holds no request."""
+    def item(
+        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Answered | Waiting | Steps:
+        """As `route`, for the item of a stream, or in steps if it is long. None: the item holds no
+        request."""
         if request is None:
             refusal = Refusal(Reason.INVALID_FIELD, "the item holds no request")
             raise self._refused(refusal, b"", self._clock(), None)
         if len(request) <= LONG_BYTES:
             return self.route(request, left_s, caller)
-        return (yield from self._long(request, left_s, caller))
+        return self.steps(request, left_s, caller)
+
+    def steps(
+        self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Steps:
+        """As `route`, for a request of more than LONG_BYTES: in as many steps as its length needs;
+        the last one reserves."""
+        now_s, due = self._clock(), None
+        try:
+            due = watch.take() if (watch := self._observed.watch) is not None else None
+            if left_s <= 0:
+                raise _too_late()
+            if caller.usage is not None:
+                caller.usage.request()
+            read = yield from self._read(request, caller)
+            read_s = self._clock()
+            return self._decided(request, read, read_s, left_s - (read_s - now_s), due, caller)
+        except Refusal as refusal:
+            self._refused(refusal, request, now_s, due)
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def changed(self) -> None:
         """What is reserved here, so what workers have room for, or what waits, may have changed."""
@@ -216,24 +237,6 @@ class Desk:
         if trace is None:
             return no_span
         return lambda about, error="": rendered(trace, began_s, self._clock(), about, error)
-
-    def _long(self, request: RouteMessage, left_s: float, caller: Caller) -> Steps:
-        """One long request, answered in steps; raises Refusal, counted. The last step reserves."""
-        now_s, due = self._clock(), None
-        try:
-            due = watch.take() if (watch := self._observed.watch) is not None else None
-            if left_s <= 0:
-                raise _too_late()
-            if caller.usage is not None:
-                caller.usage.request()
-            read = yield from self._read(request, caller)
-            read_s = self._clock()
-            return self._decided(request, read, read_s, left_s - (read_s - now_s), due, caller)
-        except Refusal as refusal:
-            self._refused(refusal, request, now_s, due)
-            raise
-        except Exception as error:  # a fault of ours, which ends one request and no other
-            raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def _read(
         self, request: RouteMessage, caller: Caller = UNVERIFIED

@@ -13,11 +13,12 @@ Laws:
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from math import inf
 from time import perf_counter, thread_time
+from typing import Self
 
 from kvroute.v1 import router_pb2
 from router.desk import answer_codec, statuses
@@ -45,7 +46,7 @@ class RouteItems:
 
     def __init__(
         self,
-        route: Callable[[bytes | None, float], Steps],
+        route: Callable[[bytes | None, float], Answered | Later | Steps],
         cancel: Callable[[Reservation], None],
         leave: Callable[[Later], None] = lambda _: None,
         outlook: Callable[[Later], Outlook | None] = lambda _: None,
@@ -53,10 +54,11 @@ class RouteItems:
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        """route answers a RouteRequest (None: the item has none), whose caller waits for so many
-        seconds more (0: its time is over), in steps, or raises Refusal; cancel ends a reservation
-        that nobody waits for any more, leave the wait of a request. outlook: where a request stands
-        in the queue. unsent: ends the reservation of an answer that could not be sent."""
+        """route: answers a RouteRequest (None: the item has none), whose caller waits for so many
+        seconds more (0: its time is over), at once, later, or in steps; raises Refusal. cancel:
+        ends a reservation that nobody waits for any more. leave: ends the wait of a request.
+        outlook: where a request stands in the queue. unsent: ends the reservation of an answer that
+        could not be sent."""
         self._route = route
         self._cancel = cancel
         self._leave = leave
@@ -111,67 +113,46 @@ class RouteItems:
         self._told.clear()
         for item in waiting.values():
             self._leave(item)
-        self._end([*self._late_sending, *self._late_made])
+        self.end([*self._late_sending, *self._late_made])
 
-    def decide(self, batch: Batch) -> Iterator[bytes | None]:
-        """Decides item by item; yields a message whenever SLICE_S is spent, and at the end.
+    def decide(self, batch: Batch) -> "Deciding":
+        """An iterator that decides item by item, and gives a message whenever SLICE_S is spent and
+        at the end. None instead of a message: others are to have a turn, and there is nothing to
+        send. A message counts as sent when the next one is asked for; `close` ends what the last
+        one reserved."""
+        return Deciding(self, batch, self._route, self._clock, self._cpu_clock)
 
-        None: others are to have a turn, and there is nothing to send. A caller that could not send
-        a message closes the iterator.
-        """
-        made: list[Reservation] = []
-        try:
-            for message in self._messages(batch, made):
-                yield message
-                if message is not None:  # it was sent
-                    made.clear()
-        finally:
-            self._end(made)
+    def end(self, made: list[Reservation]) -> None:
+        """The answers of these reservations could not be sent."""
+        for reservation in made:
+            if reservation.ended is None:
+                self._unsent(reservation)
 
-    def _messages(self, batch: Batch, made: list[Reservation]) -> Iterator[bytes | None]:
-        """See `decide`. made: gets the reservations of a message before it is yielded."""
-        began_s = self._clock()
-        sent_cpu_s = self._cpu_clock()
-        sent = False
-        results = Results()
-        while batch.next():
-            yield from self._answer(batch, results, made, began_s)
-            if self._cpu_clock() - sent_cpu_s >= SLICE_S:
-                if len(results):
-                    yield results.take()
-                    sent = True
-                else:
-                    yield None
-                sent_cpu_s = self._cpu_clock()
-        if len(results) or not sent:
-            yield results.take()
-
-    def _answer(
-        self, item: Batch, results: Results, made: list[Reservation], began_s: float
-    ) -> Iterator[None]:
-        """Answers the item that the batch is at. made: gets its reservation."""
-        if item.cancel:
-            if (waiting := self._waiting.pop(item.index, None)) is not None:
-                self._told.pop(item.index, None)
-                self._leave(waiting)
-                return
-            reservation = self._answered.pop(item.index, None)
-            if reservation is not None and not reservation.shared:
-                self._cancel(reservation)
+    def cancel(self, index: int) -> None:
+        """An item's caller wants its answer no longer."""
+        if (waiting := self._waiting.pop(index, None)) is not None:
+            self._told.pop(index, None)
+            self._leave(waiting)
             return
-        index = item.index
-        self._answered.pop(index, None)  # from now on a cancel of the index means this item
-        try:
-            answered = yield from self._routed(item, began_s)
-            if isinstance(answered, Later):
-                if answered.outcome is None:
-                    self._wait(index, answered)
-                    return
-                answered = answered.take()
-        except Refusal as refusal:
-            results.add_status(index, statuses.write_status(refusal).SerializeToString())
-        else:
-            self._add(results, made, index, answered)
+        reservation = self._answered.pop(index, None)
+        if reservation is not None and not reservation.shared:
+            self._cancel(reservation)
+
+    def begin(self, index: int) -> None:
+        """From now on a cancel of the index means another item."""
+        self._answered.pop(index, None)
+
+    def answer(
+        self, index: int, answered: Answered | Later, results: Results, made: list[Reservation]
+    ) -> None:
+        """Adds an item's answer to a message, and its reservation to made, or has it wait. Raises
+        Refusal."""
+        if isinstance(answered, Later):
+            if answered.outcome is None:
+                self._wait(index, answered)
+                return
+            answered = answered.take()
+        self._add(results, made, index, answered)
 
     def _wait(self, index: int, waiting: Later) -> None:
         """An item's result comes later. A second one of the same index takes its place, as its
@@ -205,24 +186,114 @@ class RouteItems:
             self._remember(index, reservation)
         results.add_answer(index, answer)
 
-    def _end(self, made: list[Reservation]) -> None:
-        """The answers of these reservations could not be sent."""
-        for reservation in made:
-            if reservation.ended is None:
-                self._unsent(reservation)
-
-    def _routed(self, item: Batch, began_s: float) -> Steps:
-        waited_s, left_s = self._clock() - began_s, inf
-        if item.timeout_ms:
-            is_over = item.timeout_ms <= waited_s * 1000
-            left_s = 0.0 if is_over else item.timeout_ms / 1000 - waited_s
-        return (yield from self._route(item.request, left_s))
-
     def _remember(self, index: int, reservation: Reservation) -> None:
         self._answered[index] = reservation
         self._answered.move_to_end(index)
         if len(self._answered) > CANCELLABLE_MAX:
             self._answered.popitem(last=False)
+
+
+class Deciding:
+    """A batch, decided message by message: see RouteItems.decide.
+
+    An iterator and no generator: what it holds ends by `close`, and it is compiled.
+    """
+
+    def __init__(
+        self,
+        items: RouteItems,
+        batch: Batch,
+        route: Callable[[bytes | None, float], Answered | Later | Steps],
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
+    ) -> None:
+        self._items = items
+        self._batch = batch
+        self._route = route
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._results = Results()
+        self._made: list[Reservation] = []
+        """Reservations of the message that is made, or was taken and may not be sent yet."""
+        self._steps: Steps | None = None
+        """Of the item that the batch is at, if it is a long one."""
+        self._began_s = clock()
+        self._sent = False
+        self._over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes | None:
+        if self._over:
+            self._made.clear()
+            raise StopIteration
+        if self._sent and not len(self._results):
+            self._made.clear()
+        began_s, began_cpu_s = self._clock(), self._cpu_clock()
+        while self._steps is not None or self._batch.next():
+            self._step()
+            # A thread's CPU time is a call of the kernel; it is never more than the time that went.
+            if self._clock() - began_s >= SLICE_S and self._cpu_clock() - began_cpu_s >= SLICE_S:
+                return self._message() if len(self._results) else None
+        self._over = True
+        if len(self._results) or not self._sent:
+            return self._message()
+        raise StopIteration
+
+    def close(self) -> None:
+        """What was not sent ends, and the rest of the batch is not decided."""
+        self._over = True
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        made, self._made = self._made, []
+        self._items.end(made)
+
+    def _message(self) -> bytes:
+        self._sent = True
+        return self._results.take()
+
+    def _step(self) -> None:
+        """Decides an item, or a part of a long one."""
+        batch, index = self._batch, self._batch.index
+        try:
+            if self._steps is not None:
+                answered = self._went_on(self._steps)
+                if answered is None:
+                    return
+            elif batch.cancel:
+                self._items.cancel(index)
+                return
+            else:
+                self._items.begin(index)
+                routed = self._route(batch.request, self._left_s())
+                if not isinstance(routed, tuple | Later):
+                    self._steps = routed
+                    return
+                answered = routed
+            self._items.answer(index, answered, self._results, self._made)
+        except Refusal as refusal:
+            self._steps = None
+            self._results.add_status(index, statuses.write_status(refusal).SerializeToString())
+
+    def _went_on(self, steps: Steps) -> Answered | Later | None:
+        """The next step of a long item; None: there are others."""
+        try:
+            next(steps)
+        except StopIteration as done:
+            self._steps = None
+            answered: Answered | Later = done.value
+            return answered
+        return None
+
+    def _left_s(self) -> float:
+        """Until the item's caller gives up; 0: it has."""
+        timeout_ms = self._batch.timeout_ms
+        if not timeout_ms:
+            return inf
+        waited_s = self._clock() - self._began_s
+        return 0.0 if timeout_ms <= waited_s * 1000 else timeout_ms / 1000 - waited_s
 
 
 def read_batch(content: bytes) -> Batch:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import closing
 from functools import partial
 from urllib.parse import unquote
 
@@ -12,13 +13,12 @@ from kvroute.v1 import router_pb2
 from router.desk.desk import Desk
 from router.desk.methods import ROUTE_STREAM
 from router.desk.reports import Reports
-from router.desk.stream_items import read_batch
+from router.desk.stream_items import RouteItems, read_batch
 from router.desk.tenant import caller_of, reporter_of
 from router.http2.calls import Handler
 from router.keys.door import CURRENT
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Context, Guard, time_left
-from router.service.inbound import SMALL_BYTES
 from router.service.late_results import LateResults
 from router.service.stream_lives import StreamLives
 from router.service.texts import Texts
@@ -76,13 +76,8 @@ class RouterService:
                     limit.check(len(content))
                     if usage is not None:
                         usage.message(len(content))
-                    if len(content) <= SMALL_BYTES:
-                        for results in items.decide(read_batch(content)):
-                            await _write(late, results)
-                        continue
                     with self.guard.in_flight.hold(len(content)):
-                        for results in items.decide(read_batch(content)):
-                            await _write(late, results)
+                        await _answer(items, content, late)
                 await late.rest()
 
     async def Report(self, request: bytes, context: Context) -> bytes:
@@ -126,9 +121,11 @@ def host_of(peer: str) -> str:
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
 
 
-async def _write(late: LateResults, results: bytes | None) -> None:
-    """Sends results; None: only gives others a turn."""
-    if results is None:
-        await asyncio.sleep(0)
-    else:
-        await late.write(results)
+async def _answer(items: RouteItems, batch: bytes, late: LateResults) -> None:
+    """Answers the items of a batch by as many messages as they need."""
+    with closing(items.decide(read_batch(batch))) as messages:
+        for results in messages:
+            if results is None:
+                await asyncio.sleep(0)
+            else:
+                await late.write(results)

@@ -76,8 +76,7 @@ class Texts:
 
     def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
         """For one stream of requests."""
-        steps = partial(self.steps, caller=caller)
-        return self._desk.items(caller, steps, self.leave)
+        return self._desk.items(caller, partial(self.item, caller=caller), self.leave)
 
     async def answered(
         self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
@@ -122,12 +121,12 @@ class Texts:
         task.add_done_callback(self._open.discard)
         return waiting
 
-    def steps(
+    def item(
         self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
-    ) -> Steps:
+    ) -> Answered | Later | Steps:
         """As the desk's."""
         if request is None or not text_form(request):
-            return (yield from self._desk.steps(request, left_s, caller))
+            return self._desk.item(request, left_s, caller)
         return self.route(request, left_s, caller)
 
     def leave(self, later: Later) -> None:
@@ -189,7 +188,11 @@ class Texts:
         span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
         left_s -= asyncio.get_running_loop().time() - began_s
         text_codec.put_tokens(request, made)
-        answered = await turned(self._desk.steps(request, left_s, caller))
+        answered: Answered | Later
+        if len(request) <= LONG_BYTES:
+            answered = self._desk.route(request, left_s, caller)
+        else:
+            answered = await turned(self._desk.steps(request, left_s, caller))
         if isinstance(answered, tuple):
             return self._answer(request, made, answered)
         if not isinstance(answered, Waiting):

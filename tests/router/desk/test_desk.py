@@ -11,9 +11,9 @@ from kvroute.v1 import router_pb2
 from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
 from router.config.settings.routing_settings import HotPrefixSettings
 from router.config.settings.serving_settings import GrpcSettings
-from router.desk.answers import Waiting
+from router.desk.answers import Later, Waiting
 from router.desk.counters import Metrics
-from router.desk.desk import LONG_BYTES
+from router.desk.desk import LONG_BYTES, Desk
 from router.desk.stream_items import RouteItems, read_batch
 from router.desk.tenant import Caller
 from router.request.refusal import Reason, Refusal
@@ -58,13 +58,18 @@ class Stage:
         }
 
 
+def answered_by(desk: Desk, request: router_pb2.RouteRequest, **about: Any) -> None:
+    """The item of a stream, to its end."""
+    answered = desk.item(request.SerializeToString(), **about)
+    if not isinstance(answered, tuple | Later):
+        list(answered)
+
+
 @pytest.mark.parametrize("tokens", [40, LONG_BYTES // 4])
 def test_a_call_past_its_deadline_is_counted_as_refused(tokens: int) -> None:
     stage = Stage()
-    steps = stage.desk.steps(asked(tokens).SerializeToString(), 0.0)
     with pytest.raises(Refusal, match="deadline") as refused:
-        for _ in steps:
-            pass
+        answered_by(stage.desk, asked(tokens), left_s=0.0)
     assert refused.value.reason is Reason.DEADLINE_EXCEEDED
     assert stage.counted() == {"DEADLINE_EXCEEDED": 1}
     assert stage.fleet.loads() == {}
@@ -73,7 +78,7 @@ def test_a_call_past_its_deadline_is_counted_as_refused(tokens: int) -> None:
 def test_every_item_of_a_stream_is_counted() -> None:
     stage = Stage()
     desk, seconds = stage.desk, count()
-    items = RouteItems(desk.steps, desk.cancel, clock=lambda: next(seconds))
+    items = RouteItems(desk.item, desk.cancel, clock=lambda: next(seconds))
     answers = stage.decide(
         items,
         router_pb2.RouteItem(index=1),
@@ -149,9 +154,7 @@ def test_a_verified_tenant_replaces_that_of_the_field(
         batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=request)])
         list(items.decide(read_batch(batch.SerializeToString())))
     else:
-        steps = desk.steps(request.SerializeToString(), caller=caller)
-        for _ in steps:
-            pass  # to the answer, or into the queue
+        answered_by(desk, request, caller=caller)  # or in the queue
     assert len(desk.admission) == waits
     waiting = [waiter.tenant for _, waiter in desk.admission.queue.waiters()]
     assert waiting == ["paid"] * waits

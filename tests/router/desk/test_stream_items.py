@@ -1,6 +1,7 @@
 """What a stream's items come to, with a clock that the deciding itself turns."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,8 +166,8 @@ def test_nor_does_an_item_of_a_message_that_was_not_even_made() -> None:
         return (yield from desk.route(content, left_s))
 
     desk.items._route = route
-    with pytest.raises(RuntimeError) as caught:
-        list(desk.items.decide(batch))
+    with pytest.raises(RuntimeError) as caught, closing(desk.items.decide(batch)) as messages:
+        list(messages)
     assert (caught.value, desk.unsent) == (broken, ["r0", "r1"])
 
 

@@ -402,11 +402,11 @@ def breaks(*_: Any, **__: Any) -> Any:
 
 
 def break_at(monkeypatch: pytest.MonkeyPatch, stage: Served, name: str) -> None:
-    owners = {"tokens_of": stage.texts.prompts, "on_pick": stage.texts.prompts, "steps": stage.desk}
+    owners = {"tokens_of": stage.texts.prompts, "on_pick": stage.texts.prompts, "route": stage.desk}
     monkeypatch.setattr(owners.get(name, texts_module.text_codec), name, breaks)
 
 
-@pytest.mark.parametrize("name", ["tokens_of", "put_tokens", "steps", "on_pick", "answered"])
+@pytest.mark.parametrize("name", ["tokens_of", "put_tokens", "route", "on_pick", "answered"])
 async def test_whatever_breaks_settles_its_caller_and_leaves_nothing_reserved(
     settings: RendererSettings, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
