@@ -122,10 +122,10 @@ def host_of(peer: str) -> str:
 
 
 async def _answer(items: RouteItems, batch: bytes, late: LateResults) -> None:
-    """Answers the items of a batch by as many messages as they need."""
+    """Answers the items of a batch by as many messages as they need, with a turn after each: it is
+    on its way, and others are served, before the next items are decided."""
     with closing(items.decide(read_batch(batch))) as messages:
         for results in messages:
-            if results is None:
-                await asyncio.sleep(0)
-            else:
+            if results is not None:
                 await late.write(results)
+            await asyncio.sleep(0)
