@@ -11,22 +11,46 @@ from setuptools import Extension, setup
 
 COMPILED = [
     "events/feed/predictions.py",
+    "indexer/hashing.py",
     "router/core/admission.py",
     "router/core/core.py",
+    "router/core/fleet_turns.py",
     "router/core/reservation_life.py",
+    "router/core/tally.py",
     "router/decision/decider.py",
     "router/decision/decision.py",
     "router/decision/pairs.py",
     "router/desk/desk.py",
+    "router/desk/reports.py",
     "router/desk/request_codec.py",
     "router/desk/stream_items.py",
+    "router/desk/tenant.py",
     "router/fleet/eligibility.py",
     "router/fleet/pools.py",
+    "router/fleet/state.py",
+    "router/http2/calls.py",
+    "router/http2/calm.py",
+    "router/http2/control.py",
+    "router/http2/deadlines.py",
+    "router/http2/frames.py",
+    "router/http2/known_headers.py",
+    "router/http2/machine.py",
+    "router/http2/messages.py",
+    "router/http2/received.py",
+    "router/http2/requests.py",
+    "router/http2/sending.py",
+    "router/http2/streams.py",
+    "router/listener/held.py",
+    "router/queue/admission_queue.py",
+    "router/queue/limits/bounds.py",
     "router/request/prompt.py",
+    "router/request/request.py",
     "router/reservations/ids.py",
+    "router/reservations/reservations.py",
 ]
-"""What every request goes through. mypyc takes no msgspec Struct, no exception that is a dataclass,
-and of a generator that is let go halfway it runs no `finally`: those stand in other modules."""
+"""What every request goes through, from HTTP/2's frames to the decision. mypyc takes no msgspec
+Struct, no asynchronous generator, no exception that is a dataclass, and of a generator that is let
+go halfway it runs no `finally`: those stand in other modules."""
 ROUNDING = "-ffp-contract=off"
 """Products and sums are rounded one by one, as numpy and Python do."""
 

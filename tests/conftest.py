@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(folder) and item.path.relative_to(folder).parts[0] in LONG:
             item.add_marker(pytest.mark.long)
+        if IS_COMPILED and item.get_closest_marker("interpreted"):
+            item.add_marker(pytest.mark.skip("replaces a function of a compiled module"))
     seed = config.getoption("--shuffle")
     if seed is not None:
         random.Random(seed).shuffle(items)

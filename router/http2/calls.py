@@ -23,7 +23,6 @@ import base64
 import logging
 import types
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -33,7 +32,7 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import copy_context
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 
 import grpc
 import grpc.aio
@@ -120,13 +119,18 @@ class Call(Received):
         self._protocol.http2.accept(self._stream, _fields(metadata))
         self._protocol.flush()
 
-    async def write(self, content: bytes) -> None:
-        """Sends a message; returns once the peer and the socket have room for the next."""
+    def send(self, content: bytes) -> bool:
+        """Sends a message. Returns whether there is room for the next; else `room` waits for it."""
         stream, protocol = self._stream, self._protocol
         if stream.finished:
             raise asyncio.CancelledError  # the peer has left: its call's task is being cancelled
         protocol.http2.send(stream, content)
         protocol.flush()
+        return not stream.waiting and protocol.has_room
+
+    async def room(self) -> None:
+        """Returns once the peer and the socket have room for a message."""
+        stream, protocol = self._stream, self._protocol
         if stream.waiting:
             room = asyncio.get_running_loop().create_future()
             stream.on_room = lambda: None if room.done() else room.set_result(None)
@@ -183,9 +187,9 @@ class Call(Received):
             return
         handler: Any = self.handler
         if handler.response_streaming:
-            self._spawn(lambda: handler.stream_stream(self._requests(), self))
+            self._spawn(lambda: handler.stream_stream(_Requests(self), self))
         else:
-            self._spawn(lambda: self._rest(handler.stream_unary(self._requests(), self)))
+            self._spawn(lambda: self._rest(handler.stream_unary(_Requests(self), self)))
 
     def _has_room(self) -> bool:
         """Takes the room of a handler that goes on; without any, the call is ended."""
@@ -336,9 +340,22 @@ class Call(Received):
             self._entering = None
         self.drop()
 
-    async def _requests(self) -> AsyncIterator[bytes]:
-        while (content := await self.read()) is not grpc.aio.EOF:
-            yield content
+
+class _Requests:
+    """The messages of a streaming request."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        content: Any = await self._call.read()
+        if content is grpc.aio.EOF:
+            raise StopAsyncIteration
+        message: bytes = content
+        return message
 
 
 class Calls:

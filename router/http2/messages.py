@@ -30,13 +30,18 @@ class Service(Protocol):
         """The call is over: its peer broke it off, or is gone."""
 
 
-def _nothing(*_about: object, **_more: object) -> None: ...
-
-
 class Over:
-    """What is served on a connection that is gone, with all of its calls."""
+    """What is served on a connection that is gone, with all of its calls: nothing. See Service."""
 
-    opened = message = too_large = half_closed = reset = staticmethod(_nothing)
+    def opened(self, stream: Stream, head: Head) -> None: ...
+
+    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None: ...
+
+    def too_large(self, stream: Stream, size: int) -> None: ...
+
+    def half_closed(self, stream: Stream) -> None: ...
+
+    def reset(self, stream: Stream) -> None: ...
 
 
 class Messages:
@@ -59,7 +64,7 @@ class Messages:
 
     def let_go(self) -> None:
         """The connection is gone."""
-        self._service, self._end = Over(), _nothing
+        self._service, self._end = Over(), lambda _stream, _status, _about: None
 
     def take(self, stream: Stream, payload: bytes) -> None:
         """Bytes of a stream."""

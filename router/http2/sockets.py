@@ -150,6 +150,11 @@ class Http2Protocol(asyncio.Protocol):
         self._read_or_pause()
         self.flush()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the socket takes bytes."""
+        return self._room is None
+
     async def room(self) -> None:
         """Returns once the socket takes bytes, or is closed."""
         if self._room is not None:

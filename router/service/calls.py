@@ -72,9 +72,11 @@ class Unread(Refusal):
 
 async def sent(context: Context, content: bytes, read_s: float) -> None:
     """Writes a message of a stream; raises Unread when the client takes nothing for read_s."""
+    if context.send(content):
+        return
     try:
         async with asyncio.timeout(read_s):
-            await context.write(content)
+            await context.room()
     except TimeoutError as error:
         raise Unread(read_s) from error
 

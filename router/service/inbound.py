@@ -7,7 +7,7 @@ Laws:
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from router.config.settings.serving_settings import GrpcSettings
@@ -27,6 +27,7 @@ TOKEN_BYTES_MAX = 5
 SMALL_BYTES = 64 * 1024
 """A message up to this size is not counted as in flight: its answer takes a few steps at most."""
 RETRY_S = 0.1
+_UNCOUNTED = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +116,14 @@ class InFlight:
     bytes_max: int
     bytes: int = field(default=0, init=False)
 
-    @contextmanager
-    def hold(self, size: int) -> Iterator[None]:
+    def hold(self, size: int) -> AbstractContextManager[object]:
         """Counts a message while it is handled; raises Refusal when there are too many bytes."""
         if size <= SMALL_BYTES:
-            yield
-            return
+            return _UNCOUNTED
+        return self._counted(size)
+
+    @contextmanager
+    def _counted(self, size: int) -> Iterator[None]:
         if self.bytes and self.bytes + size > self.bytes_max:
             raise Refusal(
                 Reason.TOO_MANY_BYTES,

@@ -231,6 +231,7 @@ def test_a_turn_looks_at_so_many_streams_whatever_comes(
         connection.out.clear()
 
 
+@pytest.mark.interpreted
 def test_the_last_value_of_a_setting_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = peer_whose_answers_wait(500)
     touched = Touched(monkeypatch)

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from router.http2 import port, sockets
+from router.http2.calls import Call
 from router.http2.deadlines import timeout_s
 from router.http2.frames import (
     ACK,
@@ -89,7 +90,7 @@ class Handlers:
     async def flood(self, content: bytes, context: Any) -> None:
         try:
             for _ in range(int(content)):
-                await context.write(bytes(10_000))
+                await written(context, bytes(10_000))
                 self.wrote += 1
         except asyncio.CancelledError:
             self.ends.append("cancelled")
@@ -98,22 +99,22 @@ class Handlers:
     async def talk(self, requests: AsyncIterator[bytes], context: Any) -> None:
         await context.send_initial_metadata(())
         async for content in requests:
-            await context.write(content[::-1])
-        await context.write(b"bye")
+            await written(context, content[::-1])
+        await written(context, b"bye")
 
     async def gather(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Ends its reading when it may go on; answers with all that it read."""
         self.began.set()
         await self.go.wait()
         context.end_reading()
-        await context.write(b"|".join([content async for content in requests]))
+        await written(context, b"|".join([content async for content in requests]))
 
     async def sink(self, requests: AsyncIterator[bytes], context: Any) -> None:
         self.began.set()
         await self.go.wait()
         async for _ in requests:
             self.read += 1
-        await context.write(str(self.read).encode())
+        await written(context, str(self.read).encode())
 
     async def join(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
         """Answers with all messages; with the caller's metadata in front and behind."""
@@ -170,6 +171,12 @@ async def serving(**bounds: Any) -> AsyncIterator[Stage]:
     finally:
         await stage.server.stop(0)
     assert stage.server.calls == 0
+
+
+async def written(context: Call, content: bytes) -> None:
+    """A message, and room for the next."""
+    if not context.send(content):
+        await context.room()
 
 
 async def failure(call: Any) -> grpc.aio.AioRpcError:

@@ -337,6 +337,7 @@ class _Kept:
     """Can be referred to weakly, as bytes can't."""
 
 
+@pytest.mark.interpreted
 async def test_of_an_aborted_call_nothing_waits_for_a_look_for_cycles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
