@@ -118,7 +118,7 @@ class RouteItems:
     def decide(self, batch: Batch) -> "Deciding":
         """An iterator that decides item by item, and gives a message whenever SLICE_S is spent and
         at the end. None instead of a message: others are to have a turn, and there is nothing to
-        send. A message counts as sent when the next one is asked for; `close` ends what the last
+        send. A message counts as sent when the next one is taken; `close` ends what the last
         one reserved."""
         return Deciding(self, batch, self._route, self._clock, self._cpu_clock)
 
