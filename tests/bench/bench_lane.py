@@ -2,8 +2,9 @@
 
 A real `kvroute serve` with eight stand-in engines behind relays, and a client in another process.
 Prompts have 8,192 tokens, or their 512 block hashes, or four times as many; each is held whole by
-one engine. CPU is that
-of the server's process for each decision, by the kernel's account, everything in it included.
+one engine. CPU is that of the server's process for each decision, by the kernel's account,
+everything in it included. `key`: a second such server takes callers with keys alone; theirs has a
+tenant with a quota, and its requests name a LoRA and a label.
 """
 
 import asyncio
@@ -31,8 +32,9 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import stand_ins
-from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts
+from tests.bench.lane_client import BLOCK_SIZE, LABELS, LORA, TOKEN, long_prompts, prompts
 from tests.bench.timing import row
+from tests.stage.keys import identity, write_keys
 from tests.stage.loopback import engine_settings
 from tests.stage.waiting import free_port
 
@@ -43,9 +45,11 @@ CALLERS_MANY = 64
 READY_TIMEOUT_S = 60.0
 
 
-def _case(form: str, *, lane: bool, requests: int, callers: int = CALLERS) -> dict[str, Any]:
+def _case(
+    form: str, *, lane: bool, requests: int, callers: int = CALLERS, key: bool = False
+) -> dict[str, Any]:
     """A line for lane_client.py."""
-    return {"form": form, "lane": lane, "callers": callers, "requests": requests}
+    return {"form": form, "lane": lane, "key": key, "callers": callers, "requests": requests}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -61,14 +65,24 @@ CASES: dict[str, dict[str, Any]] = {
     "long hashes, lane": _case("hashes, long", lane=True, requests=960),
     "long hashes, many": _case("hashes, long", lane=True, requests=3200, callers=CALLERS_MANY),
     "alone": _case("tokens", lane=False, requests=500, callers=1),
+    "alone, hashes": _case("hashes", lane=False, requests=500, callers=1),
     "alone, lane": _case("tokens", lane=True, requests=500, callers=1),
+}
+KEY_CASES = {
+    f"{name}, key": CASES[name] | {"key": True}
+    for name in ("tokens, one by one", "tokens, lane", "hashes, one by one", "hashes, lane")
 }
 ROWS = [
     ("cpu_tokens_unary_us", "tokens, one by one", "cpu_us", "us", "less"),
     ("cpu_tokens_lane_us", "tokens, lane", "cpu_us", "us", "less"),
     ("cpu_hashes_unary_us", "hashes, one by one", "cpu_us", "us", "less"),
     ("cpu_hashes_lane_us", "hashes, lane", "cpu_us", "us", "less"),
+    ("cpu_tokens_key_unary_us", "tokens, one by one, key", "cpu_us", "us", "less"),
+    ("cpu_tokens_key_lane_us", "tokens, lane, key", "cpu_us", "us", "less"),
+    ("cpu_hashes_key_unary_us", "hashes, one by one, key", "cpu_us", "us", "less"),
+    ("cpu_hashes_key_lane_us", "hashes, lane, key", "cpu_us", "us", "less"),
     ("route_unary_8192_p50_us", "alone", "p50_us", "us", "less"),
+    ("route_unary_hashes_p50_us", "alone, hashes", "p50_us", "us", "less"),
     ("route_lane_8192_p50_us", "alone, lane", "p50_us", "us", "less"),
     ("cpu_tokens_32k_unary_us", "long tokens, one by one", "cpu_us", "us", "less"),
     ("cpu_tokens_32k_lane_us", "long tokens, lane", "cpu_us", "us", "less"),
@@ -108,7 +122,9 @@ class Served:
 async def _measured() -> dict[str, dict[str, float]]:
     """What the clients found, case by case."""
     async with served() as router:
-        return await _by_client(router.target, router.pid, CASES)
+        found = await _by_client(router.target, router.pid, CASES)
+    async with served(key=True) as router:
+        return found | await _by_client(router.target, router.pid, KEY_CASES)
 
 
 async def _by_client(
@@ -132,14 +148,18 @@ async def _by_client(
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[Served]:
-    """A router that knows its fleet: every prompt is in one engine's cache, and in the index."""
+async def served(*, key: bool = False) -> AsyncIterator[Served]:
+    """A router that knows its fleet: every prompt is in one engine's cache, and in the index. key:
+    it takes callers with keys alone, and caches hold the prompts as of a LoRA."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-bench-")))
         nats = NatsChild()
         stack.push_async_callback(nats.stop)
         await nats.start()
-        scheduler = SchedulerConfig(block_count=8192, block_size=BLOCK_SIZE)
+        lora = LORA if key else ""
+        scheduler = SchedulerConfig(
+            block_count=8192, block_size=BLOCK_SIZE, lora_names=(lora,) if key else ()
+        )
         engines = await stack.enter_async_context(
             stand_ins(
                 [EngineConfig(f"worker-{i}", scheduler) for i in range(ENGINES)],
@@ -154,6 +174,11 @@ async def served() -> AsyncIterator[Served]:
             "log": {"level": "warning"},
             "routing": {"seed": 1},
         }
+        if key:
+            config |= {
+                "keys": {"file": write_keys(folder, identity("team", tenant="team"))},
+                "queue": {"tenants": {"default": {"in_flight_max": 1_000_000}}},
+            }
         file = folder / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(file)]
@@ -165,7 +190,9 @@ async def served() -> AsyncIterator[Served]:
         relays: list[Relay] = []
         for engine in engines:
             # Slots for all that a window reserves: what is measured is picks, not refusals.
-            settings = msgspec.structs.replace(engine_settings(engine), slots=1_000_000)
+            settings = msgspec.structs.replace(
+                engine_settings(engine), slots=1_000_000, labels=LABELS
+            )
             relay = Relay(
                 settings,
                 broker,
@@ -176,11 +203,12 @@ async def served() -> AsyncIterator[Served]:
             stack.push_async_callback(relay.stop)
             await relay.start()
             relays.append(relay)
-        async with KvRouteClient(target) as client, asyncio.timeout(READY_TIMEOUT_S):
+        token = TOKEN if key else None
+        async with KvRouteClient(target, token=token) as client, asyncio.timeout(READY_TIMEOUT_S):
             await client.wait_ready(READY_TIMEOUT_S)
             known = [*prompts(), *long_prompts()]
             for i, prompt in enumerate(known):
-                await engines[i % ENGINES].engine.complete(prompt.tolist(), 1)
+                await engines[i % ENGINES].engine.complete(prompt.tolist(), 1, lora_name=lora)
             blocks = sum(map(len, known)) // BLOCK_SIZE
             while (await client.index_stats()).blocks < blocks:  # noqa: ASYNC110  # elsewhere
                 await asyncio.sleep(0.05)

@@ -1,7 +1,7 @@
 """The client's half of bench_lane.py, in a process of its own: asks for picks and measures.
 
 python -m tests.bench.lane_client TARGET SERVER_PID; then a case a line on standard input, as JSON,
-{"form": one of forms(), "lane": bool, "callers": n, "requests": n}, each answered by
+{"form": one of forms(), "lane": bool, "key": bool, "callers": n, "requests": n}, each answered by
 {"cpu_us": server CPU a decision, "client_cpu_us": ours, "p50_us": latency, "rps": picks a second}.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from indexer.hashing import block_hashes
+from indexer.hashing import block_hashes, hash_seed
 from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressState
 
@@ -28,6 +28,10 @@ LONG_PROMPT_TOKENS = 32_768
 BLOCK_SIZE = 16
 WINDOWS = 5
 REPORTS_A_CALL = 500
+TOKEN = "team-token"
+LORA = "adapter"
+LABELS = {"zone": "a"}
+"""What requests of a key name, beside its tenant, which has a quota."""
 
 
 def prompts() -> list[Any]:
@@ -50,37 +54,42 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def forms() -> dict[str, list[dict[str, Any]]]:
-    """Keywords of route(), ready to be sent: what the client costs is in `rps`, not making them."""
+def forms(*, key: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """Keywords of route(), ready to be sent: what the client costs is in `rps`, not making them.
+    key: as a caller with a key sends them."""
+    asked: dict[str, Any] = {"lora_name": LORA, "required_labels": LABELS} if key else {}
     return {
-        "tokens": _tokens(prompts()),
-        "hashes": _hashes(prompts()),
-        "tokens, long": _tokens(long_prompts()),
-        "hashes, long": _hashes(long_prompts()),
+        "tokens": _tokens(prompts(), asked),
+        "hashes": _hashes(prompts(), asked),
+        "tokens, long": _tokens(long_prompts(), asked),
+        "hashes, long": _hashes(long_prompts(), asked),
     }
 
 
-def _tokens(prompts: list[Any]) -> list[dict[str, Any]]:
-    return [{"token_ids": one.tobytes()} for one in prompts]
+def _tokens(prompts: list[Any], asked: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"token_ids": one.tobytes()} | asked for one in prompts]
 
 
-def _hashes(prompts: list[Any]) -> list[dict[str, Any]]:
+def _hashes(prompts: list[Any], asked: dict[str, Any]) -> list[dict[str, Any]]:
+    seed = hash_seed(asked.get("lora_name", ""))
     return [
         {
-            "block_hashes": block_hashes(one.tobytes(), BLOCK_SIZE),
+            "block_hashes": block_hashes(one.tobytes(), BLOCK_SIZE, seed),
             "block_size": BLOCK_SIZE,
             "prompt_tokens": len(one),
         }
+        | asked
         for one in prompts
     ]
 
 
 async def measure(target: str, pid: int, case: dict[str, Any]) -> dict[str, float]:
     """Medians of some windows; between them reservations are ended, unmeasured."""
-    options = cycle(forms()[case["form"]])
+    options = cycle(forms(key=case["key"])[case["form"]])
     seconds: list[float] = []
     reservations: list[str] = []
-    async with KvRouteClient(target, fast_lane=case["lane"], timeout_s=30.0) as client:
+    token = TOKEN if case["key"] else None
+    async with KvRouteClient(target, fast_lane=case["lane"], token=token, timeout_s=30.0) as client:
 
         async def call(count: int) -> None:
             for _ in range(count):

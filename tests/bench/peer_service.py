@@ -64,7 +64,12 @@ BESIDE = {
     "cpu_tokens_lane_us": ("tokens", "cpu_us"),
     "cpu_hashes_unary_us": ("hashes", "cpu_us"),
     "cpu_hashes_lane_us": ("hashes", "cpu_us"),
+    "cpu_tokens_key_unary_us": ("tokens", "cpu_us"),
+    "cpu_tokens_key_lane_us": ("tokens", "cpu_us"),
+    "cpu_hashes_key_unary_us": ("hashes", "cpu_us"),
+    "cpu_hashes_key_lane_us": ("hashes", "cpu_us"),
     "route_unary_8192_p50_us": ("tokens, one at a time", "p50_us"),
+    "route_unary_hashes_p50_us": ("hashes, one at a time", "p50_us"),
     "cpu_tokens_32k_unary_us": ("tokens, long", "cpu_us"),
     "cpu_tokens_32k_lane_us": ("tokens, long", "cpu_us"),
     "cpu_hashes_2048_unary_us": ("hashes, long", "cpu_us"),
@@ -119,7 +124,10 @@ def measure() -> dict[str, Load]:
             for form in bodies:
                 many = ask.load(Path(name) / form, CONNECTIONS_MANY)
                 found[f"{form}, most"] = max(found[form], many, key=lambda load: load.rps)
-            return found | {"tokens, one at a time": ask.load(Path(name) / "tokens", 1)}
+            alone = ("tokens", "hashes")
+            return found | {
+                f"{form}, one at a time": ask.load(Path(name) / form, 1) for form in alone
+            }
 
 
 class _Wrk:

@@ -18,6 +18,9 @@ LOADS = {
     "tokens, one at a time": Load(
         rps=2000, p50_us=480, cpu_us=450, service_cores=0.9, wrk_cores=0.1
     ),
+    "hashes, one at a time": Load(
+        rps=5000, p50_us=190, cpu_us=110, service_cores=0.6, wrk_cores=0.2
+    ),
 }
 LOADS |= {f"{form}, most": load for form, load in LOADS.items()}
 
