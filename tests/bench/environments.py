@@ -1,6 +1,8 @@
 """Environments of their own, in build/bench, for what only benchmarks need."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,17 @@ def python_of(name: str, *packages: str) -> Path:
     run(str(python), "-m", "pip", "install", "--quiet", *packages)
     stamp.write_text(wanted)
     return python
+
+
+def debian_program(name: str, package: str) -> str:
+    """Where a program is; its Debian package is installed when that is possible. Raises Missing."""
+    if shutil.which(name) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        command = ["apt-get", "install", "--yes", "--quiet", package]
+        subprocess.run(command, check=False, capture_output=True)
+    found = shutil.which(name)
+    if found is None:
+        raise Missing(f"{name} is not installed (Debian's package {package})")
+    return found
 
 
 def peer_says(*arguments: str) -> Any:

@@ -9,7 +9,6 @@ one worker. The service logs errors only (by default a line for each request) an
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -30,7 +29,7 @@ from indexer.hashing import block_hashes, prefix_hashes
 from simulator.engines.block_pool import Stored
 from simulator.engines.vllm_wire import encode_batch, encode_sequence
 from tests.bench.bench_lane import ENGINES
-from tests.bench.environments import PEER, Missing, python_of
+from tests.bench.environments import PEER, Missing, debian_program, python_of
 from tests.bench.lane_client import BLOCK_SIZE, long_prompts, prompts
 from tests.bench.timing import beside
 
@@ -108,7 +107,7 @@ def told(load: Load) -> str:
 
 def measure() -> dict[str, Load]:
     """Way to ask -> what it gave. Raises Missing."""
-    wrk, python = _wrk(), python_of(*PEER)
+    wrk, python = debian_program("wrk", "wrk"), python_of(*PEER)
     with tempfile.TemporaryDirectory() as name, _service(python) as (port, pid):
         bodies = {
             "tokens": [_told(one) for one in prompts()],
@@ -287,14 +286,3 @@ def _children_cpu_s() -> float:
     """Of our children that have ended."""
     times = os.times()
     return times.children_user + times.children_system
-
-
-def _wrk() -> str:
-    """Where wrk is; installed when that is possible. Raises Missing."""
-    if shutil.which("wrk") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        command = ["apt-get", "install", "--yes", "--quiet", "wrk"]
-        subprocess.run(command, check=False, capture_output=True)
-    found = shutil.which("wrk")
-    if found is None:
-        raise Missing("wrk is not installed (a Debian package)")
-    return found
