@@ -113,8 +113,12 @@ async def serve(kind: str, target: str, stack: AsyncExitStack) -> int:
 async def a_router() -> AsyncIterator[Served]:
     """A router of two workers that makes no tokens."""
     async with served(models_prompts={"m": ModelPrompts(source=Source.OFF)}) as router:
-        router.fleet.add("w0", address="http://127.0.0.1:9", total_slots=10_000)
-        router.fleet.add("w1", address="http://127.0.0.1:10", total_slots=10_000)
+        router.fleet.add(
+            "w0", address="http://127.0.0.1:9", total_slots=10_000, total_blocks=10_000_000
+        )
+        router.fleet.add(
+            "w1", address="http://127.0.0.1:10", total_slots=10_000, total_blocks=10_000_000
+        )
         yield router
 
 
