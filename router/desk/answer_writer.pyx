@@ -1,11 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The writer of answers: RouteResponse, Receipt and CandidateRow, from the arrays of their decisions."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from router.decision.ranking cimport Cheapest, Decided, PickGuard, Ranking, Waits
+from router.wire.spans cimport (
+    MAP_KEY, MAP_VALUE, Backward, Span, beginning, put_bytes, put_bytes_always, put_double_always, put_message, put_term,
+    put_uint, put_uint_always, span_of, written,
+)
 
 cdef extern from "router/wire/native/field_numbers.h" nogil:
     int ROUTE_RESPONSE_RESERVATION_ID, ROUTE_RESPONSE_WORKER_ID, ROUTE_RESPONSE_DP_RANK
@@ -14,25 +18,6 @@ cdef extern from "router/wire/native/field_numbers.h" nogil:
     int ALTERNATIVE_WORKER_ID, ALTERNATIVE_DP_RANK, ALTERNATIVE_ADDRESS
     int CANDIDATE_ROW_WORKER_ID, CANDIDATE_ROW_DP_RANK, CANDIDATE_ROW_TERMS
     int RECEIPT_POLICY, RECEIPT_FORMULA, RECEIPT_PARAMETERS, RECEIPT_TERMS, RECEIPT_EXCLUDED
-
-cdef extern from "router/wire/native/wire.h" nogil:
-    ctypedef struct Span:
-        const uint8_t *at
-        size_t size
-    ctypedef struct Backward:
-        uint8_t *bytes
-        size_t capacity, at
-        int failed
-    size_t written(const Backward *)
-    const uint8_t *beginning(const Backward *)
-    void put_uint(Backward *, uint32_t, uint64_t)
-    void put_uint_always(Backward *, uint32_t, uint64_t)
-    void put_bytes(Backward *, uint32_t, Span)
-    void put_bytes_always(Backward *, uint32_t, const void *, size_t)
-    void put_double_always(Backward *, uint32_t, double)
-    void put_term(Backward *, uint32_t, const char *, double)
-    void put_message(Backward *, uint32_t, size_t)
-    int MAP_KEY, MAP_VALUE
 
 cdef extern from "native/answer.h" nogil:
     ctypedef struct Face "Face":
@@ -99,7 +84,7 @@ cdef class AnswerWriter:
                 self._put_receipt(ROUTE_RESPONSE_RECEIPT, decision)
             if reservation.prefill is not None:
                 part = self.prefill_worker(decision.computing, reservation.prefill.room)
-                put_bytes(&self._answer, ROUTE_RESPONSE_PREFILL_WORKER, _span(part))
+                put_bytes(&self._answer, ROUTE_RESPONSE_PREFILL_WORKER, span_of(part))
             self._put(decision, priority, reservation.new_tokens)
             _put_text(&self._answer, ROUTE_RESPONSE_RESERVATION_ID, reservation.id)
         except BaseException:
@@ -130,7 +115,7 @@ cdef class AnswerWriter:
         try:
             scores = self._scores(decision, &decided)
             self._condition(decision, scores, row, &condition, keep)
-            condition.excluded = _span(excluded)
+            condition.excluded = span_of(excluded)
             put_row_body(&self._answer, &decided, row, &spans, &condition)
         except BaseException:
             self._begin_again()
@@ -208,19 +193,19 @@ cdef class AnswerWriter:
         if scores is not None:
             part = part + self._terms(RECEIPT_TERMS, scores.shared_terms)
         keep.append(part)
-        about.policy = _span(part)
-        about.replica = _span(self._replica)
+        about.policy = span_of(part)
+        about.replica = span_of(self._replica)
         about.prefill = about.excluded = Span(NULL, 0)
         if decision.how is not None:
             part = decision.how.encode()
             keep.append(part)
-            about.prefill = _span(part)
+            about.prefill = span_of(part)
         about.cheapest = ranking.cheapest
         if decision.not_live or decision.barred.mask is not None:
             _put_exclusions(&self._parts, decision.exclusions())
             part = _taken(&self._parts)
             keep.append(part)
-            about.excluded = _span(part)
+            about.excluded = span_of(part)
             about.cheapest.drained = about.cheapest.full = about.cheapest.not_finite = 0
         about.not_live = len(decision.not_live)
         about.decided_at_s = decision.decided_at_s
@@ -249,7 +234,7 @@ cdef class AnswerWriter:
         cdef bytes terms, state
         source = decision.pool.sources[row]
         state = _state(source.stream.state)
-        condition.stream_state = _span(state)
+        condition.stream_state = span_of(state)
         condition.terms = condition.excluded = Span(NULL, 0)
         condition.stream_complete = self._complete(source)
         condition.sample_age_s = 0.0
@@ -263,7 +248,7 @@ cdef class AnswerWriter:
         else:
             return 0
         keep.append(terms)
-        condition.terms = _span(terms)
+        condition.terms = span_of(terms)
         return 0
 
     cdef _WorkerFace _face(self, source):
@@ -347,7 +332,7 @@ cdef class _WorkerFace:
         return 0x7FFFFFFF if priority == -0x80000000 else -priority  # the lowest has no opposite that fits
 
     cdef Face spans(self):
-        return Face(_span(self.picked), _span(self.alternative), _span(self.row))
+        return Face(span_of(self.picked), span_of(self.alternative), span_of(self.row))
 
 
 cdef dict _states = {}
@@ -359,10 +344,6 @@ cdef bytes _state(state):
     if name is None:
         name = _states[state] = state.encode()
     return name
-
-
-cdef inline Span _span(bytes content):
-    return Span(<const uint8_t *>PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))
 
 
 cdef void _begin(Backward *b):
@@ -383,7 +364,7 @@ cdef bytes _taken(Backward *b):
 
 cdef void _put_text(Backward *b, uint32_t number, str text):
     cdef bytes encoded = text.encode()
-    put_bytes(b, number, _span(encoded))
+    put_bytes(b, number, span_of(encoded))
 
 
 cdef int _put_policy(Backward *b, policy) except -1:

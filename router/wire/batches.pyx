@@ -1,29 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Batches of a RouteStream: requests in, results out, item by item, read and written where they lie (native/batch.h)."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
+
+from router.wire.spans cimport BYTES, Backward, Span, beginning, put_uint, put_varint, span_of, written
 
 from router.wire.received import TooMuch
 
 cdef extern from "native/field_numbers.h" nogil:
     int ROUTE_RESULTS_RESULTS, ROUTE_RESULT_INDEX, ROUTE_RESULT_RESPONSE, ROUTE_RESULT_STATUS
-
-cdef extern from "native/wire.h" nogil:
-    ctypedef struct Span:
-        const uint8_t *at
-        size_t size
-    ctypedef struct Backward:
-        uint8_t *bytes
-        size_t capacity, at
-        int failed
-    size_t written(const Backward *)
-    const uint8_t *beginning(const Backward *)
-    void put_varint(Backward *, uint64_t)
-    void put_uint(Backward *, uint32_t, uint64_t)
-    int BYTES
 
 cdef extern from "native/batch.h" nogil:
     ctypedef struct Item:
@@ -39,10 +27,6 @@ ITEMS_MAX = 4096
 """Items of a batch."""
 
 
-cdef inline Span _span(bytes content):
-    return Span(<const uint8_t *>PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))
-
-
 cdef class Batch:
     """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
 
@@ -53,13 +37,13 @@ cdef class Batch:
 
     def __init__(self, bytes content not None, size_t items_max=ITEMS_MAX):
         """Raises ValueError for bytes that must be put in order first, TooMuch for more items."""
-        cdef int64_t count = count_items(_span(content), items_max, items_max * ITEM_FIELDS_MAX)
+        cdef int64_t count = count_items(span_of(content), items_max, items_max * ITEM_FIELDS_MAX)
         if count == -2:
             raise TooMuch("items")
         if count < 0:
             raise ValueError("a batch that can't be read in place")
         self._content = content
-        self._left = _span(content)
+        self._left = span_of(content)
         self._count = count
 
     def __len__(self):
@@ -107,11 +91,11 @@ cdef class Results:
 
     def add_answer(self, uint64_t index, bytes answer not None):
         """An item's RouteResponse."""
-        self._add(index, ROUTE_RESULT_RESPONSE, _span(answer))
+        self._add(index, ROUTE_RESULT_RESPONSE, span_of(answer))
 
     def add_status(self, uint64_t index, bytes status not None):
         """An item's google.rpc.Status."""
-        self._add(index, ROUTE_RESULT_STATUS, _span(status))
+        self._add(index, ROUTE_RESULT_STATUS, span_of(status))
 
     def take(self):
         """The message's bytes; the next one begins."""

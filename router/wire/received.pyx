@@ -6,21 +6,11 @@ A prompt of a million tokens is read here, at the speed of memory. native/receiv
 Law: the work and the memory for a message that is over a bound are those of counting up to it.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
-cdef extern from "native/wire.h" nogil:
-    ctypedef struct Span:
-        const uint8_t *at
-        size_t size
-    ctypedef struct Field:
-        uint32_t number
-        int type
-        uint64_t value
-        Span bytes
-    int VARINT, BYTES, MAP_KEY, MAP_VALUE
-    int read_any(Span *, Field *, size_t *)
+from router.wire.spans cimport BYTES, MAP_KEY, MAP_VALUE, VARINT, Field, Span, read_any, span_of
 
 cdef extern from "native/field_numbers.h" nogil:
     int ROUTE_BATCH_ITEMS, ROUTE_ITEM_INDEX, ROUTE_ITEM_REQUEST, ROUTE_ITEM_CANCEL, ROUTE_ITEM_TIMEOUT_MS
@@ -74,10 +64,6 @@ class TooMuch(ValueError):
     def __init__(self, what):
         super().__init__(f"too many {what}")
         self.what = what
-
-
-cdef inline Span _span(bytes content):
-    return Span(<const uint8_t *>PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))
 
 
 cdef _check(int failed):
@@ -245,7 +231,7 @@ def read_request(bytes content not None, size_t fields_max, size_t bytes_max, si
     What protobuf refuses of the fields that it knows is refused here, but for the inside of multimodal_items."""
     cdef Received received
     cdef Bounds most = Bounds(fields_max, bytes_max, tokens_max)
-    cdef Span message = _span(content)
+    cdef Span message = span_of(content)
     cdef Field field
     cdef size_t fields = 0
     cdef Py_ssize_t begin
@@ -292,13 +278,13 @@ def text_form(message not None):
     another prompt, or none, or can't be read as a request."""
     if isinstance(message, ReceivedRequest):
         return (<ReceivedRequest>message).form if is_text((<ReceivedRequest>message).form) else 0
-    return find_text(_span(message), TEXT_FIELDS_MAX)
+    return find_text(span_of(message), TEXT_FIELDS_MAX)
 
 
 def check_fields(bytes content not None, size_t most):
     """Raises TooMuch for a message of more fields, ValueError for bytes that are no message."""
     cdef size_t count
-    _check(count_fields(_span(content), 0, 0, most, &count))
+    _check(count_fields(span_of(content), 0, 0, most, &count))
 
 
 def in_order(bytes batch not None, size_t items_max):
@@ -307,7 +293,7 @@ def in_order(bytes batch not None, size_t items_max):
     A request in several fields is their bytes in a row, which is what merging comes to. Raises
     TooMuch for more items; ValueError for bytes that are no batch.
     """
-    cdef Span left = _span(batch)
+    cdef Span left = span_of(batch)
     cdef size_t fields = 0
     cdef OddItem item
     cdef int more
@@ -359,9 +345,9 @@ cdef class Pieces:
 
     def __init__(self, bytes content not None, uint32_t number, size_t most):
         """Raises TooMuch for more than `most` of them, ValueError for bytes that are no message."""
-        _check(count_fields(_span(content), number, most, OTHER_FIELDS_MAX, &self._count))
+        _check(count_fields(span_of(content), number, most, OTHER_FIELDS_MAX, &self._count))
         self._content = content
-        self._left = _span(content)
+        self._left = span_of(content)
         self._number = number
 
     def __len__(self):
