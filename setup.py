@@ -77,8 +77,8 @@ def compiled() -> list[Extension]:
     options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", *COMPILED]
     # Debug information has the build's paths.
     extensions: list[Extension] = mypycify(options, group_name="kvroute", debug_level="0")
-    for extension in extensions:
-        extension.extra_compile_args.append(ROUNDING)
+    for extension in extensions:  # some share a list of arguments
+        extension.extra_compile_args = [*extension.extra_compile_args, ROUNDING]
     return extensions
 
 
