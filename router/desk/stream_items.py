@@ -225,11 +225,9 @@ class Deciding:
         return self
 
     def __next__(self) -> bytes | None:
+        self._made.clear()
         if self._over:
-            self._made.clear()
             raise StopIteration
-        if self._sent and not len(self._results):
-            self._made.clear()
         began_s, began_cpu_s = self._clock(), self._cpu_clock()
         while self._steps is not None or self._batch.next():
             self._step()

@@ -171,6 +171,24 @@ def test_nor_does_an_item_of_a_message_that_was_not_even_made() -> None:
     assert (caught.value, desk.unsent) == (broken, ["r0", "r1"])
 
 
+def test_a_long_item_that_is_given_up_halfway_ends_there() -> None:
+    desk, ended = Desk(cost_s=SLICE_S), []
+
+    def long(_content: bytes | None, _left_s: float) -> Steps:
+        try:
+            while True:
+                desk.now_s += SLICE_S
+                yield
+        finally:
+            ended.append("the long item")
+
+    desk.items._route = long
+    batch = read_batch(RouteBatch(items=[item(0), item(1)]).SerializeToString())
+    with closing(desk.items.decide(batch)) as messages:
+        assert [next(messages) for _ in range(3)] == [None] * 3, "others have their turns"
+    assert (ended, desk.unsent, list(messages)) == (["the long item"], [], [])
+
+
 def test_what_was_cancelled_before_is_not_ended_again() -> None:
     desk = Desk()
     batch = read_batch(RouteBatch(items=[item(0), item(1), cancel(0)]).SerializeToString())
