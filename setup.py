@@ -28,7 +28,6 @@ COMPILED = [
     "router/fleet/eligibility.py",
     "router/fleet/pools.py",
     "router/fleet/state.py",
-    "router/http2/calls.py",
     "router/http2/calm.py",
     "router/http2/control.py",
     "router/http2/deadlines.py",
@@ -36,7 +35,6 @@ COMPILED = [
     "router/http2/known_headers.py",
     "router/http2/machine.py",
     "router/http2/messages.py",
-    "router/http2/received.py",
     "router/http2/requests.py",
     "router/http2/sending.py",
     "router/http2/streams.py",
@@ -50,7 +48,8 @@ COMPILED = [
 ]
 """What every request goes through, from HTTP/2's frames to the decision. mypyc takes no msgspec
 Struct, no asynchronous generator, no exception that is a dataclass, and of a generator that is let
-go halfway it runs no `finally`: those stand in other modules."""
+go halfway it runs no `finally`; coroutines that wait for others are not worth it either: those
+stand in other modules."""
 ROUNDING = "-ffp-contract=off"
 """Products and sums are rounded one by one, as numpy and Python do."""
 
