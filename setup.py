@@ -42,9 +42,7 @@ COMPILED = [
     "router/queue/admission_queue.py",
     "router/queue/limits/bounds.py",
     "router/request/prompt.py",
-    "router/request/request.py",
     "router/reservations/ids.py",
-    "router/reservations/reservations.py",
 ]
 """What every request goes through, from HTTP/2's frames to the decision. mypyc takes no msgspec
 Struct, no asynchronous generator, no exception that is a dataclass, and of a generator that is let
