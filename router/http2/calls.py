@@ -23,6 +23,7 @@ import base64
 import logging
 import types
 from collections.abc import (
+    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -32,7 +33,7 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import copy_context
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -187,9 +188,9 @@ class Call(Received):
             return
         handler: Any = self.handler
         if handler.response_streaming:
-            self._spawn(lambda: handler.stream_stream(_Requests(self), self))
+            self._spawn(lambda: handler.stream_stream(self._requests(), self))
         else:
-            self._spawn(lambda: self._rest(handler.stream_unary(_Requests(self), self)))
+            self._spawn(lambda: self._rest(handler.stream_unary(self._requests(), self)))
 
     def _has_room(self) -> bool:
         """Takes the room of a handler that goes on; without any, the call is ended."""
@@ -340,22 +341,9 @@ class Call(Received):
             self._entering = None
         self.drop()
 
-
-class _Requests:
-    """The messages of a streaming request."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        content: Any = await self._call.read()
-        if content is grpc.aio.EOF:
-            raise StopAsyncIteration
-        message: bytes = content
-        return message
+    async def _requests(self) -> AsyncIterator[bytes]:
+        while (content := await self.read()) is not grpc.aio.EOF:
+            yield content
 
 
 class Calls:
