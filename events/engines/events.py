@@ -1,6 +1,6 @@
 """Events of engines about their KV caches, in one form for all engines and releases.
 
-A decoder (events/engines/decoding.py) makes these from an engine's bytes; the ledger
+A decoder (`decode` of an engine's record) makes these from an engine's bytes; the ledger
 (events/relay/ledger.py) makes facts of them. Hashes are the engine's own, and copies are not
 counted yet.
 """

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from events.engines.table import engine_of
 from events.feed.clock_offset import ClockOffset
 from events.feed.predictions import Predictions
 from events.feed.stream import (
@@ -474,7 +475,7 @@ class FleetView:
             return lacks
         if self.salted and not heartbeat.tells_salts:
             lacks = (*lacks, SALTS_UNTOLD)
-        if self.itemized and heartbeat.engine == "sglang":
+        if self.itemized and not engine_of(heartbeat.engine).names_items:
             lacks = (*lacks, ITEMS_UNTOLD)
         return lacks
 

@@ -16,6 +16,8 @@ from events.engines.endpoints import (
     same_place,
     zmq_error,
 )
+from events.engines.engine import HandOver
+from events.engines.table import READ, EngineName, engine_of
 from events.plane.mistakes import of_value
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -73,7 +75,7 @@ class EngineSettings(Settings, frozen=True):
     id: Annotated[
         str, Meta(min_length=1, max_length=256, description="worker id, unique in the fleet")
     ]
-    engine: Annotated[Literal["vllm", "sglang"], Meta(description="software of the engine")]
+    engine: Annotated[EngineName, Meta(description="software of the engine")]
     address: Annotated[
         str,
         Meta(min_length=1, max_length=4096, description="where clients send their requests"),
@@ -221,7 +223,8 @@ class EngineSettings(Settings, frozen=True):
     @property
     def mooncake(self) -> str | None:
         """Its Mooncake bootstrap server, which returns the engine_id; None: it has none."""
-        if self.engine != "vllm" or self.kv_connector != MOONCAKE:
+        in_turn = engine_of(self.engine).hand_over is HandOver.IN_TURN
+        if not in_turn or self.kv_connector != MOONCAKE:
             return None
         host = self.bootstrap_host or host_of(self.http or self.address)
         return bootstrap_url(host, self.bootstrap_port or 0)
@@ -229,6 +232,9 @@ class EngineSettings(Settings, frozen=True):
     def __post_init__(self) -> None:
         if self.warm and self.http is None and "://" in self.address:  # else `unusable` says more
             raise ValueError("warm: no HTTP base to compute prefixes by; set `metrics`")
+        if self.load is not None and READ[self.engine].read_load_feed is None:
+            title = engine_of(self.engine).title
+            raise ValueError(f"load: {title} has no feed of loads; its pages are polled")
         if self.events is None:
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):

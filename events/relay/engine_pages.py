@@ -26,6 +26,7 @@ from events.engines.events import LoadSample
 from events.engines.pages.load import EngineIdentity
 from events.engines.pages.probe import Answer, Probe
 from events.engines.sessions import http_session
+from events.engines.table import READ
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 
@@ -155,8 +156,8 @@ class EnginePages:
 
     async def _ask_load(self, probe: Probe) -> None:
         """Reads the load, for ever."""
-        if self._settings.engine == "sglang":
-            await self._identified.wait()  # its load is in tokens, the identity has the block size
+        if READ[self._settings.engine].loads_need_identity:
+            await self._identified.wait()
         else:
             await self._asked.wait()
         wait_s = PROBE_S

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from events.engines.events import LoadSample
-from events.engines.salts import tells_salts
+from events.engines.table import engine_of
 from events.plane.facts import Heartbeat, encode_heartbeat
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
@@ -76,7 +76,9 @@ class Heartbeats:
         blocks = settings.total_blocks or load.total_blocks or identity.total_blocks or 0
         total = self._canonical(blocks, scale)
         priority = settings.priority_scheduling or bool(identity.priority_scheduling)
-        lower_first = settings.engine == "vllm" or bool(identity.low_priority_first)
+        engine, lower_first = engine_of(settings.engine), identity.low_priority_first
+        if lower_first is None:
+            lower_first = engine.lower_priority_first
         coded, plain = self._coded_warnings(shell), self._warnings(shell, engine_size)
         return Heartbeat(
             epoch=shell.rank.outbox.epoch,
@@ -102,7 +104,7 @@ class Heartbeats:
             asleep=load.asleep and self._pages.is_healthy(now_s),
             probed=self._pages.probed,
             events=settings.events is not None,
-            tells_salts=tells_salts(settings.engine, identity.version or ""),
+            tells_salts=engine.tells_salts(identity.version or ""),
             warms=shell.warmer is not None,
             running=load.running,
             waiting=load.waiting,
@@ -184,9 +186,9 @@ class Heartbeats:
                 " --data-parallel-start-rank"
             )
         engine_rank = shell.rank.engine_rank
-        # A single rank may be an engine of its own behind another balancer; SGLang without DP
-        # attention numbers each rank 0.
-        unnumbered = configured == 1 or (engine_rank == 0 and self._settings.engine == "sglang")
+        # A single rank may be an engine of its own behind another balancer.
+        numbered = engine_of(self._settings.engine).ranks_numbered
+        unnumbered = configured == 1 or (engine_rank == 0 and not numbered)
         if engine_rank is not None and engine_rank != shell.number and not unnumbered:
             return (
                 f"the KV events at the endpoint of rank {rank} are those of the engine's rank"

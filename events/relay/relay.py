@@ -27,11 +27,12 @@ import zmq.asyncio
 
 from events.engines.access import EngineAccess
 from events.engines.endpoints import masked, rank_endpoint
+from events.engines.engine import ReadLoadFeed
 from events.engines.events import LoadSample
 from events.engines.pages.load import LoadUnreadable
-from events.engines.pages.sglang_load import sglang_load_stat
 from events.engines.sockets import SUBSCRIBED_S, ReplayAnswer, ask_replay
 from events.engines.sockets import Subscription as EngineSubscription
+from events.engines.table import READ
 from events.engines.zmq_framing import LiveMessage, parse_live
 from events.plane import subjects
 from events.plane.broker import Broker, OnMessage
@@ -139,8 +140,9 @@ class Relay:
             await self._listen(subject, answer, "snapshot", shell.supervisor)
             if settings.events is not None:
                 _ = keep(partial(self._follow, shell, settings.events), "events")
-            if settings.load is not None:
-                _ = keep(partial(self._follow_load, shell, settings.load), "load_feed")
+            read = READ[settings.engine].read_load_feed
+            if settings.load is not None and read is not None:
+                _ = keep(partial(self._follow_load, shell, settings.load, read), "load_feed")
         hello = subjects.hello(self._fleet)
         await self._listen(hello, self._publisher.on_hello, "hello", self._supervisor)
         if settings.http is not None:
@@ -308,22 +310,24 @@ class Relay:
             step = partial(shell.rank.catch_up, now_s)
             self._perform(shell, self._applied(shell, step, now_s))
 
-    async def _follow_load(self, shell: RankShell, base: str) -> None:
-        """Reads SGLang's LoadStat feed until the connection to it breaks for good."""
+    async def _follow_load(self, shell: RankShell, base: str, read: ReadLoadFeed) -> None:
+        """Reads the engine's feed of loads until the connection to it breaks for good."""
         feed = EngineSubscription(self._context, rank_endpoint(base, shell.key.dp_rank))
         try:
-            await together(self._read_load(shell, feed), feed.watch(lambda: None))
+            await together(self._read_load(shell, feed, read), feed.watch(lambda: None))
         finally:
             feed.close()
 
-    async def _read_load(self, shell: RankShell, feed: EngineSubscription) -> None:
+    async def _read_load(
+        self, shell: RankShell, feed: EngineSubscription, read: ReadLoadFeed
+    ) -> None:
         while True:
             message = parse_live(await feed.receive())
             if not isinstance(message, LiveMessage):
                 self.counts["malformed_frame"] += 1
                 continue
             try:
-                _, shell.load = sglang_load_stat(
+                _, shell.load = read(
                     message.payload, self._heartbeats.engine_block_size(shell) or 1
                 )
             except LoadUnreadable:

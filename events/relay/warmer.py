@@ -24,6 +24,7 @@ from nats.aio.msg import Msg
 from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
 from events.engines.pages.probe import redirect_of
+from events.engines.table import engine_of
 from events.plane.facts import Unreadable, Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
@@ -177,10 +178,11 @@ def completion_of(request: Warm, engine: str, model: str) -> dict[str, Any]:
         "max_tokens": 1,
         "temperature": 0,
     }
-    if request.lora_name and engine == "vllm":
-        model = request.lora_name  # vLLM takes an adapter's name as a model
+    lora_field = engine_of(engine).lora_field
+    if request.lora_name and lora_field:
+        body[lora_field] = request.lora_name
     elif request.lora_name:
-        body["lora_path"] = request.lora_name
+        model = request.lora_name
     if model:
         body["model"] = model
     if request.cache_salt:

@@ -1,7 +1,7 @@
 """Parameters with which a proxy has an engine hand a KV cache over, in the engines' own terms.
 
-SGLang: both requests carry the prefill engine's bootstrap server and a room, and go out at once.
-vLLM: the prefill request says that another engine will decode, and its answer says where the
+At once (SGLang): both requests carry the prefill engine's bootstrap server and a room. In turn
+(vLLM): the prefill request says that another engine will decode, and its answer says where the
 blocks are. With NIXL that answer goes into the decode request as it is; with Mooncake both requests
 have a transfer_id, and the decode request the prefill engine's address.
 
@@ -12,6 +12,8 @@ NixlConnector and MooncakeConnector.
 import json
 
 from events.engines.bootstrap import BOOTSTRAP_PORT, MOONCAKE, bootstrap_url, host_of
+from events.engines.engine import HandOver
+from events.engines.table import engine_of
 from events.plane.facts import Heartbeat
 
 
@@ -26,7 +28,8 @@ def is_reachable(prefill: Heartbeat) -> bool:
 def bootstrap_server(prefill: Heartbeat) -> tuple[str, int]:
     """Host and port of the server at which decode engines meet the worker with that heartbeat, as
     in kvroute.v1.PrefillWorker; a port of 0: it has none."""
-    if prefill.engine != "sglang" and prefill.kv_connector != MOONCAKE:
+    at_once = engine_of(prefill.engine).hand_over is HandOver.AT_ONCE
+    if not at_once and prefill.kv_connector != MOONCAKE:
         return prefill.bootstrap_host, prefill.bootstrap_port
     host = prefill.bootstrap_host or host_of(prefill.address)
     return host, prefill.bootstrap_port or BOOTSTRAP_PORT
@@ -35,7 +38,7 @@ def bootstrap_server(prefill: Heartbeat) -> tuple[str, int]:
 def transfer_params(prefill: Heartbeat, room: int) -> tuple[str, str]:
     """The kv_transfer_params of the prefill and of the decode request, as in
     kvroute.v1.PrefillWorker; empty: it has none. room: of no other request."""
-    if prefill.engine == "sglang":
+    if engine_of(prefill.engine).hand_over is not HandOver.IN_TURN:
         return "", ""
     if prefill.kv_connector != MOONCAKE:
         return _NOBODY_YET, ""

@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from events.engines.engine import HandOver
+from events.engines.table import engine_of
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
 from router.decision.decision import Decision, Prefill
@@ -97,26 +99,27 @@ Eligible = Callable[[Request, Pool], Barred]
 
 def hands_over(heartbeat: Heartbeat) -> bool:
     """Whether a worker can compute a prompt for another one."""
-    connected = heartbeat.role == Role.PREFILL or (
-        heartbeat.role == Role.BOTH and _connected(heartbeat)
-    )
-    return connected and is_reachable(heartbeat)
+    return _does(Role.PREFILL, heartbeat) and is_reachable(heartbeat)
 
 
 def takes_over(heartbeat: Heartbeat) -> bool:
     """Whether a worker can go on with a prompt that another one has computed."""
-    return heartbeat.role == Role.DECODE or (heartbeat.role == Role.BOTH and _connected(heartbeat))
+    return _does(Role.DECODE, heartbeat)
 
 
 def serves_alone(heartbeat: Heartbeat) -> bool:
     """Whether a worker can compute a prompt and go on with it."""
-    return heartbeat.role == Role.BOTH or (
-        heartbeat.role == Role.DECODE and heartbeat.engine != "sglang"
-    )
+    if heartbeat.role == Role.DECODE:
+        return engine_of(heartbeat.engine).hand_over is not HandOver.AT_ONCE
+    return heartbeat.role == Role.BOTH
 
 
-def _connected(heartbeat: Heartbeat) -> bool:
-    return bool(heartbeat.kv_connector) and heartbeat.engine != "sglang"
+def _does(half: Role, heartbeat: Heartbeat) -> bool:
+    """Whether a worker takes a half of a pair."""
+    hand_over = engine_of(heartbeat.engine).hand_over
+    if heartbeat.role == Role.BOTH:
+        return hand_over is HandOver.IN_TURN and bool(heartbeat.kv_connector)
+    return hand_over is not None and heartbeat.role == half
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 from typing_extensions import override
 
 from events.plane.settings import EngineSettings, UnusableEngine
-from router.discovery.pods import Endpoint, Kind, Plan, endpoints, settings_of
+from router.discovery.pods import Endpoint, Plan, endpoints, settings_of
 from router.discovery.watched import Change, Gone, Pod, Put
 
 TAKEOVER_S = 2.0
@@ -172,7 +172,7 @@ class FollowedPods:
         self,
         endpoint: Endpoint,
         pod: Pod,
-        kind: Kind | None,
+        kind: str | None,
         labels: Mapping[str, str],
         why: str,
         now_s: float,

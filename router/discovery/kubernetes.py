@@ -22,6 +22,7 @@ import msgspec
 from events.engines.access import EngineAccess
 from events.engines.pages.probe import EngineHttp, EngineSilent
 from events.engines.sessions import http_session
+from events.engines.table import ENGINES, READ
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 from router.config.settings.discovery_settings import KubernetesSettings
@@ -35,8 +36,9 @@ from router.discovery.followed import (
     Start,
     Workers,
 )
-from router.discovery.pods import Kind, Plan
+from router.discovery.pods import Plan
 from router.discovery.watched import (
+    ANNOTATION,
     PAGE_ITEMS,
     REASON_CHARS,
     WATCH_S,
@@ -306,7 +308,7 @@ class KubernetesDiscovery:
             )
             self._changed.set()
 
-    async def _kind(self, wanted: Identify) -> Kind:
+    async def _kind(self, wanted: Identify) -> str:
         if self._session is None:
             raise EngineSilent("discovery has ended")
         access = self._hands.access(wanted.endpoint.worker_id, wanted.endpoint.address)
@@ -315,13 +317,14 @@ class KubernetesDiscovery:
             owners = {card.owned_by for card in msgspec.json.decode(page, type=_Cards).data}
         except (msgspec.DecodeError, RecursionError) as error:
             raise EngineSilent(f"/v1/models: {error}") from None
-        if "sglang" in owners:
-            return "sglang"
-        if "vllm" in owners:
-            return "vllm"
-        if (named := wanted.pod.annotations.get("kvroute.io/engine")) in ("vllm", "sglang"):
-            return "sglang" if named == "sglang" else "vllm"
-        raise EngineSilent("/v1/models: neither vLLM nor SGLang answers there")
+        named = wanted.pod.annotations.get(f"{ANNOTATION}engine")
+        for name in READ:
+            if ENGINES[name].owned_by in owners:
+                return name
+        if named in READ:
+            return named
+        known = " nor ".join(ENGINES[name].title for name in READ)
+        raise EngineSilent(f"/v1/models: neither {known} answers there")
 
     async def _labels(self, node: str) -> Mapping[str, str]:
         """Zone and rack of a node; empty if they are not read, or can't be."""

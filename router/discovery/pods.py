@@ -5,7 +5,7 @@ the keys of a `workers:` entry with dashes, and `port`, `events-port` and `repla
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from router.discovery.watched import ANNOTATION, Pod
@@ -16,8 +16,6 @@ TEXTS = ("engine", "role", "kv_connector", "kv_engine_id", "topic", "model")
 PORTS = ("port", "events_port", "replay_port")
 ROLES = ("prefill", "decode", "both")
 PORT_MAX = 65535
-
-Kind = Literal["vllm", "sglang"]
 
 
 class Plan(NamedTuple):
@@ -57,7 +55,7 @@ def endpoints(pod: Pod, plan: Plan) -> list[Endpoint]:
 
 
 def settings_of(
-    pod: Pod, endpoint: Endpoint, plan: Plan, kind: Kind, labels: Mapping[str, str]
+    pod: Pod, endpoint: Endpoint, plan: Plan, kind: str, labels: Mapping[str, str]
 ) -> EngineSettings:
     """The settings of a pod's relay. kind: the engine's own answer. labels: of its node.
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
+from events.engines.table import engine_of
 from router.front.engine_plane import is_of_plane
 from router.front.openai_body import BOM, PATHS, TENANT_HEADERS, Kind, read, shape_of
 from router.front.refusals import error_event
@@ -204,15 +205,14 @@ class Exchange:
     def pairs_on(self, engine: str) -> bool:
         """Whether a prefill worker and a decode worker of this engine can share the request.
 
-        vLLM 0.32 has kv_transfer_params on all four paths; SGLang 0.5.23 drops bootstrap_room from
-        messages (sgl-project/sglang#35229). A response that goes on from another one, or that goes
-        on after its answer, belongs to one worker.
+        A response that goes on from another one, or that goes on after its answer, belongs to one
+        worker.
         """
         match self.kind:
             case Kind.CHAT | Kind.COMPLETION:
                 return True
             case Kind.MESSAGES:
-                return engine == "vllm"
+                return engine_of(engine).pairs_messages
             case Kind.RESPONSES:
                 return not (self.facts.previous_response_id or self.facts.is_background)
             case Kind.LOAD:
@@ -237,7 +237,7 @@ class Exchange:
         tokens: Mapping[str, Any] | None = None,
     ) -> Upstream:
         """The request to a worker. headers: of the pick. fields, tokens: for the body's top level,
-        of a pair, or of forwarded_tokens.py for a body that may_have_tokens."""
+        of a pair, or an engine's chat_tokens for a body that may_have_tokens."""
         facts, more = self.facts, dict(fields or {})
         absent = not more
         more |= tokens or {}

@@ -3,7 +3,6 @@
 Pure. `warnings_of` says what holds now; WarningLog, which of it is worth a line in the log.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -14,6 +13,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from events.engines.endpoints import masked
+from events.engines.table import engine_of
 from events.feed.fleet_view import FleetView, Source
 from events.feed.stream import PAUSE_MAX_S, StreamState
 from events.plane.facts import Heartbeat
@@ -38,8 +38,6 @@ SENTENCE_MAX = 300
 LOOK_S = 1.0
 REPEAT_S = 600.0
 LINES_MAX = 10
-FIRST_VERSIONS = {"vllm": (0, 9), "sglang": (0, 4, 6)}
-"""The first release of each engine whose events kvroute was tried with."""
 
 
 _EAGLE = (
@@ -144,14 +142,13 @@ def _of_its_relay(source: Source, heartbeat: Heartbeat, now_s: float) -> Iterato
             f"its relay's clock differs from ours by {source.clock_skew_s:.0f} s: times in logs and"
             " stream lags mislead",
         )
-    first = FIRST_VERSIONS.get(heartbeat.engine)
-    numbers = tuple(map(int, re.findall(r"\d{1,9}", heartbeat.engine_version)[:3]))
-    if first and numbers and numbers < first:
+    engine = engine_of(heartbeat.engine)
+    if engine.is_untried(heartbeat.engine_version):
         yield WorkerWarning(
             WarningCode.ENGINE_VERSION,
             f"{heartbeat.engine} {heartbeat.engine_version[:32]} is older than"
-            f" {'.'.join(map(str, first))}, the first release whose KV events kvroute was tried"
-            " with",
+            f" {'.'.join(map(str, engine.first_version))}, the first release whose KV events"
+            " kvroute was tried with",
         )
 
 
@@ -200,8 +197,8 @@ def _of_its_stream(
     stream, record = source.stream, known.record
     if stream.state is not StreamState.LIVE:
         return  # nothing is claimed of it
-    # SGLang's decode workers keep no prefix cache, unless a flag says so.
-    silent_by_nature = heartbeat.engine == "sglang" and heartbeat.role == Role.DECODE
+    engine = engine_of(heartbeat.engine)
+    silent_by_nature = heartbeat.role == Role.DECODE and not engine.decode_caches
     if known.unheard_s is not None and known.unheard_s >= UNHEARD_S and not silent_by_nature:
         yield WorkerWarning(
             WarningCode.NO_EVENTS,
@@ -230,7 +227,7 @@ def _of_its_stream(
             "its engine reuses blocks of our prompts, but none of them is ever in the index: do"
             " clients send the token ids that the engine sees (chat template, first token), with"
             " their lora_name, cache_salt and multimodal items?"
-            + (_EAGLE if heartbeat.engine == "dynamo" else ""),
+            + (_EAGLE if engine.eagle_shifts_hashes else ""),
         )
     if record.phantom_run >= NEVER_RUN:
         yield WorkerWarning(

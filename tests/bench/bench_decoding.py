@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from events.engines.decoding import DECODERS
 from events.engines.events import BlocksCleared
-from events.engines.pages.sglang_load import sglang_metrics
-from events.engines.pages.vllm_load import vllm_loads
+from events.engines.sglang.pages import sglang_metrics
+from events.engines.table import READ
+from events.engines.vllm.pages import vllm_loads
 from tests.bench.timing import row
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -62,7 +62,7 @@ def _long_stores() -> tuple[Callable[[], object], int]:
 
 def _decoding(engine: str, payloads: list[bytes]) -> tuple[Callable[[], object], int]:
     """What to time, and the blocks stored and removed in one go of it."""
-    decode = DECODERS[engine]
+    decode = READ[engine].decode
     blocks = sum(
         len(event.hashes)
         for payload in payloads

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from events.engines.decoding import DECODERS
+from events.engines.table import READ
 from events.engines.wire import batch_time_s
 from events.plane import facts
 from events.relay.ledger import Ledger
@@ -36,8 +36,8 @@ def engine(payload: bytes) -> Outcome:
     """An engine's batch: read and applied without an error, and its time is that of its first
     bytes."""
     outcome: list[Any] = []
-    for name, decode in DECODERS.items():
-        batch = decode(payload)
+    for name, reading in READ.items():
+        batch = reading.decode(payload)
         if batch.malformed and batch.malformed[0].startswith("the batch: "):
             unread = (batch.events, batch.time_s, batch.removals_lost)
             same(unread, ((), 0.0, True), f"{name}: no batch")

@@ -13,7 +13,7 @@ import pytest
 
 from events.engines.access import EngineAccess
 from events.engines.pages.probe import Answer, Probe
-from events.engines.pages.sglang_load import sglang_metrics
+from events.engines.sglang.pages import sglang_metrics
 from simulator.cli.gateway import gateway_config, workers_ready
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig, Half

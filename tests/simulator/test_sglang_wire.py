@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from events.engines.events import BlocksRemoved, BlocksStored
-from events.engines.sglang import decode
+from events.engines.sglang.events import decode
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.engines.sglang_wire import encode_batch
 

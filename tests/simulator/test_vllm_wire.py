@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from events.engines.events import BlocksRemoved, BlocksStored
-from events.engines.vllm import decode
+from events.engines.vllm.events import decode
 from indexer.identity import Tier
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.engines.vllm_wire import END_OF_REPLAY, encode_batch, encode_sequence

@@ -1,12 +1,5 @@
 """Engines' load and identity in one form, and the bounds of the documents that have them. Pure.
 
-    vLLM    GET /metrics                         vllm_loads
-    SGLang  GET /v1/loads (JSON, fresh)          sglang_loads
-            LoadStat over ZMQ (fresh)            sglang_load_stat
-            GET /metrics (up to 30 s old)        sglang_metrics
-    both    /v1/models and related pages         vllm_identity, sglang_identity
-    vLLM    /query of Mooncake's bootstrap       mooncake_engine_ids
-
 Law: a document is read whole or raises LoadUnreadable, whose reason is a sentence; values that are
 read fit a heartbeat. Time and memory are linear in the document's size.
 

@@ -7,7 +7,7 @@ the relay's network.
 import asyncio
 import errno
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -17,10 +17,10 @@ import aiohttp
 
 from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
-from events.engines.events import LoadSample
+from events.engines.engine import Loads
 from events.engines.pages.load import EngineIdentity, LoadUnreadable
-from events.engines.pages.sglang_load import sglang_identity, sglang_loads, sglang_metrics
-from events.engines.pages.vllm_load import mooncake_engine_ids, vllm_identity, vllm_loads
+from events.engines.table import READ
+from events.engines.vllm.pages import mooncake_engine_ids
 
 DOCUMENT_BYTES_MAX = 8 * 1024 * 1024
 SHORT_BYTES = 256 * 1024
@@ -28,7 +28,6 @@ SHORT_BYTES = 256 * 1024
 is skipped. Longer pages are parsed in a thread."""
 REASON_CHARS = 300
 
-Loads = Mapping[int, LoadSample]
 Read = TypeVar("Read")
 
 
@@ -112,19 +111,7 @@ class EngineHttp:
 
 
 Pages = tuple[bytes | None, ...]
-"""Of an identity, the pages that rarely change."""
-
-
-async def _vllm_identity(engine: EngineHttp, kept: Pages | None) -> tuple[EngineIdentity, Pages]:
-    models = await engine.page("/v1/models")
-    # /server_info in development mode only. The first answer inspects the whole machine and may
-    # come too late; the engine keeps the result for later answers.
-    kept = kept or (
-        await engine.optional_page("/version"),
-        await engine.optional_page("/kv_event_sources"),
-        await engine.optional_page("/server_info?config_format=json"),
-    )
-    return await _parsed(partial(vllm_identity, models, *kept), models, *kept), kept
+"""The pages of an identity, in the order of its engine's record."""
 
 
 async def _parsed(read: Callable[[], Read], *pages: bytes | None) -> Read:
@@ -132,38 +119,6 @@ async def _parsed(read: Callable[[], Read], *pages: bytes | None) -> Read:
     if sum(len(page) for page in pages if page is not None) <= SHORT_BYTES:
         return read()
     return await asyncio.to_thread(read)
-
-
-async def _vllm_load(engine: EngineHttp, _identity: EngineIdentity) -> Loads:
-    page = await engine.page("/metrics")
-    return await _parsed(lambda: vllm_loads(page.decode("utf-8", "replace")), page)
-
-
-async def _sglang_identity(engine: EngineHttp, kept: Pages | None) -> tuple[EngineIdentity, Pages]:
-    kept = kept or (await engine.page("/server_info"), await engine.optional_page("/model_info"))
-    models = await engine.optional_page("/v1/models")
-    info, model_info = kept
-    read = partial(sglang_identity, info or b"", models, model_info)
-    return await _parsed(read, models, *kept), kept
-
-
-async def _sglang_load(engine: EngineHttp, identity: EngineIdentity) -> Loads:
-    loads = await engine.optional_page("/v1/loads?include=core")
-    if loads is not None:
-        return await _parsed(partial(sglang_loads, loads, identity.block_size or 1), loads)
-    page = await engine.page("/metrics")  # releases before /v1/loads; its values are older
-    size = identity.block_size
-    return await _parsed(lambda: sglang_metrics(page.decode("utf-8", "replace"), size), page)
-
-
-ReadIdentity = Callable[[EngineHttp, Pages | None], Awaitable[tuple[EngineIdentity, Pages]]]
-"""The second argument: pages of an earlier identity, which are not requested again."""
-ReadLoad = Callable[[EngineHttp, EngineIdentity], Awaitable[Loads]]
-
-PROBES: dict[str, tuple[ReadIdentity, ReadLoad]] = {
-    "vllm": (_vllm_identity, _vllm_load),
-    "sglang": (_sglang_identity, _sglang_load),
-}
 
 
 class Probe:
@@ -181,8 +136,8 @@ class Probe:
         mooncake: str | None = None,
         counts: Counter[str] | None = None,
     ) -> None:
-        """mooncake: the URL of its bootstrap server, if it has one. counts: `malformed_page` for
-        unreadable answers."""
+        """engine: a name of events.engines.table.READ. mooncake: the URL of its bootstrap server,
+        if it has one. counts: `malformed_page` for unreadable answers."""
         self.identity: EngineIdentity | None = None
         self.loads: Loads = {}
         self.refused = False
@@ -195,7 +150,7 @@ class Probe:
         self._troubles: dict[str, str] = {}
         """load, identity or mooncake -> why its last request failed."""
         self._counts = Counter[str]() if counts is None else counts
-        self._read_identity, self._read_load = PROBES[engine]
+        self._reading = READ[engine]
 
     @property
     def trouble(self) -> str:
@@ -212,18 +167,16 @@ class Probe:
     async def ask_identity(self, *, whole: bool = True) -> Answer:
         """Reads the identity. whole: False: its models alone, where the rest is known."""
         try:
-            self.identity, self._kept = await self._read_identity(
-                self._engine, None if whole else self._kept
-            )
+            identity = await self._read_identity(None if whole else self._kept)
         except (EngineSilent, LoadUnreadable) as error:
             return self._failed("identity", error)
-        self._set_engine_ids(self._kv_engine_ids)
-        return self._answered("identity", "; ".join(self.identity.troubles))
+        self.identity = replace(identity, kv_engine_ids=self._kv_engine_ids)
+        return self._answered("identity", "; ".join(identity.troubles))
 
     async def ask_load(self) -> Answer:
         """Reads the load."""
         try:
-            self.loads = await self._read_load(self._engine, self.identity or EngineIdentity())
+            await self._read_load()
         except (EngineSilent, LoadUnreadable) as error:
             return self._failed("load", error)
         return self._answered("load")
@@ -244,6 +197,32 @@ class Probe:
             self._troubles["mooncake"] = masked(str(error))
         self._set_engine_ids(ids)
         return bool(ids)
+
+    async def _read_identity(self, kept: Pages | None) -> EngineIdentity:
+        """kept: pages of an earlier identity, of which those that rarely change are not read
+        again."""
+        pages: list[bytes | None] = []
+        for index, page in enumerate(self._reading.identity_pages):
+            if kept is not None and not page.changes:
+                pages.append(kept[index])
+            elif page.required:
+                pages.append(await self._engine.page(page.path))
+            else:
+                pages.append(await self._engine.optional_page(page.path))
+        read = partial(self._reading.read_identity, *pages)
+        identity = await _parsed(read, *pages)
+        self._kept = tuple(pages)
+        return identity
+
+    async def _read_load(self) -> None:
+        *optional, last = self._reading.load_pages
+        for page in optional:
+            if (content := await self._engine.optional_page(page.path)) is not None:
+                break
+        else:
+            page, content = last, await self._engine.page(last.path)
+        block_size = None if self.identity is None else self.identity.block_size
+        self.loads = await _parsed(partial(page.read, content, block_size), content)
 
     def _set_engine_ids(self, ids: Mapping[int, str]) -> None:
         self._kv_engine_ids = ids

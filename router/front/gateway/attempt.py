@@ -101,7 +101,7 @@ class WorkerAttempt:
         if prefill is None:
             return await self._send({}, self._forwarder.token_fields(self._pick))
         self._forwarder.paired(prefill.engine)
-        if prefill.engine == "vllm":
+        if prefill.prefill_kv_transfer_params is not None:
             return await self._in_two_steps(prefill)
         return await self._at_once(prefill)
 

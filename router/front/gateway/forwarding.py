@@ -7,11 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
+from events.engines.table import engine_of
 from kvroute.client import KvRouteError, Pick, RoutedRequest
 from kvroute.v1 import Phase
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front.exchange import Exchange, Upstream, goes_by_load
-from router.front.forwarded_tokens import token_fields
 from router.front.gateway.attempt import WorkerAttempt
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.roster import Roster
@@ -171,10 +171,11 @@ class Forwarder:
         if prompt is None or not prompt.verified or not prompt.token_bytes:
             return {}
         engine = self._roster.engine(pick.worker_id)
-        fields = token_fields(engine, prompt.token_ids.tolist())
-        if fields:
-            self._counters.with_tokens.labels(engine).inc()
-        return fields
+        chat_tokens = engine_of(engine).chat_tokens
+        if chat_tokens is None:
+            return {}
+        self._counters.with_tokens.labels(engine).inc()
+        return chat_tokens(prompt.token_ids.tolist())
 
     def post(self, upstream: Upstream, seat: Seat) -> Sent:
         """Sends a request to a worker, with that worker's key if it has one."""

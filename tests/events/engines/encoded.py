@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from events.engines.decoding import DECODERS
 from events.engines.events import (
     BlocksStored,
     EngineBatch,
 )
+from events.engines.table import READ
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 REWRITE = os.environ.get("KVROUTE_REWRITE_GOLDEN") == "1"
@@ -108,7 +108,7 @@ def only(batch: EngineBatch) -> Any:
 
 
 def vllm_stored(**changes: Any) -> BlocksStored:
-    event = only(DECODERS["vllm"](encode(stored(**changes))))
+    event = only(READ["vllm"].decode(encode(stored(**changes))))
     assert isinstance(event, BlocksStored)
     return event
 

@@ -189,7 +189,7 @@ def test_user_names_and_passwords_are_masked() -> None:
         ({"events": "tcp://*:5557"}, "events"),
         ({"events": "tcp://host:5557", "replay": "bad"}, "replay"),
         ({"events": "tcp://host:65535", "ranks": 2}, "events"),
-        ({"load": "bad"}, "load"),
+        ({"engine": "sglang", "load": "bad"}, "load"),
         ({"metrics": "nonsense"}, "metrics"),
         ({"metrics": f"http://{LONG_LABEL}"}, "metrics"),
         ({"address": "http://a..b"}, "address"),
@@ -202,6 +202,11 @@ def test_user_names_and_passwords_are_masked() -> None:
 def test_settings_that_can_never_work_name_the_key(fields: dict[str, object], key: str) -> None:
     settings = EngineSettings(**{"id": "w", "engine": "vllm", "address": "http://host:1", **fields})  # type: ignore[arg-type]
     assert unusable(settings).startswith(f"{key}: ")
+
+
+def test_an_engine_without_a_feed_of_loads_refuses_one() -> None:
+    with pytest.raises(ValueError, match="load: vLLM has no feed of loads"):
+        EngineSettings(id="w", engine="vllm", address="http://host:1", load="tcp://host:5")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +283,7 @@ def engine(id: str, host: str, base: int, **fields: object) -> EngineSettings:
         key: f"{'http' if offset < 2 else 'tcp'}://{host}:{base + offset}"
         for key, offset in ports.items()
     }
-    return EngineSettings(**{"id": id, "engine": "vllm", **whole, **fields})  # type: ignore[arg-type]
+    return EngineSettings(**{"id": id, "engine": "sglang", **whole, **fields})  # type: ignore[arg-type]
 
 
 @given(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.engines.decoding import DECODERS
 from events.engines.events import (
     BlocksCleared,
     BlocksRemoved,
     EngineBatch,
 )
+from events.engines.table import READ
 from events.engines.wire import (
     EVENTS_MAX,
     PAYLOAD_BYTES_MAX,
@@ -37,9 +37,9 @@ from tests.events.engines.test_versions import FULL_SGLANG, FULL_VLLM, encodings
 # What must be refused, and counted
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 def test_one_bad_event_leaves_the_others_in_their_order(engine: str) -> None:
-    batch = DECODERS[engine](
+    batch = READ[engine].decode(
         encode(
             removed(block_hashes=[1]),
             stored(token_ids=[1]),
@@ -64,23 +64,23 @@ def test_one_bad_event_leaves_the_others_in_their_order(engine: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 def test_an_unknown_kind_is_cut(engine: str) -> None:
-    batch = DECODERS[engine](encode(["x" * 1000], {"type": "y" * 1000}))
+    batch = READ[engine].decode(encode(["x" * 1000], {"type": "y" * 1000}))
     assert batch.unknown_kinds == ("x" * UNKNOWN_KIND_CHARS, "y" * UNKNOWN_KIND_CHARS)
     assert batch.malformed == ()
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 @pytest.mark.parametrize("kind", [None, 1, True, b"BlockStored", ["BlockStored"], {}, ""])
 def test_a_kind_that_is_no_name_is_counted(engine: str, kind: Any) -> None:
     for event in ([kind, [1]], {"type": kind, "block_hashes": [1]}):
-        batch = DECODERS[engine](encode(event))
+        batch = READ[engine].decode(encode(event))
         assert batch.events == ()
         assert len(batch.malformed) + len(batch.unknown_kinds) == 1
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 @pytest.mark.parametrize(
     "batch",
     [
@@ -99,24 +99,24 @@ def test_a_kind_that_is_no_name_is_counted(engine: str, kind: Any) -> None:
     ],
 )
 def test_a_batch_of_another_shape_is_one_complaint(engine: str, batch: Any) -> None:
-    decoded = DECODERS[engine](msgspec.msgpack.encode(batch))
+    decoded = READ[engine].decode(msgspec.msgpack.encode(batch))
     assert (decoded.time_s, decoded.dp_rank) == (0.0, None)
     assert complaint(decoded).startswith("the batch: ")
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 @pytest.mark.parametrize("time_s", ["now", None, [], float("nan"), float("inf"), -1.0, True])
 def test_an_unreadable_time_keeps_the_events(engine: str, time_s: Any) -> None:
-    batch = DECODERS[engine](msgspec.msgpack.encode([time_s, [["AllBlocksCleared"]], 1]))
+    batch = READ[engine].decode(msgspec.msgpack.encode([time_s, [["AllBlocksCleared"]], 1]))
     assert batch.time_s == 0.0
     assert (batch.dp_rank, batch.events) == (1, (BlocksCleared(),))
     assert [reason.split(":")[0] for reason in batch.malformed] == ["the batch's time"]
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 @pytest.mark.parametrize("rank", ["0", 1.0, True, -1, 1 << 40, []])
 def test_an_unreadable_rank_keeps_the_events(engine: str, rank: Any) -> None:
-    batch = DECODERS[engine](msgspec.msgpack.encode([1.5, [["AllBlocksCleared"]], rank]))
+    batch = READ[engine].decode(msgspec.msgpack.encode([1.5, [["AllBlocksCleared"]], rank]))
     assert batch.dp_rank is None
     assert batch.events == (BlocksCleared(),)
     assert [reason.split(":")[0] for reason in batch.malformed] == ["the batch's rank"]
@@ -125,7 +125,7 @@ def test_an_unreadable_rank_keeps_the_events(engine: str, rank: Any) -> None:
 WRONG: list[Any] = [None, True, -1, 1 << 63, 1.5, "text", b"bytes", [], [[]], [None], {}, {"a": 1}]
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 def test_every_field_of_every_wrong_type_is_kept_or_counted(engine: str) -> None:
     full = FULL_VLLM if engine == "vllm" else FULL_SGLANG
     for kind, fields in ENGINE_FIELDS[engine].items():
@@ -133,7 +133,7 @@ def test_every_field_of_every_wrong_type_is_kept_or_counted(engine: str) -> None
             for wrong in WRONG:
                 values = {field: full[field] for field, _ in fields} | {name: wrong}
                 for event in encodings(kind, values):
-                    batch = DECODERS[engine](encode(event))
+                    batch = READ[engine].decode(encode(event))
                     assert len(batch.events) + len(batch.malformed) == 1, (kind, name, wrong)
 
 
@@ -148,7 +148,7 @@ def some_payloads() -> Iterator[tuple[str, bytes]]:
 
 def test_a_payload_cut_anywhere_is_one_complaint() -> None:
     for engine, payload in some_payloads():
-        decode = DECODERS[engine]
+        decode = READ[engine].decode
         for end in range(len(payload)):
             assert complaint(decode(payload[:end])).startswith("the batch: ")
         assert complaint(decode(payload + b"\xc0")).startswith("the batch: ")
@@ -156,7 +156,7 @@ def test_a_payload_cut_anywhere_is_one_complaint() -> None:
 
 def test_a_payload_with_any_byte_changed_is_answered() -> None:
     for engine, payload in some_payloads():
-        decode = DECODERS[engine]
+        decode = READ[engine].decode
         for i in range(0, len(payload), 3):
             for byte in (0x00, 0x93, 0xC0, 0xC1, 0xC6, 0xD6, 0xDD, 0xDF, 0xFF):
                 changed = bytearray(payload)
@@ -164,7 +164,7 @@ def test_a_payload_with_any_byte_changed_is_answered() -> None:
                 assert isinstance(decode(bytes(changed)), EngineBatch)
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 @pytest.mark.parametrize(
     "payload",
     [
@@ -182,41 +182,41 @@ def test_a_payload_with_any_byte_changed_is_answered() -> None:
     ],
 )
 def test_huge_claims_and_deep_nests_are_one_complaint(engine: str, payload: bytes) -> None:
-    assert complaint(DECODERS[engine](payload)).startswith("the batch: ")
+    assert complaint(READ[engine].decode(payload)).startswith("the batch: ")
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 def test_a_nest_of_ordinary_depth_in_an_unknown_field_is_skipped(engine: str) -> None:
     nest: Any = None
     for _ in range(100):
         nest = [nest]
-    assert only(DECODERS[engine](encode(stored(newest=nest)))).hashes == (11, 12)
+    assert only(READ[engine].decode(encode(stored(newest=nest)))).hashes == (11, 12)
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 def test_text_that_is_no_utf8_costs_its_event_only(engine: str) -> None:
     whole = encode(removed(medium="GPU!"), ["AllBlocksCleared"])
-    batch = DECODERS[engine](whole.replace(b"GPU!", b"GPU\xff"))
+    batch = READ[engine].decode(whole.replace(b"GPU!", b"GPU\xff"))
     assert batch.events == (BlocksCleared(),)
     assert len(batch.malformed) == 1
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 def test_a_payload_beyond_the_limit_is_not_read(engine: str) -> None:
-    assert "bytes" in complaint(DECODERS[engine](bytes(PAYLOAD_BYTES_MAX + 1)))
+    assert "bytes" in complaint(READ[engine].decode(bytes(PAYLOAD_BYTES_MAX + 1)))
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 def test_more_events_than_the_limit_are_not_read(engine: str) -> None:
     payload = b"\x92\xcb" + bytes(8) + b"\xdd" + (EVENTS_MAX + 1).to_bytes(4, "big")
-    assert complaint(DECODERS[engine](payload + b"\xc0" * (EVENTS_MAX + 1)))
+    assert complaint(READ[engine].decode(payload + b"\xc0" * (EVENTS_MAX + 1)))
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(payload=st.binary(max_size=200))
 def test_random_bytes_are_answered(engine: str, payload: bytes) -> None:
-    assert isinstance(DECODERS[engine](payload), EngineBatch)
+    assert isinstance(READ[engine].decode(payload), EngineBatch)
 
 
 ANY_VALUE = st.recursive(
@@ -231,7 +231,7 @@ ANY_VALUE = st.recursive(
 )
 
 
-@pytest.mark.parametrize("engine", DECODERS)
+@pytest.mark.parametrize("engine", READ)
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(data=st.data())
 def test_events_of_random_values_are_each_kept_or_counted(engine: str, data: Any) -> None:
@@ -239,5 +239,5 @@ def test_events_of_random_values_are_each_kept_or_counted(engine: str, data: Any
     kind = data.draw(st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "New"]))
     fields = {name: data.draw(st.just(full[name]) | ANY_VALUE) for name in full}
     events = encodings(kind, fields)
-    batch = DECODERS[engine](encode(*events))
+    batch = READ[engine].decode(encode(*events))
     assert len(batch.events) + len(batch.malformed) + len(batch.unknown_kinds) == len(events)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from events.engines.events import LoadSample
 from events.engines.pages.load import DOCUMENT_BYTES_MAX, EngineIdentity, LoadUnreadable
-from events.engines.pages.sglang_load import (
+from events.engines.sglang.pages import (
     sglang_identity,
     sglang_load_stat,
     sglang_loads,
     sglang_metrics,
 )
-from events.engines.pages.vllm_load import vllm_identity, vllm_loads
+from events.engines.vllm.pages import vllm_identity, vllm_loads
 from tests.stage.engine_pages import (
     SGLANG,
     SGLANG_LOADS,

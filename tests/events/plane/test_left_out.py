@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored
-from events.engines.salts import tells_salts
+from events.engines.table import engine_of
 from events.feed.fleet_view import FleetView
 from events.plane import left_out as module
 from events.plane.facts import Beat, Epoch, decode_stream, encode
@@ -144,7 +144,7 @@ def test_a_beat_without_reasons_is_what_it_was_before_there_were_any() -> None:
     ],
 )
 def test_releases_tell_salts_from_one_on(engine: str, version: str, tells: bool) -> None:
-    assert tells_salts(engine, version) is tells
+    assert engine_of(engine).tells_salts(version) is tells
 
 
 PAD_VALUE = 1_000_000 + (0x1234_5678_9ABC & ((1 << 30) - 1))

@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 from prometheus_client.samples import Sample
 
 from events.engines.events import LoadSample
-from events.engines.pages import metrics_page, vllm_load
+from events.engines.pages import metrics_page
 from events.engines.pages.load import BLOCK_SIZE_MAX, COUNT_MAX, EngineIdentity, LoadUnreadable
 from events.engines.pages.metrics_page import LINES_MAX
-from events.engines.pages.sglang_load import (
+from events.engines.sglang.pages import (
     sglang_identity,
     sglang_load_stat,
     sglang_loads,
     sglang_metrics,
 )
-from events.engines.pages.vllm_load import vllm_identity, vllm_loads
+from events.engines.vllm import pages as vllm_pages
+from events.engines.vllm.pages import vllm_identity, vllm_loads
 from events.plane.facts import encode_heartbeat
 from events.plane.settings import EngineSettings
 from events.relay.relay import Relay
@@ -208,7 +209,7 @@ def test_each_sample_of_a_page_is_sorted_by_rank_once(
         return rank_of(sample, label)
 
     monkeypatch.setattr(metrics_page, "rank_of", counting)
-    monkeypatch.setattr(vllm_load, "rank_of", counting)
+    monkeypatch.setattr(vllm_pages, "rank_of", counting)
     assert len(vllm_loads(many_ranks(count))) == count
     assert set(looks.values()) == {count}
 

@@ -134,7 +134,7 @@ async def pair() -> AsyncIterator[Pair]:
         ({"events": "ipc:///tmp/x", "ranks": 2}, "events"),
         ({"replay": "bad"}, "replay"),
         ({"replay": "tcp://host"}, "replay"),
-        ({"load": "bad"}, "load_feed"),
+        ({"engine": "sglang", "load": "bad"}, "load_feed"),
     ],
 )
 async def test_an_endpoint_that_can_never_work_is_that_works_trouble(

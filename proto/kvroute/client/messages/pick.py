@@ -90,7 +90,8 @@ class PrefillWorker:
     @property
     def headers(self) -> dict[str, str]:
         """HTTP headers of its request: the id, and the rank if the engine has several."""
-        return _headers(self.dp_rank, self.request_id if self.engine == "vllm" else "", {})
+        in_turn = self.prefill_kv_transfer_params is not None
+        return _headers(self.dp_rank, self.request_id if in_turn else "", {})
 
     @property
     def prefill_body(self) -> dict[str, Any]:
@@ -283,8 +284,8 @@ class Pick:
         instance for Dynamo's frontend, and the id if the request belongs to a pair; see
         PrefillWorker."""
         response = self.response
-        paired = response.HasField("prefill_worker") and response.prefill_worker.engine == "vllm"
-        return _headers(self.dp_rank, self.request_id if paired else "", response.labels)
+        in_turn = bool(response.prefill_worker.prefill_kv_transfer_params)
+        return _headers(self.dp_rank, self.request_id if in_turn else "", response.labels)
 
 
 def hand_over(answer: object) -> Mapping[str, Any] | None:

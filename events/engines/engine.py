@@ -1,0 +1,120 @@
+"""A kind of engine, as one record: all that kvroute must know of it. Pure.
+
+The records are in table.py. Whoever treats engines differently reads a field of this record; no
+other module compares an engine's name.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from events.engines.events import EngineBatch, LoadSample
+from events.engines.pages.load import EngineIdentity
+
+Loads = Mapping[int, LoadSample]
+"""Rank -> its load."""
+ReadLoadFeed = Callable[[bytes, int], tuple[int, LoadSample]]
+"""A payload, and the block size in tokens -> rank and load; raises LoadUnreadable."""
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityPage:
+    """An HTTP page of an engine, of which its identity is made."""
+
+    path: str
+    required: bool = False
+    """Whether an engine without it has no identity; False: some releases lack it."""
+    changes: bool = False
+    """Whether it is read every few seconds: LoRA adapters come and go. False: once a life."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPage:
+    """An HTTP page with an engine's load."""
+
+    path: str
+    read: Callable[[bytes, int | None], Loads]
+    """The page, and the block size of the identity in tokens -> the load; raises LoadUnreadable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a relay reads of an engine."""
+
+    decode: Callable[[bytes], EngineBatch]
+    """A ZMQ payload -> its events; never raises, for any bytes (events/engines/wire.py)."""
+    identity_pages: tuple[IdentityPage, ...]
+    """Required ones first."""
+    read_identity: Callable[..., EngineIdentity]
+    """The pages, in their order, None for one that the engine lacks; raises LoadUnreadable."""
+    load_pages: tuple[LoadPage, ...]
+    """The first one that the engine has is read."""
+    loads_need_identity: bool = False
+    """Whether loads are in tokens, so that the block size must be known first."""
+    read_load_feed: ReadLoadFeed | None = None
+    """Of the engine's feed of loads over ZMQ; None: it has none."""
+
+
+class HandOver(Enum):
+    """How the blocks of a prompt come from a prefill engine to a decode engine."""
+
+    IN_TURN = "in turn"
+    """The prefill engine's answer says where the blocks are; the decode request has that answer
+    (kv_transfer_params). Any engine with a connector can do either half."""
+    AT_ONCE = "at once"
+    """Both requests go out together, and meet at the prefill engine's bootstrap server. An engine
+    is started for one half, or for whole requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A kind of engine. The defaults are what an unknown one is treated like."""
+
+    name: str
+    """In settings, heartbeats, answers and metrics."""
+    title: str
+    """In sentences."""
+    reading: Reading | None = None
+    """None: no relay of ours reads it."""
+    owned_by: str = ""
+    """`owned_by` of its models in /v1/models, by which discovery knows it."""
+    first_version: Version = ()
+    """The first release whose events kvroute was tried with; (): any."""
+    salts_since: Version = ()
+    """The first release whose events have cache salts; (): all of them."""
+    names_items: bool = True
+    """Whether its events name the images and the like that are in a block."""
+    ranks_numbered: bool = True
+    """Whether each rank's events have its number; False: some configurations number all of them
+    0."""
+    lower_priority_first: bool = False
+    """Whether a request with a lower number is served sooner, unless its identity says."""
+    lora_field: str = ""
+    """The field of a request that names a LoRA; empty: its field `model`."""
+    hand_over: HandOver | None = None
+    """None: it takes no part in pairs of prefill and decode workers."""
+    decode_caches: bool = True
+    """Whether decode workers keep a prefix cache, and publish events of it."""
+    pairs_messages: bool = False
+    """Whether the halves of a pair can share a request of Anthropic's messages."""
+    chat_tokens: Callable[[Sequence[int]], dict[str, Any]] | None = None
+    """Token ids -> the fields of a chat's body that have the engine compute them, and not render
+    the messages; its answer is a chat's all the same. None: it has no such field."""
+    eagle_shifts_hashes: bool = False
+    """Whether with EAGLE its block hashes cover a token more than a block, and can't be matched."""
+
+    def tells_salts(self, version: str) -> bool:
+        """Whether this release's events have cache salts; True for an unknown version."""
+        return not _is_before(version, self.salts_since)
+
+    def is_untried(self, version: str) -> bool:
+        """Whether a release is older than every one that kvroute was tried with."""
+        return _is_before(version, self.first_version)
+
+
+def _is_before(version: str, first: Version) -> bool:
+    numbers = tuple(map(int, re.findall(r"\d{1,9}", version)[:3]))
+    return bool(numbers) and numbers < first

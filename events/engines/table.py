@@ -1,0 +1,28 @@
+"""The table of engines: a new one is a folder with its record, an entry here, and its tests."""
+
+from typing import Literal
+
+from events.engines.engine import Engine, HandOver, Reading
+from events.engines.sglang.engine import SGLANG
+from events.engines.vllm.engine import VLLM
+
+EngineName = Literal["vllm", "sglang"]
+"""The engines that a relay of ours reads."""
+READ: dict[str, Reading] = {
+    engine.name: engine.reading for engine in (VLLM, SGLANG) if engine.reading is not None
+}
+_DYNAMO = Engine(
+    name="dynamo",
+    title="Dynamo",
+    hand_over=HandOver.IN_TURN,
+    eagle_shifts_hashes=True,
+)
+"""An engine behind NVIDIA Dynamo's frontend, whose events come over Dynamo's event plane."""
+ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, _DYNAMO)}
+_UNKNOWN = Engine(name="", title="an unknown engine")
+
+
+def engine_of(name: str) -> Engine:
+    """The record of the engine that a heartbeat names; one that knows nothing for a name of which
+    only a later release has a record."""
+    return ENGINES.get(name, _UNKNOWN)
