@@ -29,6 +29,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from events.engines.access import EngineAccess
+from router.prompts.dialects.table import DEFAULT
 from router.prompts.processes.children import Children
 from router.prompts.processes.frames import Done
 from router.prompts.prompt_error import PromptError, PromptReason
@@ -46,7 +47,6 @@ from router.prompts.proving.proof import Difference, Proof, State, Target
 from router.prompts.settings import (
     CACHE_BYTES,
     MEMORY_BYTES,
-    EngineKind,
     PromptKind,
     RendererSettings,
 )
@@ -110,7 +110,7 @@ class ModelPrompts(msgspec.Struct, frozen=True, kw_only=True):
 class EngineAt:
     """A worker that gives tokens."""
 
-    kind: EngineKind
+    kind: str
     version: str
     address: str
     """http://host:port"""
@@ -467,7 +467,7 @@ class Prompts:
         settings: ModelPrompts,
         kind: PromptKind,
         content: bytes,
-        engine: EngineKind,
+        engine: str,
     ) -> tuple[Done, bytes]:
         """Tokens of the router's own making; raises PromptError."""
         if settings.renderer is None:
@@ -638,8 +638,8 @@ def described(difference: Difference) -> str:
     )
 
 
-def _kind(engine: EngineAt | None) -> EngineKind:
-    return EngineKind.VLLM if engine is None else engine.kind
+def _kind(engine: EngineAt | None) -> str:
+    return DEFAULT if engine is None else engine.kind
 
 
 def _target(engine: EngineAt | None) -> Target:

@@ -28,13 +28,6 @@ class PromptKind(StrEnum):
     """UTF-8 text, tokenised as a completion's prompt."""
 
 
-class EngineKind(StrEnum):
-    """Whose treatment of a body is reproduced."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-
-
 class RendererSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model's tokenizer and the flags of its engines that change prompts."""
 

@@ -8,15 +8,14 @@ from events.feed.fleet_view import Source
 from router.core.core import RouterCore
 from router.fleet.pools import heartbeat_of
 from router.fleet.state import Trouble
+from router.prompts.dialects.table import DIALECTS
 from router.prompts.prompts import EngineAt, Prompts, described
 from router.prompts.proving.proof import Target
-from router.prompts.settings import EngineKind
 from router.request.refusal import Refusal
 
 MODELS_MAX = 1024
 TRIES_MAX = 64
 """Workers that are looked at for one that is not odd."""
-_KINDS = frozenset(EngineKind)
 
 
 class WorkersToAsk:
@@ -75,10 +74,10 @@ class WorkersToAsk:
 
 def _engine(source: Source) -> EngineAt | None:
     heartbeat = heartbeat_of(source)
-    if heartbeat.engine not in _KINDS or not heartbeat.address.startswith("http"):
+    if heartbeat.engine not in DIALECTS or not heartbeat.address.startswith("http"):
         return None
     return EngineAt(
-        EngineKind(heartbeat.engine),
+        heartbeat.engine,
         heartbeat.engine_version,
         heartbeat.address.rstrip("/"),
         f"{source.key.worker_id}/{heartbeat.epoch}",

@@ -14,7 +14,7 @@ from aiohttp import web
 from kvroute.client import InvalidRequest, KvRouteClient, NoTokens, Pick, UnknownModel
 from router.prompts.prompts import ModelPrompts
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 from tests.stage.prompts.engine import CHAT, StandIn, quiet, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, local, of_template
 from tests.stage.served import Served, served
@@ -30,7 +30,7 @@ class Engine(StandIn):
     async def chat(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.bodies.append(body)
-        done = self.renderer.render(CHAT, body, EngineKind.VLLM)
+        done = self.renderer.render(CHAT, body, "vllm")
         usage = {"prompt_tokens": done.count, "completion_tokens": 5, "prompt_tokens_details": None}
         return web.json_response({"choices": [], "usage": usage})
 
@@ -92,7 +92,7 @@ async def test_chats_are_proven_by_their_engine_and_report_what_it_counted(
         assert (first.source, first.verified) == ("engine", True)
         assert (second.source, second.verified, second.shape) == ("local", True, "chat")
         assert second.tokenizer_digest == Renderer(folder).digest
-        done = Renderer(folder).render(CHAT, json.dumps(BODY).encode(), EngineKind.VLLM)
+        done = Renderer(folder).render(CHAT, json.dumps(BODY).encode(), "vllm")
         assert second.token_ids == first.token_ids == array("I", done.token_bytes)
         assert second.count == done.count
         assert picks[1].overlap_tokens.usable > 0, "the first request's blocks are predicted"
@@ -141,7 +141,7 @@ async def test_completions_messages_and_texts_have_tokens_like_chats(
         ):
             async with request:
                 assert request.prompt is not None
-                wanted = renderer.render(kind, content.encode(), EngineKind.VLLM)
+                wanted = renderer.render(kind, content.encode(), "vllm")
                 assert (request.prompt.count, request.prompt.source) == (wanted.count, "local")
 
 

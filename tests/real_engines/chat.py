@@ -29,7 +29,6 @@ import aiohttp
 import openai
 
 from kvroute.v1 import PromptSource
-from router.prompts.settings import EngineKind
 from tests.real_engines.chat_faults import all_faults
 from tests.real_engines.chat_first_token import first_tokens
 from tests.real_engines.chat_fleet import Answer, Chats, a_fleet, question
@@ -259,7 +258,7 @@ async def other_template(chats: Chats, odd: str) -> dict[str, object]:
     return counts.shown() | apart | {"tokens_differ": sorted(warned)}
 
 
-async def run(kind: EngineKind, count: int, seed: int) -> dict[str, object]:
+async def run(kind: str, count: int, seed: int) -> dict[str, object]:
     """All of one kind of engine."""
     template = (TEMPLATES / f"{TEMPLATE}.jinja").read_text()
     broken: list[str] = []
@@ -284,7 +283,7 @@ async def run(kind: EngineKind, count: int, seed: int) -> dict[str, object]:
     return shown | {"broken": broken}
 
 
-async def run_all(kinds: list[EngineKind], count: int, seed: int) -> int:
+async def run_all(kinds: list[str], count: int, seed: int) -> int:
     """Every kind; returns the exit code."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):  # so that engines are stopped
@@ -304,7 +303,7 @@ def main() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    kinds = [EngineKind(name) for name in given.kinds.split(",")]
+    kinds = given.kinds.split(",")
     try:
         code = asyncio.run(run_all(kinds, given.chats, given.seed))
     except (StageBroken, aiohttp.ClientError, asyncio.CancelledError) as error:

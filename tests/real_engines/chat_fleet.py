@@ -15,7 +15,6 @@ import aiohttp
 import openai
 
 from kvroute.v1 import PromptSource
-from router.prompts.settings import EngineKind
 from tests.real_engines.chat_model import BLOCKS, CLASSES, FLAGS
 from tests.real_engines.engines import MODEL, Engine, free_ports
 from tests.real_engines.processes import Child
@@ -159,7 +158,7 @@ def _answer(headers: Any, text: str, usage: Any) -> Answer:
 
 @asynccontextmanager
 async def a_fleet(
-    kind: EngineKind, room: Path, logs: Path, flags: Mapping[str, tuple[str, ...]]
+    kind: str, room: Path, logs: Path, flags: Mapping[str, tuple[str, ...]]
 ) -> AsyncIterator[Chats]:
     """Two engines behind a router and two gateways. flags: worker id -> more flags of its engine;
     its keys are the workers."""

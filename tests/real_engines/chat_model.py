@@ -4,21 +4,20 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.prompts.settings import EngineKind
 from tests.real_engines.engines import Engine, Sglang, Vllm
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
 CONTEXT = 16384
-BLOCKS = {EngineKind.VLLM: 1024, EngineKind.SGLANG: 2048}
+BLOCKS = {"vllm": 1024, "sglang": 2048}
 """Of a cache: room for two contexts."""
-FLAGS: dict[EngineKind, Sequence[str]] = {
-    EngineKind.VLLM: (
+FLAGS: dict[str, Sequence[str]] = {
+    "vllm": (
         *("--max-model-len", str(CONTEXT), "--enable-scale-out"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     ),
-    EngineKind.SGLANG: (),
+    "sglang": (),
 }
-CLASSES: dict[EngineKind, type[Engine]] = {EngineKind.VLLM: Vllm, EngineKind.SGLANG: Sglang}
+CLASSES: dict[str, type[Engine]] = {"vllm": Vllm, "sglang": Sglang}
 
 
 def make_room(build: Path, room: Path, template: str) -> Path:

@@ -28,7 +28,6 @@ import aiohttp
 import openai
 
 from kvroute.v1 import PromptSource
-from router.prompts.settings import EngineKind
 from tests.real_engines.chat import BUILD, EXACT_MIN, TEMPLATE, TEMPLATES, bodies
 from tests.real_engines.chat_fleet import Answer, Chats, a_fleet, asked, question
 from tests.real_engines.chat_model import make_room
@@ -222,7 +221,7 @@ async def _settled(chats: Chats, body: Body, answer: Answer) -> None:
         await chats.settle(question(body), best.worker_id, size)
 
 
-async def run(kind: EngineKind, count: int, seed: int) -> dict[str, object]:
+async def run(kind: str, count: int, seed: int) -> dict[str, object]:
     """All of one kind of engine."""
     shown: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -239,7 +238,7 @@ async def run(kind: EngineKind, count: int, seed: int) -> dict[str, object]:
             return shown | {"broken": chats.faults}
 
 
-async def run_all(kinds: list[EngineKind], count: int, seed: int) -> int:
+async def run_all(kinds: list[str], count: int, seed: int) -> int:
     """Every kind; returns the exit code."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):  # so that engines are stopped
@@ -259,7 +258,7 @@ def main() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    kinds = [EngineKind(name) for name in given.kinds.split(",")]
+    kinds = given.kinds.split(",")
     try:
         code = asyncio.run(run_all(kinds, given.chats, given.seed))
     except (StageBroken, aiohttp.ClientError, asyncio.CancelledError) as error:

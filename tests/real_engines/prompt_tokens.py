@@ -5,7 +5,7 @@ from typing import Any
 
 import aiohttp
 
-from router.prompts.settings import EngineKind, PromptKind
+from router.prompts.settings import PromptKind
 
 Tokens = list[int] | str
 """Ids, or the sentence with which the engine refuses."""
@@ -17,10 +17,10 @@ _RENDER = {
 
 
 async def engine_tokens(
-    session: aiohttp.ClientSession, address: str, engine: EngineKind, kind: PromptKind, body: Any
+    session: aiohttp.ClientSession, address: str, engine: str, kind: PromptKind, body: Any
 ) -> Tokens:
     """The prompt's ids (of a list of prompts, the first's)."""
-    if engine is EngineKind.VLLM:
+    if engine == "vllm":
         return await _rendered(session, address, kind, body)
     return await _answered(session, address, kind, body)
 

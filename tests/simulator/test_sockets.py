@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from events.engines.access import EngineAccess
 from indexer.hashing import pack_tokens
 from router.prompts.proving.engine_tokens import Engines
-from router.prompts.settings import EngineKind, PromptKind
+from router.prompts.settings import PromptKind
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.addresses import Ports, authority, endpoint, ports_of
 from simulator.live.clock import ScaledClock
@@ -148,7 +148,7 @@ async def test_a_router_gets_the_tokens_of_each_kind_of_body(engine: StandIn) ->
         for kind, body, text in bodies:
             content = msgspec.json.encode(body)
             made = await engines.ask(
-                EngineAccess(engine.address), EngineKind.VLLM, kind, content, "stand-in"
+                EngineAccess(engine.address), "vllm", kind, content, "stand-in"
             )
             assert made.token_bytes == pack_tokens(list(text))
     finally:

@@ -26,7 +26,8 @@ from router.cli.offline.receipt import prefill_in_words
 from router.cli.offline.rendering import differences, tokens_of_engine
 from router.cli.text import add_row, console, line, styled, table
 from router.desk.text_codec import TEXT_BYTES_MAX
-from router.prompts.settings import EngineKind, PromptKind
+from router.prompts.dialects.table import DEFAULT, DIALECTS
+from router.prompts.settings import PromptKind
 
 _ROW_NUMBERS = ("cost", "overlap", "new", "in use", "run", "wait", "ours")
 _KINDS = {
@@ -87,7 +88,7 @@ async def show_explanation(
             if error.reason == "EMPTY_PROMPT" and question.bodies:
                 error.message += "; a router of an older release knows no bodies"
             return complain(target, error)
-        engine = await _engine_at(client, against) if against else EngineKind.VLLM
+        engine = await _engine_at(client, against) if against else DEFAULT
     if as_json:
         click.echo(MessageToJson(explanation))
         return 0
@@ -165,20 +166,20 @@ def _check_body(file: BodyFile) -> None:
         raise click.ClickException(error.message) from None
 
 
-async def _engine_at(client: KvRouteClient, address: str) -> EngineKind:
-    """The kind of engine at an address; vllm where the router knows no worker there."""
+async def _engine_at(client: KvRouteClient, address: str) -> str:
+    """The kind of engine at an address; DEFAULT where the router knows no worker there."""
     try:
         workers = await client.list_workers()
     except KvRouteError:
-        return EngineKind.VLLM
+        return DEFAULT
     for worker in workers:
-        if worker.address.rstrip("/") == address.rstrip("/") and worker.engine in set(EngineKind):
-            return EngineKind(worker.engine)
-    return EngineKind.VLLM
+        if worker.address.rstrip("/") == address.rstrip("/") and worker.engine in DIALECTS:
+            return worker.engine
+    return DEFAULT
 
 
 async def _compare(
-    screen: Console, prompt: PromptTokens, options: RouteOptions, base: str, engine: EngineKind
+    screen: Console, prompt: PromptTokens, options: RouteOptions, base: str, engine: str
 ) -> int:
     """Prints the first token that differs from an engine's; 1 if one does."""
     if prompt.source == "estimate":

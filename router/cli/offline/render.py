@@ -5,7 +5,8 @@ from typing import IO
 import click
 
 from router.cli.flags import http_base
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.dialects.table import DEFAULT, DIALECTS
+from router.prompts.settings import PromptKind, RendererSettings
 
 
 @click.command()
@@ -13,8 +14,8 @@ from router.prompts.settings import EngineKind, PromptKind, RendererSettings
 @click.option("--folder", required=True, help="The model's tokenizer files and chat template.")
 @click.option(
     "--engine",
-    type=click.Choice([engine.value for engine in EngineKind]),
-    default=EngineKind.VLLM.value,
+    type=click.Choice(list(DIALECTS)),
+    default=DEFAULT,
     show_default=True,
     help="The engine whose treatment of a body is reproduced.",
 )
@@ -53,7 +54,7 @@ def render(
 
     settings = RendererSettings(folder=folder, chat_template=chat_template)
     same = show_rendered(
-        *(settings, PromptKind(kind), body.read(), EngineKind(engine)),
+        *(settings, PromptKind(kind), body.read(), engine),
         show_text=show,
         against=against,
         model=model,

@@ -11,7 +11,7 @@ from router.config.printable import shown
 from router.prompts.prompt_error import PromptError
 from router.prompts.proving.engine_tokens import EngineAway, EngineRefused, Engines
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 
 TOKENS_AROUND = 8
 """Tokens that are shown before and after the first that differs."""
@@ -22,7 +22,7 @@ def show_rendered(
     settings: RendererSettings,
     kind: PromptKind,
     data: bytes,
-    engine: EngineKind,
+    engine: str,
     *,
     show_text: bool,
     against: str,
@@ -68,7 +68,7 @@ def differences(
 
 
 async def tokens_of_engine(
-    base: str, engine: EngineKind, kind: PromptKind, data: bytes, model: str
+    base: str, engine: str, kind: PromptKind, data: bytes, model: str
 ) -> bytes:
     """Raises click.ClickException for an engine that gives none."""
     engines = Engines(ask_s=ASK_S)

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from router.prompts.processes.frames import SIZES, Done, Job, framed, read_header
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.settings import MEMORY_BYTES, EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import MEMORY_BYTES, PromptKind, RendererSettings
 
 QUEUE_MAX = 64
 """Bodies that wait for one child."""
@@ -97,7 +97,7 @@ class Children:
         settings: RendererSettings,
         kind: PromptKind,
         content: bytes,
-        engine: EngineKind,
+        engine: str,
         affinity: int,
     ) -> tuple[Done, bytes]:
         """A body's tokens. affinity: bodies with the same number go to the same child, while it has

@@ -30,7 +30,9 @@ import msgspec
 from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
 from events.engines.sessions import http_session
-from router.prompts.settings import EngineKind, PromptKind
+from router.prompts.dialects.table import DIALECTS
+from router.prompts.dialects.tokenize import Unsupported, tokenize_completion
+from router.prompts.settings import PromptKind
 
 QUESTIONS_MAX = 16
 """Open at one engine."""
@@ -101,39 +103,6 @@ class EngineTokens:
 
     token_bytes: bytes
     items: tuple[Item, ...] = ()
-
-
-class _Chat(msgspec.Struct):
-    """The fields of a chat that vLLM's /tokenize knows, and those that it would ignore."""
-
-    messages: msgspec.Raw = msgspec.Raw()
-    model: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    chat_template_kwargs: msgspec.Raw = msgspec.Raw()
-    add_generation_prompt: msgspec.Raw = msgspec.Raw()
-    continue_final_message: msgspec.Raw = msgspec.Raw()
-    add_special_tokens: msgspec.Raw = msgspec.Raw()
-    mm_processor_kwargs: msgspec.Raw = msgspec.Raw()
-    reasoning_effort: msgspec.Raw = msgspec.Raw()
-    documents: msgspec.Raw = msgspec.Raw()
-    tool_choice: msgspec.Raw = msgspec.Raw()
-
-
-class _Completion(msgspec.Struct):
-    prompt: msgspec.Raw
-    model: msgspec.Raw = msgspec.Raw()
-    add_special_tokens: msgspec.Raw = msgspec.Raw()
-    truncate_prompt_tokens: msgspec.Raw = msgspec.Raw()
-
-
-_KNOWN = (
-    "messages", "model", "tools", "chat_template_kwargs", "add_generation_prompt",
-    "continue_final_message", "add_special_tokens", "mm_processor_kwargs",
-)  # fmt: skip
-_NOT_OF_CHATS = ("add_generation_prompt", "add_special_tokens")
-"""Fields that SGLang's chats ignore, and that its /tokenize obeys."""
-_IGNORED = ("reasoning_effort", "documents")
-"""Fields of which vLLM's /tokenize takes no notice, though they change the prompt."""
 
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
@@ -221,7 +190,7 @@ class Engines:
     async def ask(
         self,
         access: EngineAccess,
-        engine: EngineKind,
+        engine: str,
         kind: PromptKind,
         content: bytes,
         model: str,
@@ -279,7 +248,7 @@ class Engines:
     async def _ask(
         self,
         access: EngineAccess,
-        engine: EngineKind,
+        engine: str,
         kind: PromptKind,
         content: bytes,
         model: str,
@@ -290,7 +259,7 @@ class Engines:
             content = msgspec.json.encode({"model": model, "prompt": content.decode()})
             kind = PromptKind.COMPLETION
         tokens_max = len(content) + TOKENS_BESIDE_MAX
-        renders = engine is EngineKind.VLLM or is_renderer
+        renders = DIALECTS[engine].has_render or is_renderer
         render_url = access.url(_RENDER[kind])
         if renders and (is_renderer or render_url not in self._missing):
             status, answer = await self._post(access, render_url, content, ANSWER_BYTES_MAX)
@@ -349,73 +318,25 @@ async def _aside(size: int, read: Callable[[], Read]) -> Read:
     return read() if size <= SHORT_BYTES else await asyncio.to_thread(read)
 
 
+def _question(engine: str, kind: PromptKind, content: bytes) -> bytes:
+    """The body of /tokenize; raises EngineRefused, EngineUnsupported."""
+    if kind is PromptKind.MESSAGES:
+        raise EngineUnsupported(f"{engine} has no endpoint that gives the tokens of messages")
+    chat = kind is PromptKind.CHAT
+    tokenize = DIALECTS[engine].tokenize_chat if chat else tokenize_completion
+    try:
+        return tokenize(content)
+    except msgspec.DecodeError as error:
+        raise EngineRefused(f"the body can't be read: {error}") from None
+    except Unsupported as error:
+        raise EngineUnsupported(str(error)) from None
+
+
 def _check_refused(status: int, answer: bytes) -> None:
     if why := refused_key(status):
         raise EngineAway(why)
     if status in (400, 413, 422):
         raise EngineRefused(answer[:REFUSAL_CHARS].decode(errors="replace"))
-
-
-def _question(engine: EngineKind, kind: PromptKind, content: bytes) -> bytes:
-    """The body of /tokenize; raises EngineRefused, EngineUnsupported."""
-    if kind is PromptKind.MESSAGES:
-        raise EngineUnsupported(f"{engine} has no endpoint that gives the tokens of messages")
-    try:
-        if kind is PromptKind.COMPLETION:
-            completion = msgspec.json.decode(content, type=_Completion)
-            return _completion(completion)
-        if engine is EngineKind.SGLANG:
-            return _as_chats_read_it(content)
-        chat = msgspec.json.decode(content, type=_Chat)
-    except msgspec.DecodeError as error:
-        raise EngineRefused(f"the body can't be read: {error}") from None
-    if ignored := [name for name in _IGNORED if _is_set(getattr(chat, name))]:
-        raise EngineUnsupported(f"vLLM's /tokenize ignores {', '.join(ignored)}")
-    return _object({name: getattr(chat, name) for name in _KNOWN})
-
-
-def _as_chats_read_it(content: bytes) -> bytes:
-    """The same chat, without what only SGLang's /tokenize reads in it. Raises EngineUnsupported."""
-    fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-    if "tools" in fields and any(map(_is_reordered, _tools(fields["tools"]))):
-        raise EngineUnsupported("SGLang's /tokenize reorders the fields of these tools")
-    if not any(name in fields for name in _NOT_OF_CHATS):
-        return content
-    return _object({name: fields[name] for name in fields if name not in _NOT_OF_CHATS})
-
-
-def _tools(tools: msgspec.Raw) -> list[Any]:
-    read = msgspec.json.decode(tools)
-    return read if isinstance(read, list) else []
-
-
-def _is_reordered(tool: Any) -> bool:
-    """Whether SGLang 0.5.23's /tokenize gives a template the fields of a tool's function in another
-    order than its chats do (protocol.py): it drops nulls before it reads the tool once more, so
-    that null fields come last, and after what the tool hands on to its function."""
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict):
-        return False
-    null = [name for name in ("description", "parameters") if function.get(name) is None]
-    deferred = tool.get("defer_loading") is not None and function.get("defer_loading") is None
-    return any(name in function for name in null) or (deferred and bool(null))
-
-
-def _completion(body: _Completion) -> bytes:
-    if not bytes(body.prompt).lstrip().startswith(b'"'):
-        raise EngineUnsupported("/tokenize takes one text, and the body's prompt is none")
-    if _is_set(body.truncate_prompt_tokens):
-        raise EngineUnsupported("/tokenize ignores truncate_prompt_tokens")
-    fields = ("prompt", "model", "add_special_tokens")
-    return _object({name: getattr(body, name) for name in fields})
-
-
-def _object(fields: dict[str, msgspec.Raw]) -> bytes:
-    return msgspec.json.encode({name: value for name, value in fields.items() if _is_set(value)})
-
-
-def _is_set(value: msgspec.Raw) -> bool:
-    return bytes(value) not in (b"", b"null")
 
 
 def _read_rendered(answer: bytes, tokens_max: int) -> EngineTokens:

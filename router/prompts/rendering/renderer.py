@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from router.prompts.dialects import sglang, sglang_messages, vllm, vllm_messages
 from router.prompts.dialects.dialect import ChatTemplate, ModelFacts, TemplateInput
+from router.prompts.dialects.table import DIALECTS
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.rendering.body import Body, read_body
 from router.prompts.rendering.completion import completion_prompts
 from router.prompts.rendering.encoder import TOKEN_BYTES, load_encoder, token_bytes
 from router.prompts.rendering.folder import no_tokenizer, read_folder, read_text
 from router.prompts.rendering.shape import shape_of
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class Renderer:
         self.digest = folder.digest
         """The same for two folders that give the same tokens."""
 
-    def render(self, kind: PromptKind, data: bytes, engine: EngineKind) -> Rendered:
+    def render(self, kind: PromptKind, data: bytes, engine: str) -> Rendered:
         """The tokens that this kind of engine computes for the body. Raises PromptError."""
         body = read_body(kind, data)
         shape = shape_of(body)
@@ -78,7 +78,7 @@ class Renderer:
         """The text of token bytes, for a person."""
         return self._encoder.text_of(array("I", data).tolist())
 
-    def _rendered(self, body: Body, shape: str, engine: EngineKind) -> Rendered:
+    def _rendered(self, body: Body, shape: str, engine: str) -> Rendered:
         if body.kind is PromptKind.COMPLETION:
             prompts = self._completion(body.fields)
         else:
@@ -104,11 +104,11 @@ class Renderer:
             for prompt, specials in completion_prompts(fields)
         ]
 
-    def _chat(self, body: Body, engine: EngineKind) -> bytes:
+    def _chat(self, body: Body, engine: str) -> bytes:
         fields = body.fields
         if body.kind is PromptKind.MESSAGES:
-            fields = _CHATS[engine](fields, self._facts)
-        given = _DIALECTS[engine](fields, self._facts)
+            fields = DIALECTS[engine].to_chat(fields, self._facts)
+        given = DIALECTS[engine].to_template(fields, self._facts)
         ids = self._encoder.encode(self._text(given), specials=given.specials)
         if given.suffix:
             more = self._encoder.encode(given.suffix, specials=True)
@@ -133,17 +133,6 @@ class Renderer:
                 raise
             flat = [tool["function"] for tool in given.tools]
             return given.template.render({**names, "tools": flat})
-
-
-_DIALECTS: dict[EngineKind, Callable[[dict[str, Any], ModelFacts], TemplateInput]] = {
-    EngineKind.VLLM: vllm.to_template,
-    EngineKind.SGLANG: sglang.to_template,
-}
-_CHATS: dict[EngineKind, Callable[[dict[str, Any], ModelFacts], dict[str, Any]]] = {
-    EngineKind.VLLM: vllm_messages.to_chat,
-    EngineKind.SGLANG: sglang_messages.to_chat,
-}
-"""Anthropic's messages as a chat's body."""
 
 
 def _compiled(text: str, now: Callable[[], datetime]) -> ChatTemplate:

@@ -14,7 +14,7 @@ from router.cli.calls.explanation import BodyFile, Question, show_explanation
 from router.cli.calls.questions import explain
 from router.prompts.prompts import ModelPrompts
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.stage.prompts.engine import CHAT, StandIn, chat, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, local, of_template
 from tests.stage.served import Served, served
@@ -51,7 +51,7 @@ async def explained(stage: Served, question: Question, **about: Any) -> int:
 async def test_a_chat_s_tokens_stand_before_the_workers(
     folder: RendererSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = Renderer(folder).render(CHAT, chat(), EngineKind.VLLM)
+    done = Renderer(folder).render(CHAT, chat(), "vllm")
     async with routed(m=local(folder)) as stage:
         assert await explained(stage, of_chat()) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from router.cli.offline.render import render
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 from tests.stage.prompts.bodies import CHATS
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ids(folder: Path) -> list[int]:
     renderer = Renderer(RendererSettings(folder=str(folder)))
-    rendered = renderer.render(PromptKind.CHAT, BODY.encode(), EngineKind.VLLM)
+    rendered = renderer.render(PromptKind.CHAT, BODY.encode(), "vllm")
     return array("I", rendered.token_bytes).tolist()
 
 

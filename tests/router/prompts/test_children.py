@@ -15,7 +15,7 @@ from router.prompts.processes import children
 from router.prompts.processes.children import Children
 from router.prompts.processes.frames import SIZES
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
 TEMPLATE = (
@@ -24,7 +24,7 @@ TEMPLATE = (
     "{% endfor %}{% endfor %}{% endif %}"
     "{% if messages[0].content == 'bad' %}{{ raise_exception('never so') }}{% endif %}"
 )
-CHAT, VLLM = PromptKind.CHAT, EngineKind.VLLM
+CHAT, VLLM = PromptKind.CHAT, "vllm"
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from router.prompts.dialects.table import DIALECTS
 from router.prompts.prompt_error import PromptError
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.stage.prompts.captures import TEMPLATES, cases, digest_of
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
@@ -27,14 +28,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_every_engine_has_a_capture_of_every_template() -> None:
     assert {path.stem for path in CAPTURES} == {
-        f"{engine}-{template}" for engine in EngineKind for template in TEMPLATES
+        f"{engine}-{template}" for engine in DIALECTS for template in TEMPLATES
     }
 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
 def test_a_body_has_the_tokens_that_the_engine_gave(path: Path, folders: dict[str, Path]) -> None:
     name, _, template = path.stem.partition("-")
-    engine = EngineKind(name)
+    engine = name
     captured: dict[str, Any] = json.loads(path.read_text())["cases"]
     folder = folders[template]
     renderer = Renderer(RendererSettings(folder=str(folder)))

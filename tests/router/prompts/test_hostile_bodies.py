@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.prompts.dialects.table import DIALECTS
 from router.prompts.processes.children import Children
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PROMPTS_MAX, EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PROMPTS_MAX, PromptKind, RendererSettings
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, chat
 from tests.stage.prompts.captures import TEMPLATES
 from tests.stage.prompts.tiny_tokenizer import make_folder
@@ -50,9 +51,7 @@ def renderers(tmp_path_factory: pytest.TempPathFactory) -> list[Renderer]:
     ]
 
 
-def outcome(
-    renderer: Renderer, kind: PromptKind, data: bytes, engine: EngineKind
-) -> PromptError | None:
+def outcome(renderer: Renderer, kind: PromptKind, data: bytes, engine: str) -> PromptError | None:
     try:
         result = renderer.render(kind, data, engine)
     except PromptError as error:
@@ -85,17 +84,17 @@ def test_a_wrong_value_at_any_field_is_an_outcome(
     for _ in range(data.draw(st.integers(1, 2))):
         place = data.draw(st.sampled_from(places(body)))
         body = replaced(body, place, data.draw(JSON))
-    engine = data.draw(st.sampled_from(list(EngineKind)))
+    engine = data.draw(st.sampled_from(list(DIALECTS)))
     outcome(data.draw(st.sampled_from(renderers)), kind, json.dumps(body).encode(), engine)
 
 
 @settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
 @given(data=st.binary(max_size=60), kind=st.sampled_from(list(PromptKind)))
 def test_any_bytes_are_an_outcome(data: bytes, kind: PromptKind, renderers: list[Renderer]) -> None:
-    outcome(renderers[0], kind, data, EngineKind.VLLM)
+    outcome(renderers[0], kind, data, "vllm")
 
 
-@pytest.mark.parametrize("engine", EngineKind)
+@pytest.mark.parametrize("engine", DIALECTS)
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -113,7 +112,7 @@ def test_any_bytes_are_an_outcome(data: bytes, kind: PromptKind, renderers: list
     ],
 )
 def test_a_body_that_no_engine_reads_is_malformed(
-    data: bytes, sentence: str, engine: EngineKind, renderers: list[Renderer]
+    data: bytes, sentence: str, engine: str, renderers: list[Renderer]
 ) -> None:
     error = outcome(renderers[0], PromptKind.CHAT, data, engine)
     assert error is not None
@@ -121,10 +120,8 @@ def test_a_body_that_no_engine_reads_is_malformed(
     assert sentence in error.message
 
 
-@pytest.mark.parametrize("engine", EngineKind)
-def test_deep_values_in_a_tool_are_an_outcome(
-    engine: EngineKind, renderers: list[Renderer]
-) -> None:
+@pytest.mark.parametrize("engine", DIALECTS)
+def test_deep_values_in_a_tool_are_an_outcome(engine: str, renderers: list[Renderer]) -> None:
     deep = '{"properties":' * 400 + "{}" + "}" * 400
     tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {deep}}}}}'
     body = f'{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{tool}]}}'
@@ -132,8 +129,8 @@ def test_deep_values_in_a_tool_are_an_outcome(
         outcome(renderer, PromptKind.CHAT, body.encode(), engine)
 
 
-@pytest.mark.parametrize("engine", EngineKind)
-def test_ten_thousand_messages_have_tokens(engine: EngineKind, renderers: list[Renderer]) -> None:
+@pytest.mark.parametrize("engine", DIALECTS)
+def test_ten_thousand_messages_have_tokens(engine: str, renderers: list[Renderer]) -> None:
     turns = [{"role": role, "content": "yes"} for role in ("user", "assistant")] * 5_000
     body = chat(*turns, {"role": "user", "content": "so?"})
     assert outcome(renderers[0], PromptKind.CHAT, json.dumps(body).encode(), engine) is None
@@ -143,7 +140,7 @@ def test_of_a_key_that_comes_twice_the_last_counts(renderers: list[Renderer]) ->
     twice = b'{"prompt": "one", "prompt": "two"}'
     once = b'{"prompt": "two"}'
     tokens = [
-        renderers[0].render(PromptKind.COMPLETION, data, EngineKind.VLLM).token_bytes
+        renderers[0].render(PromptKind.COMPLETION, data, "vllm").token_bytes
         for data in (twice, once)
     ]
     assert tokens[0] == tokens[1]
@@ -152,7 +149,7 @@ def test_of_a_key_that_comes_twice_the_last_counts(renderers: list[Renderer]) ->
 def test_prompts_are_bounded(renderers: list[Renderer]) -> None:
     for count, refused in ((PROMPTS_MAX, False), (PROMPTS_MAX + 1, True)):
         body = json.dumps({"prompt": ["x"] * count}).encode()
-        error = outcome(renderers[0], PromptKind.COMPLETION, body, EngineKind.VLLM)
+        error = outcome(renderers[0], PromptKind.COMPLETION, body, "vllm")
         assert (error is not None and error.reason is PromptReason.PROMPT_TOO_LONG) is refused
 
 
@@ -167,7 +164,7 @@ def in_child(template: str, body: dict[str, Any], folder: Path, **bounds: Any) -
         content = json.dumps(body).encode()
         errors = []
         try:
-            for engine in EngineKind:
+            for engine in DIALECTS:
                 with pytest.raises(PromptError) as caught:
                     await pool.render("bad", renderer, PromptKind.CHAT, content, engine, 0)
                 errors.append(caught.value)

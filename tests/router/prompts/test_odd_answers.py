@@ -22,7 +22,7 @@ from router.prompts.proving.engine_tokens import (
     Engines,
     EngineTokens,
 )
-from router.prompts.settings import EngineKind, PromptKind
+from router.prompts.settings import PromptKind
 from tests.stage.gateway import Worker, a_gateway, answering
 from tests.stage.odd_engine import Odd, OddEngine, odd_answer, plain, whole
 from tests.stage.prompts.engine import CHAT, chat
@@ -43,7 +43,7 @@ async def test_every_answer_ends_in_tokens_of_the_bodys_size_or_in_a_reason(seed
     engines = Engines(ask_s=0.2)
     async with odd.run():
         for number in range(ANSWERS):
-            engine = rng.choice((EngineKind.VLLM, EngineKind.SGLANG))
+            engine = rng.choice(("vllm", "sglang"))
             kind = rng.choice((CHAT, PromptKind.COMPLETION))
             content = chat("x" * rng.randrange(200)) if kind is CHAT else b'{"prompt":"a"}'
             engines.forget(odd.address)
@@ -139,7 +139,7 @@ async def test_an_engine_of_unusable_answers_rests_and_is_tried_again(
 
     async def ask() -> EngineTokens:
         access = EngineAccess(odd.address)
-        return await engines.ask(access, EngineKind.SGLANG, CHAT, chat(), "m")
+        return await engines.ask(access, "sglang", CHAT, chat(), "m")
 
     async with odd.run():
         for number in range(UNUSABLE_MAX + 3):
@@ -170,10 +170,10 @@ async def test_one_engine_that_hangs_takes_no_turn_of_another() -> None:
     async with hangs.run(), good.run():
         at = EngineAccess(hangs.address)
         waiting = [
-            asyncio.create_task(engines.ask(at, EngineKind.SGLANG, CHAT, chat(), "m"))
+            asyncio.create_task(engines.ask(at, "sglang", CHAT, chat(), "m"))
             for _ in range(3 * QUESTIONS_MAX)
         ]
-        made = await engines.ask(EngineAccess(good.address), EngineKind.SGLANG, CHAT, chat(), "m")
+        made = await engines.ask(EngineAccess(good.address), "sglang", CHAT, chat(), "m")
         assert made.token_bytes
         assert len(hangs.asked) <= QUESTIONS_MAX
         for task in waiting:

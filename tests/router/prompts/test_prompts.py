@@ -24,7 +24,7 @@ from router.prompts.proving.canaries import canaries
 from router.prompts.proving.engine_tokens import EngineAway, EngineRefused, Engines
 from router.prompts.proving.proof import Difference, State, Target
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, of_template
 
@@ -217,17 +217,17 @@ async def test_a_render_endpoint_that_an_engine_lacks_says_nothing_about_its_oth
                 with suppress(EngineAway):
                     await engines.ask(
                         engine.access,
-                        EngineKind.VLLM,
+                        "vllm",
                         PromptKind.MESSAGES,
                         chat(),
                         "m",
                     )
-                made = await engines.ask(engine.access, EngineKind.VLLM, CHAT, chat(), "m")
+                made = await engines.ask(engine.access, "vllm", CHAT, chat(), "m")
                 assert made.token_bytes
             assert stand_in.asked == [messages, chats, chats]
             engines.forget(engine.address)
             with pytest.raises(EngineAway, match="messages"):
-                await engines.ask(engine.access, EngineKind.VLLM, PromptKind.MESSAGES, chat(), "m")
+                await engines.ask(engine.access, "vllm", PromptKind.MESSAGES, chat(), "m")
             assert stand_in.asked[3:] == [messages]
     finally:
         await engines.close()
@@ -285,14 +285,12 @@ async def test_an_answer_that_is_no_tokens_is_an_error_and_never_tokens(
         async with serving(StandIn(folder)) as engine:
             engine.answer = answer
             with pytest.raises(error, match=message):
-                await engines.ask(engine.access, EngineKind.SGLANG, CHAT, chat(), "m")
+                await engines.ask(engine.access, "sglang", CHAT, chat(), "m")
             engine.answer = None
             with pytest.raises(EngineAway, match="within 0 s"):
-                await engines.ask(engine.access, EngineKind.SGLANG, CHAT, chat(), "m", left_s=0.0)
+                await engines.ask(engine.access, "sglang", CHAT, chat(), "m", left_s=0.0)
         with pytest.raises(EngineAway):
-            await engines.ask(
-                EngineAccess("http://127.0.0.1:1"), EngineKind.SGLANG, CHAT, chat(), "m"
-            )
+            await engines.ask(EngineAccess("http://127.0.0.1:1"), "sglang", CHAT, chat(), "m")
     finally:
         await engines.close()
 
@@ -313,7 +311,7 @@ async def test_what_tokenize_would_read_otherwise_is_not_sent_to_it(
     try:
         async with serving(StandIn(folder)) as engine:
             with pytest.raises(EngineAway):
-                await engines.ask(engine.access, EngineKind.VLLM, kind, content, "m")
+                await engines.ask(engine.access, "vllm", kind, content, "m")
             assert "/tokenize" not in engine.asked
     finally:
         await engines.close()
@@ -333,7 +331,7 @@ async def test_sglang_is_not_sent_what_only_its_tokenize_reads(folder: RendererS
     try:
         async with serving(Listening(folder)) as engine:
             content = json.dumps(body).encode()
-            await engines.ask(engine.access, EngineKind.SGLANG, CHAT, content, "m")
+            await engines.ask(engine.access, "sglang", CHAT, content, "m")
     finally:
         await engines.close()
     assert sent == [{"messages": messages, "continue_final_message": True}]
@@ -360,10 +358,10 @@ async def test_sglang_is_not_sent_tools_that_its_tokenize_reorders(
     try:
         async with serving(engine):
             if is_sent:
-                await engines.ask(engine.access, EngineKind.SGLANG, CHAT, content, "m")
+                await engines.ask(engine.access, "sglang", CHAT, content, "m")
             else:
                 with pytest.raises(EngineAway, match="reorders"):
-                    await engines.ask(engine.access, EngineKind.SGLANG, CHAT, content, "m")
+                    await engines.ask(engine.access, "sglang", CHAT, content, "m")
     finally:
         await engines.close()
     assert bool(engine.asked) == is_sent
@@ -374,7 +372,7 @@ def test_there_are_twenty_canaries_of_many_shapes(folder: RendererSettings) -> N
     bodies = canaries("m")
     shapes = set()
     for kind, content in bodies:
-        shapes.add(renderer.render(kind, content, EngineKind.VLLM).shape)
+        shapes.add(renderer.render(kind, content, "vllm").shape)
     assert len(bodies) == 20
     assert len(shapes) >= 15, shapes
 

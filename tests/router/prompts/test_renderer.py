@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
 TEMPLATE = (
@@ -33,7 +33,7 @@ def ids(token_bytes: bytes) -> list[int]:
 def rendered(folder: Path, kind: PromptKind, body: Any, **more: Any) -> list[int]:
     renderer = Renderer(RendererSettings(folder=str(folder), **more))
     data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-    return ids(renderer.render(kind, data, EngineKind.VLLM).token_bytes)
+    return ids(renderer.render(kind, data, "vllm").token_bytes)
 
 
 def test_chat_has_the_tokens_of_its_rendered_text(folder: Path) -> None:
@@ -52,7 +52,7 @@ def test_text_and_a_completion_of_it_have_the_same_tokens(folder: Path) -> None:
 def test_a_list_of_prompts_routes_by_the_first_and_counts_all(folder: Path) -> None:
     renderer = Renderer(RendererSettings(folder=str(folder)))
     body = json.dumps({"prompt": [[1, 2, 3], [4, 5]]}).encode()
-    result = renderer.render(PromptKind.COMPLETION, body, EngineKind.SGLANG)
+    result = renderer.render(PromptKind.COMPLETION, body, "sglang")
     assert (ids(result.token_bytes), result.count, result.usage_tokens) == ([1, 2, 3], 3, 5)
 
 

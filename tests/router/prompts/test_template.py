@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from router.prompts.dialects.table import DIALECTS
 from router.prompts.prompt_error import PromptError
 from router.prompts.rendering.folder import read_folder
 from router.prompts.rendering.renderer import Renderer
 from router.prompts.rendering.template import Template
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 from tests.stage.prompts.bodies import TOOLS, USER, chat
 from tests.stage.prompts.tiny_tokenizer import make_folder, make_tokenizer
 
@@ -129,7 +130,7 @@ def test_a_template_that_wants_parts_is_known_as_engines_know_it(
     assert (known.loops_over_content, known.loops_over_named_content) == (vllm, sglang)
 
 
-def rendered(folder: Path, body: Any, engine: EngineKind, **more: Any) -> str:
+def rendered(folder: Path, body: Any, engine: str, **more: Any) -> str:
     renderer = Renderer(RendererSettings(folder=str(folder), **more))
     result = renderer.render(PromptKind.CHAT, json.dumps(body).encode(), engine)
     ids = memoryview(result.token_bytes).cast("I").tolist()
@@ -141,9 +142,9 @@ def test_named_templates_are_chosen_as_engines_choose(tmp_path: Path) -> None:
         tmp_path, {"default": "no tools", "tool_use": "{{ tools | length }} tools"}
     )
     with_tools = chat(USER, tools=TOOLS[:2])
-    assert rendered(folder, chat(USER), EngineKind.VLLM) == "no tools"
-    assert rendered(folder, with_tools, EngineKind.VLLM) == "2 tools"
-    assert rendered(folder, with_tools, EngineKind.SGLANG) == "no tools"  # always its first
+    assert rendered(folder, chat(USER), "vllm") == "no tools"
+    assert rendered(folder, with_tools, "vllm") == "2 tools"
+    assert rendered(folder, with_tools, "sglang") == "no tools"  # always its first
 
 
 def test_files_win_over_the_configuration(tmp_path: Path) -> None:
@@ -151,22 +152,22 @@ def test_files_win_over_the_configuration(tmp_path: Path) -> None:
     assert read_folder(folder).templates == {"default": "from the file"}
     (folder / "chat_template.jinja").unlink()
     assert read_folder(folder).templates == {"default": "from the configuration"}
-    assert rendered(folder, chat(USER), EngineKind.VLLM, chat_template="{{ 'set' }}") == "set"
+    assert rendered(folder, chat(USER), "vllm", chat_template="{{ 'set' }}") == "set"
 
 
 def test_a_template_that_wants_bare_functions_gets_them_on_sglang(tmp_path: Path) -> None:
     template = "{% for tool in tools %}{{ tool['name'] + ';' }}{% endfor %}"
     folder = make_folder(tmp_path, template)
-    assert rendered(folder, chat(USER, tools=TOOLS[:2]), EngineKind.SGLANG) == "get_weather;now;"
+    assert rendered(folder, chat(USER, tools=TOOLS[:2]), "sglang") == "get_weather;now;"
     with pytest.raises(PromptError):
-        rendered(folder, chat(USER, tools=TOOLS[:2]), EngineKind.VLLM)
+        rendered(folder, chat(USER, tools=TOOLS[:2]), "vllm")
 
 
 def test_defaults_of_the_engine_yield_to_the_request(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "{{ style }} {{ mood }}")
     defaults = {"style": "long", "mood": "calm"}
     body = chat(USER, chat_template_kwargs={"style": "short"})
-    for engine in EngineKind:
+    for engine in DIALECTS:
         assert rendered(folder, body, engine, chat_template_kwargs=defaults) == "short calm"
 
 
@@ -176,5 +177,5 @@ def test_vllm_drops_tools_under_tool_choice_none_if_started_so(
 ) -> None:
     folder = make_folder(tmp_path, "{{ tools | length if tools else 'none' }}")
     body = chat(USER, tools=TOOLS[:2], tool_choice="none")
-    assert rendered(folder, body, EngineKind.VLLM, tools_dropped=dropped) == text
-    assert rendered(folder, body, EngineKind.SGLANG) == "none"
+    assert rendered(folder, body, "vllm", tools_dropped=dropped) == text
+    assert rendered(folder, body, "sglang") == "none"

@@ -9,7 +9,7 @@ import pytest
 from kvroute.v1 import prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.router.service.test_texts import TEMPLATE, with_worker
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.tiny_tokenizer import make_folder
@@ -33,7 +33,7 @@ def render(source: Any = router_pb2.PROMPT_SOURCE_UNSPECIFIED, **prompt: Any) ->
 
 
 async def test_a_body_is_rendered_and_nothing_is_routed(settings: RendererSettings) -> None:
-    done = Renderer(settings).render(CHAT, chat(), EngineKind.VLLM)
+    done = Renderer(settings).render(CHAT, chat(), "vllm")
     prompts = {"m": ModelPrompts(source=Source.LOCAL, renderer=settings, processes=1)}
     async with with_worker(models_prompts=prompts) as stage:
         before = stage.state()

@@ -16,7 +16,7 @@ from router.config.settings.queue_settings import QueueSettings
 from router.health.warnings import WarningCode
 from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from router.service import texts as texts_module
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.tiny_tokenizer import make_folder
@@ -72,7 +72,7 @@ async def turns_until(is_so: Callable[[], bool]) -> None:
 
 
 async def test_a_body_is_routed_by_the_tokens_that_it_has(settings: RendererSettings) -> None:
-    done = Renderer(settings).render(CHAT, chat(), EngineKind.VLLM)
+    done = Renderer(settings).render(CHAT, chat(), "vllm")
     async with with_worker(models_prompts=local(settings)) as stage:
         wanted = asked(chat_completion_body=chat(), return_tokens=True)
         answer = await stage.router.Route(wanted)

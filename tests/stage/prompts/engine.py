@@ -15,7 +15,7 @@ from router.prompts.prompts import (
     Prompts,
 )
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import EngineKind, PromptKind, RendererSettings
+from router.prompts.settings import PromptKind, RendererSettings
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -52,7 +52,7 @@ class StandIn:
 
     def at(self, identity: str = "w0/1") -> EngineAt:
         worker_id = identity.partition("/")[0]
-        return EngineAt(EngineKind.VLLM, "0.32.0", self.address, identity, "m", worker_id)
+        return EngineAt("vllm", "0.32.0", self.address, identity, "m", worker_id)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
@@ -64,7 +64,7 @@ class StandIn:
         body = await request.read()
         kind = PromptKind.COMPLETION if "prompt" in json.loads(body) else CHAT
         try:
-            done = self.renderer.render(kind, body, EngineKind.VLLM)
+            done = self.renderer.render(kind, body, "vllm")
         except PromptError as error:
             return web.json_response({"error": error.message}, status=400)
         ids = array("I", done.token_bytes).tolist()
