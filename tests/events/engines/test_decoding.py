@@ -1,7 +1,7 @@
 """Values of events: mediums, hashes, tokens, groups, extra keys."""
 
 from array import array
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -10,7 +10,7 @@ from events.engines.events import (
     BlocksRemoved,
     BlocksStored,
 )
-from events.engines.table import READ, EngineName
+from events.engines.table import READ
 from events.engines.wire import (
     BLOCK_SIZE_MAX,
 )
@@ -302,7 +302,3 @@ def test_sglang_tells_salt_and_lora_with_each_event() -> None:
     assert (event.cache_salt, event.lora_name, event.unnamed_lora) == ("s", "l", False)
     event = only(READ["sglang"].decode(encode(stored(cache_salt="", lora_name="", lora_id=3))))
     assert (event.cache_salt, event.lora_name, event.unnamed_lora) == (None, None, True)
-
-
-def test_settings_name_the_engines_that_are_read() -> None:
-    assert set(get_args(EngineName)) == set(READ)
