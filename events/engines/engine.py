@@ -1,6 +1,6 @@
 """A kind of engine, as one record: all that kvroute must know of it. Pure.
 
-The records are in table.py. Whoever treats engines differently reads a field of this record; no
+The records are in table.py. What differs between engines is a field of this record; no
 other module compares an engine's name.
 """
 
@@ -83,8 +83,8 @@ class Engine:
     """`owned_by` of its models in /v1/models, by which discovery knows it."""
     first_version: Version = ()
     """The first release whose events kvroute was tried with; (): any."""
-    salts_since: Version = ()
-    """The first release whose events have cache salts; (): all of them."""
+    salts_since: Version | None = ()
+    """The first release whose events have cache salts; (): all of them; None: none."""
     names_items: bool = True
     """Whether its events name the images and the like that are in a block."""
     ranks_numbered: bool = True
@@ -108,7 +108,7 @@ class Engine:
 
     def tells_salts(self, version: str) -> bool:
         """Whether this release's events have cache salts; True for an unknown version."""
-        return not _is_before(version, self.salts_since)
+        return self.salts_since is not None and not _is_before(version, self.salts_since)
 
     def is_untried(self, version: str) -> bool:
         """Whether a release is older than every one that kvroute was tried with."""

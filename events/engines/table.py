@@ -4,12 +4,13 @@ from typing import Literal
 
 from events.engines.engine import Engine, HandOver, Reading
 from events.engines.sglang.engine import SGLANG
+from events.engines.trtllm.engine import TRTLLM
 from events.engines.vllm.engine import VLLM
 
-EngineName = Literal["vllm", "sglang"]
+EngineName = Literal["vllm", "sglang", "trtllm"]
 """The engines that a relay of ours reads."""
 READ: dict[str, Reading] = {
-    engine.name: engine.reading for engine in (VLLM, SGLANG) if engine.reading is not None
+    engine.name: engine.reading for engine in (VLLM, SGLANG, TRTLLM) if engine.reading is not None
 }
 _DYNAMO = Engine(
     name="dynamo",
@@ -18,7 +19,7 @@ _DYNAMO = Engine(
     eagle_shifts_hashes=True,
 )
 """An engine behind NVIDIA Dynamo's frontend, whose events come over Dynamo's event plane."""
-ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, _DYNAMO)}
+ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, TRTLLM, _DYNAMO)}
 _UNKNOWN = Engine(name="", title="an unknown engine")
 
 

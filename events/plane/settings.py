@@ -232,9 +232,6 @@ class EngineSettings(Settings, frozen=True):
     def __post_init__(self) -> None:
         if self.warm and self.http is None and "://" in self.address:  # else `unusable` says more
             raise ValueError("warm: no HTTP base to compute prefixes by; set `metrics`")
-        if self.load is not None and READ[self.engine].read_load_feed is None:
-            title = engine_of(self.engine).title
-            raise ValueError(f"load: {title} has no feed of loads; its pages are polled")
         if self.events is None:
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):
@@ -280,18 +277,24 @@ def unusable(settings: EngineSettings) -> str:
 
     Checks the form of endpoints only. Passwords are masked.
     """
-    ranks, last = settings.ranks, settings.first_rank + settings.ranks
+    last = settings.first_rank + settings.ranks
     errors = {
         "id": not settings.id.isprintable() and "has control characters",
         "events": settings.events is not None
         and zmq_error(settings.events, ranks=last, bind=settings.events_bind),
         "replay": settings.replay is not None and zmq_error(settings.replay, ranks=last),
-        "load": settings.load is not None and zmq_error(settings.load, ranks=ranks),
+        "load": settings.load is not None and _feed_error(settings, settings.load),
         "metrics": settings.metrics is not None and http_error(settings.metrics),
         "address": address_error(settings.address, pages=settings.metrics is not None),
         "bootstrap_host": settings.mooncake is not None and http_error(settings.mooncake),
     }
     return next((f"{key}: {error}" for key, error in errors.items() if error), "")
+
+
+def _feed_error(settings: EngineSettings, endpoint: str) -> str:
+    if READ[settings.engine].read_load_feed is None:
+        return f"{engine_of(settings.engine).title} has no feed of loads; its pages are polled"
+    return zmq_error(endpoint, ranks=settings.ranks)
 
 
 def shared_socket(workers: Iterable[EngineSettings]) -> tuple[int, str] | None:

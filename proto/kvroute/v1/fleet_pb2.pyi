@@ -112,7 +112,7 @@ class WorkerStatus(google.protobuf.message.Message):
     dp_rank: builtins.int
     address: builtins.str
     engine: builtins.str
-    """vllm or sglang"""
+    """the kind of engine: vllm, sglang or trtllm"""
     engine_version: builtins.str
     model: builtins.str
     max_model_len: builtins.int
@@ -454,7 +454,7 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     worker_id: builtins.str
     """unique in the fleet"""
     engine: builtins.str
-    """vllm or sglang"""
+    """the kind of engine: vllm, sglang or trtllm"""
     address: builtins.str
     """where clients send their requests"""
     events: builtins.str

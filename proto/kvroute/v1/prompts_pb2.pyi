@@ -166,7 +166,7 @@ class ShapeTrust(google.protobuf.message.Message):
     OWN_TOKEN_FIELD_NUMBER: builtins.int
     ENGINE_TOKEN_FIELD_NUMBER: builtins.int
     engine: builtins.str
-    """vllm or sglang"""
+    """the kind of engine: vllm, sglang or trtllm"""
     engine_version: builtins.str
     shape: builtins.str
     state: builtins.str

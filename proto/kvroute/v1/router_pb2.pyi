@@ -544,7 +544,7 @@ class PrefillWorker(google.protobuf.message.Message):
     bootstrap_room: builtins.int
     """unique among the requests in flight; modulo the engine's ranks it is dp_rank"""
     engine: builtins.str
-    """vllm or sglang"""
+    """the kind of engine: vllm, sglang or trtllm"""
     kv_connector: builtins.str
     """vLLM's, as configured"""
     kv_engine_id: builtins.str

@@ -55,9 +55,21 @@ SGLANG_STORED = [
     ("lora_name", "0.5.22"),
 ]
 SGLANG_REMOVED = [("block_hashes", "0.4.6"), ("medium", "0.5.9")]
+TRTLLM_STORED = [
+    ("block_hashes", "1.3"),
+    ("parent_block_hash", "1.3"),
+    ("token_ids", "1.3"),
+    ("block_size", "1.3"),
+    ("lora_id", "1.3"),
+    ("medium", "1.3"),
+    ("lora_name", "1.3"),
+    ("mm_keys", "1.3"),
+]
+TRTLLM_REMOVED = [("block_hashes", "1.3"), ("medium", "1.3")]
 ENGINE_FIELDS = {
     "vllm": {"BlockStored": VLLM_STORED, "BlockRemoved": VLLM_REMOVED},
     "sglang": {"BlockStored": SGLANG_STORED, "BlockRemoved": SGLANG_REMOVED},
+    "trtllm": {"BlockStored": TRTLLM_STORED, "BlockRemoved": TRTLLM_REMOVED},
 }
 
 ITEM = "0123456789abcdef" * 4

@@ -190,6 +190,7 @@ def test_user_names_and_passwords_are_masked() -> None:
         ({"events": "tcp://host:5557", "replay": "bad"}, "replay"),
         ({"events": "tcp://host:65535", "ranks": 2}, "events"),
         ({"engine": "sglang", "load": "bad"}, "load"),
+        ({"engine": "vllm", "load": "tcp://host:1"}, "load"),
         ({"metrics": "nonsense"}, "metrics"),
         ({"metrics": f"http://{LONG_LABEL}"}, "metrics"),
         ({"address": "http://a..b"}, "address"),
@@ -202,11 +203,6 @@ def test_user_names_and_passwords_are_masked() -> None:
 def test_settings_that_can_never_work_name_the_key(fields: dict[str, object], key: str) -> None:
     settings = EngineSettings(**{"id": "w", "engine": "vllm", "address": "http://host:1", **fields})  # type: ignore[arg-type]
     assert unusable(settings).startswith(f"{key}: ")
-
-
-def test_an_engine_without_a_feed_of_loads_refuses_one() -> None:
-    with pytest.raises(ValueError, match="load: vLLM has no feed of loads"):
-        EngineSettings(id="w", engine="vllm", address="http://host:1", load="tcp://host:5")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ from tests.events.engines.encoded import (
     removed,
     stored,
 )
-from tests.events.engines.test_versions import FULL_SGLANG, FULL_VLLM, encodings
+from tests.events.engines.test_versions import FULL, encodings
+
+CLEARED = {"type": "AllBlocksCleared"}
 
 # What must be refused, and counted
 
@@ -44,7 +46,7 @@ def test_one_bad_event_leaves_the_others_in_their_order(engine: str) -> None:
             removed(block_hashes=[1]),
             stored(token_ids=[1]),
             {"type": "BlockMigrated", "block_hashes": [1]},
-            ["AllBlocksCleared"],
+            {"type": "AllBlocksCleared"},
             ["BlockSwapped", 1],
             17,
             {"no": "kind"},
@@ -107,7 +109,7 @@ def test_a_batch_of_another_shape_is_one_complaint(engine: str, batch: Any) -> N
 @pytest.mark.parametrize("engine", READ)
 @pytest.mark.parametrize("time_s", ["now", None, [], float("nan"), float("inf"), -1.0, True])
 def test_an_unreadable_time_keeps_the_events(engine: str, time_s: Any) -> None:
-    batch = READ[engine].decode(msgspec.msgpack.encode([time_s, [["AllBlocksCleared"]], 1]))
+    batch = READ[engine].decode(msgspec.msgpack.encode([time_s, [CLEARED], 1]))
     assert batch.time_s == 0.0
     assert (batch.dp_rank, batch.events) == (1, (BlocksCleared(),))
     assert [reason.split(":")[0] for reason in batch.malformed] == ["the batch's time"]
@@ -116,7 +118,7 @@ def test_an_unreadable_time_keeps_the_events(engine: str, time_s: Any) -> None:
 @pytest.mark.parametrize("engine", READ)
 @pytest.mark.parametrize("rank", ["0", 1.0, True, -1, 1 << 40, []])
 def test_an_unreadable_rank_keeps_the_events(engine: str, rank: Any) -> None:
-    batch = READ[engine].decode(msgspec.msgpack.encode([1.5, [["AllBlocksCleared"]], rank]))
+    batch = READ[engine].decode(msgspec.msgpack.encode([1.5, [CLEARED], rank]))
     assert batch.dp_rank is None
     assert batch.events == (BlocksCleared(),)
     assert [reason.split(":")[0] for reason in batch.malformed] == ["the batch's rank"]
@@ -127,7 +129,7 @@ WRONG: list[Any] = [None, True, -1, 1 << 63, 1.5, "text", b"bytes", [], [[]], [N
 
 @pytest.mark.parametrize("engine", READ)
 def test_every_field_of_every_wrong_type_is_kept_or_counted(engine: str) -> None:
-    full = FULL_VLLM if engine == "vllm" else FULL_SGLANG
+    full = FULL[engine]
     for kind, fields in ENGINE_FIELDS[engine].items():
         for name, _ in fields:
             for wrong in WRONG:
@@ -195,7 +197,7 @@ def test_a_nest_of_ordinary_depth_in_an_unknown_field_is_skipped(engine: str) ->
 
 @pytest.mark.parametrize("engine", READ)
 def test_text_that_is_no_utf8_costs_its_event_only(engine: str) -> None:
-    whole = encode(removed(medium="GPU!"), ["AllBlocksCleared"])
+    whole = encode(removed(medium="GPU!"), CLEARED)
     batch = READ[engine].decode(whole.replace(b"GPU!", b"GPU\xff"))
     assert batch.events == (BlocksCleared(),)
     assert len(batch.malformed) == 1
@@ -235,7 +237,7 @@ ANY_VALUE = st.recursive(
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(data=st.data())
 def test_events_of_random_values_are_each_kept_or_counted(engine: str, data: Any) -> None:
-    full = FULL_VLLM if engine == "vllm" else FULL_SGLANG
+    full = FULL[engine]
     kind = data.draw(st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "New"]))
     fields = {name: data.draw(st.just(full[name]) | ANY_VALUE) for name in full}
     events = encodings(kind, fields)

@@ -56,6 +56,15 @@ FULL_SGLANG: dict[str, Any] = {
     "session_id": "session",
     "lora_name": "adapter",
 }
+FULL_TRTLLM: dict[str, Any] = {
+    **{name: FULL_SGLANG[name] for name in ("block_hashes", "parent_block_hash", "token_ids")},
+    "block_size": 4,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": "adapter",
+    "mm_keys": [[{"type": "mm_key", "hash": ITEM, "start_offset": 1}], []],
+}
+FULL = {"vllm": FULL_VLLM, "sglang": FULL_SGLANG, "trtllm": FULL_TRTLLM}
 
 
 def versions(fields: list[tuple[str, str]]) -> list[tuple[str, int]]:
@@ -132,10 +141,10 @@ def test_sglang_removals_of_each_version_are_read_as_far_as_they_tell(
         assert read == BlocksRemoved((U64, 12), fields.get("medium"))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])  # the others never sent arrays
 def test_arrays_longer_than_any_known_version_are_read(engine: str) -> None:
     kinds = ENGINE_FIELDS[engine]
-    full = FULL_VLLM if engine == "vllm" else FULL_SGLANG
+    full = FULL[engine]
     for kind, fields in kinds.items():
         longer = [kind, *(full[name] for name, _ in fields), "newest", {"and": [1, 2]}, None]
         assert len(READ[engine].decode(encode(longer)).events) == 1

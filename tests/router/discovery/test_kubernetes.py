@@ -280,7 +280,7 @@ async def test_a_pod_that_is_no_engine_gets_no_relay_and_is_told(
     stage.pod("a")
     async with discovering(stage) as discovery:
         await until(lambda: discovery.followed.troubles(), "a trouble")
-        assert "neither vLLM nor SGLang" in discovery.followed.troubles()["a"]
+        assert "neither vLLM nor SGLang nor TensorRT-LLM" in discovery.followed.troubles()["a"]
         await until(lambda: any("neither vLLM" in line for line in caplog.messages), "a line")
         stage.owner = "vllm"
         await stage.followed("a")

@@ -195,10 +195,10 @@ class FleetCalls:
     ) -> int:
         """Makes this router run a relay for an engine; returns the ranks that it follows.
 
-        engine: vllm or sglang. address: where clients send their requests. Every other argument is
-        a field of RegisterWorkerRequest, with its default there. Raises InvalidRequest with the
-        field's name. 0 ranks: the router's release is older and reads engine, address, events,
-        replay, metrics, labels, role and warm only.
+        engine: its kind, such as vllm. address: where clients send their requests. Every other
+        argument is a field of RegisterWorkerRequest, with its default there. Raises InvalidRequest
+        with the field's name. 0 ranks: the router's release is older and reads engine, address,
+        events, replay, metrics, labels, role and warm only.
         """
         message = RegisterWorkerRequest(
             worker_id=worker_id,

@@ -74,7 +74,7 @@ class PrefillWorker:
     dp_rank: int | None
     address: str
     engine: str
-    """vllm or sglang."""
+    """Its kind, such as vllm."""
     bootstrap_host: str
     bootstrap_port: int
     bootstrap_room: int
