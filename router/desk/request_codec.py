@@ -15,6 +15,7 @@ from router.core.core import RouterCore
 from router.core.progress import Progress, ProgressState, WaitStep
 from router.desk.tenant import UNVERIFIED, Caller, tenant_of
 from router.prompts.prompts import MadeBy, PromptTokens
+from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Request, Role
@@ -127,9 +128,7 @@ def read_request(
         policy=message.policy,
         tenant=tenant_of(message.tenant, caller),
         session_id=message.session_id,
-        required_labels=message.required_labels or {},
-        allowed_workers=frozenset(message.allowed_worker_ids or ()),
-        excluded_workers=frozenset(message.excluded_worker_ids or ()),
+        narrowing=_read_narrowing(message, prompt.lora_name),
         charged_tokens=message.charged_tokens,
         resumed=session,
     )
@@ -233,6 +232,17 @@ def read_registration(message: fleet_pb2.RegisterWorkerRequest) -> EngineSetting
             f"{name}: {error.sentence}" if name else error.sentence,
             metadata={"field": name} if name else {},
         ) from error
+
+
+def _read_narrowing(message: ReceivedRequest, lora_name: str) -> Narrowing | None:
+    if not (message.entries or lora_name):  # as most requests
+        return None
+    return Narrowing(
+        lora_name=lora_name,
+        required_labels=frozenset((message.required_labels or {}).items()),
+        allowed_workers=frozenset(message.allowed_worker_ids or ()),
+        excluded_workers=frozenset(message.excluded_worker_ids or ()),
+    ).or_none
 
 
 def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
