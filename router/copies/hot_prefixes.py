@@ -42,11 +42,11 @@ from indexer.hashing import HashArray
 from router.config.settings.routing_settings import HotPrefixSettings
 from router.copies.copies import Cancel, Copies, Copy, Prefix
 from router.copies.prefix_rates import PrefixKey, PrefixRate, PrefixRates
-from router.fleet.eligibility import exclusion
+from router.fleet.eligibility import exclusion, would_load
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.state import Fleet
 from router.fleet.table import COLUMNS, Column
-from router.request.narrowing import Narrowing, would_load
+from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Refusal
 from router.request.request import Request, Role

@@ -119,6 +119,14 @@ def read_request(
     if caller.usage is not None:
         for name in filter(None, (model, prompt.lora_name)) if model else (model,):
             caller.usage.check_model(name)
+    narrowing = None
+    if message.entries or prompt.lora_name:  # of few requests
+        narrowing = Narrowing(
+            lora_name=prompt.lora_name,
+            required_labels=frozenset((message.required_labels or {}).items()),
+            allowed_workers=frozenset(message.allowed_worker_ids or ()),
+            excluded_workers=frozenset(message.excluded_worker_ids or ()),
+        ).or_none
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt=prompt,
@@ -128,7 +136,7 @@ def read_request(
         policy=message.policy,
         tenant=tenant_of(message.tenant, caller),
         session_id=message.session_id,
-        narrowing=_read_narrowing(message, prompt.lora_name),
+        narrowing=narrowing,
         charged_tokens=message.charged_tokens,
         resumed=session,
     )
@@ -232,17 +240,6 @@ def read_registration(message: fleet_pb2.RegisterWorkerRequest) -> EngineSetting
             f"{name}: {error.sentence}" if name else error.sentence,
             metadata={"field": name} if name else {},
         ) from error
-
-
-def _read_narrowing(message: ReceivedRequest, lora_name: str) -> Narrowing | None:
-    if not (message.entries or lora_name):  # as most requests
-        return None
-    return Narrowing(
-        lora_name=lora_name,
-        required_labels=frozenset((message.required_labels or {}).items()),
-        allowed_workers=frozenset(message.allowed_worker_ids or ()),
-        excluded_workers=frozenset(message.excluded_worker_ids or ()),
-    ).or_none
 
 
 def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:

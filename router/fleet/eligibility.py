@@ -10,7 +10,6 @@ from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.table import Column, Flags
-from router.request.narrowing import would_load
 from router.request.request import Request, Role
 
 DRAINED = "drained"
@@ -94,21 +93,18 @@ class Exclusions:
 
     def of(self, request: Request, output_tokens: int, pool: Pool) -> Barred:
         """output_tokens: what the request is expected to bring out."""
-        wanted = None
         narrowing, prompt = request.narrowing, request.prompt
-        if (
-            not self._drained
-            and prompt.token_count + output_tokens <= pool.shortest_len
-            and (narrowing is None or narrowing.names <= NARROWING_MAX)
-        ):
-            wanted = request.model, request.role, prompt.only_block_size, narrowing
-        kept = None if wanted is None else self._kept.get(wanted)
+        keeps = not self._drained and prompt.token_count + output_tokens <= pool.shortest_len
+        if narrowing is not None and narrowing.names > NARROWING_MAX:
+            keeps = False
+        wanted = request.model, request.role, prompt.only_block_size, narrowing
+        kept = self._kept.get(wanted) if keeps else None
         if kept is not None and kept[0] is pool:
             return kept[1]
         barred = Barred.of(
             [exclusion(request, output_tokens, source, self._drained) for source in pool.sources]
         )
-        if wanted is not None:
+        if keeps:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
             self._kept[wanted] = pool, barred
@@ -159,6 +155,11 @@ class Loras:
             known = np.array(lists, np.bool_), np.array(loads, np.bool_)
             self._known[lora_name] = known
         return known
+
+
+def would_load(heartbeat: Heartbeat, lora_name: str) -> bool:
+    """Whether an engine has to load a LoRA for a request, and does so on demand."""
+    return heartbeat.loads_loras and lora_name not in heartbeat.lora_names
 
 
 def too_long(request: Request, output_tokens: int, heartbeat: Heartbeat) -> bool:

@@ -57,7 +57,7 @@ class Request(msgspec.Struct, frozen=True):
     tenant: str = ""
     session_id: str = ""
     narrowing: Narrowing | None = None
-    """None: any worker of its model and role may take it."""
+    """With its prompt's LoRA; None: any worker of its model and role may take it."""
     charged_tokens: int = 0
     """By which a tenant's quota counts an estimated prompt until its engine has counted it; 0: the
     prompt's length is no estimate."""
