@@ -28,8 +28,8 @@ from router.copies.hot_prefixes import (
 from router.metrics.of_copies import HotPrefixCollector
 from router.request.prompt import Prompt
 from router.request.request import Role
-from tests.router.request.narrowings import CASES, FIELDS
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.narrowings import CASES, FIELDS
 
 TEXT_TOKENS = 1024
 BUSY = 20

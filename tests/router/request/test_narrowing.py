@@ -19,8 +19,8 @@ from router.desk.worker_codec import write_worker
 from router.fleet.eligibility import exclusion
 from router.request.refusal import Refusal
 from router.request.request import Request
-from tests.router.request.narrowings import CASES, FIELDS
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.narrowings import CASES, FIELDS
 from tests.stage.served import asked, desk_of, raised
 
 
