@@ -41,6 +41,7 @@ COMPILED = [
     "router/listener/held.py",
     "router/queue/admission_queue.py",
     "router/queue/limits/bounds.py",
+    "router/request/narrowing.py",
     "router/request/prompt.py",
     "router/reservations/ids.py",
 ]

@@ -46,6 +46,7 @@ from router.fleet.eligibility import exclusion, would_load
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.state import Fleet
 from router.fleet.table import COLUMNS, Column
+from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Refusal
 from router.request.request import Request, Role
@@ -173,18 +174,14 @@ class HotPrefixes:
         self.rates.forget()
         return [self.copies.cancel(copy) for copy in list(self.copies.under_way.values())]
 
-    def on_pick(
-        self, reservation: Reservation, for_all: bool, prompt: Callable[[], Prompt], now_s: float
-    ) -> None:
-        """A request was routed: counts the beginnings of its prompt.
-
-        for_all: whether every worker may see it; else its text must not come to them as a copy.
-        prompt: called when a beginning has become hot.
-        """
+    def on_pick(self, reservation: Reservation, request: Request, now_s: float) -> None:
+        """A request was routed: counts the beginnings of its prompt."""
         prefixes, held_tokens = reservation.prefixes, reservation.predicted_tokens
         self.copies.on_pick(reservation.worker, prefixes, held_tokens)
         _, _, model, role = reservation.fingerprint
-        if not len(prefixes) or not for_all or role == Role.DECODE:
+        narrowing = request.narrowing
+        confined = narrowing is not None and narrowing.confines
+        if not len(prefixes) or confined or role == Role.DECODE:
             return
         block_size = heartbeat_of(self._fleet.view.sources[reservation.worker]).block_size
         blocks_max = min(len(prefixes), self._tokens_max // block_size)
@@ -197,7 +194,7 @@ class HotPrefixes:
                 and key not in self._hot
                 and rate.score(now_s) >= self._settings.score
             ):
-                self._keep(key, rate, role, prompt(), prefixes[:blocks], block_size)
+                self._keep(key, rate, role, request.prompt, prefixes[:blocks], block_size)
 
     def decide(self, now_s: float) -> list[Effect]:
         """Copies to begin and to give up now. To be called every second or more often."""
@@ -398,4 +395,5 @@ def _asking(prefix: Prefix) -> Request:
     prompt = Prompt(
         prefix.token_count, lora_name=prefix.lora_name, hashes_block_size=prefix.block_size
     )
-    return Request("", prompt, prefix.model, prefix.role)
+    narrowing = Narrowing(lora_name=prefix.lora_name).or_none
+    return Request("", prompt, prefix.model, prefix.role, narrowing=narrowing)

@@ -420,8 +420,7 @@ class Admission:
             model=request.model,
             tenant=request.tenant,
             priority=wait.priority,
-            labels=request.required_labels,
-            restriction=_restriction(request),
+            narrowing=request.narrowing,
             needs_prefill=request.resumed is None,
             prompt_tokens=tokens,
             charged_tokens=request.charged_tokens,
@@ -439,14 +438,3 @@ class Admission:
 def _job(waiter: Waiter) -> Job:
     job: Job = waiter.payload  # type: ignore[assignment]  # the queue doesn't look at it
     return job
-
-
-def _restriction(request: Request) -> Hashable:
-    """What narrows the workers that a request may use; None: nothing does."""
-    lora_name = request.prompt.lora_name
-    if not (
-        lora_name or request.required_labels or request.allowed_workers or request.excluded_workers
-    ):
-        return None
-    labels = frozenset(request.required_labels.items())
-    return lora_name, labels, request.allowed_workers, request.excluded_workers

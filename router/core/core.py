@@ -222,7 +222,7 @@ class RouterCore:
         if self.hot is not None:
             seen = reservation.where_computed()
             try:
-                self.hot.on_pick(seen, request.for_all, lambda: request.prompt, now_s)
+                self.hot.on_pick(seen, request, now_s)
             except Exception as error:  # of the copies alone
                 if self.on_copy_fault is None:
                     raise

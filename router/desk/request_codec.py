@@ -15,6 +15,7 @@ from router.core.core import RouterCore
 from router.core.progress import Progress, ProgressState, WaitStep
 from router.desk.tenant import UNVERIFIED, Caller, tenant_of
 from router.prompts.prompts import MadeBy, PromptTokens
+from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Request, Role
@@ -118,6 +119,14 @@ def read_request(
     if caller.usage is not None:
         for name in filter(None, (model, prompt.lora_name)) if model else (model,):
             caller.usage.check_model(name)
+    narrowing = None
+    if message.entries or prompt.lora_name:  # of few requests
+        narrowing = Narrowing(
+            lora_name=prompt.lora_name,
+            required_labels=frozenset((message.required_labels or {}).items()),
+            allowed_workers=frozenset(message.allowed_worker_ids or ()),
+            excluded_workers=frozenset(message.excluded_worker_ids or ()),
+        ).or_none
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt=prompt,
@@ -127,9 +136,7 @@ def read_request(
         policy=message.policy,
         tenant=tenant_of(message.tenant, caller),
         session_id=message.session_id,
-        required_labels=message.required_labels or {},
-        allowed_workers=frozenset(message.allowed_worker_ids or ()),
-        excluded_workers=frozenset(message.excluded_worker_ids or ()),
+        narrowing=narrowing,
         charged_tokens=message.charged_tokens,
         resumed=session,
     )

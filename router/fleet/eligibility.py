@@ -93,19 +93,21 @@ class Exclusions:
 
     def of(self, request: Request, output_tokens: int, pool: Pool) -> Barred:
         """output_tokens: what the request is expected to bring out."""
-        narrowing = None
-        if not self._drained and request.prompt.token_count + output_tokens <= pool.shortest_len:
-            narrowing = narrowing_of(request)
-        kept = None if narrowing is None else self._kept.get(narrowing)
+        narrowing, prompt = request.narrowing, request.prompt
+        keeps = not self._drained and prompt.token_count + output_tokens <= pool.shortest_len
+        if narrowing is not None and narrowing.names > NARROWING_MAX:
+            keeps = False
+        wanted = request.model, request.role, prompt.only_block_size, narrowing
+        kept = self._kept.get(wanted) if keeps else None
         if kept is not None and kept[0] is pool:
             return kept[1]
         barred = Barred.of(
             [exclusion(request, output_tokens, source, self._drained) for source in pool.sources]
         )
-        if narrowing is not None:
+        if keeps:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
-            self._kept[narrowing] = pool, barred
+            self._kept[wanted] = pool, barred
         return barred
 
 
@@ -160,19 +162,6 @@ def would_load(heartbeat: Heartbeat, lora_name: str) -> bool:
     return heartbeat.loads_loras and lora_name not in heartbeat.lora_names
 
 
-def narrowing_of(request: Request) -> Hashable | None:
-    """What a request wants of a worker, but for its prompt's length: requests that want the same
-    have the same exclusions. None: it names more than NARROWING_MAX workers and labels."""
-    prompt, labels = request.prompt, request.required_labels
-    of_all = request.model, request.role, prompt.lora_name, prompt.only_block_size
-    allowed, excluded = request.allowed_workers, request.excluded_workers
-    if not (labels or allowed or excluded):
-        return of_all
-    if len(labels) + len(allowed) + len(excluded) > NARROWING_MAX:
-        return None
-    return of_all, frozenset(labels.items()), allowed, excluded
-
-
 def too_long(request: Request, output_tokens: int, heartbeat: Heartbeat) -> bool:
     """Whether prompt and expected output go beyond what the engine takes."""
     tokens = request.prompt.token_count + output_tokens
@@ -183,32 +172,14 @@ def exclusion(request: Request, output_tokens: int, source: Source, drained: Con
     """Why this worker can't; empty when it can."""
     heartbeat = heartbeat_of(source)
     worker_id = source.key.worker_id
-    prompt = request.prompt
+    narrowing = request.narrowing
     if worker_id in drained:
         return DRAINED
-    if worker_id in request.excluded_workers:
-        return "excluded by the request"
-    if request.allowed_workers and worker_id not in request.allowed_workers:
-        return "not among the allowed"
-    if reason := _not_of_role(heartbeat, request.role):
+    if heartbeat.role not in (request.role, Role.BOTH):
+        return f"role is {heartbeat.role}"
+    if narrowing is not None and (reason := narrowing.excludes(worker_id, heartbeat)):
         return reason
-    for name, value in request.required_labels.items():
-        if heartbeat.labels.get(name) != value:
-            return "labels differ"
-    if prompt.lora_name and not _may_serve(heartbeat, prompt.lora_name):
-        return "LoRA not loaded"
     if too_long(request, output_tokens, heartbeat):
         return TOO_LONG
-    if prompt.only_block_size and prompt.only_block_size != heartbeat.block_size:
-        return "block size differs"
-    return ""
-
-
-def _may_serve(heartbeat: Heartbeat, lora_name: str) -> bool:
-    """Whether an engine has a LoRA, or may load it; an engine that lists none may."""
-    loras = heartbeat.lora_names
-    return not loras or lora_name in loras or would_load(heartbeat, lora_name)
-
-
-def _not_of_role(heartbeat: Heartbeat, role: Role) -> str:
-    return "" if heartbeat.role in (role, Role.BOTH) else f"role is {heartbeat.role}"
+    block_size = request.prompt.only_block_size
+    return "block size differs" if block_size not in (0, heartbeat.block_size) else ""

@@ -3,14 +3,15 @@
 The driver sets what the request is; the queue sets the rest when the request is offered.
 """
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
 from typing_extensions import override
 
 from indexer.hashing import HashArray
+from router.request.narrowing import Narrowing
 
 Key = float | tuple[float, ...]
 """Place in an order, lower is sooner; one order makes keys of one of the two forms."""
@@ -49,11 +50,8 @@ class Waiter:
     tenant: str = ""
     priority: int = 0
     """Higher is sooner."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """The request's own, for an order that is a function of the operator's."""
-    restriction: Hashable = None
-    """What narrows the workers it may use within its pool (labels, allowed and excluded workers, an
-    adapter); equal for requests with the same workers. None: it may use all of them."""
+    narrowing: Narrowing | None = None
+    """Of the workers of its pool; None: it may use all of them."""
     needs_prefill: bool = True
     """Whether the prompt is still to be computed: False for the decode half of a pair."""
     prompt_tokens: int = 0

@@ -8,6 +8,7 @@ import msgspec
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
+from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 
 Fingerprint = tuple[int, int, str, str]
@@ -55,19 +56,13 @@ class Request(msgspec.Struct, frozen=True):
     policy: str = ""
     tenant: str = ""
     session_id: str = ""
-    required_labels: dict[str, str] = {}
-    allowed_workers: frozenset[str] = frozenset()
-    excluded_workers: frozenset[str] = frozenset()
+    narrowing: Narrowing | None = None
+    """With its prompt's LoRA; None: any worker of its model and role may take it."""
     charged_tokens: int = 0
     """By which a tenant's quota counts an estimated prompt until its engine has counted it; 0: the
     prompt's length is no estimate."""
     resumed: Session | None = None
     """The session that the prompt was made of, when only a session was named."""
-
-    @property
-    def for_all(self) -> bool:
-        """Whether any worker may see the request."""
-        return not self.required_labels and not self.allowed_workers
 
     def fingerprint(self, block_size: int) -> Fingerprint:
         """The meaning of its id from now on; block_size: that of the prompt's fingerprint."""

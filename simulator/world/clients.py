@@ -16,6 +16,7 @@ from math import inf
 import numpy as np
 
 from router.core.progress import Pick, Progress, ProgressState
+from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request, Role
@@ -203,7 +204,9 @@ class Clients:
             role=Role.PAIR if as_pair else life.role,
             policy=options.policy if as_pair else "",
             expected_output_tokens=life.request.output_tokens if options.output_hint else None,
-            excluded_workers=frozenset(life.failed_workers),
+            narrowing=Narrowing(
+                lora_name=life.prompt.lora_name, excluded_workers=frozenset(life.failed_workers)
+            ).or_none,
             tenant=life.request.tenant or "",
             session_id=life.request.session_id or "",
         )

@@ -172,11 +172,6 @@ def test_the_answer_has_what_a_caller_needs_and_nothing_reserved() -> None:
         ({"model": "unheard"}, {""}),
         ({}, {""}),  # of two models, none is meant
         ({"model": "m", "lora_name": "adapter"}, {"w0", "w1"}),  # w0 may load any
-        ({"model": "m", "lora_name": "other"}, {"w0"}),
-        ({"model": "m", "excluded_worker_ids": ["w0"]}, {"w1"}),
-        ({"model": "m", "allowed_worker_ids": ["w0", "n"]}, {"w0"}),
-        ({"model": "m", "required_labels": {"zone": "a"}}, {"w0"}),
-        ({"model": "m", "required_labels": {"zone": ""}}, {""}),
         ({"model": "m", "expected_output_tokens": 100}, {"w0"}),
         ({"model": "p", "phase": Phase.PHASE_PREFILL}, {"pre"}),
         ({"model": "p", "phase": Phase.PHASE_DECODE}, {"dec"}),

@@ -39,6 +39,7 @@ from router.core.progress import Pick
 from router.core.watched import Watched
 from router.desk.answer_codec import answer_writer
 from router.fleet.state import Troubles
+from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.request import Request
 
@@ -203,9 +204,14 @@ class Fleet:
         self.core.tick(self.now_s)
 
     def request(self, of: Prompt, **about: Any) -> Request:
-        """A request with an id of its own, unless it is given one."""
+        """A request with an id of its own, unless it is given one; what narrows it, by the names of
+        Narrowing's fields."""
         self._requests += 1
-        return Request(**{"request_id": f"request-{self._requests}", "prompt": of} | about)
+        named = {name: about.pop(name) for name in Narrowing._fields if name in about}
+        labels = frozenset(named.pop("required_labels", {}).items())
+        narrowing = Narrowing(of.lora_name, labels, **named).or_none
+        request_id = f"request-{self._requests}"
+        return Request(**{"request_id": request_id, "prompt": of, "narrowing": narrowing} | about)
 
     def route(self, of: Prompt, **about: Any) -> Pick:
         """A new request, picked and reserved."""

@@ -84,7 +84,7 @@ def _checked(
             sight.waited_s(waiter),
             sight.load(waiter),
             waiter.tenant,
-            waiter.labels,
+            dict(waiter.narrowing.required_labels if waiter.narrowing else ()),
             waiter.points,
             waiter.model,
             waiter.prompt_tokens,

@@ -8,12 +8,12 @@ Law: entries ascend by (key, arrival, number), and no number is there twice.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Hashable
 
 from typing_extensions import override
 
 from router.queue.order.ranking import Ranking
 from router.queue.waiter import Key, Waiter
+from router.request.narrowing import Narrowing
 
 Entry = tuple[Key, float, int, Waiter]
 
@@ -21,7 +21,7 @@ Entry = tuple[Key, float, int, Waiter]
 class Line:
     """Requests that one order ranks."""
 
-    __slots__ = ("entries", "level", "restrictions", "tenant", "weight")
+    __slots__ = ("entries", "level", "narrowings", "tenant", "weight")
 
     def __init__(self, level: int = 0, tenant: str = "", weight: float = 1.0) -> None:
         self.level = level
@@ -32,7 +32,7 @@ class Line:
         """Of the tenant."""
         self.entries: list[Entry] = []
         """The next request in front."""
-        self.restrictions: Counter[Hashable] = Counter()
+        self.narrowings: Counter[Narrowing] = Counter()
         """How many requests have each; those without one are not counted."""
 
     def __len__(self) -> int:
@@ -45,8 +45,8 @@ class Line:
     def add(self, waiter: Waiter) -> None:
         """Puts a request at the place that its key gives it."""
         insort(self.entries, (waiter.key, waiter.arrived_s, waiter.seq, waiter))
-        if waiter.restriction is not None:
-            self.restrictions[waiter.restriction] += 1
+        if waiter.narrowing is not None:
+            self.narrowings[waiter.narrowing] += 1
 
     def remove(self, waiter: Waiter) -> None:
         """Takes a request out; its key must be the one that it was added with."""
@@ -54,10 +54,10 @@ class Line:
         if place == len(self.entries) or self.entries[place][3] is not waiter:
             raise LookupError(f"{waiter} is not in {self}")
         del self.entries[place]
-        if waiter.restriction is not None:
-            self.restrictions[waiter.restriction] -= 1
-            if not self.restrictions[waiter.restriction]:
-                del self.restrictions[waiter.restriction]
+        if waiter.narrowing is not None:
+            self.narrowings[waiter.narrowing] -= 1
+            if not self.narrowings[waiter.narrowing]:
+                del self.narrowings[waiter.narrowing]
 
     def rank(self, ranking: Ranking, now_s: float) -> None:
         """Sorts by keys that are made for all requests together."""

@@ -4,10 +4,10 @@ Requests without room are looked past, within bounds, so that a large request do
 that could serve those behind it, and requests that few workers may serve don't hold the others.
 
 Law: a round has at most FAILURES_FACTOR * (look_past + 1) attempts that fail, look_past + 1 of one
-band and restriction, and LOOKS_MAX requests that are skipped without an attempt.
+band and narrowing, and LOOKS_MAX requests that are skipped without an attempt.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from router.queue.limits.tenants import Tenants
@@ -16,11 +16,12 @@ from router.queue.turns.bands import Bands
 from router.queue.turns.line import Line
 from router.queue.turns.siblings import Siblings
 from router.queue.waiter import Waiter
+from router.request.narrowing import Narrowing
 
 LOOKS_MAX = 1024
 """Requests that a round skips without an attempt: about 0.3 ms."""
 FAILURES_FACTOR = 4
-"""Failed attempts of a round, as a multiple of those of one band and restriction."""
+"""Failed attempts of a round, as a multiple of those of one band and narrowing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class Round:
         self._siblings = rules.siblings
         self._failures = 0
         self._failures_max = FAILURES_FACTOR * (rules.look_past + 1)
-        self._failed: dict[tuple[int | Line, Hashable], int] = {}
-        """By band or line, and restriction."""
+        self._failed: dict[tuple[int | Line, Narrowing | None], int] = {}
+        """By band or line, and narrowing."""
 
     def over(self) -> bool:
         """Whether enough requests had no room, or were skipped."""
@@ -116,7 +117,7 @@ class Round:
         return (
             waiter.passed_at == self._version
             or waiter.expires_s <= self._now_s
-            or (self._failures > 0 and self._is_closed(line, waiter.restriction))
+            or (self._failures > 0 and self._is_closed(line, waiter.narrowing))
             or (self._tenants is not None and self._holds(waiter.tenant))
             or (waiter.run is not None and self._siblings.holds(waiter, self._now_s))
         )
@@ -126,18 +127,18 @@ class Round:
         tenants = self._tenants
         return tenants is not None and tenants.held_by(tenant, self._now_s) is not None
 
-    def _is_closed(self, line: Line, restriction: Hashable) -> bool:
-        """Whether enough requests of a restriction had no room."""
+    def _is_closed(self, line: Line, narrowing: Narrowing | None) -> bool:
+        """Whether enough requests of a narrowing had no room."""
         failed = self._failed
         return (
-            failed.get((line.level, restriction), 0) > self._look_past
-            or failed.get((line, restriction), 0) > self._line_look_past
+            failed.get((line.level, narrowing), 0) > self._look_past
+            or failed.get((line, narrowing), 0) > self._line_look_past
         )
 
     def _is_finished(self, line: Line) -> bool:
-        """Whether a line has no request that may still be tried, by its restriction."""
+        """Whether a line has no request that may still be tried, by its narrowing."""
         return self._is_closed(line, None) and all(
-            self._is_closed(line, restriction) for restriction in line.restrictions
+            self._is_closed(line, narrowing) for narrowing in line.narrowings
         )
 
     def _fail(self, line: Line, waiter: Waiter) -> None:
@@ -145,5 +146,5 @@ class Round:
             self._line_look_past = self._look_past // max(1, self._lines())
         self._failures += 1
         for where in (line.level, line):
-            key = (where, waiter.restriction)
+            key = (where, waiter.narrowing)
             self._failed[key] = self._failed.get(key, 0) + 1

@@ -29,6 +29,7 @@ from router.metrics.of_copies import HotPrefixCollector
 from router.request.prompt import Prompt
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.narrowings import CASES, FIELDS
 
 TEXT_TOKENS = 1024
 BUSY = 20
@@ -238,20 +239,24 @@ def test_a_lora_goes_to_workers_that_have_it_only() -> None:
     assert (copy.prefix.lora_name, copy.prefix.cache_salt) == ("ad", "tenant")
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"allowed_workers": frozenset("ab")},
-        {"required_labels": {"zone": "1"}},
-        {"role": Role.DECODE},
-    ],
-    ids=",".join,
-)
-def test_a_text_that_only_some_workers_may_see_is_not_counted(about: dict[str, object]) -> None:
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_text_is_copied_to_no_worker_that_may_not_see_it(field: str) -> None:
+    fleet, case = HotFleet(), CASES[field]
+    of = prompt(TEXT_TOKENS + 40, lora_name=case.narrowing.lora_name)
+    fleet.cache(fleet.a, of)
+    fleet.say(fleet.a, **case.fit)
+    for key in (fleet.b, fleet.c, fleet.d):
+        fleet.say(key, **case.unfit)
+    for _ in range(4):
+        pick = fleet.route(of, narrowing=case.narrowing)
+        fleet.core.withdraw(pick.reservation, fleet.now_s)
+    # Excluded workers failed, and may see it.
+    assert bool(fleet.decide()) is (field == "excluded_workers")
+
+
+def test_a_text_of_a_decode_half_is_not_counted() -> None:
     fleet = HotFleet()
-    for key in (fleet.a, fleet.b, fleet.c, fleet.d):
-        fleet.say(key, labels={"zone": "1"}, role="both")
-    fleet.ask(**about)
+    fleet.ask(role=Role.DECODE)
     assert len(fleet.hot.rates) == 0
 
 

@@ -13,6 +13,7 @@ from router.core.progress import Progress, ProgressState
 from router.desk import request_codec, statuses, text_codec, worker_codec
 from router.desk.statuses import STATUS
 from router.prompts.prompts import Item, MadeBy, PromptTokens
+from router.request.narrowing import Narrowing
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request, Role
 from router.reservations.reservations import Ending
@@ -54,9 +55,9 @@ class TestRequest:
         assert (request.request_id, request.model, request.policy) == ("x", "m", "round-robin")
         assert request.role is Role.PREFILL
         assert request.expected_output_tokens == 9
-        assert request.required_labels == {"zone": "north"}
-        assert request.allowed_workers == {"a", "b"}
-        assert request.excluded_workers == {"b"}
+        assert request.narrowing == Narrowing(
+            "ad", frozenset({("zone", "north")}), frozenset({"a", "b"}), frozenset({"b"})
+        )
 
     def test_what_is_absent_is_none_and_what_is_zero_is_zero(self) -> None:
         assert read().expected_output_tokens is None

@@ -9,8 +9,8 @@ from router.fleet.eligibility import (
     NARROWING_MAX,
     Exclusions,
     exclusion,
-    narrowing_of,
 )
+from router.request.narrowing import Narrowing
 from router.request.refusal import Refusal
 from router.request.request import Request, Role
 from tests.stage.fleet import Fleet, prompt
@@ -87,9 +87,14 @@ def test_exclusions_of_so_many_kinds_of_requests_are_kept_and_no_more() -> None:
 
 def test_a_request_that_names_many_workers_or_labels_is_looked_up_each_time() -> None:
     fleet = Fleet()
-    for field in ("allowed_workers", "excluded_workers"):
-        at, over = (frozenset(map(str, range(NARROWING_MAX + more))) for more in (0, 1))
-        assert narrowing_of(fleet.request(prompt(8), **{field: at})) is not None
-        assert narrowing_of(fleet.request(prompt(8), **{field: over})) is None
-    labels = {str(n): "" for n in range(NARROWING_MAX + 1)}
-    assert narrowing_of(fleet.request(prompt(8), required_labels=labels)) is None
+    fleet.add("w0")
+    fleet.core.fleet.pools.refresh()
+    pool, _ = fleet.core.fleet.pools.live("m", ready=True)
+    exclusions = Exclusions(())
+    for field in set(Narrowing._fields) - {"lora_name"}:
+        for names in (NARROWING_MAX, NARROWING_MAX + 1):
+            named = dict.fromkeys(map(str, range(names)), "")
+            value = named if field == "required_labels" else frozenset(named)
+            request = fleet.request(prompt(8), model="m", **{field: value})
+            kept = exclusions.of(request, 0, pool) is exclusions.of(request, 0, pool)
+            assert kept is (names == NARROWING_MAX), field

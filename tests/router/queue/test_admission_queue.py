@@ -7,10 +7,12 @@ from router.queue.admission_queue import IDLE_POOLS_MAX, QueueFull
 from router.queue.limits.bounds import Bound
 from router.queue.turns.round import LOOKS_MAX
 from router.queue.waiter import Fate, Waiter
+from router.request.narrowing import Narrowing
 from router.request.refusal import Reason
 from tests.router.queue.waiting import POOL, check_counts, drained, names, offered, queue_of, turns
 
 MIB = 1 << 20
+FEW = Narrowing("adapter")
 
 
 class TestTurns:
@@ -55,19 +57,19 @@ class TestTurns:
     def test_requests_for_few_workers_do_not_hold_the_others(self) -> None:
         queue = queue_of(look_past=1)
         for name in "abcd":
-            offered(queue, name, restriction="rack 7")
+            offered(queue, name, narrowing=FEW)
         offered(queue, "e")
         for waiter in queue.candidates(POOL, 1, 0.0):
-            if waiter.restriction:
+            if waiter.narrowing:
                 queue.passed(waiter, 1)
             else:
                 queue.dispatched(waiter, 1, 0, 0.0)
         assert queue.find("e") == ()
 
-    def test_a_round_fails_so_often_at_most_whatever_restrictions_there_are(self) -> None:
+    def test_a_round_fails_so_often_at_most_whatever_narrowings_there_are(self) -> None:
         queue = queue_of(look_past=1)
         for number in range(20):
-            offered(queue, str(number), restriction=number)
+            offered(queue, str(number), narrowing=Narrowing(str(number)))
         attempts = []
         for waiter in queue.candidates(POOL, 1, 0.0):
             attempts.append(waiter)
@@ -77,7 +79,7 @@ class TestTurns:
     def test_a_round_skips_so_many_requests_at_most(self) -> None:
         queue = queue_of(look_past=0)
         for number in range(LOOKS_MAX):
-            offered(queue, str(number), restriction="rack 7")
+            offered(queue, str(number), narrowing=FEW)
         offered(queue, "plain")
         queue.passed(next(queue.candidates(POOL, 1, 0.0)), 1)
         assert names(queue.candidates(POOL, 1, 0.0)) == ""

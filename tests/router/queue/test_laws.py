@@ -11,6 +11,7 @@ from router.config.settings.queue_settings import BandSettings, QueueSettings, T
 from router.queue.admission_queue import AdmissionQueue, QueueFull
 from router.queue.order.orders import ORDERS
 from router.queue.waiter import Waiter
+from router.request.narrowing import Narrowing
 from tests.router.queue.waiting import Workers, check_counts
 
 MIB = 1 << 20
@@ -40,7 +41,7 @@ class Laws(RuleBasedStateMachine):
         priority=st.integers(-15, 15),
         size_bytes=st.sampled_from((0, MIB // 2, MIB, 4 * MIB + 1)),
         wait_s=st.sampled_from((0.5, 2.0, 20.0)),
-        restriction=st.sampled_from((None, "few")),
+        narrowing=st.sampled_from((None, Narrowing("adapter"))),
     )
     def offer(
         self,
@@ -49,7 +50,7 @@ class Laws(RuleBasedStateMachine):
         priority: int,
         size_bytes: int,
         wait_s: float,
-        restriction: str | None,
+        narrowing: Narrowing | None,
     ) -> None:
         self.number += 1
         waiter = Waiter(
@@ -59,7 +60,7 @@ class Laws(RuleBasedStateMachine):
             tenant=tenant,
             priority=priority,
             size_bytes=size_bytes,
-            restriction=restriction,
+            narrowing=narrowing,
             model=pool,
         )
         try:

@@ -11,6 +11,7 @@ from router.queue.admission_queue import AdmissionQueue
 from router.queue.order.own_order import OwnFailure, OwnView
 from router.queue.order.sight import SERVICE_WINDOW_S, TENANTS_MAX, Service
 from router.queue.turns.pool_queue import RANK_EACH_S
+from router.request.narrowing import Narrowing
 from tests.router.queue.test_trie import chain_of
 from tests.router.queue.waiting import POOL, Workers, drained, names, offered, queue_of, turns
 
@@ -187,7 +188,8 @@ class TestOwnFunction:
         workers = Workers()
         workers.busy = 0.75
         queue = queue_of(workers, order=OWN + "by_label")
-        waiter = offered(queue, "a", labels={"rank": "3"}, priority=2)
+        narrowing = Narrowing(required_labels=frozenset({("rank", "3")}))
+        waiter = offered(queue, "a", narrowing=narrowing, priority=2)
         assert queue._sight.load(waiter) == 0.75
         assert drained(queue) == "a"
 

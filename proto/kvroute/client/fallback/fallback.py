@@ -281,8 +281,8 @@ class Fallback:
         roles = _ROLES.get(request.phase)
         if roles is None:
             return []
-        models = {name for each in self._made for name in each.models} if not request.model else ()
-        if len(models) > 1:
+        names = [each.models for each in self._made]
+        if names and not request.model and not frozenset.intersection(*names):
             return []  # ambiguous, as to a router
         allowed, excluded = set(request.allowed_worker_ids), set(request.excluded_worker_ids)
         tokens = _tokens(request) + min(request.expected_output_tokens, OUTPUT_TOKENS_MAX)

@@ -1,0 +1,48 @@
+"""What a request demands of its worker, beside its model and role. Pure."""
+
+from typing import NamedTuple
+
+from events.plane.facts import Heartbeat
+
+
+class Narrowing(NamedTuple):
+    """What narrows a request to some workers of its model and role; an empty field narrows nothing.
+
+    A field's rule is in `excludes`, its reading in router/desk/request_codec.py.
+    """
+
+    lora_name: str = ""
+    """That of the prompt."""
+    required_labels: frozenset[tuple[str, str]] = frozenset()
+    allowed_workers: frozenset[str] = frozenset()
+    excluded_workers: frozenset[str] = frozenset()
+
+    @property
+    def or_none(self) -> "Narrowing | None":
+        """None where nothing narrows the request."""
+        return self if any(self) else None
+
+    @property
+    def names(self) -> int:
+        """Number of the workers and labels in it."""
+        return len(self.required_labels) + len(self.allowed_workers) + len(self.excluded_workers)
+
+    @property
+    def confines(self) -> bool:
+        """Whether the prompt is for some workers alone, so that others get no copy of it: by any
+        field but excluded workers, which failed, and the LoRA, which copies have themselves."""
+        return any(self._replace(lora_name="", excluded_workers=frozenset()))
+
+    def excludes(self, worker_id: str, heartbeat: Heartbeat) -> str:
+        """Why it excludes a worker; empty where it doesn't."""
+        if worker_id in self.excluded_workers:
+            return "excluded by the request"
+        if self.allowed_workers and worker_id not in self.allowed_workers:
+            return "not among the allowed"
+        for name, value in self.required_labels:
+            if heartbeat.labels.get(name) != value:
+                return "labels differ"
+        loras = heartbeat.lora_names  # an engine that lists none may have any
+        if loras and self.lora_name and self.lora_name not in loras and not heartbeat.loads_loras:
+            return "LoRA not loaded"
+        return ""
