@@ -84,7 +84,7 @@ def _checked(
             sight.waited_s(waiter),
             sight.load(waiter),
             waiter.tenant,
-            dict(waiter.narrowing.required_labels if waiter.narrowing else ()),
+            dict(sorted(waiter.narrowing.required_labels) if waiter.narrowing else ()),
             waiter.points,
             waiter.model,
             waiter.prompt_tokens,
