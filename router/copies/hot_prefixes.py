@@ -137,7 +137,9 @@ class _Workers(NamedTuple):
 
 
 class HotPrefixes:
-    """All hot prefixes of a router."""
+    """All hot prefixes of a router: an observer of its picks while it is enabled."""
+
+    keeps_tokens = True
 
     def __init__(self, fleet: Fleet, settings: HotPrefixSettings, means: Means) -> None:
         self.rates = PrefixRates(COUNTED_MAX)
@@ -162,10 +164,15 @@ class HotPrefixes:
     def __repr__(self) -> str:
         return f"<HotPrefixes {len(self)} hot, {self.rates!r}, {self.copies!r}>"
 
-    def reconfigure(self, settings: HotPrefixSettings) -> None:
-        """Decides by other settings from now on."""
+    @property
+    def enabled(self) -> bool:
+        return self._settings.enabled
+
+    def reconfigure(self, settings: HotPrefixSettings) -> list[Effect]:
+        """Decides by other settings from now on; returns which copies end with it."""
         self._settings = settings
         self.copies.allow(settings.copies_per_minute)
+        return [] if settings.enabled else self.forget()
 
     def forget(self) -> list[Effect]:
         """Lets go of all prefixes and hits, and of the copies that are under way."""
@@ -176,6 +183,7 @@ class HotPrefixes:
 
     def on_pick(self, reservation: Reservation, request: Request, now_s: float) -> None:
         """A request was routed: counts the beginnings of its prompt."""
+        reservation = reservation.where_computed()
         prefixes, held_tokens = reservation.prefixes, reservation.predicted_tokens
         self.copies.on_pick(reservation.worker, prefixes, held_tokens)
         _, _, model, role = reservation.fingerprint

@@ -20,13 +20,11 @@ from math import inf
 from events.feed.fleet_view import FleetView, Source
 from indexer.identity import WorkerKey
 from router.config.settings.configurations import ModelSettings
-from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
-from router.copies.hot_prefixes import Effect as CopyEffect
-from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
+from router.config.settings.routing_settings import RoutingSettings
 from router.core.progress import Effects, Pick, Progress, ProgressResult, Repeated
 from router.core.reservation_life import ReservationLife
 from router.core.unobserved import Unobserved
-from router.core.watched import Unwatched, Watched
+from router.core.watched import PickObserver, Unwatched, Watched
 from router.decision.decider import FULL_RETRY_S, Decider
 from router.decision.decision import Decision, Prefill
 from router.fleet.hangs import look_for_hangs
@@ -64,13 +62,11 @@ class RouterCore:
         model_memory_s: float = 300.0,
         tombstone_s: float = 60.0,
         replica: str = "",
-        copy_means: Means | None = None,
         watched: Watched | None = None,
         troubles: Troubles | None = None,
     ) -> None:
         """random_bytes: what ids of reservations are made of; unpredictable, unless for a test.
-        copy_means: how hot prefixes are copied; None: workers compute them. watched: by observers
-        of decisions; None: there are none. troubles: see Fleet."""
+        watched: by observers of decisions; None: there are none. troubles: see Fleet."""
         self.fleet = Fleet(
             view,
             routing,
@@ -100,15 +96,11 @@ class RouterCore:
         self.pair_picks: Counter[Prefill] = Counter()
         self.tombstone_s = tombstone_s
         self._rng = rng
-        self._copy_means = copy_means or recomputed(routing.prefill_rate)
-        self._copies: HotPrefixes | None = None
-        """Kept for its counters after copying was switched off."""
-        self.hot: HotPrefixes | None = None
-        """Copies what many ask for; None: switched off."""
-        self.on_copy_fault: Callable[[Exception], None] | None = None
-        """Called with what failed as a pick was counted for copies, and takes no answer away; None:
-        it is raised."""
-        self.copy_prefixes(routing.hot_prefixes)
+        self._pick_observers: list[PickObserver] = []
+        self.keeps_tokens = False
+        """Whether an observer of picks needs prompts as tokens."""
+        self.on_observer_fault: Callable[[PickObserver, Exception], None] | None = None
+        """Called with what failed in an observer of picks; None: it is raised."""
 
     def route(
         self,
@@ -219,14 +211,13 @@ class RouterCore:
             self.life.time(reservation, now_s)
         if (predicted_s := computing.ttft_s) is not None:
             self.ttft_check.on_pick(reservation.id, predicted_s)
-        if self.hot is not None:
-            seen = reservation.where_computed()
+        for observer in self._pick_observers:
             try:
-                self.hot.on_pick(seen, request, now_s)
-            except Exception as error:  # of the copies alone
-                if self.on_copy_fault is None:
+                observer.on_pick(reservation, request, now_s)
+            except Exception as error:  # of the observer alone
+                if self.on_observer_fault is None:
                     raise
-                self.on_copy_fault(error)
+                self.on_observer_fault(observer, error)
 
     def decide(
         self,
@@ -251,18 +242,11 @@ class RouterCore:
         self.life.lease_s = routing.lease_s
         self.fleet.reconfigure(routing)
 
-    def copy_prefixes(self, settings: HotPrefixSettings) -> list[CopyEffect]:
-        """Starts, changes or ends the copying of hot prefixes; returns which copies end with it."""
-        if not settings.enabled:
-            effects = self.hot.forget() if self.hot is not None else []
-            self.hot = None
-            return effects
-        if self._copies is None:
-            self._copies = HotPrefixes(self.fleet, settings, self._copy_means)
-        else:
-            self._copies.reconfigure(settings)
-        self.hot = self._copies
-        return []
+    def observe_picks(self, observer: PickObserver, wanted: bool) -> None:
+        """Has a feature learn of each pick, or no longer."""
+        others = [other for other in self._pick_observers if other is not observer]
+        self._pick_observers = [*others, observer] if wanted else others
+        self.keeps_tokens = any(each.keeps_tokens for each in self._pick_observers)
 
     def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
         """See ReservationLife.report."""

@@ -2,6 +2,9 @@
 
 from typing import Protocol
 
+from router.request.request import Request
+from router.reservations.reservations import Reservation
+
 
 class Watched(Protocol):
     """How decisions are observed at the moment; a reload may change it."""
@@ -16,3 +19,14 @@ class Unwatched:
     """No observer needs the times of picks."""
 
     timed = False
+
+
+class PickObserver(Protocol):
+    """A feature that learns of each pick, after its reservation."""
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether it needs prompts as tokens, so that callers are not asked for hashes alone."""
+
+    def on_pick(self, reservation: Reservation, request: Request, now_s: float) -> None:
+        """What it raises takes no answer away."""

@@ -143,8 +143,8 @@ cdef class AnswerWriter:
         put_answer(
             &self._answer, &ranking.decided, order, ordered, routing.alternatives, faces, routing.lease_s,
             engine_priority, new_tokens,
-            # hot prefixes need the tokens, and so do LoRAs
-            decision.pool.only_block_size if self._core.hot is None and not decision.request.prompt.lora_name else 0,
+            # LoRAs need the tokens, too
+            decision.pool.only_block_size if not self._core.keeps_tokens and not decision.request.prompt.lora_name else 0,
         )
         if self._answer.failed:
             raise MemoryError

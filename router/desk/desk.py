@@ -25,6 +25,7 @@ from router.audit.sampling import Due, Observed, ObservedBy
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.core.progress import Pick, Progress, ProgressState, Repeated
+from router.core.watched import PickObserver
 from router.desk import answer_codec, request_codec
 from router.desk.answers import Answered, Later, Outlook, Steps, Waiting
 from router.desk.counters import Metrics
@@ -83,7 +84,7 @@ class Desk:
         self._is_due = False
         """Whether a turn is to come that `soon` was given."""
         self.tracing = tracing
-        core.on_copy_fault = self._copy_failed
+        core.on_observer_fault = self._observer_failed
 
     def items(
         self,
@@ -267,8 +268,9 @@ class Desk:
             )
         return refusal
 
-    def _copy_failed(self, error: Exception) -> None:
-        self._fault(ROUTE, error, "a hot prefix is not counted; the request has its answer")
+    def _observer_failed(self, observer: PickObserver, error: Exception) -> None:
+        what = type(observer).__name__
+        self._fault(ROUTE, error, f"{what} missed a pick; the request has its answer")
 
     def _dispatch_again(self) -> None:
         self._is_due = False

@@ -10,21 +10,20 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.copies.copies import CopyFate
-from router.copies.hot_prefixes import REASONS
-from router.core.core import RouterCore
+from router.copies.hot_prefixes import REASONS, HotPrefixes
 from router.metrics.families import counter, gauge
 
 
 class HotPrefixCollector(Collector):
     """Reads what became of hot prefixes and their copies; nothing where they aren't copied."""
 
-    def __init__(self, core: RouterCore) -> None:
-        self._core = core
+    def __init__(self, hot: HotPrefixes) -> None:
+        self._hot = hot
 
     @override
     def collect(self) -> Iterator[Metric]:
-        hot = self._core.hot
-        if hot is None:
+        hot = self._hot
+        if not hot.enabled:
             return
         yield counter(
             "kvroute_hot_prefix_copies",

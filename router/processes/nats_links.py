@@ -21,6 +21,7 @@ from router.children.nats_server import NatsChild, NatsChildError
 from router.config.keys import ConfigError
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.routing_settings import RoutingSettings
+from router.copies.hot_prefixes import HotPrefixes, recomputed
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk.desk import Desk
@@ -62,6 +63,9 @@ class NatsLinks:
         and on the first one a verdict would wait behind all that a relay sends."""
         self.feed: Feed | None = None
         self.link: PeerLink | None = None
+        routing = config.routing
+        means = recomputed(routing.prefill_rate)
+        self.hot = HotPrefixes(core.fleet, routing.hot_prefixes, means)
         self.copies: CopyLink | None = None
         """None: hot prefixes were never copied yet."""
         self.connected_at_s: float | None = None
@@ -183,13 +187,14 @@ class NatsLinks:
 
     def use_hot_prefixes(self, routing: RoutingSettings) -> None:
         """Starts, stops or changes the copying of hot prefixes."""
-        effects = self._core.copy_prefixes(routing.hot_prefixes)
+        effects = self.hot.reconfigure(routing.hot_prefixes)
+        self._core.observe_picks(self.hot, self.hot.enabled)
         if self.copies is not None:
             self.copies.perform(effects)
-        elif self._core.hot is not None and self.broker is not None:
+        elif self.hot.enabled and self.broker is not None:
             self.copies = CopyLink(
                 self.broker,
-                self._core.hot,
+                self.hot,
                 fleet=self._config.fleet.name,
                 replica=self._core.replica,
                 clock=self._clock,
@@ -197,7 +202,7 @@ class NatsLinks:
             )
 
     def tick(self) -> None:
-        if self._core.hot is not None and self.copies is not None:
+        if self.hot.enabled and self.copies is not None:
             self.copies.tick()
 
     async def stop(self) -> None:

@@ -321,7 +321,7 @@ class RouterApp:
             BrokerCollector(broker, peers, others=lambda: (self.relays.broker,)),
             RelayCollector(self.relays.running),
             PeerCollector(self.core, link, self.clock),
-            HotPrefixCollector(self.core),
+            HotPrefixCollector(self.links.hot),
             QueueCollector(self.admission, self.core.fleet, self.clock),
             KeyCollector(self.locks.followed, self.locks.door),
             PromptCollector(self.prompts, lambda: self.texts.open),

@@ -18,7 +18,7 @@ from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.settings.fleet_settings import FleetSettings, IndexSettings
-from router.copies.hot_prefixes import Means, carried
+from router.copies.hot_prefixes import HotPrefixes, Means, carried
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.request.refusal import Reason, Refusal
@@ -89,8 +89,9 @@ class VirtualRouter:
             replica=replica,
             rng=self.rng,
             random_bytes=random.Random(replica).randbytes,
-            copy_means=copy_means(self._options),
         )
+        self.hot = HotPrefixes(self.core.fleet, copies, copy_means(self._options))
+        self.core.observe_picks(self.hot, self.hot.enabled)
         rng = random.Random(f"{replica}/queue")
         self.admission = Admission(self.core, self._options.queue, rng)
         self.teller = Teller(self.core.replica, Epoch(self._life, self.number))

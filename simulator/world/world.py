@@ -157,8 +157,8 @@ class World:
         for router in self.fleet.routers:
             router.tick(now_s)
             self.fleet.network.reserved(router)
-            if router.core.hot is not None:
-                self._copy_hot_prefixes(router.core.hot)
+            if router.hot.enabled:
+                self._copy_hot_prefixes(router.hot)
         if self.laws is not None:
             self.laws.on_tick(now_s)
         if self.clients.lives:
@@ -204,11 +204,10 @@ class World:
     def _count(self) -> None:
         counters = self.record.counters
         for router in self.fleet.routers:
-            view, hot = router.view, router.core.hot
-            if hot is not None:
-                for fate in (CopyFate.USED, CopyFate.USELESS):
-                    if count := hot.copies.fates[fate]:
-                        counters[f"copies_{fate}"] += count
+            view, fates = router.view, router.hot.copies.fates
+            for fate in (CopyFate.USED, CopyFate.USELESS):
+                if fates[fate]:
+                    counters[f"copies_{fate}"] += fates[fate]
             counters["gaps"] += view.gaps
             counters["drifts"] += view.drifts
             counters["resyncs"] += router.core.fleet.self_check.resyncs

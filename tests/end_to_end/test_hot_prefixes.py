@@ -119,8 +119,8 @@ async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteCl
 
 
 def hot_prefixes(router: RouterApp) -> HotPrefixes:
-    assert router.core.hot is not None
-    return router.core.hot
+    assert router.links.hot.enabled
+    return router.links.hot
 
 
 def held(router: RouterApp, worker_id: str) -> int:
@@ -235,7 +235,7 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
                 "them up",
             )
             await ask_for_text(client, "a", ["b"])
-            assert (router.core.hot, router.links.copies) == (None, None)
+            assert (router.links.hot.enabled, router.links.copies) == (False, None)
             router._read_again = lambda: on
             router.reload()
             await ask_for_text(client, "a", ["b"])
@@ -244,7 +244,7 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
             fates = hot_prefixes(router).copies.fates
             router._read_again = lambda: off
             router.reload()
-            assert router.core.hot is None
+            assert not router.links.hot.enabled
             assert fates == {CopyFate.BEGUN: 1, CopyFate.CANCELLED: 1}
             await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
             router._read_again = lambda: on

@@ -13,7 +13,7 @@ from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import KvRouteClient
 from kvroute.client.messages.hashes import block_hashes_of
 from kvroute.v1 import BlockHashes
-from router.config.settings.routing_settings import GuardSettings, HotPrefixSettings
+from router.config.settings.routing_settings import GuardSettings
 from tests.stage.served import served
 
 U64 = st.integers(0, 2**64 - 1)
@@ -109,9 +109,9 @@ async def test_answers_name_no_block_size_where_hashes_would_not_do() -> None:
 
         stage.fleet.add("w0")
         assert await block_size() == 16
-        stage.fleet.core.copy_prefixes(HotPrefixSettings(enabled=True))
+        stage.fleet.copy_prefixes(enabled=True)
         assert not await block_size(), "hot prefixes keep the tokens"
-        stage.fleet.core.copy_prefixes(HotPrefixSettings(enabled=False))
+        stage.fleet.copy_prefixes(enabled=False)
         stage.fleet.add("tuned", lora_names=("ad",))
         assert not await block_size("ad"), "the name of a LoRA is part of the hashes"
         assert await block_size() == 16

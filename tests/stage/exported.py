@@ -72,7 +72,7 @@ def router_families() -> list[Metric]:
     registry.register(KeyCollector(followed, None))
     registry.register(HttpCollector(Connections("metrics", PortBounds(10))))
     registry.register(PromptCollector(Prompts({"m": ModelPrompts()}), lambda: 0))
-    registry.register(HotPrefixCollector(fleet.core))
+    registry.register(HotPrefixCollector(fleet.hot))
     registry.register(WatchCollector(_watchers()))
     registry.register(BrokerCollector(_nobodys_broker()))
     registry.register(PeerCollector(fleet.core, _link(fleet), fleet.clock))

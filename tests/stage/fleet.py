@@ -32,8 +32,8 @@ from indexer.index import BlockIndex, mix_digest
 from indexer.reference import ReferenceIndex
 from kvroute.v1 import router_pb2
 from router.config.settings.configurations import ModelSettings
-from router.config.settings.routing_settings import RoutingSettings
-from router.copies.hot_prefixes import Means
+from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
+from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
 from router.core.core import RouterCore
 from router.core.progress import Pick
 from router.core.watched import Watched
@@ -102,12 +102,20 @@ class Fleet:
             replica=replica,
             rng=random.Random(seed),
             random_bytes=random.Random(replica).randbytes,
-            copy_means=copy_means,
             watched=watched,
             troubles=troubles,
         )
+        of_routing = self.core.routing
+        means = copy_means or recomputed(of_routing.prefill_rate)
+        self.hot = HotPrefixes(self.core.fleet, of_routing.hot_prefixes, means)
+        self.core.observe_picks(self.hot, self.hot.enabled)
         self.relays: dict[WorkerKey, Relay] = {}
         self._requests = 0
+
+    def copy_prefixes(self, enabled: bool) -> None:
+        """Switches the copying of hot prefixes on or off."""
+        self.hot.reconfigure(HotPrefixSettings(enabled=enabled))
+        self.core.observe_picks(self.hot, enabled)
 
     def clock(self) -> float:
         return self.now_s

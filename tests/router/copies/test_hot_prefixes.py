@@ -52,8 +52,6 @@ class HotFleet(Fleet):
             hot_prefixes=HotPrefixSettings(**{"enabled": True, **numbers}),
             copy_means=means,
         )
-        assert self.core.hot is not None
-        self.hot = self.core.hot
         self.a, self.b, self.c, self.d = (self.add(one, warms=True) for one in "abcd")
         self.cache(self.a, prompt(TEXT_TOKENS))
         self.say(self.a, running=BUSY)
@@ -438,8 +436,9 @@ def test_switched_off_nothing_is_counted() -> None:
     fleet.add("a")
     for _ in range(10):
         fleet.route(prompt(1024))
-    assert fleet.core.hot is None
-    assert not fleet.core.routing.hot_prefixes.enabled
+    assert not fleet.hot.enabled
+    assert len(fleet.hot.rates) == 0
+    assert not fleet.core.keeps_tokens
 
 
 @pytest.mark.parametrize(
@@ -542,7 +541,7 @@ def test_the_laws_hold_whatever_comes(steps: list[object]) -> None:
 def test_metrics_tell_what_became_of_copies() -> None:
     fleet = HotFleet()
     registry = CollectorRegistry()
-    registry.register(HotPrefixCollector(fleet.core))
+    registry.register(HotPrefixCollector(fleet.hot))
     fates, reasons = "kvroute_hot_prefix_copies_total", "kvroute_hot_prefixes_not_copied_total"
     for fate in CopyFate:
         assert registry.get_sample_value(fates, {"fate": fate}) == 0
@@ -599,4 +598,4 @@ def test_less_room_than_before_is_kept_within_by_the_hottest() -> None:
 
 
 def test_switched_off_there_are_no_metrics_of_it() -> None:
-    assert list(HotPrefixCollector(Fleet().core).collect()) == []
+    assert list(HotPrefixCollector(Fleet().hot).collect()) == []

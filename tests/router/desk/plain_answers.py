@@ -32,7 +32,7 @@ def write_pick(
         _write_alternative(answer.alternatives.add(), decision, other)
     answer.new_tokens = pick.reservation.new_tokens
     answer.lease_s = core.routing.lease_s
-    if core.hot is None and not decision.request.prompt.lora_name:  # it copies tokens
+    if not core.keeps_tokens and not decision.request.prompt.lora_name:  # it copies tokens
         answer.hash_block_size = decision.pool.only_block_size
     if decision.prefill is not None:
         write_receipt(answer.prefill_receipt, decision.prefill, core)

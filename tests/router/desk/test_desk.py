@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
-from router.config.settings.routing_settings import HotPrefixSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.desk.answers import Later, Waiting
 from router.desk.counters import Metrics
@@ -95,13 +94,12 @@ def test_what_fails_about_hot_prefixes_takes_no_answer_away(
 ) -> None:
     stage = Stage()
     core = stage.fleet.core
-    core.copy_prefixes(HotPrefixSettings(enabled=True))
-    assert core.hot is not None
+    stage.fleet.copy_prefixes(enabled=True)
 
     def fails(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    core.hot.on_pick = fails  # type: ignore[method-assign]
+    stage.fleet.hot.on_pick = fails  # type: ignore[method-assign]
     answer, reservation, _ = stage.desk.route(asked(40).SerializeToString())  # type: ignore[misc]
     assert router_pb2.RouteResponse.FromString(answer).reservation_id == reservation.id
     items = stage.desk.items()
@@ -109,7 +107,7 @@ def test_what_fails_about_hot_prefixes_takes_no_answer_away(
     assert stage.decide(items, *sent) == ["w0"] * 3
     assert stage.counted() == {"picked": 4}
     assert "INTERNAL" not in caplog.text
-    assert "a hot prefix is not counted; the request has its answer" in caplog.text
+    assert "HotPrefixes missed a pick; the request has its answer" in caplog.text
     assert len(core.reservations) == 4
     stage.decide(items, *(router_pb2.RouteItem(index=i, cancel=True) for i in range(3)))
     assert len(core.reservations) == 1

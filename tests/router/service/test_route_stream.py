@@ -1,7 +1,6 @@
 """RouteStream over a real socket: batches, cancellations, ends."""
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from kvroute.v1 import router_pb2
 from router.config.settings.routing_settings import HotPrefixSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.core.progress import Pick
-from router.request.prompt import Prompt
+from router.request.request import Request
 from router.reservations.reservations import Ending, Reservation
 from router.wire.batches import ITEMS_MAX
 from tests.router.service.setting import Code, batch, tasks
@@ -96,14 +95,13 @@ class TestRouteStream:
     async def test_items_with_one_index_are_each_counted_with_their_own_prompt(self) -> None:
         counted: list[tuple[int, bytes | None]] = []
 
-        def on_pick(one: Reservation, _: bool, prompt: Callable[[], Prompt], now_s: float) -> None:
-            counted.append((one.prompt_tokens, prompt().leading_tokens(16)))
+        def on_pick(one: Reservation, request: Request, now_s: float) -> None:
+            counted.append((one.prompt_tokens, request.prompt.leading_tokens(16)))
 
         copied = HotPrefixSettings(enabled=True)
         async with served(index=NativeIndex(), hot_prefixes=copied) as stage:
             stage.fleet.add("w0")
-            assert stage.fleet.core.hot is not None
-            stage.fleet.core.hot.on_pick = on_pick  # type: ignore[method-assign]
+            stage.fleet.hot.on_pick = on_pick  # type: ignore[method-assign]
             requests = [asked(32, first=1000), asked(48, first=2000), asked(64, first=3000)]
             items = [router_pb2.RouteItem(index=7, request=one) for one in requests]
             results = await batch(stage, *items)
