@@ -4,8 +4,8 @@ answer says of these."""
 from kvroute.v1 import router_pb2
 from router.desk import request_codec
 from router.desk.request_codec import TEXT_MAX, RouteMessage
+from router.prompts.bodies import WITH_TOKENS
 from router.prompts.prompts import BYTES_A_TOKEN, MadeBy, PromptTokens
-from router.prompts.settings import PromptKind
 from router.request.refusal import Reason, Refusal
 from router.wire.received import ReceivedRequest
 
@@ -13,10 +13,8 @@ TEXT_BYTES_MAX = 32 << 20
 """Of a prompt without tokens."""
 
 KINDS = {
-    router_pb2.RouteRequest.TEXT_FIELD_NUMBER: PromptKind.TEXT,
-    router_pb2.RouteRequest.CHAT_COMPLETION_BODY_FIELD_NUMBER: PromptKind.CHAT,
-    router_pb2.RouteRequest.COMPLETION_BODY_FIELD_NUMBER: PromptKind.COMPLETION,
-    router_pb2.RouteRequest.MESSAGES_BODY_FIELD_NUMBER: PromptKind.MESSAGES,
+    router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[option].number: kind
+    for option, kind in WITH_TOKENS.items()
 }
 """By the form of the request's prompt."""
 _MADE_BY = {

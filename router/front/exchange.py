@@ -27,12 +27,14 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 
 from events.engines.table import engine_of
+from kvroute.client.messages.usage import Usage
 from router.front.engine_plane import is_of_plane
-from router.front.openai_body import BOM, PATHS, TENANT_HEADERS, Kind, read, shape_of
+from router.front.openai_body import BOM, TENANT_HEADERS, read
 from router.front.refusals import error_event
 from router.front.top_level import changed
-from router.front.usage import AnswerReader, Usage
+from router.front.usage import AnswerReader
 from router.keys.identity import Identity
+from router.prompts.bodies import PATHS
 
 BYTES_A_TOKEN = 4
 """For a prompt's length where its tokens are not known."""
@@ -53,11 +55,6 @@ those of the engines' plane are in engine_plane.py."""
 _NOT_RETURNED = HOP_BY_HOP | {"date", "server", "x-request-id", "content-length"}
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """All but the tab."""
-_BODY_FIELDS = {
-    Kind.CHAT: "chat_completion_body",
-    Kind.COMPLETION: "completion_body",
-    Kind.MESSAGES: "messages_body",
-}
 _BY_LOAD = frozenset((
     "EMPTY_PROMPT", "MESSAGE_TOO_LARGE", "MALFORMED_BODY", "UNSUPPORTED_CONTENT", "NO_TOKENIZER",
     "RENDERER_UNAVAILABLE", "RENDER_QUEUE_FULL",
@@ -131,11 +128,10 @@ class Exchange:
         self.path = path
         self.query = query
         self.kind = PATHS[path]
-        self.shape = shape_of(self.kind)
         self.body = body.removeprefix(BOM)
         self.identity = identity
         self._forwarded = forwarded(headers.items())
-        self.facts = read(self.body, self._forwarded, low_first=low_first)
+        self.facts = read(self.body, self._forwarded, self.kind, low_first=low_first)
         self.tenant = self.facts.tenant
         if identity is not None and identity.tenant:
             self.tenant = identity.tenant
@@ -168,9 +164,8 @@ class Exchange:
         """
         facts = self.facts
         options: dict[str, Any] = {}
-        field = _BODY_FIELDS[self.kind] if self.has_body and not by_load else None
-        if field is not None:
-            options[field] = self.body
+        if self.has_body and not by_load:
+            options[self.kind.option] = self.body
             options["cache_salt"] = facts.cache_salt if self._salt is None else self._salt
         else:
             tokens = max(1, len(self.body) // BYTES_A_TOKEN)
@@ -195,12 +190,12 @@ class Exchange:
     @property
     def has_body(self) -> bool:
         """Whether a router can make tokens of the body."""
-        return self.kind in _BODY_FIELDS and self.facts.is_readable
+        return bool(self.kind.option) and self.facts.is_readable
 
     @property
     def may_have_tokens(self) -> bool:
         """Whether a worker may get the prompt's tokens beside the body."""
-        return self.kind is Kind.CHAT and self.has_body and not self.facts.names_tokens
+        return self.kind.takes_tokens and self.has_body and not self.facts.names_tokens
 
     def pairs_on(self, engine: str) -> bool:
         """Whether a prefill worker and a decode worker of this engine can share the request.
@@ -208,22 +203,14 @@ class Exchange:
         A response that goes on from another one, or that goes on after its answer, belongs to one
         worker.
         """
-        match self.kind:
-            case Kind.CHAT | Kind.COMPLETION:
-                return True
-            case Kind.MESSAGES:
-                return engine_of(engine).pairs_messages
-            case Kind.RESPONSES:
-                return not (self.facts.previous_response_id or self.facts.is_background)
-            case Kind.LOAD:
-                return False
+        if not self.kind.may_pair or self.facts.previous_response_id or self.facts.is_background:
+            return False
+        return self.kind.has_room or engine_of(engine).pairs_messages
 
     def prefill_fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """A prefill worker's fields (PrefillWorker.prefill_body), as this path names them."""
         named = {name: UNSET if value is None else value for name, value in fields.items()}
-        if self.kind is Kind.RESPONSES:
-            named |= {"max_output_tokens": 1, "store": False}
-        return named
+        return {**named, **self.kind.prefill_fields}
 
     # The worker
 
@@ -247,7 +234,7 @@ class Exchange:
         if facts.names_priority:
             more["priority"] = UNSET if engine_priority is None else engine_priority
             absent = False
-        elif engine_priority and self.kind in (Kind.CHAT, Kind.COMPLETION, Kind.RESPONSES):
+        elif engine_priority and self.kind.takes_priority:
             more["priority"] = engine_priority
         if self._salt is not None:
             more["cache_salt"] = self._salt
@@ -270,7 +257,7 @@ class Exchange:
             and facts.is_stream
             and not facts.wants_usage
             and facts.stream_options is not None
-            and self.kind in (Kind.CHAT, Kind.COMPLETION)
+            and self.kind.usage_is_option
         )
 
     def answered(self, status: int, content_type: str, encoding: str = "") -> Verdict:
@@ -344,7 +331,7 @@ class Exchange:
             return b""
         lead = b"\n\n" if self._reader.inside_event else b""
         number = self._reader.next_number()
-        return lead + error_event(reason, message, self.shape, number=number)
+        return lead + error_event(reason, message, self.kind.errors, number=number)
 
     @property
     def owner(self) -> tuple[str, str]:

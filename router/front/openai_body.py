@@ -10,9 +10,8 @@ Laws:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
@@ -21,8 +20,9 @@ from msgspec import UNSET, Raw, UnsetType
 
 from router.front import engine_plane
 from router.front.lenient import flag, text, whole
-from router.front.refusals import FrontRefusal, Shape
+from router.front.refusals import FrontRefusal
 from router.front.top_level import decoded, span
+from router.prompts.bodies import FORMATS, BodyFormat
 
 TEXT_MAX = 1024
 """Characters of a model, session, tenant or salt: the router's own bound."""
@@ -38,36 +38,6 @@ PRIORITY_OF_TIER = {"priority": 1, "flex": -1}
 BOM = b"\xef\xbb\xbf"
 """A byte order mark, with which some clients begin UTF-8; it says nothing."""
 
-
-class Kind(StrEnum):
-    """Which prompt a path's body has."""
-
-    CHAT = "chat"
-    COMPLETION = "completion"
-    MESSAGES = "messages"
-    RESPONSES = "responses"
-    LOAD = "load"
-    """No prompt that a router could tokenise: routed by load and length."""
-
-
-PATHS: Mapping[str, Kind] = {
-    "/v1/chat/completions": Kind.CHAT,
-    "/v1/completions": Kind.COMPLETION,
-    "/v1/messages": Kind.MESSAGES,
-    "/v1/responses": Kind.RESPONSES,
-    "/v1/messages/count_tokens": Kind.LOAD,
-    "/v1/embeddings": Kind.LOAD,
-    "/v1/score": Kind.LOAD,
-    "/v1/rerank": Kind.LOAD,
-    "/v2/rerank": Kind.LOAD,
-    "/score": Kind.LOAD,
-    "/rerank": Kind.LOAD,
-    "/classify": Kind.LOAD,
-    "/pooling": Kind.LOAD,
-    "/tokenize": Kind.LOAD,
-    "/detokenize": Kind.LOAD,
-}
-"""Paths that are forwarded to a worker, all of them POST."""
 
 SESSION_HEADERS = (
     "x-session-id",
@@ -102,26 +72,27 @@ class _Body(msgspec.Struct):
     stream: Raw = _NULL
     stream_options: _Known = UNSET
     user: Raw = _NULL
-    prompt_cache_key: Raw = _NULL
     priority: _Known = UNSET
     service_tier: Raw = _NULL
-    max_tokens: Raw = _NULL
-    max_completion_tokens: Raw = _NULL
-    max_output_tokens: Raw = _NULL
     n: Raw = _NULL
     cache_salt: _Known = UNSET
     previous_response_id: Raw = _NULL
     background: Raw = _NULL
     input_ids: _Known = UNSET
-    metadata: Raw = _NULL
     prompt: Raw = _NULL
     lora_path: Raw = _NULL
     vllm_xargs: Raw = _NULL
 
 
+_of_formats = {name for each in FORMATS for name in (each.session_field, *each.limit_fields)}
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
     msgspec.defstruct(
-        "_Fields", [(name, _Known, UNSET) for name in engine_plane.FIELDS], bases=(_Body,)
+        "_Fields",
+        [
+            *((name, Raw, _NULL) for name in sorted(_of_formats)),
+            *((name, _Known, UNSET) for name in engine_plane.FIELDS),
+        ],
+        bases=(_Body,),
     )
 )
 
@@ -173,15 +144,9 @@ class Facts:
     """False: routers can't read the body, though engines can: it has NaN or Infinity."""
 
 
-_SHAPES = {Kind.MESSAGES: Shape.ANTHROPIC, Kind.RESPONSES: Shape.RESPONSES}
-
-
-def shape_of(kind: Kind) -> Shape:
-    """The shape of a kind's errors."""
-    return _SHAPES.get(kind, Shape.OPENAI)
-
-
-def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) -> Facts:
+def read(
+    body: bytes, headers: Mapping[str, str], kind: BodyFormat, *, low_first: bool = False
+) -> Facts:
     """Reads a request; raises FrontRefusal for a body that is no JSON object, or a model that is no
     text. headers: names in lower case. low_first: the body's priority is lower for sooner.
     """
@@ -199,15 +164,15 @@ def read(body: bytes, headers: Mapping[str, str], *, low_first: bool = False) ->
         names_stream_options=fields.stream_options is not UNSET,
         names_priority=fields.priority is not UNSET,
         names_salt=salt is not UNSET,
-        session_id=_session(fields, headers),
+        session_id=_session(getattr(fields, kind.session_field), headers),
         tenant=(_header(headers, TENANT_HEADERS) or _aside_text(fields.user))[:TEXT_MAX],
         priority=_priority(fields, headers, low_first),
         ttft_slo_ms=_ttft_slo_ms(headers),
-        output_tokens_max=_output_tokens_max(fields),
+        output_tokens_max=_output_tokens_max(fields, kind.limit_fields),
         cache_salt="" if salt is UNSET else _short(text(salt) or ""),
         has_one_prompt=not _is_list_of_prompts(fields.prompt),
-        previous_response_id=_text_of(fields.previous_response_id),
-        is_background=flag(fields.background) or False,
+        previous_response_id=_text_of(fields.previous_response_id) if kind.is_continued else "",
+        is_background=kind.is_continued and bool(flag(fields.background)),
         names_tokens=not (fields.kv_transfer_params is UNSET and fields.input_ids is UNSET),
         adapters=_adapters_of(fields.lora_path),
         of_plane=_of_plane(fields),
@@ -322,11 +287,11 @@ def _of_plane(fields: _Body) -> tuple[str, ...]:
     return tuple(named)
 
 
-def _session(fields: _Body, headers: Mapping[str, str]) -> str:
-    name = _header(headers, SESSION_HEADERS) or _aside_text(fields.prompt_cache_key)
-    if not name and not _is_null(fields.metadata) and not _is_long(fields.metadata):
+def _session(value: Raw, headers: Mapping[str, str]) -> str:
+    name = _header(headers, SESSION_HEADERS) or _aside_text(value)
+    if not name and not _is_null(value) and not _is_long(value):
         try:
-            metadata = _metadata.decode(fields.metadata)
+            metadata = _metadata.decode(value)
         except (msgspec.DecodeError, UnicodeError):  # metadata of other clients, which is theirs
             return ""
         ended = _CLAUDE_SESSION.search((metadata and metadata.user_id) or "")
@@ -352,9 +317,9 @@ def _ttft_slo_ms(headers: Mapping[str, str]) -> int | None:
     return number if number <= _TTFT_SLO_MAX else None
 
 
-def _output_tokens_max(fields: _Body) -> int | None:
-    for value in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
-        most = whole(value)
+def _output_tokens_max(fields: _Body, names: Iterable[str]) -> int | None:
+    for name in names:
+        most = whole(getattr(fields, name))
         if most is not None and most >= 0:
             answers = whole(fields.n) or 1
             tokens = most * (answers if 1 <= answers <= ANSWERS_MAX else 1)

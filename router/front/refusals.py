@@ -1,27 +1,18 @@
 """The one table from reasons of refusals to HTTP: status, error body, Retry-After. Pure."""
 
 from collections.abc import Mapping
-from enum import StrEnum
 from math import ceil
 from typing import NamedTuple
 
 import msgspec
 
 from kvroute.client.requests.failures import Kind
+from router.prompts.error_forms import ErrorForm
 
 RETRY_S_MAX = 3600
 """Longest Retry-After."""
 MESSAGE_MAX = 2000
 """Characters of a message."""
-
-
-class Shape(StrEnum):
-    """Whose error bodies a client expects."""
-
-    OPENAI = "openai"
-    RESPONSES = "responses"
-    """OpenAI's too; the events of a stream have a type and a number."""
-    ANTHROPIC = "anthropic"
 
 
 class FrontRefusal(Exception):
@@ -123,28 +114,12 @@ _CODES = {
     "RESPONSE_GONE": "previous_response_not_found",
 }
 """Reasons for which OpenAI has a code that clients know; others are their own code."""
-_OPENAI_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-}
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
 def answer_of(
     reason: str,
     message: str,
-    shape: Shape,
+    form: ErrorForm,
     *,
     retry_after_s: float | None = None,
     param: str | None = None,
@@ -158,34 +133,20 @@ def answer_of(
         retry_after_s = 1.0
     if retry_after_s is not None:
         headers["Retry-After"] = str(min(max(1, ceil(retry_after_s)), RETRY_S_MAX))
-    return Answer(status, headers, error_body(reason, message, shape, param=param))
+    return Answer(status, headers, _encoded(_error(reason, message, form, param)))
 
 
-def error_body(reason: str, message: str, shape: Shape, *, param: str | None = None) -> bytes:
-    """The JSON of an error."""
-    status = STATUS.get(reason, 500)
-    ours = status < 500
-    message = message[:MESSAGE_MAX]
-    if shape is Shape.ANTHROPIC:
-        kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if ours else "api_error")
-        error: dict[str, object] = {"type": kind, "message": message}
-        return _encoded({"type": "error", "error": error})
-    kind = _OPENAI_TYPES.get(status, "invalid_request_error" if ours else "server_error")
-    code = _CODES.get(reason, reason)
-    return _encoded({"error": {"message": message, "type": kind, "param": param, "code": code}})
+def error_event(reason: str, message: str, form: ErrorForm, *, number: int = 0) -> bytes:
+    """The last event of a stream that can't go on. number: of the event, where events have one."""
+    data = form.event(_error(reason, message, form), number)
+    return form.event_head + _encoded(data) + b"\n\n"
 
 
-def error_event(reason: str, message: str, shape: Shape, *, number: int = 0) -> bytes:
-    """The last event of a stream that can't go on. number: of the event, in one of responses."""
-    body = error_body(reason, message, shape)
-    if shape is Shape.OPENAI:
-        return b"data: " + body + b"\n\n"
-    if shape is Shape.RESPONSES:
-        error: dict[str, object] = msgspec.json.decode(body)["error"]
-        fields = {name: error[name] for name in ("code", "message", "param")}
-        # Clients that dispatch on `type` read the fields; OpenAI's library raises for `error`.
-        body = _encoded({"type": "error", **fields, "sequence_number": number, "error": error})
-    return b"event: error\ndata: " + body + b"\n\n"
+def _error(
+    reason: str, message: str, form: ErrorForm, param: str | None = None
+) -> dict[str, object]:
+    status, code = STATUS.get(reason, 500), _CODES.get(reason, reason)
+    return form.body(status, code, message[:MESSAGE_MAX], param)
 
 
 def _encoded(body: dict[str, object]) -> bytes:

@@ -47,7 +47,3 @@ class ResponseWorkers:
         """Whether it is known, to another owner."""
         _, known_to, until_s = self._known.get(response_id, ("", owner, now_s))
         return now_s < until_s and known_to != owner
-
-    def forget(self, response_id: str) -> None:
-        """Its worker is gone."""
-        self._known.pop(response_id, None)

@@ -14,12 +14,12 @@ Laws:
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from kvroute.client.messages.usage import count
-from router.front.openai_body import Kind
+from kvroute.client.messages.usage import Usage, read_usage
+from router.prompts.bodies import BodyFormat
 
 TAIL_BYTES = 4096
 KEPT_BYTES = 4 * TAIL_BYTES
@@ -30,22 +30,9 @@ USAGES_MAX = 8
 
 _EDGE = 48
 """Bytes that are kept for words across two chunks."""
-_FIRST_TOKEN: Mapping[Kind, tuple[bytes, ...]] = {
-    # message_start, response.created and response.in_progress may come before the prompt's end.
-    Kind.MESSAGES: (b"content_block", b"message_delta"),
-    Kind.RESPONSES: (b".delta", b"output_item", b"response.completed"),
-}
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.-]{1,200})"')
 _NUMBER = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})\b')
 _decoder = json.JSONDecoder()
-
-
-class Usage(NamedTuple):
-    """Tokens of a request, as the engine counted them; None: not said."""
-
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -68,7 +55,7 @@ _error = msgspec.json.Decoder(_ErrorEvent)
 class AnswerReader:
     """Reads one answer while it passes."""
 
-    def __init__(self, kind: Kind, *, is_stream: bool, takes_usage_out: bool = False) -> None:
+    def __init__(self, kind: BodyFormat, *, is_stream: bool, takes_usage_out: bool = False) -> None:
         """takes_usage_out: the client did not request the chunk with the usage."""
         self.first_token = False
         """Whether a byte that only a first token brings has come."""
@@ -77,6 +64,7 @@ class AnswerReader:
         self._kind = kind
         self.is_stream = is_stream
         self._takes_out = takes_usage_out and is_stream
+        self._keeps_head = kind.is_continued or (kind.usage_begins and is_stream)
         self._held = b""
         """The beginning of an event whose end has not come."""
         self._in_long_event = False
@@ -135,14 +123,14 @@ class AnswerReader:
     def response_id(self) -> str:
         """Of an answer of /v1/responses, which begins with it; empty: there is none."""
         named = _RESPONSE_ID.search(self._head or self._ending())
-        return named[1].decode() if self._kind is Kind.RESPONSES and named else ""
+        return named[1].decode() if self._kind.is_continued and named else ""
 
     def usage(self) -> Usage:
         """The usage of the answer, as far as its end has it."""
         last = self._usage or _usage_in(self._ending()) or {}
-        usage = read_usage(last)
-        if self._kind is Kind.MESSAGES and usage.prompt_tokens is None and self._head:
-            first = read_usage(_usage_in(self._head) or {})
+        usage = read_usage(last, details_enabled=False)
+        if self._kind.usage_begins and usage.prompt_tokens is None and self._head:
+            first = read_usage(_usage_in(self._head) or {}, details_enabled=False)
             cached = first.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
             usage = Usage(first.prompt_tokens, usage.output_tokens, cached)
         return usage
@@ -152,15 +140,13 @@ class AnswerReader:
 
     def _look(self, chunk: bytes) -> None:
         """Sets first_token."""
-        if self._kind is Kind.RESPONSES and len(self._head) < TAIL_BYTES:
+        if self._keeps_head and len(self._head) < TAIL_BYTES:
             self._head = (self._head + chunk)[:TAIL_BYTES]
         if not self.is_stream:
             self.first_token, self.chunks = bool(chunk), 1
             return
-        if self._kind is Kind.MESSAGES and len(self._head) < TAIL_BYTES:
-            self._head = (self._head + chunk)[:TAIL_BYTES]
         seen = self._edge + chunk
-        if words := _FIRST_TOKEN.get(self._kind):
+        if words := self._kind.first_token:
             self.first_token = any(word in seen for word in words)
         else:
             self.first_token = seen.startswith(b"data:") or b"\ndata:" in seen
@@ -234,22 +220,3 @@ def _usage_in(data: bytes) -> Mapping[str, Any] | None:
         if isinstance(value, dict):
             return value
     return None
-
-
-def cached_in(usage: object) -> int | None:
-    """The prompt tokens that an engine reused, by the usage of its answer; None: not said."""
-    return read_usage(usage).cached_tokens if isinstance(usage, dict) else None
-
-
-def read_usage(usage: Mapping[str, Any]) -> Usage:
-    """OpenAI's usage of chats and completions, that of responses, or Anthropic's."""
-    prompt = count(usage.get("prompt_tokens", usage.get("input_tokens")))
-    output = count(usage.get("completion_tokens", usage.get("output_tokens")))
-    details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
-    if isinstance(details, dict):
-        return Usage(prompt, output, count(details.get("cached_tokens")))
-    cached = count(usage.get("cache_read_input_tokens"))
-    if cached and prompt is not None:
-        # Anthropic counts cached tokens beside input_tokens, and engines differ: the sum is unsure.
-        prompt = None
-    return Usage(prompt, output, cached)

@@ -8,10 +8,10 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.metrics.families import counter, gauge
+from router.prompts.bodies import WITH_TOKENS
 from router.prompts.prompt_error import PromptReason
 from router.prompts.prompts import REFUSED, MadeBy, Prompts
 from router.prompts.proving.proof import State
-from router.prompts.settings import PromptKind
 
 
 class PromptCollector(Collector):
@@ -87,8 +87,8 @@ class PromptCollector(Collector):
             labels=["source", "kind"],
         )
         for made_by in MadeBy:
-            for kind in PromptKind:
-                family.add_metric([made_by, kind], self._prompts.made[made_by, kind])
+            for kind in WITH_TOKENS.values():
+                family.add_metric([made_by, kind.name], self._prompts.made[made_by, kind])
         return family
 
     def _differences(self) -> Metric:

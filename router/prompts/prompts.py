@@ -29,6 +29,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from events.engines.access import EngineAccess
+from router.prompts.bodies import BodyFormat
 from router.prompts.dialects.table import DEFAULT
 from router.prompts.processes.children import Children
 from router.prompts.processes.frames import Done
@@ -44,12 +45,7 @@ from router.prompts.proving.engine_tokens import (
     Item,
 )
 from router.prompts.proving.proof import Difference, Proof, State, Target
-from router.prompts.settings import (
-    CACHE_BYTES,
-    MEMORY_BYTES,
-    PromptKind,
-    RendererSettings,
-)
+from router.prompts.settings import CACHE_BYTES, MEMORY_BYTES, RendererSettings
 
 BYTES_A_TOKEN = 4
 """Of a body, for an estimate."""
@@ -126,7 +122,7 @@ class PromptAsk:
     """A prompt without tokens."""
 
     model: str
-    kind: PromptKind
+    kind: BodyFormat
     content: bytes
     engine: EngineAt | None
     """None: no worker of the model can be reached now."""
@@ -184,7 +180,7 @@ class Prompts:
         """Of the tokenizers that were loaded, by model."""
         self.faults: dict[str, str] = {}
         """Why a model has no tokenizer here."""
-        self.made: Counter[tuple[MadeBy, PromptKind]] = Counter()
+        self.made: Counter[tuple[MadeBy, BodyFormat]] = Counter()
         self.estimates: Counter[str] = Counter()
         """By reason."""
         self.unverified = 0
@@ -465,7 +461,7 @@ class Prompts:
         self,
         model: str,
         settings: ModelPrompts,
-        kind: PromptKind,
+        kind: BodyFormat,
         content: bytes,
         engine: str,
     ) -> tuple[Done, bytes]:

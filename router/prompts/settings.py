@@ -1,6 +1,5 @@
 """How one model's prompts are rendered: plain, frozen values, which cross to a child process."""
 
-from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
@@ -13,19 +12,6 @@ TOKENS_MAX = 4 << 20
 """Of one body; more than any engine's context."""
 PROMPTS_MAX = 1024
 """In one completion's list."""
-
-
-class PromptKind(StrEnum):
-    """How a body's bytes are read."""
-
-    CHAT = "chat"
-    """JSON of POST /v1/chat/completions."""
-    COMPLETION = "completion"
-    """JSON of POST /v1/completions."""
-    MESSAGES = "messages"
-    """JSON of Anthropic's POST /v1/messages."""
-    TEXT = "text"
-    """UTF-8 text, tokenised as a completion's prompt."""
 
 
 class RendererSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

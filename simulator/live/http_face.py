@@ -12,13 +12,15 @@ each request answers when the other half is there (rooms.py).
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from router.listener.addresses import listening
+from router.prompts.bodies import CHAT, COMPLETION, MESSAGES, BodyFormat
 from simulator.live import sglang_pages, vllm_pages
 from simulator.live.addresses import LOOPBACK, authority
 from simulator.live.completion_wire import (
@@ -47,6 +49,12 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SHUTDOWN_S = 0.1
 """Seconds for handlers to end: the engine has already answered all of them."""
 
+Generation: TypeAlias = CompletionRequest | ChatRequest | MessagesRequest
+_FORMS: tuple[tuple[BodyFormat, type[Generation]], ...] = (
+    (COMPLETION, CompletionRequest),
+    (CHAT, ChatRequest),
+    (MESSAGES, MessagesRequest),
+)
 Body = TypeVar("Body")
 Page = Callable[[Engine, Publisher | None, int | None], Any]
 """A text, or a JSON object, of an engine, its events, and the port of its bootstrap server."""
@@ -82,6 +90,7 @@ class HttpFace:
         engine. Raises OSError when the address can't be had."""
         if self._rooms is not None:
             await self._rooms.start(host, bootstrap_port)
+        reset = "/flush_cache" if self._is_sglang else "/reset_prefix_cache"
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.add_routes(
             [
@@ -90,23 +99,14 @@ class HttpFace:
                 *(web.get(path, self._page) for path in self._pages),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
-                web.post("/v1/completions", self._completions),
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/messages", self._messages),
                 web.post("/v1/messages/count_tokens", self._count_tokens),
+                web.post(reset, self._reset_prefix_cache),
             ]
         )
-        if self._is_sglang:
-            app.add_routes([web.post("/flush_cache", self._reset_prefix_cache)])
-        else:
-            app.add_routes(
-                [
-                    web.post("/v1/completions/render", self._render_completion),
-                    web.post("/v1/chat/completions/render", self._render_chat),
-                    web.post("/v1/messages/render", self._render_messages),
-                    web.post("/reset_prefix_cache", self._reset_prefix_cache),
-                ]
-            )
+        for kind, form in _FORMS:
+            app.router.add_post(kind.paths[0], partial(self._answer, form))
+            if not self._is_sglang:
+                app.router.add_post(kind.render_path, partial(self._render, kind, form))
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
         )
@@ -188,35 +188,18 @@ class HttpFace:
         self._engine.reset_prefix_cache()
         return web.Response()
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, await _read(request, CompletionRequest))
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, await _read(request, ChatRequest))
-
-    async def _messages(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, await _read(request, MessagesRequest))
-
-    async def _render_completion(self, request: web.Request) -> web.Response:
-        body = await _read(request, CompletionRequest)
-        return web.json_response([{"token_ids": body.token_ids()}])
-
-    async def _render_chat(self, request: web.Request) -> web.Response:
-        body = await _read(request, ChatRequest)
-        return web.json_response({"token_ids": body.token_ids()})
-
-    async def _render_messages(self, request: web.Request) -> web.Response:
-        body = await _read(request, MessagesRequest)
-        return web.json_response({"token_ids": body.token_ids()})
+    async def _render(
+        self, kind: BodyFormat, form: type[Generation], request: web.Request
+    ) -> web.Response:
+        tokens = {"token_ids": (await _read(request, form)).token_ids()}
+        return web.json_response(tokens if kind.is_templated else [tokens])
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         body = await _read(request, CountTokensRequest)
         return web.json_response({"input_tokens": len(body.token_ids())})
 
-    async def _answer(
-        self, request: web.Request, body: CompletionRequest | ChatRequest | MessagesRequest
-    ) -> web.StreamResponse:
-        config = self._engine.config
+    async def _answer(self, form: type[Generation], request: web.Request) -> web.StreamResponse:
+        body, config = await _read(request, form), self._engine.config
         model = body.model or config.model
         is_lora = model in config.scheduler.lora_names
         if not is_lora and model != config.model:

@@ -18,8 +18,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from router.prompts import bodies
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.bench.environments import Missing, python_of, run
 from tests.bench.timing import beside, row
 from tests.stage.prompts.bodies import TOOLS
@@ -59,7 +60,7 @@ def rows() -> list[dict[str, Any]]:
 
         def later_turn() -> float:
             fresh = Renderer(RendererSettings(folder=str(folder)))
-            fresh.render(PromptKind.CHAT, seen, "vllm")
+            fresh.render(bodies.CHAT, seen, "vllm")
             return _cpu_ms(fresh, long)
 
         def new_chat() -> float:
@@ -81,7 +82,7 @@ def _compared(name: str, measure: Callable[[], float], folder: Path, body: bytes
 
 def _cpu_ms(renderer: Renderer, body: bytes) -> float:
     started = time.process_time()
-    renderer.render(PromptKind.CHAT, body, "vllm")
+    renderer.render(bodies.CHAT, body, "vllm")
     return (time.process_time() - started) * 1e3
 
 
@@ -110,7 +111,7 @@ class _Conversation:
                     {"role": "user", "content": self._text(300)},
                     {"role": "assistant", "content": self._text(700)},
                 ]
-            size = renderer.render(PromptKind.CHAT, self.body(), "vllm").count
+            size = renderer.render(bodies.CHAT, self.body(), "vllm").count
         return self
 
     def body(self, new: int = 0) -> bytes:

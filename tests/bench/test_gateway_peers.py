@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from router.prompts import bodies
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from simulator.live.completion_wire import ChatRequest, Message
 from tests.bench.gateway_peers import CHATS, CLIENTS, MIXES, Result, table_of
 from tests.stage.prompts.byte_tokenizer import make_folder
@@ -18,7 +19,7 @@ def test_the_router_makes_the_tokens_of_the_stand_ins(tmp_path: Path) -> None:
     renderer = Renderer(RendererSettings(folder=str(make_folder(tmp_path))))
     messages = [("system", "é\n 😀\x00"), ("user", "a  b"), ("assistant", ""), ("user", "?")]
     body = {"messages": [{"role": role, "content": text} for role, text in messages]}
-    done = renderer.render(PromptKind.CHAT, json.dumps(body).encode(), "vllm")
+    done = renderer.render(bodies.CHAT, json.dumps(body).encode(), "vllm")
     chat = ChatRequest(messages=[Message(role, text) for role, text in messages])
     assert array("I", done.token_bytes).tolist() == chat.token_ids()
 

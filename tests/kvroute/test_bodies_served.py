@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 
 from kvroute.client import InvalidRequest, KvRouteClient, NoTokens, Pick, UnknownModel
+from router.prompts import bodies
 from router.prompts.prompts import ModelPrompts
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.stage.prompts.engine import CHAT, StandIn, quiet, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, local, of_template
 from tests.stage.served import Served, served
@@ -135,9 +136,9 @@ async def test_completions_messages_and_texts_have_tokens_like_chats(
         completion = {"model": "m", "prompt": words}
         messages = BODY | {"max_tokens": 8}
         for request, kind, content in (
-            (client.completion(completion), PromptKind.COMPLETION, json.dumps(completion)),
-            (client.messages(messages), PromptKind.MESSAGES, json.dumps(messages)),
-            (client.text(words, model="m"), PromptKind.TEXT, words),
+            (client.completion(completion), bodies.COMPLETION, json.dumps(completion)),
+            (client.messages(messages), bodies.MESSAGES, json.dumps(messages)),
+            (client.text(words, model="m"), bodies.TEXT, words),
         ):
             async with request:
                 assert request.prompt is not None

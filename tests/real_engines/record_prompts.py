@@ -20,11 +20,12 @@ from typing import Any
 import aiohttp
 from tokenizers import Tokenizer
 
+from router.prompts import bodies
 from router.prompts.dialects.table import DIALECTS
 from router.prompts.prompt_error import PromptError
 from router.prompts.rendering.encoder import token_bytes
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.real_engines.chat_model import BLOCKS, CLASSES, FLAGS, make_room
 from tests.real_engines.engines import Engine
 from tests.real_engines.prompt_tokens import Tokens, engine_tokens
@@ -66,12 +67,12 @@ async def _recorded(
         await _ready(started)
         run = _Run(session, started.address, engine, folder)
         captured = {
-            f"{kind}/{name}": await run.capture(kind, name, body)
+            f"{kind.name}/{name}": await run.capture(kind, name, body)
             for kind, name, body in cases(engine)
         }
         rng = random.Random(template)
         for number in range(randoms):
-            await run.capture(PromptKind.CHAT, f"random {number}", random_chat(rng))
+            await run.capture(bodies.CHAT, f"random {number}", random_chat(rng))
         golden = {"engine": f"{engine} {await started.version()}", "cases": captured}
         path = GOLDEN / f"{engine}-{template}.json"
         path.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n")
@@ -93,19 +94,19 @@ class _Run:
         self._renderer = Renderer(RendererSettings(folder=str(folder)))
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    async def capture(self, kind: PromptKind, name: str, body: Any) -> dict[str, Any]:
+    async def capture(self, kind: bodies.BodyFormat, name: str, body: Any) -> dict[str, Any]:
         result = await engine_tokens(*self._asked, kind, body)
         ours = self._ours(kind, body)
         if result == ours or (isinstance(result, str) and isinstance(ours, str)):
             self.equal += 1
         else:
             self.different += 1
-            print(f"{kind}/{name}\n  engine {self._text(result)}\n  ours   {self._text(ours)}")  # noqa: T201
+            print(f"{kind.name}/{name}\n  engine {self._text(result)}\n  ours   {self._text(ours)}")  # noqa: T201
         if isinstance(result, str):
             return {"refused": True}
         return {"digest": digest_of(token_bytes(result)), "text": self._text(result)}
 
-    def _ours(self, kind: PromptKind, body: Any) -> Tokens:
+    def _ours(self, kind: bodies.BodyFormat, body: Any) -> Tokens:
         try:
             result = self._renderer.render(kind, json.dumps(body).encode(), self._engine)
         except PromptError as error:

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from events.engines.access import EngineAccess
 from indexer.hashing import pack_tokens
+from router.prompts import bodies
 from router.prompts.proving.engine_tokens import Engines
-from router.prompts.settings import PromptKind
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.addresses import Ports, authority, endpoint, ports_of
 from simulator.live.clock import ScaledClock
@@ -134,18 +134,18 @@ async def test_the_http_face_answers_as_vllm_does(
 
 async def test_a_router_gets_the_tokens_of_each_kind_of_body(engine: StandIn) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-    bodies: list[tuple[PromptKind, dict[str, object], bytes]] = [
-        (PromptKind.COMPLETION, {"prompt": "hi"}, b"hi"),
-        (PromptKind.CHAT, {"messages": messages}, b"<|user|>\nhi\n<|assistant|>\n"),
+    cases: list[tuple[bodies.BodyFormat, dict[str, object], bytes]] = [
+        (bodies.COMPLETION, {"prompt": "hi"}, b"hi"),
+        (bodies.CHAT, {"messages": messages}, b"<|user|>\nhi\n<|assistant|>\n"),
         (
-            PromptKind.MESSAGES,
+            bodies.MESSAGES,
             {"messages": messages, "system": "so", "max_tokens": 4},
             b"<|system|>\nso\n<|user|>\nhi\n<|assistant|>\n",
         ),
     ]
     engines = Engines()
     try:
-        for kind, body, text in bodies:
+        for kind, body, text in cases:
             content = msgspec.json.encode(body)
             made = await engines.ask(
                 EngineAccess(engine.address), "vllm", kind, content, "stand-in"

@@ -26,17 +26,10 @@ from router.cli.offline.receipt import prefill_in_words
 from router.cli.offline.rendering import differences, tokens_of_engine
 from router.cli.text import add_row, console, line, styled, table
 from router.desk.text_codec import TEXT_BYTES_MAX
+from router.prompts.bodies import WITH_TOKENS
 from router.prompts.dialects.table import DEFAULT, DIALECTS
-from router.prompts.settings import PromptKind
 
 _ROW_NUMBERS = ("cost", "overlap", "new", "in use", "run", "wait", "ours")
-_KINDS = {
-    "chat_completion_body": PromptKind.CHAT,
-    "completion_body": PromptKind.COMPLETION,
-    "messages_body": PromptKind.MESSAGES,
-    "text": PromptKind.TEXT,
-}
-"""Prompts without tokens, by their options of a route."""
 _MADE_BY = {
     "local": "made by the router",
     "engine": "from an engine",
@@ -78,7 +71,7 @@ async def show_explanation(
     """Prints every candidate's row for a prompt; returns the exit code, which is 1 if the tokens
     are not those of the engine at `against`, if there is one."""
     options = await _prompt_options(question, timeout_s)
-    if against and _KINDS.keys().isdisjoint(options):
+    if against and WITH_TOKENS.keys().isdisjoint(options):
         raise click.UsageError("--against compares the tokens of --text, --chat and the like")
     options["return_tokens"] = bool(against)
     async with dial(target) as client:
@@ -140,8 +133,8 @@ async def _prompt(question: Question, timeout_s: float) -> RouteOptions:
     if not given and question.phase == "decode" and question.session:
         return {}  # it is where the session was
     if given != 1:
-        flags = "--chat, --completion, --messages, --text and --tokens"
-        raise click.UsageError(f"give the prompt by one of {flags}")
+        flags = ", ".join(f"--{kind.name}" for kind in WITH_TOKENS.values())
+        raise click.UsageError(f"give the prompt by one of {flags} and --tokens")
     if question.tokens is not None:
         return {"token_ids": _read_tokens(question.tokens)}
     if question.text is not None:
@@ -184,7 +177,7 @@ async def _compare(
     """Prints the first token that differs from an engine's; 1 if one does."""
     if prompt.source == "estimate":
         raise click.ClickException("the router has no tokens to compare with an engine's")
-    ((name, kind),) = ((name, kind) for name, kind in _KINDS.items() if name in options)
+    ((name, kind),) = ((name, kind) for name, kind in WITH_TOKENS.items() if name in options)
     content: Any = options[name]  # type: ignore[literal-required]
     data = content.encode() if isinstance(content, str) else content
     theirs = await tokens_of_engine(base, engine, kind, data, options["model"] or "")

@@ -1,5 +1,6 @@
 """`kvroute workers`, `queue`, `tail`, `top` and `explain`: calls that change nothing."""
 
+from collections.abc import Callable
 from typing import IO, Any
 
 import click
@@ -7,6 +8,7 @@ import click
 from router.cli.calls.dialing import target_flag
 from router.cli.flags import http_base, model_flag, timeout_flag
 from router.cli.run import run
+from router.prompts.bodies import WITH_TOKENS
 from router.request.refusal import Reason
 
 
@@ -117,18 +119,24 @@ def top(target: str, model: str, every_s: float, once: bool) -> None:
     run(show_top(target, model, every_s, once=once))
 
 
-_body_file = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
+_BODIES = [kind for kind in WITH_TOKENS.values() if kind.paths]
+
+
+def _body_flags(command: Callable[..., None]) -> Callable[..., None]:
+    for kind in reversed(_BODIES):
+        command = click.option(
+            f"--{kind.name}",
+            type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
+            help=f"File with the body of a POST to {kind.paths[0]}; - for stdin.",
+        )(command)
+    return command
 
 
 @click.command()
 @target_flag
 @model_flag
 @timeout_flag
-@click.option(
-    "--chat", type=_body_file, help="File with a chat's body, as for OpenAI; - for stdin."
-)
-@click.option("--completion", type=_body_file, help="File with the body of OpenAI's completion.")
-@click.option("--messages", type=_body_file, help="File with the body of Anthropic's messages.")
+@_body_flags
 @click.option("--text", help="A completion's prompt as text.")
 @click.option("--tokens", help="Prompt as token ids: 1,2,3 or @FILE.")
 @click.option(
@@ -182,7 +190,7 @@ def explain(
 
     if against and as_json:
         raise click.UsageError("--against has no form in JSON")
-    files = {name: flags.pop(flag) for name, flag in _BODY_FLAGS.items()}
+    files = {kind.option: flags.pop(kind.name) for kind in _BODIES}
     bodies = {name: BodyFile(file, _content(file)) for name, file in files.items() if file}
     question = Question(bodies=bodies, **flags)
     run(show_explanation(target, question, timeout_s=timeout_s, as_json=as_json, against=against))
@@ -196,11 +204,3 @@ def _content(file: str) -> bytes:
     except OSError as error:
         raise click.ClickException(f"{file}: {error.strerror}") from error
     return content
-
-
-_BODY_FLAGS = {
-    "chat_completion_body": "chat",
-    "completion_body": "completion",
-    "messages_body": "messages",
-}
-"""Options of a route, and the flags that name their files."""

@@ -5,8 +5,9 @@ from typing import IO
 import click
 
 from router.cli.flags import http_base
+from router.prompts.bodies import BY_NAME, CHAT, WITH_TOKENS
 from router.prompts.dialects.table import DEFAULT, DIALECTS
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 
 
 @click.command()
@@ -21,8 +22,8 @@ from router.prompts.settings import PromptKind, RendererSettings
 )
 @click.option(
     "--kind",
-    type=click.Choice([kind.value for kind in PromptKind]),
-    default=PromptKind.CHAT.value,
+    type=click.Choice([kind.name for kind in WITH_TOKENS.values()]),
+    default=CHAT.name,
     show_default=True,
     help="How the body is read: an OpenAI chat or completion, Anthropic messages, or plain text.",
 )
@@ -54,7 +55,7 @@ def render(
 
     settings = RendererSettings(folder=folder, chat_template=chat_template)
     same = show_rendered(
-        *(settings, PromptKind(kind), body.read(), engine),
+        *(settings, BY_NAME[kind], body.read(), engine),
         show_text=show,
         against=against,
         model=model,

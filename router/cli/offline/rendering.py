@@ -8,10 +8,11 @@ import click
 
 from events.engines.access import EngineAccess
 from router.config.printable import shown
+from router.prompts.bodies import BodyFormat
 from router.prompts.prompt_error import PromptError
 from router.prompts.proving.engine_tokens import EngineAway, EngineRefused, Engines
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 
 TOKENS_AROUND = 8
 """Tokens that are shown before and after the first that differs."""
@@ -20,7 +21,7 @@ ASK_S = 30.0
 
 def show_rendered(
     settings: RendererSettings,
-    kind: PromptKind,
+    kind: BodyFormat,
     data: bytes,
     engine: str,
     *,
@@ -68,7 +69,7 @@ def differences(
 
 
 async def tokens_of_engine(
-    base: str, engine: str, kind: PromptKind, data: bytes, model: str
+    base: str, engine: str, kind: BodyFormat, data: bytes, model: str
 ) -> bytes:
     """Raises click.ClickException for an engine that gives none."""
     engines = Engines(ask_s=ASK_S)

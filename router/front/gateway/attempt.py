@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import web
 
-from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer
+from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer, read_usage
 from kvroute.client.requests.failures import Kind, judgement
 from kvroute.v1 import FailureReason
 from router.front.exchange import Blame, Exchange, Upstream, Verdict, returned
 from router.front.gateway import hand_over
 from router.front.gateway.long_bodies import made
 from router.front.gateway.upstreams import Seat, Sent, WorkerAnswered, WorkerGone
-from router.front.usage import cached_in
 from router.tracing.front_trace import FrontTrace
 
 if TYPE_CHECKING:
@@ -148,8 +147,8 @@ class WorkerAttempt:
             try:
                 said = await hand_over.read(answer.content)
                 fields = prefill.decode_body(said)
-                self._prefill_cached = cached_in(said.get("usage"))
-                self._routed.cached_tokens = self._prefill_cached
+                usage = read_usage(said.get("usage"), details_enabled=False)
+                self._prefill_cached = self._routed.cached_tokens = usage.cached_tokens
             except hand_over.NO_HAND_OVER as error:
                 self._forwarder.unusable_hand_over(prefill.worker_id, error)
         self._forwarder.first_token(self._routed, answering=False)

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.front.gateway.room import Room
-from router.front.openai_body import PATHS
+from router.prompts.bodies import PATHS
 
 PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 FIRST_BYTE_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

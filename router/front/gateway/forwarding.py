@@ -16,7 +16,6 @@ from router.front.gateway.attempt import WorkerAttempt
 from router.front.gateway.counters import GatewayCounters
 from router.front.gateway.roster import Roster
 from router.front.gateway.upstreams import Seat, Sent, Upstreams
-from router.front.openai_body import Kind
 from router.front.output_lengths import OutputLengths
 from router.front.refusals import FrontRefusal
 from router.front.response_workers import ResponseWorkers
@@ -121,7 +120,7 @@ class Forwarder:
         """The worker that holds the response which the request goes on from; None: it goes on from
         none, or there is one worker. Raises FrontRefusal."""
         previous = exchange.facts.previous_response_id
-        if exchange.kind is not Kind.RESPONSES or not previous:
+        if not previous:
             return None
         now_s = asyncio.get_running_loop().time()
         worker_id = self._responses.worker(previous, now_s, exchange.owner)

@@ -1,6 +1,6 @@
 """The gateway's HTTP server: paths, answers, errors, the end.
 
-POST     the paths of openai_body.PATHS, each forwarded to a worker
+POST     the paths of prompts.bodies.PATHS, each forwarded to a worker
 GET      /v1/models, /v1/models/NAME, /health (the process), /ready (some worker may be picked),
          /metrics
 OPTIONS  every path, without a key: what a browser asks first
@@ -43,8 +43,7 @@ from router.front.gateway.long_bodies import made
 from router.front.gateway.roster import Roster
 from router.front.gateway.unpacking import ENCODINGS
 from router.front.gateway.upstreams import WorkerAnswered
-from router.front.openai_body import PATHS, shape_of
-from router.front.refusals import Answer, FrontRefusal, Shape, answer_of
+from router.front.refusals import Answer, FrontRefusal, answer_of
 from router.http.port import HttpPort
 from router.keys.certificates import Contexts
 from router.keys.door import Door
@@ -55,6 +54,8 @@ from router.listener.connections import Connections
 from router.listener.seldom import Seldom
 from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrapes
+from router.prompts.bodies import PATHS, errors_on
+from router.prompts.error_forms import OPENAI
 from router.request.refusal import Refusal
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Value
@@ -246,7 +247,7 @@ class GatewayServer:
             message = f"a header is over {self._settings.header_kib_max} KiB"
         self._counters.requests.labels(OTHER_PATH, "refused").inc()
         self._counters.refusals.labels(reason).inc()
-        return _response(answer_of(reason, message, Shape.OPENAI), uuid.uuid4().hex)
+        return _response(answer_of(reason, message, OPENAI), uuid.uuid4().hex)
 
     def _options(self, call: _Call, route: str) -> web.Response:
         call.outcome = "finished"
@@ -378,9 +379,8 @@ class GatewayServer:
         retry_after_s: float | None = None,
         param: str | None = None,
     ) -> web.Response:
-        kind = PATHS.get(call.path)
-        shape = Shape.OPENAI if kind is None else shape_of(kind)
-        answer = answer_of(reason, message, shape, retry_after_s=retry_after_s, param=param)
+        form = errors_on(call.path)
+        answer = answer_of(reason, message, form, retry_after_s=retry_after_s, param=param)
         return _response(answer, call.request_id)
 
     # Its own paths

@@ -20,7 +20,6 @@ from router.config.settings.picker_settings import PickerSettings
 from router.front.exchange import Blame, Exchange, Outcome
 from router.front.gateway.long_bodies import made
 from router.front.gateway.pace import too_slow
-from router.front.openai_body import PATHS, shape_of
 from router.front.output_lengths import OutputLengths
 from router.front.picker.asking import Asking
 from router.front.picker.counters import Early, PickerCounters
@@ -28,9 +27,10 @@ from router.front.picker.endpoints import Endpoints
 from router.front.picker.patience import Patience, Wait
 from router.front.picker.repeats import Repeats
 from router.front.picker.request_stream import Blind, Question, Reading, RequestStream
-from router.front.refusals import FrontRefusal, Shape, answer_of
+from router.front.refusals import FrontRefusal, answer_of
 from router.http2.deadlines import PASSED
 from router.http2.frames import Status
+from router.prompts.bodies import errors_on
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Value
 from router.tracing.traceparent import HEADER
@@ -413,9 +413,8 @@ class PickedRequest:
     def _refuse(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
         self._outcome = "refused"
         self._picker.counters.refusals.labels(reason).inc()
-        path = self.stream.path
-        shape = shape_of(PATHS[path]) if path in PATHS else Shape.OPENAI
-        answer = answer_of(reason, message, shape, retry_after_s=retry_after_s)
+        form = errors_on(self.stream.path)
+        answer = answer_of(reason, message, form, retry_after_s=retry_after_s)
         self.stream.refused(answer, reason)
 
     # The answer

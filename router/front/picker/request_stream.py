@@ -29,12 +29,12 @@ from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.front.engine_plane import of_plane
 from router.front.exchange import Blame, Exchange, Outcome, Verdict
 from router.front.gateway.pace import BODY_S, wait_s
-from router.front.openai_body import PATHS
 from router.front.picker import messages
 from router.front.picker.held_body import HeldBody
 from router.front.picker.messages import Part
 from router.front.picker.patience import Wait
 from router.front.refusals import Answer
+from router.prompts.bodies import PATHS
 
 _NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
 _BUFFERED = (pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_BUFFERED_PARTIAL)

@@ -17,10 +17,10 @@ import socket
 import sys
 from time import perf_counter
 
+from router.prompts.bodies import BY_NAME
 from router.prompts.processes.frames import SIZES, Done, Job, framed, read_header
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind
 
 _PR_SET_PDEATHSIG = 1
 
@@ -50,7 +50,7 @@ def _render(
         renderer = known[1]
         if not job.kind:
             return Done(digest=renderer.digest), b""
-        rendered = renderer.render(PromptKind(job.kind), content, job.engine)
+        rendered = renderer.render(BY_NAME[job.kind], content, job.engine)
     except PromptError as error:
         return Done(reason=error.reason, message=error.message, shape=error.shape), b""
     except Exception as error:  # of one body: the next one has its turn

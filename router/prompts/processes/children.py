@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
+from router.prompts.bodies import BodyFormat
 from router.prompts.processes.frames import SIZES, Done, Job, framed, read_header
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.settings import MEMORY_BYTES, PromptKind, RendererSettings
+from router.prompts.settings import MEMORY_BYTES, RendererSettings
 
 QUEUE_MAX = 64
 """Bodies that wait for one child."""
@@ -95,7 +96,7 @@ class Children:
         self,
         model: str,
         settings: RendererSettings,
-        kind: PromptKind,
+        kind: BodyFormat,
         content: bytes,
         engine: str,
         affinity: int,
@@ -105,7 +106,7 @@ class Children:
         child = self._children[affinity % len(self._children)]
         if child.load > SPILL:
             child = min(self._children, key=lambda child: child.load)
-        return await child.run(Job(model, settings, kind, engine), content)
+        return await child.run(Job(model, settings, kind.name, engine), content)
 
     async def close(self) -> None:
         """Ends every child; bodies without tokens end with RENDERER_UNAVAILABLE."""

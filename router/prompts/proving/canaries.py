@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from router.prompts.settings import PromptKind
+from router.prompts.bodies import CHAT, COMPLETION, TEXT, BodyFormat
 
 _USER = {"role": "user", "content": "What is 2 + 2? Ünïcode: 日本語 🙂, a\ttab."}
 _ANSWER = {"role": "assistant", "content": "It is 4."}
@@ -64,12 +64,12 @@ _CHATS: tuple[dict[str, Any], ...] = (
 )
 
 
-def canaries(model: str) -> list[tuple[PromptKind, bytes]]:
+def canaries(model: str) -> list[tuple[BodyFormat, bytes]]:
     """The bodies, for a model as its engine names it."""
-    bodies = [(PromptKind.CHAT, msgspec.json.encode({"model": model, **chat})) for chat in _CHATS]
+    bodies = [(CHAT, msgspec.json.encode({"model": model, **chat})) for chat in _CHATS]
     completion = msgspec.json.encode({"model": model, "prompt": "Once upon\n a time, 123 — ß"})
     return [
         *bodies,
-        (PromptKind.COMPLETION, completion),
-        (PromptKind.TEXT, "Once upon\n a time, 456 — ß".encode()),
+        (COMPLETION, completion),
+        (TEXT, "Once upon\n a time, 456 — ß".encode()),
     ]

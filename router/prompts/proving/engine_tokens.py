@@ -30,9 +30,9 @@ import msgspec
 from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
 from events.engines.sessions import http_session
+from router.prompts.bodies import PATHS, BodyFormat
 from router.prompts.dialects.table import DIALECTS
 from router.prompts.dialects.tokenize import Unsupported, tokenize_completion
-from router.prompts.settings import PromptKind
 
 QUESTIONS_MAX = 16
 """Open at one engine."""
@@ -128,13 +128,6 @@ class _Tokenized(msgspec.Struct):
     tokens: msgspec.Raw
 
 
-_RENDER = {
-    PromptKind.CHAT: "/v1/chat/completions/render",
-    PromptKind.COMPLETION: "/v1/completions/render",
-    PromptKind.MESSAGES: "/v1/messages/render",
-}
-
-
 @dataclass(slots=True)
 class _Turns:
     """The open questions to one engine."""
@@ -178,8 +171,8 @@ class Engines:
 
     def forget(self, base: str) -> None:
         """Another engine may be at this address: its render endpoints are tried again."""
-        for path in _RENDER.values():
-            self._missing.pop(base + path, None)
+        for kind in PATHS.values():
+            self._missing.pop(base + kind.render_path, None)
         self._unused.pop(base, None)
 
     def rests(self, base: str) -> bool:
@@ -191,7 +184,7 @@ class Engines:
         self,
         access: EngineAccess,
         engine: str,
-        kind: PromptKind,
+        kind: BodyFormat,
         content: bytes,
         model: str,
         *,
@@ -249,18 +242,18 @@ class Engines:
         self,
         access: EngineAccess,
         engine: str,
-        kind: PromptKind,
+        kind: BodyFormat,
         content: bytes,
         model: str,
         is_renderer: bool,
     ) -> EngineTokens:
         base = access.base
-        if kind is PromptKind.TEXT:
+        if kind.text_of is not None:
             content = msgspec.json.encode({"model": model, "prompt": content.decode()})
-            kind = PromptKind.COMPLETION
+            kind = kind.text_of
         tokens_max = len(content) + TOKENS_BESIDE_MAX
         renders = DIALECTS[engine].has_render or is_renderer
-        render_url = access.url(_RENDER[kind])
+        render_url = access.url(kind.render_path)
         if renders and (is_renderer or render_url not in self._missing):
             status, answer = await self._post(access, render_url, content, ANSWER_BYTES_MAX)
             if status == 200:
@@ -318,12 +311,11 @@ async def _aside(size: int, read: Callable[[], Read]) -> Read:
     return read() if size <= SHORT_BYTES else await asyncio.to_thread(read)
 
 
-def _question(engine: str, kind: PromptKind, content: bytes) -> bytes:
+def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
     """The body of /tokenize; raises EngineRefused, EngineUnsupported."""
-    if kind is PromptKind.MESSAGES:
-        raise EngineUnsupported(f"{engine} has no endpoint that gives the tokens of messages")
-    chat = kind is PromptKind.CHAT
-    tokenize = DIALECTS[engine].tokenize_chat if chat else tokenize_completion
+    if kind.becomes_chat:
+        raise EngineUnsupported(f"{engine} has no endpoint that gives the tokens of {kind.name}")
+    tokenize = DIALECTS[engine].tokenize_chat if kind.is_templated else tokenize_completion
     try:
         return tokenize(content)
     except msgspec.DecodeError as error:

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from router.prompts.bodies import BodyFormat
 from router.prompts.prompt_error import malformed, type_name
-from router.prompts.settings import PromptKind
 
 _DECODER = msgspec.json.Decoder()
 
@@ -18,14 +18,14 @@ _DECODER = msgspec.json.Decoder()
 class Body:
     """A decoded body. Its values are as the client sent them; nothing in it is checked yet."""
 
-    kind: PromptKind
+    kind: BodyFormat
     fields: dict[str, Any]
 
 
-def read_body(kind: PromptKind, data: bytes) -> Body:
-    """The body in these bytes; a text is read as a completion's prompt."""
-    if kind is PromptKind.TEXT:
-        return Body(PromptKind.COMPLETION, {"prompt": _text_of(data)})
+def read_body(kind: BodyFormat, data: bytes) -> Body:
+    """The body in these bytes; a text is read as the prompt of its format."""
+    if kind.text_of is not None:
+        return Body(kind.text_of, {"prompt": _text_of(data)})
     fields = _json_of(data)
     if not isinstance(fields, dict):
         raise malformed(f"the body is {type_name(fields)}, not an object")

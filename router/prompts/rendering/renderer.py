@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from router.prompts.bodies import BodyFormat
 from router.prompts.dialects.dialect import ChatTemplate, ModelFacts, TemplateInput
 from router.prompts.dialects.table import DIALECTS
 from router.prompts.prompt_error import PromptError, PromptReason
@@ -19,7 +20,7 @@ from router.prompts.rendering.completion import completion_prompts
 from router.prompts.rendering.encoder import TOKEN_BYTES, load_encoder, token_bytes
 from router.prompts.rendering.folder import no_tokenizer, read_folder, read_text
 from router.prompts.rendering.shape import shape_of
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,7 @@ class Renderer:
         self.digest = folder.digest
         """The same for two folders that give the same tokens."""
 
-    def render(self, kind: PromptKind, data: bytes, engine: str) -> Rendered:
+    def render(self, kind: BodyFormat, data: bytes, engine: str) -> Rendered:
         """The tokens that this kind of engine computes for the body. Raises PromptError."""
         body = read_body(kind, data)
         shape = shape_of(body)
@@ -79,10 +80,10 @@ class Renderer:
         return self._encoder.text_of(array("I", data).tolist())
 
     def _rendered(self, body: Body, shape: str, engine: str) -> Rendered:
-        if body.kind is PromptKind.COMPLETION:
-            prompts = self._completion(body.fields)
-        else:
+        if body.kind.is_templated:
             prompts = [self._chat(body, engine)]
+        else:
+            prompts = self._completion(body.fields)
         usage_tokens = sum(map(len, prompts)) // TOKEN_BYTES
         if usage_tokens > self._settings.tokens_max:
             raise PromptError(
@@ -106,7 +107,7 @@ class Renderer:
 
     def _chat(self, body: Body, engine: str) -> bytes:
         fields = body.fields
-        if body.kind is PromptKind.MESSAGES:
+        if body.kind.becomes_chat:
             fields = DIALECTS[engine].to_chat(fields, self._facts)
         given = DIALECTS[engine].to_template(fields, self._facts)
         ids = self._encoder.encode(self._text(given), specials=given.specials)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from router.prompts.rendering.body import Body
-from router.prompts.settings import PromptKind
 
 KWARGS_MAX = 4
 """Names of keyword arguments in a shape's name; a body with more is `kwargs(many)`."""
@@ -37,13 +36,13 @@ _OPTIONS = (
 
 def shape_of(body: Body) -> str:
     """For example `chat+kwargs(enable_thinking)+system+tools`: the kind, then features in order."""
-    return "+".join([body.kind, *sorted(set(_features(body)))])
+    return "+".join([body.kind.name, *sorted(set(_features(body)))])
 
 
 def _features(body: Body) -> Iterator[str]:
     fields = body.fields
     yield from (name for name in _OPTIONS if fields.get(name) not in (None, False))
-    if body.kind is PromptKind.COMPLETION:
+    if not body.kind.is_templated:
         yield from _prompt(fields.get("prompt"))
         return
     if fields.get("tools"):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from router.front.openai_body import PATHS, Kind
+from router.prompts.bodies import PATHS
 from tests.docs.reference.markdown import code, table
 
 HEAD = """# HTTP
@@ -23,13 +23,6 @@ class Path(NamedTuple):
     meaning: str
 
 
-_KINDS = {
-    Kind.CHAT: "a chat, routed by its tokens",
-    Kind.COMPLETION: "a completion, routed by its tokens",
-    Kind.MESSAGES: "Anthropic's messages, routed by their tokens",
-    Kind.RESPONSES: "OpenAI's responses, by load, or to the worker of `previous_response_id`",
-    Kind.LOAD: "routed by load",
-}
 PORTS: Mapping[str, tuple[str, list[Path]]] = {
     "metrics.listen": (
         "Of `kvroute serve` and `kvroute relay`; `kvroute epp` has one, too.",
@@ -76,7 +69,7 @@ PORTS: Mapping[str, tuple[str, list[Path]]] = {
                 "GET", "/v1/models", "the models that workers serve, with their LoRAs and aliases"
             ),
             Path("GET", "/v1/models/{name}", "one of them"),
-            *(Path("POST", path, _KINDS[kind]) for path, kind in PATHS.items()),
+            *(Path("POST", path, kind.about) for path, kind in PATHS.items()),
             Path("OPTIONS", "*", "204, without a key: what a browser asks first (CORS)"),
             Path(
                 "any",

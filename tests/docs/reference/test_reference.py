@@ -13,11 +13,11 @@ from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.counters import OWN_PATHS
 from router.front.gateway.gateway import Gateway
-from router.front.openai_body import PATHS
 from router.front.refusals import STATUS as HTTP_STATUS
 from router.http.port import HttpPort
 from router.metrics.http import MetricsServer
 from router.metrics.probes import ProbeServer
+from router.prompts.bodies import PATHS
 from router.request.refusal import Reason
 from tests.docs.reference import PAGES, statuses
 from tests.docs.reference.commands import commands

@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 from typing_extensions import override
 
 from router.cli.offline.render import render
+from router.prompts import bodies
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.stage.prompts.bodies import CHATS
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ids(folder: Path) -> list[int]:
     renderer = Renderer(RendererSettings(folder=str(folder)))
-    rendered = renderer.render(PromptKind.CHAT, BODY.encode(), "vllm")
+    rendered = renderer.render(bodies.CHAT, BODY.encode(), "vllm")
     return array("I", rendered.token_bytes).tolist()
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from router.front import engine_plane
 from router.front.exchange import Exchange, forwarded
-from router.front.openai_body import PATHS
 from router.keys.identity import Allowance, Identity
 from router.keys.rights import ALL, Right
+from router.prompts.bodies import PATHS
 from router.request.refusal import Reason, Refusal
 
 BOUND = Identity("a", ALL - {Right.ENGINE_FIELDS}, "acme", models=("m", "m-*"))

@@ -14,7 +14,7 @@ from router.front.exchange import (
     goes_by_load,
     returned,
 )
-from router.front.openai_body import PATHS, Kind
+from router.prompts.bodies import PATHS
 from tests.stage.script import played
 
 CHAT_PATH = "/v1/chat/completions"
@@ -81,7 +81,7 @@ def test_every_path_has_a_question_that_a_router_takes(path: str) -> None:
     one = exchange(path, prompt="x" * 400)
     question = one.question()
     bodies = [name for name in question if name.endswith("_body")]
-    assert len(bodies) == (PATHS[path] in (Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
+    assert bodies == [option for option in (PATHS[path].option,) if option]
     if not bodies:
         assert question["estimated_tokens"] == len(one.body) // 4
         lowered = one.question(tokens_max=50)

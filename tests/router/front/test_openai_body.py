@@ -1,6 +1,7 @@
 """Bodies and headers as clients send them, and as hostile clients do."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,12 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from router.front import openai_body
 from router.front.lenient import flag, whole
-from router.front.openai_body import INT32_MAX, TEXT_MAX, Kind, read, shape_of
-from router.front.refusals import FrontRefusal, Shape
+from router.front.openai_body import INT32_MAX, TEXT_MAX, Facts
+from router.front.refusals import FrontRefusal
 from router.front.top_level import changed
+from router.prompts import bodies
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def read(
+    content: bytes,
+    headers: Mapping[str, str],
+    kind: bodies.BodyFormat = bodies.CHAT,
+    *,
+    low_first: bool = False,
+) -> Facts:
+    return openai_body.read(content, headers, kind, low_first=low_first)
 
 
 def body(**fields: object) -> bytes:
@@ -58,18 +71,19 @@ def test_a_client_that_wants_the_usage(options: object, wants: bool) -> None:
         ({"session_id": "s"}, {}, "s"),
         ({"x-session-affinity": "s"}, {}, "s"),
         ({}, {"prompt_cache_key": "k"}, "k"),
+        ({}, {"user": "u"}, ""),
+        ({"x-session-id": "s" * 2000}, {}, "s" * 1024),
         ({}, {"metadata": {"user_id": "user_1_account__session_0a1b2c3d-4e5f"}}, "0a1b2c3d-4e5f"),
         ({}, {"metadata": {"user_id": "somebody"}}, ""),
         ({}, {"metadata": {"user_id": 7}}, ""),
         ({}, {"metadata": [1]}, ""),
-        ({}, {"user": "u"}, ""),
-        ({"x-session-id": "s" * 2000}, {}, "s" * 1024),
     ],
 )
 def test_the_session_is_that_of_headers_then_of_the_body(
     headers: dict[str, str], fields: dict[str, object], session: str
 ) -> None:
-    assert read(body(**fields), headers).session_id == session
+    kind = bodies.MESSAGES if "metadata" in fields else bodies.CHAT
+    assert read(body(**fields), headers, kind).session_id == session
 
 
 def test_the_tenant_is_that_of_a_header_then_the_user() -> None:
@@ -96,17 +110,19 @@ def test_the_priority_is_the_routers(
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("kind", "fields", "expected"),
     [
-        ({"max_tokens": 7}, 7),
-        ({"max_tokens": 7, "max_completion_tokens": 5}, 5),
-        ({"max_output_tokens": 9}, 9),
-        ({"max_tokens": 7, "n": 3}, 21),
-        ({"max_tokens": 1 << 40}, None),
+        (bodies.CHAT, {"max_tokens": 7}, 7),
+        (bodies.CHAT, {"max_tokens": 7, "max_completion_tokens": 5}, 5),
+        (bodies.RESPONSES, {"max_tokens": 7, "max_output_tokens": 9}, 9),
+        (bodies.CHAT, {"max_tokens": 7, "n": 3}, 21),
+        (bodies.CHAT, {"max_tokens": 1 << 40}, None),
     ],
 )
-def test_a_limit_on_the_answer_is_read(fields: dict[str, object], expected: int | None) -> None:
-    assert read(body(**fields), {}).output_tokens_max == expected
+def test_a_limit_on_the_answer_is_read(
+    kind: bodies.BodyFormat, fields: dict[str, object], expected: int | None
+) -> None:
+    assert read(body(**fields), {}, kind).output_tokens_max == expected
 
 
 @pytest.mark.parametrize(
@@ -171,13 +187,17 @@ HELPFUL = (
 
 @settings(max_examples=500)
 @given(st.dictionaries(st.sampled_from(HELPFUL), ODD), st.text(max_size=20))
-def test_a_field_that_helps_routing_refuses_nobody(fields: dict[str, object], rank: str) -> None:
-    facts = read(body(**fields), {"x-priority": rank, "x-slo-ttft-ms": rank})
+@pytest.mark.parametrize("kind", bodies.FORMATS, ids=[kind.name for kind in bodies.FORMATS])
+def test_a_field_that_helps_routing_refuses_nobody(
+    kind: bodies.BodyFormat, fields: dict[str, object], rank: str
+) -> None:
+    facts = read(body(**fields), {"x-priority": rank, "x-slo-ttft-ms": rank}, kind)
     assert facts.model == "m"
     assert abs(facts.priority or 0) <= INT32_MAX
     assert len(facts.session_id + facts.tenant + facts.cache_salt) <= 3 * TEXT_MAX
-    for name, value in (("stream", facts.is_stream), ("background", facts.is_background)):
-        assert value is (in_pydantic(bool, fields.get(name)) or False)
+    assert facts.is_stream is (in_pydantic(bool, fields.get("stream")) or False)
+    background = in_pydantic(bool, fields.get("background")) or False
+    assert facts.is_background is (background and kind.is_continued)
 
 
 NUMBERS = st.one_of(
@@ -259,10 +279,3 @@ def test_present_fields_are_replaced_or_taken_out_and_values_keep_their_bytes() 
 def test_without_fields_the_body_is_the_same_object() -> None:
     text = body()
     assert changed(text, {}, absent=True) is text
-
-
-def test_only_messages_have_anthropics_errors() -> None:
-    assert shape_of(Kind.MESSAGES) is Shape.ANTHROPIC
-    assert shape_of(Kind.RESPONSES) is Shape.RESPONSES
-    others = set(Kind) - {Kind.MESSAGES, Kind.RESPONSES}
-    assert {shape_of(kind) for kind in others} == {Shape.OPENAI}

@@ -11,8 +11,6 @@ def test_a_response_is_known_by_its_worker_until_its_time_is_over() -> None:
     assert responses.worker("b", 0.0) is None
     responses.add("b", "w1", 10.0)
     assert len(responses) == 1
-    responses.forget("b")
-    assert responses.worker("b", 10.0) is None
 
 
 def test_past_the_bound_the_oldest_response_is_forgotten() -> None:

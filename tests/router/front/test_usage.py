@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.front.openai_body import Kind
-from router.front.usage import EVENT_BYTES_MAX, KEPT_BYTES, AnswerReader, Usage
+from kvroute.client.messages.usage import Usage
+from router.front.usage import EVENT_BYTES_MAX, KEPT_BYTES, AnswerReader
+from router.prompts.bodies import CHAT, FORMATS, MESSAGES, RESPONSES, BodyFormat
 
 USAGE = {
     "prompt_tokens": 20,
@@ -36,7 +37,7 @@ def passed(reader: AnswerReader, chunks: Iterable[bytes]) -> bytes:
 
 
 def test_a_stream_passes_as_it_comes_and_its_usage_is_read() -> None:
-    reader = AnswerReader(Kind.CHAT, is_stream=True)
+    reader = AnswerReader(CHAT, is_stream=True)
     chunks = [*STREAM, LAST, DONE]
     assert [reader.feed(chunk) for chunk in chunks] == chunks
     assert reader.usage() == Usage(20, 3, 16)
@@ -44,7 +45,7 @@ def test_a_stream_passes_as_it_comes_and_its_usage_is_read() -> None:
 
 
 def test_the_usage_that_the_client_did_not_request_is_taken_out() -> None:
-    reader = AnswerReader(Kind.CHAT, is_stream=True, takes_usage_out=True)
+    reader = AnswerReader(CHAT, is_stream=True, takes_usage_out=True)
     assert passed(reader, [*STREAM, LAST, DONE]) == b"".join([*STREAM, DONE])
     assert reader.usage() == Usage(20, 3, 16)
 
@@ -52,7 +53,7 @@ def test_the_usage_that_the_client_did_not_request_is_taken_out() -> None:
 def test_a_usage_beside_content_stays() -> None:
     beside = event(choices=[{"index": 0, "delta": {}}], usage=USAGE)
     null = event(choices=[], usage=None)
-    reader = AnswerReader(Kind.CHAT, is_stream=True, takes_usage_out=True)
+    reader = AnswerReader(CHAT, is_stream=True, takes_usage_out=True)
     assert passed(reader, [beside, null, DONE]) == beside + null + DONE
 
 
@@ -62,10 +63,10 @@ def test_however_a_stream_is_cut_the_same_bytes_pass(cuts: list[int], mark: byte
     wanted = b"".join([b": ping\n\n", *STREAM, DONE]).replace(b"\n\n", mark)
     places = sorted({min(sum(cuts[: i + 1]), len(whole)) for i in range(len(cuts))})
     parts = [whole[a:b] for a, b in zip([0, *places], [*places, len(whole)], strict=True)]
-    taking = AnswerReader(Kind.CHAT, is_stream=True, takes_usage_out=True)
+    taking = AnswerReader(CHAT, is_stream=True, takes_usage_out=True)
     assert passed(taking, parts) == wanted
     assert taking.usage() == Usage(20, 3, 16)
-    leaving = AnswerReader(Kind.CHAT, is_stream=True)
+    leaving = AnswerReader(CHAT, is_stream=True)
     assert passed(leaving, parts) == whole
     assert leaving.usage() == Usage(20, 3, 16)
     assert taking.first_token
@@ -73,7 +74,7 @@ def test_however_a_stream_is_cut_the_same_bytes_pass(cuts: list[int], mark: byte
 
 
 def test_a_comment_is_no_first_token() -> None:
-    reader = AnswerReader(Kind.CHAT, is_stream=True)
+    reader = AnswerReader(CHAT, is_stream=True)
     reader.feed(b": keep-alive data: no\n\n")
     assert not reader.first_token
     reader.feed(b"da")
@@ -85,12 +86,12 @@ def test_a_comment_is_no_first_token() -> None:
 @pytest.mark.parametrize(
     ("kind", "early", "late"),
     [
-        (Kind.MESSAGES, b"event: message_start\ndata: {}\n\n", b"event: content_block_start\n"),
-        (Kind.RESPONSES, b"event: response.created\n\n", b"event: response.output_text.delta\n"),
+        (MESSAGES, b"event: message_start\ndata: {}\n\n", b"event: content_block_start\n"),
+        (RESPONSES, b"event: response.created\n\n", b"event: response.output_text.delta\n"),
     ],
 )
 def test_events_before_the_prompts_end_are_no_first_token(
-    kind: Kind, early: bytes, late: bytes
+    kind: BodyFormat, early: bytes, late: bytes
 ) -> None:
     reader = AnswerReader(kind, is_stream=True)
     reader.feed(early)
@@ -101,7 +102,7 @@ def test_events_before_the_prompts_end_are_no_first_token(
 
 
 def test_the_first_byte_of_a_whole_answer_is_its_first_token() -> None:
-    reader = AnswerReader(Kind.CHAT, is_stream=False)
+    reader = AnswerReader(CHAT, is_stream=False)
     assert reader.feed(b"") == b""
     assert not reader.first_token
     reader.feed(b"{")
@@ -136,7 +137,7 @@ def test_the_first_byte_of_a_whole_answer_is_its_first_token() -> None:
 def test_whole_answers_say_their_usage_in_each_form(
     answer: dict[str, object], usage: Usage
 ) -> None:
-    reader = AnswerReader(Kind.CHAT, is_stream=False)
+    reader = AnswerReader(CHAT, is_stream=False)
     text = json.dumps({"id": "x", "text": "t" * 9000, **answer}).encode()
     assert passed(reader, [text[:5000], text[5000:]]) == text
     assert reader.usage() == usage
@@ -145,7 +146,7 @@ def test_whole_answers_say_their_usage_in_each_form(
 def test_an_anthropic_stream_says_its_input_at_the_beginning() -> None:
     start = {"type": "message_start", "message": {"usage": {"input_tokens": 7, "output_tokens": 0}}}
     delta = {"type": "message_delta", "usage": {"output_tokens": 9}}
-    reader = AnswerReader(Kind.MESSAGES, is_stream=True)
+    reader = AnswerReader(MESSAGES, is_stream=True)
     reader.feed(b"event: message_start\ndata: " + json.dumps(start).encode() + b"\n\n")
     for _ in range(100):
         reader.feed(b"event: content_block_delta\ndata: " + b"x" * 100 + b"\n\n")
@@ -156,7 +157,7 @@ def test_an_anthropic_stream_says_its_input_at_the_beginning() -> None:
 def test_cached_tokens_at_the_end_of_an_anthropic_stream_are_read_as_vllm_has_them() -> None:
     start = {"message": {"usage": {"input_tokens": 70, "output_tokens": 0}}}
     end = {"usage": {"input_tokens": 6, "output_tokens": 9, "cache_read_input_tokens": 64}}
-    reader = AnswerReader(Kind.MESSAGES, is_stream=True)
+    reader = AnswerReader(MESSAGES, is_stream=True)
     reader.feed(b"event: message_start\ndata: " + json.dumps(start).encode() + b"\n\n")
     reader.feed(b"event: content_block_start\ndata: {}\n\n")
     reader.feed(b"event: message_delta\ndata: " + json.dumps(end).encode() + b"\n\n")
@@ -164,7 +165,7 @@ def test_cached_tokens_at_the_end_of_an_anthropic_stream_are_read_as_vllm_has_th
 
 
 def test_little_is_kept_of_a_long_answer() -> None:
-    reader = AnswerReader(Kind.CHAT, is_stream=True, takes_usage_out=True)
+    reader = AnswerReader(CHAT, is_stream=True, takes_usage_out=True)
     for _ in range(5000):
         reader.feed(content("a few words"))
     assert len(reader._tail) <= KEPT_BYTES
@@ -173,7 +174,7 @@ def test_little_is_kept_of_a_long_answer() -> None:
 
 
 def test_an_event_over_the_bound_passes_in_parts() -> None:
-    reader = AnswerReader(Kind.CHAT, is_stream=True, takes_usage_out=True)
+    reader = AnswerReader(CHAT, is_stream=True, takes_usage_out=True)
     long = content("x" * (EVENT_BYTES_MAX + 5000))
     parts = [long[i : i + 50_000] for i in range(0, len(long), 50_000)]
     got = b""
@@ -186,7 +187,7 @@ def test_an_event_over_the_bound_passes_in_parts() -> None:
 
 
 def test_where_a_stream_was_cut_is_known() -> None:
-    reader = AnswerReader(Kind.CHAT, is_stream=True)
+    reader = AnswerReader(CHAT, is_stream=True)
     assert not reader.inside_event
     reader.feed(b"data: {")
     assert reader.inside_event
@@ -217,12 +218,12 @@ FORMS = (
 
 @given(
     st.lists(st.tuples(st.sampled_from(FORMS), ODD), min_size=1, max_size=6),
-    st.sampled_from(Kind),
+    st.sampled_from(FORMATS),
     st.booleans(),
     st.booleans(),
 )
 def test_no_bytes_of_an_answer_raise(
-    parts: list[tuple[bytes, bytes]], kind: Kind, is_stream: bool, takes_out: bool
+    parts: list[tuple[bytes, bytes]], kind: BodyFormat, is_stream: bool, takes_out: bool
 ) -> None:
     reader = AnswerReader(kind, is_stream=is_stream, takes_usage_out=takes_out)
     chunks = [form.replace(b"%b", odd) for form, odd in parts]

@@ -27,8 +27,8 @@ from router.config.settings.keys_settings import EnginesSettings
 from router.front.exchange import Upstream
 from router.front.gateway.upstreams import Seat, Upstreams
 from router.keys.engine_accesses import EngineAccesses
+from router.prompts import bodies
 from router.prompts.proving.engine_tokens import EngineAway, Engines
-from router.prompts.settings import PromptKind
 from tests.stage.certificates import Authority
 
 PAGES = {
@@ -104,7 +104,7 @@ async def identified(access: EngineAccess) -> str:
 async def rendered(access: EngineAccess) -> str:
     engines = Engines()
     try:
-        await engines.ask(access, "vllm", PromptKind.CHAT, b"{}", "m")
+        await engines.ask(access, "vllm", bodies.CHAT, b"{}", "m")
     except EngineAway as error:
         return str(error)
     finally:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from router.prompts import bodies
 from router.prompts.processes import children
 from router.prompts.processes.children import Children
 from router.prompts.processes.frames import SIZES
 from router.prompts.prompt_error import PromptError, PromptReason
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
 TEMPLATE = (
@@ -24,7 +25,7 @@ TEMPLATE = (
     "{% endfor %}{% endfor %}{% endif %}"
     "{% if messages[0].content == 'bad' %}{{ raise_exception('never so') }}{% endif %}"
 )
-CHAT, VLLM = PromptKind.CHAT, "vllm"
+CHAT, VLLM = bodies.CHAT, "vllm"
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_a_body_has_the_tokens_that_the_engine_gave(path: Path, folders: dict[st
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     different = {}
     for kind, case, body in cases(engine):
-        result = captured[f"{kind}/{case}"]
+        result = captured[f"{kind.name}/{case}"]
         try:
             data = renderer.render(kind, json.dumps(body).encode(), engine).token_bytes
         except PromptError as error:

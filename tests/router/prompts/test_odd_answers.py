@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from events.engines.access import EngineAccess
+from router.prompts import bodies
 from router.prompts.prompts import ModelPrompts
 from router.prompts.proving import engine_tokens
 from router.prompts.proving.engine_tokens import (
@@ -22,7 +23,6 @@ from router.prompts.proving.engine_tokens import (
     Engines,
     EngineTokens,
 )
-from router.prompts.settings import PromptKind
 from tests.stage.gateway import Worker, a_gateway, answering
 from tests.stage.odd_engine import Odd, OddEngine, odd_answer, plain, whole
 from tests.stage.prompts.engine import CHAT, chat
@@ -44,7 +44,7 @@ async def test_every_answer_ends_in_tokens_of_the_bodys_size_or_in_a_reason(seed
     async with odd.run():
         for number in range(ANSWERS):
             engine = rng.choice(("vllm", "sglang"))
-            kind = rng.choice((CHAT, PromptKind.COMPLETION))
+            kind = rng.choice((CHAT, bodies.COMPLETION))
             content = chat("x" * rng.randrange(200)) if kind is CHAT else b'{"prompt":"a"}'
             engines.forget(odd.address)
             try:

@@ -11,6 +11,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from events.engines.access import EngineAccess
+from router.prompts import bodies
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.prompts import (
     CANARIES_MAX,
@@ -24,7 +25,7 @@ from router.prompts.proving.canaries import canaries
 from router.prompts.proving.engine_tokens import EngineAway, EngineRefused, Engines
 from router.prompts.proving.proof import Difference, State, Target
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, of_template
 
@@ -159,7 +160,7 @@ async def test_an_audit_notices_what_changed_without_a_restart(
 @pytest.mark.parametrize("require", [False, True])
 async def test_without_tokens_the_length_is_estimated_or_the_prompt_refused(require: bool) -> None:
     async with facade() as prompts:
-        ask = PromptAsk("m", PromptKind.TEXT, b"x" * 100, None, require=require)
+        ask = PromptAsk("m", bodies.TEXT, b"x" * 100, None, require=require)
         if not require:
             made = await prompts.tokens_of(ask)
             assert (made.made_by, made.count, made.verified) == (MadeBy.ESTIMATE, 25, False)
@@ -218,7 +219,7 @@ async def test_a_render_endpoint_that_an_engine_lacks_says_nothing_about_its_oth
                     await engines.ask(
                         engine.access,
                         "vllm",
-                        PromptKind.MESSAGES,
+                        bodies.MESSAGES,
                         chat(),
                         "m",
                     )
@@ -227,7 +228,7 @@ async def test_a_render_endpoint_that_an_engine_lacks_says_nothing_about_its_oth
             assert stand_in.asked == [messages, chats, chats]
             engines.forget(engine.address)
             with pytest.raises(EngineAway, match="messages"):
-                await engines.ask(engine.access, "vllm", PromptKind.MESSAGES, chat(), "m")
+                await engines.ask(engine.access, "vllm", bodies.MESSAGES, chat(), "m")
             assert stand_in.asked[3:] == [messages]
     finally:
         await engines.close()
@@ -299,13 +300,13 @@ async def test_an_answer_that_is_no_tokens_is_an_error_and_never_tokens(
     ("kind", "body"),
     [
         (CHAT, {"messages": [], "reasoning_effort": "high"}),
-        (PromptKind.COMPLETION, {"prompt": ["a", "b"]}),
-        (PromptKind.COMPLETION, {"prompt": "a", "truncate_prompt_tokens": 3}),
-        (PromptKind.MESSAGES, {"messages": []}),
+        (bodies.COMPLETION, {"prompt": ["a", "b"]}),
+        (bodies.COMPLETION, {"prompt": "a", "truncate_prompt_tokens": 3}),
+        (bodies.MESSAGES, {"messages": []}),
     ],
 )
 async def test_what_tokenize_would_read_otherwise_is_not_sent_to_it(
-    folder: RendererSettings, kind: PromptKind, body: dict[str, Any]
+    folder: RendererSettings, kind: bodies.BodyFormat, body: dict[str, Any]
 ) -> None:
     engines, content = Engines(), json.dumps(body).encode()
     try:

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
+from router.prompts import bodies
 from router.prompts.prompt_error import PromptError, PromptReason
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
 TEMPLATE = (
@@ -30,7 +31,7 @@ def ids(token_bytes: bytes) -> list[int]:
     return array("I", token_bytes).tolist()
 
 
-def rendered(folder: Path, kind: PromptKind, body: Any, **more: Any) -> list[int]:
+def rendered(folder: Path, kind: bodies.BodyFormat, body: Any, **more: Any) -> list[int]:
     renderer = Renderer(RendererSettings(folder=str(folder), **more))
     data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     return ids(renderer.render(kind, data, "vllm").token_bytes)
@@ -39,20 +40,20 @@ def rendered(folder: Path, kind: PromptKind, body: Any, **more: Any) -> list[int
 def test_chat_has_the_tokens_of_its_rendered_text(folder: Path) -> None:
     text = "<|im_start|>user\nWhat is the weather? éß😀<|im_end|>\n<|im_start|>assistant\n"
     expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    assert rendered(folder, PromptKind.CHAT, CHAT) == expected
+    assert rendered(folder, bodies.CHAT, CHAT) == expected
 
 
 def test_text_and_a_completion_of_it_have_the_same_tokens(folder: Path) -> None:
     expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("the weather").ids
-    assert rendered(folder, PromptKind.TEXT, "the weather") == expected
-    assert rendered(folder, PromptKind.COMPLETION, {"prompt": "the weather"}) == expected
-    assert rendered(folder, PromptKind.COMPLETION, {"prompt": expected}) == expected
+    assert rendered(folder, bodies.TEXT, "the weather") == expected
+    assert rendered(folder, bodies.COMPLETION, {"prompt": "the weather"}) == expected
+    assert rendered(folder, bodies.COMPLETION, {"prompt": expected}) == expected
 
 
 def test_a_list_of_prompts_routes_by_the_first_and_counts_all(folder: Path) -> None:
     renderer = Renderer(RendererSettings(folder=str(folder)))
     body = json.dumps({"prompt": [[1, 2, 3], [4, 5]]}).encode()
-    result = renderer.render(PromptKind.COMPLETION, body, "sglang")
+    result = renderer.render(bodies.COMPLETION, body, "sglang")
     assert (ids(result.token_bytes), result.count, result.usage_tokens) == ([1, 2, 3], 3, 5)
 
 
@@ -68,16 +69,16 @@ def test_a_missing_folder_and_a_missing_template_say_so(folder: Path, tmp_path: 
     assert raised.value.reason is PromptReason.NO_TOKENIZER
     bare = make_folder(tmp_path, None)
     with pytest.raises(PromptError, match="has no chat template") as raised:
-        rendered(bare, PromptKind.CHAT, CHAT)
+        rendered(bare, bodies.CHAT, CHAT)
     assert raised.value.reason is PromptReason.NO_TOKENIZER
     assert raised.value.shape == "chat"
 
 
 def test_a_prompt_over_the_bound_is_refused(folder: Path) -> None:
     body = {"prompt": [1] * 11}
-    assert len(rendered(folder, PromptKind.COMPLETION, body, tokens_max=11)) == 11
+    assert len(rendered(folder, bodies.COMPLETION, body, tokens_max=11)) == 11
     with pytest.raises(PromptError) as raised:
-        rendered(folder, PromptKind.COMPLETION, body, tokens_max=10)
+        rendered(folder, bodies.COMPLETION, body, tokens_max=10)
     assert raised.value.reason is PromptReason.PROMPT_TOO_LONG
 
 

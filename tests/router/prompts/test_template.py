@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from router.prompts import bodies
 from router.prompts.dialects.table import DIALECTS
 from router.prompts.prompt_error import PromptError
 from router.prompts.rendering.folder import read_folder
 from router.prompts.rendering.renderer import Renderer
 from router.prompts.rendering.template import Template
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 from tests.stage.prompts.bodies import TOOLS, USER, chat
 from tests.stage.prompts.tiny_tokenizer import make_folder, make_tokenizer
 
@@ -132,7 +133,7 @@ def test_a_template_that_wants_parts_is_known_as_engines_know_it(
 
 def rendered(folder: Path, body: Any, engine: str, **more: Any) -> str:
     renderer = Renderer(RendererSettings(folder=str(folder), **more))
-    result = renderer.render(PromptKind.CHAT, json.dumps(body).encode(), engine)
+    result = renderer.render(bodies.CHAT, json.dumps(body).encode(), engine)
     ids = memoryview(result.token_bytes).cast("I").tolist()
     return str(make_tokenizer().decode(ids, skip_special_tokens=False))
 

@@ -5,21 +5,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from router.prompts.settings import PromptKind
+from router.prompts import bodies
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES
 
 _FOLDER = Path(__file__).resolve().parent / "templates"
 TEMPLATES = {path.stem: path.read_text() for path in sorted(_FOLDER.glob("*.jinja"))}
 
 
-def cases(engine: str) -> Iterator[tuple[PromptKind, str, Any]]:
+def cases(engine: str) -> Iterator[tuple[bodies.BodyFormat, str, Any]]:
     """All bodies that this kind of engine can be asked about."""
-    yield from ((PromptKind.CHAT, name, body) for name, body in CHATS.items())
+    yield from ((bodies.CHAT, name, body) for name, body in CHATS.items())
     for name, body in COMPLETIONS.items():
         if engine == "vllm" or name != "ids":  # its /tokenize takes text
-            yield PromptKind.COMPLETION, name, body
+            yield bodies.COMPLETION, name, body
     if engine == "vllm":
-        yield from ((PromptKind.MESSAGES, name, body) for name, body in MESSAGES.items())
+        yield from ((bodies.MESSAGES, name, body) for name, body in MESSAGES.items())
 
 
 def digest_of(data: bytes) -> str:

@@ -9,19 +9,20 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from events.engines.access import EngineAccess
+from router.prompts import bodies
 from router.prompts.prompt_error import PromptError
 from router.prompts.prompts import (
     EngineAt,
     Prompts,
 )
 from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import PromptKind, RendererSettings
+from router.prompts.settings import RendererSettings
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-CHAT = PromptKind.CHAT
+CHAT = bodies.CHAT
 
 
 def chat(content: str = "hello") -> bytes:
@@ -62,7 +63,7 @@ class StandIn:
         if renders and (not self.renders or request.path in self.lacks):
             raise web.HTTPNotFound
         body = await request.read()
-        kind = PromptKind.COMPLETION if "prompt" in json.loads(body) else CHAT
+        kind = bodies.COMPLETION if "prompt" in json.loads(body) else CHAT
         try:
             done = self.renderer.render(kind, body, "vllm")
         except PromptError as error:

@@ -20,8 +20,7 @@ _REQUEST_ID = RouteRequest.REQUEST_ID_FIELD_NUMBER
 _TOKEN_BYTES = RouteRequest.TOKEN_BYTES_FIELD_NUMBER
 _BLOCK_HASHES = RouteRequest.BLOCK_HASHES_FIELD_NUMBER
 _WITHOUT_TOKENS = {
-    name: RouteRequest.DESCRIPTOR.fields_by_name[name].number
-    for name in ("text", "chat_completion_body", "completion_body", "messages_body")
+    name: RouteRequest.DESCRIPTOR.fields_by_name[name].number for name in ("text", *PATHS)
 }
 
 

@@ -42,9 +42,9 @@ def cached_tokens(usage: Any, *, details_enabled: bool) -> int | None:
 class Usage(NamedTuple):
     """Tokens of a request, as the engine counted them; None: unknown."""
 
-    prompt_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int | None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 def read_usage(usage: Any, *, details_enabled: bool) -> Usage:

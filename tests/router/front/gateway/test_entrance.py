@@ -18,7 +18,7 @@ from aiohttp import web
 
 from router.front.gateway.room import Place
 from router.front.gateway.unpacking import ENCODINGS, STEP_BYTES, Unpacker, zstd_library
-from router.front.openai_body import PATHS
+from router.prompts.bodies import PATHS
 from tests.router.front.gateway.test_gateway import BODY, CHAT, WHOLE
 from tests.router.front.gateway.test_unpacking import bomb, pieces
 from tests.stage.gateway import GUARD_S, Stage, Worker, a_gateway, answering

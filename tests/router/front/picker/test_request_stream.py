@@ -11,7 +11,8 @@ from router.front.exchange import Blame, Exchange, Outcome
 from router.front.gateway.pace import wait_s
 from router.front.picker.held_body import SLICE_BYTES
 from router.front.picker.request_stream import Blind, Question, Reading, RequestStream
-from router.front.refusals import Shape, answer_of
+from router.front.refusals import answer_of
+from router.prompts.error_forms import OPENAI
 from tests.stage.picker import (
     header_map,
     picked,
@@ -343,7 +344,7 @@ def test_a_bound_over_all_streams_counts_too() -> None:
 def test_a_refusal_answers_the_client() -> None:
     stream, seen = a_stream()
     tell(stream, request_headers(CHAT), request_body(BODY))
-    answer = answer_of("ALL_WORKERS_FULL", "all are full", Shape.OPENAI, retry_after_s=2.0)
+    answer = answer_of("ALL_WORKERS_FULL", "all are full", OPENAI, retry_after_s=2.0)
     stream.refused(answer, "ALL_WORKERS_FULL")
     (sent,) = seen.take()
     immediate = sent.immediate_response
