@@ -19,6 +19,7 @@ from itertools import chain
 
 from indexer.identity import Tier
 from simulator.engines.block_pool import BlockId
+from simulator.engines.scheduler import Counts
 from simulator.schedulers.vllm.cache import VllmCache
 from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
 from simulator.schedulers.vllm.queue import QUEUES, WaitingQueue
@@ -45,7 +46,7 @@ class Room:
 class Admission:
     """The waiting requests."""
 
-    def __init__(self, config: VllmConfig, cache: VllmCache) -> None:
+    def __init__(self, config: VllmConfig, cache: VllmCache, counts: Counts) -> None:
         self.unready: dict[VllmSequence, float] = {}
         """Requests that wait for a grammar, input or KV -> when that will be ready."""
         self.blocked_hash: int | None = None
@@ -53,9 +54,8 @@ class Admission:
         doesn't wait for blocks."""
         self.deferred = 0
         """Requests that the last step passed over."""
-        self.queried_tokens = self.hit_tokens = 0
-        self.external_queried_tokens = self.external_hit_tokens = 0
         self._config = config
+        self._counts = counts
         self._cache = cache
         self._waiting: WaitingQueue = QUEUES[config.policy]()
         self._holding: WaitingQueue = QUEUES[config.policy]()
@@ -162,7 +162,7 @@ class Admission:
         del self.unready[sequence]
         if sequence.loading:
             sequence.loading = False
-            self._cache.announce(sequence, sequence.computed_tokens)
+            self._cache.store(sequence, sequence.computed_tokens)
             sequence.computed_tokens = min(sequence.computed_tokens, sequence.known_tokens - 1)
         return True
 
@@ -186,7 +186,8 @@ class Admission:
         else:
             tokens = self._place(sequence, reused, cached, room)
         if tokens is not None:
-            self._count_query(sequence, cached, external)
+            elsewhere = self._cache.host is not None or sequence.submission.remote_tokens
+            self._counts.looked_up(sequence, cached, external if elsewhere else None)
         elif len(reused) < (sequence.known_tokens - 1) // size:
             self.blocked_hash = hashes[len(reused)]
         return tokens
@@ -310,13 +311,3 @@ class Admission:
 
     def _watermark(self, room: Room) -> int:
         return self._watermark_blocks if room.running else 0
-
-    def _count_query(self, sequence: VllmSequence, cached: int, external: int) -> None:
-        if sequence.cached_tokens is not None:
-            return  # recomputation after a preemption is no query
-        sequence.cached_tokens = min(cached + external, sequence.known_tokens - 1)
-        self.queried_tokens += sequence.prompt_tokens
-        self.hit_tokens += cached
-        if self._cache.host is not None or sequence.submission.remote_tokens:
-            self.external_queried_tokens += sequence.prompt_tokens - cached
-            self.external_hit_tokens += external

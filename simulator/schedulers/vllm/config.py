@@ -1,6 +1,6 @@
 """vLLM's settings, and its own state of a request."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 from typing_extensions import override
@@ -58,14 +58,6 @@ class VllmConfig(SchedulerConfig):
             raise ValueError("watermark and acceptance_rate are shares: 0 to 1")
         if self.max_loras < 1 or min(self.num_speculative_tokens, self.host_block_count) < 0:
             raise ValueError("max_loras must be at least 1, counts of tokens and blocks at least 0")
-
-
-def vllm_config(config: SchedulerConfig) -> VllmConfig:
-    """The config itself, or the common options with vLLM's defaults beside them."""
-    if isinstance(config, VllmConfig):
-        return config
-    names = (option.name for option in fields(SchedulerConfig))
-    return VllmConfig(**{name: getattr(config, name) for name in names})
 
 
 @dataclass(slots=True, eq=False)

@@ -163,7 +163,7 @@ def test_under_heavy_load_a_run_is_its_steps_one_by_one(kind: type[ChituSchedule
             dp_size=2 if kind is DpFifoScheduler else 1,
         )
         run = assert_alike(kind, config, heavy_load(rng), 10_000)
-        evictions += sum(rank.evictions for rank in run.scheduler.ranks)
+        evictions += sum(rank.counts.preemptions for rank in run.scheduler.ranks)
         joined += run.joined
     assert joined > 100
     assert (evictions > 20) == (kind is not SkewScheduler)
