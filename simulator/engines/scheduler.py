@@ -114,11 +114,6 @@ class Submission:
     session_id: str | None = None
     dp_rank: int | None = None
     """The rank that shall serve it; None: the engine chooses."""
-    ready_s: float = 0.0
-    """When its grammar is compiled; it is not computed before. Engines without such a state begin
-    at once."""
-    input_ready_s: float = 0.0
-    """When the input of its session is complete; it holds a slot of the batch meanwhile."""
     remote_tokens: int = 0
     """Leading tokens of the prompt whose KV another engine sends once there are blocks for it."""
     remote_distance: Distance = Distance.RACK

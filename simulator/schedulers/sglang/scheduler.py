@@ -67,7 +67,6 @@ class SglangScheduler(Scheduler):
         self.ratio = NewTokenRatio(self._config.conservativeness)
         self._pages = SequencePages(self._config, self.cache)
         self._arrivals = Arrivals(self._config, self.cache, self._pages)
-        """Requests that wait for a grammar or for KV of another engine."""
         self._batch = DecodeBatch(self._config, self.cache, self._pages, self.ratio)
         self._counts = Counts()
         self._prefills = Prefills(
@@ -134,7 +133,7 @@ class SglangScheduler(Scheduler):
         if priority is None or not self._config.priority_scheduling:
             priority = LOWEST_PRIORITY[self._config.low_priority_values_first]
         sequence.priority = priority
-        if not self._arrivals.add(sequence, now_s):
+        if not self._arrivals.add(sequence):
             self._prefills.enqueue(sequence)
         return sequence
 
@@ -217,11 +216,8 @@ class SglangScheduler(Scheduler):
             )
 
     def _welcome(self, now_s: float) -> None:
-        """Takes in requests whose grammar or KV cache is ready, and begins transfers."""
+        """Takes in requests whose KV cache is here, and begins transfers."""
         arrivals = self._arrivals
-        for request in arrivals.grammars_ready(now_s):
-            if not arrivals.add(request, now_s):
-                self._prefills.enqueue(request)
         fetches: list[tuple[SglangSequence, int]] = []
         if self._prefills.chunked is None:  # pages are set aside for its next chunks
             fetches = arrivals.begin_fetches(len(self._batch.members), now_s)

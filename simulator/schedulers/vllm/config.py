@@ -69,9 +69,7 @@ class VllmSequence(Sequence):
     draft_tokens: int = 0
     """Drafted tokens that the next step verifies."""
     ready_s: float | None = None
-    """When its grammar, input or KV will be ready; None: it waits for its turn only."""
-    loading: bool = False
-    """Whether KV is being loaded into its blocks."""
+    """When the KV that is being loaded into its blocks will be here; None: none is."""
     pinned: list[int] = field(default_factory=list)
     """Hashes that the host must keep during the load."""
     remote_fetched: bool = False

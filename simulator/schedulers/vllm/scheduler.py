@@ -122,7 +122,7 @@ class VllmScheduler(Scheduler):
     def _enqueue(self, submission: Submission, now_s: float) -> Sequence:
         sequence = VllmSequence(submission, submission.prompt_tokens, now_s, number=self._added)
         self._added += 1
-        self._waiting.add(sequence, now_s)
+        self._waiting.add(sequence)
         return sequence
 
     @override
