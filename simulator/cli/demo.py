@@ -29,6 +29,7 @@ from simulator.cli.gateway import workers_ready
 from simulator.live import demo
 from simulator.live.clock import ScaledClock
 from simulator.live.stand_ins import StandIn, stand_ins
+from simulator.study.progress import watch
 from simulator.traffic.trace import TraceRequest
 
 
@@ -51,14 +52,14 @@ async def run_demo(
     runs = []
     for policy in policies:
         async with _stage(policy, speed, verbose) as (clock, engines, routing):
-            with demo.progress_view(console, policy, len(trace)) as on_progress:
+            with watch(console) as watcher:
                 run = await demo.replay(
                     policy,
                     trace,
                     {engine.engine_id: engine.engine for engine in engines},
                     routing,
                     clock=clock,
-                    on_progress=on_progress,
+                    on_progress=watcher.begin(policy),
                 )
         runs.append(run)
         for reason, count in sorted(run.failures.items()):
