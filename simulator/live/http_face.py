@@ -48,6 +48,15 @@ _SHUTDOWN_S = 0.1
 """Seconds for handlers to end: the engine has already answered all of them."""
 
 Body = TypeVar("Body")
+Generation = CompletionRequest | ChatRequest | MessagesRequest
+_FORMS: dict[str, type[Generation]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/messages": MessagesRequest,
+}
+"""Path -> form of the body."""
+_RENDER = "/render"
+"""Behind a path: the tokens of its prompt."""
 Page = Callable[[Engine, Publisher | None, int | None], Any]
 """A text, or a JSON object, of an engine, its events, and the port of its bootstrap server."""
 
@@ -90,10 +99,8 @@ class HttpFace:
                 *(web.get(path, self._page) for path in self._pages),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
-                web.post("/v1/completions", self._completions),
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/messages", self._messages),
                 web.post("/v1/messages/count_tokens", self._count_tokens),
+                *(web.post(path, self._answer) for path in _FORMS),
             ]
         )
         if self._is_sglang:
@@ -101,9 +108,7 @@ class HttpFace:
         else:
             app.add_routes(
                 [
-                    web.post("/v1/completions/render", self._render_completion),
-                    web.post("/v1/chat/completions/render", self._render_chat),
-                    web.post("/v1/messages/render", self._render_messages),
+                    *(web.post(path + _RENDER, self._render) for path in _FORMS),
                     web.post("/reset_prefix_cache", self._reset_prefix_cache),
                 ]
             )
@@ -188,35 +193,17 @@ class HttpFace:
         self._engine.reset_prefix_cache()
         return web.Response()
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, await _read(request, CompletionRequest))
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, await _read(request, ChatRequest))
-
-    async def _messages(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, await _read(request, MessagesRequest))
-
-    async def _render_completion(self, request: web.Request) -> web.Response:
-        body = await _read(request, CompletionRequest)
-        return web.json_response([{"token_ids": body.token_ids()}])
-
-    async def _render_chat(self, request: web.Request) -> web.Response:
-        body = await _read(request, ChatRequest)
-        return web.json_response({"token_ids": body.token_ids()})
-
-    async def _render_messages(self, request: web.Request) -> web.Response:
-        body = await _read(request, MessagesRequest)
-        return web.json_response({"token_ids": body.token_ids()})
+    async def _render(self, request: web.Request) -> web.Response:
+        path = request.path.removesuffix(_RENDER)
+        body = {"token_ids": (await _read(request, _FORMS[path])).token_ids()}
+        return web.json_response([body] if _FORMS[path] is CompletionRequest else body)
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         body = await _read(request, CountTokensRequest)
         return web.json_response({"input_tokens": len(body.token_ids())})
 
-    async def _answer(
-        self, request: web.Request, body: CompletionRequest | ChatRequest | MessagesRequest
-    ) -> web.StreamResponse:
-        config = self._engine.config
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        config, body = self._engine.config, await _read(request, _FORMS[request.path])
         model = body.model or config.model
         is_lora = model in config.scheduler.lora_names
         if not is_lora and model != config.model:

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -365,35 +367,42 @@ def test_capacity_needs_a_range(trace: Path) -> None:
     assert "there is no fleet of 9 to 3 workers" in done.output
 
 
-async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Path) -> None:
-    file = tmp_path / "router.yaml"
+@asynccontextmanager
+async def simulating(*words: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """The process of `kvroute simulate`, and what it has shown; the block must make it end well."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", "simulate", "--engines", "2", "--speed", "100"),
-        *("--model", "toy", "--engine", "sglang", "--write-config", str(file)),
+        *(sys.executable, "-m", "router.cli.main", "simulate", *words),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     try:
-        shown = b""
-        async with asyncio.timeout(60):
-            while b"Ctrl-C" not in shown:
-                shown += await process.stdout.readline()
-        workers = yaml.safe_load(file.read_text())["workers"]
-        assert [worker["id"] for worker in workers] == ["worker-0", "worker-1"]
-        for worker in workers:
-            for key in ("address", "events", "replay"):
-                assert worker[key].encode() in shown
-        assert f"kvroute serve --config {file}".encode() in shown
-        async with aiohttp.ClientSession(workers[1]["address"]) as session:
-            asked = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
-            async with session.post("/v1/chat/completions", json=asked) as response:
-                assert (await response.json())["model"] == "toy"
-        process.send_signal(signal.SIGINT)
+        shown = ""
+        async with asyncio.timeout(180):
+            while "Ctrl-C" not in shown:
+                shown += (await process.stdout.readline()).decode()
+        yield process, shown
         assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    words = ("--engines", "2", "--speed", "100", "--model", "toy", "--engine", "sglang")
+    async with simulating(*words, "--write-config", str(file)) as (process, shown):
+        workers = yaml.safe_load(file.read_text())["workers"]
+        assert [worker["id"] for worker in workers] == ["worker-0", "worker-1"]
+        for worker in workers:
+            for key in ("address", "events", "replay"):
+                assert worker[key] in shown
+        assert f"kvroute serve --config {file}" in shown
+        async with aiohttp.ClientSession(workers[1]["address"]) as session:
+            asked = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
+            async with session.post("/v1/chat/completions", json=asked) as response:
+                assert (await response.json())["model"] == "toy"
+        process.send_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(
@@ -416,17 +425,8 @@ def test_engines_that_cannot_be_had_are_told(words: list[object], code: int, tol
 
 async def test_engines_that_are_to_end_finish_what_has_begun(tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", "simulate", "--prefill", "1", "--engines", "1"),
-        *("--speed", "50", "--drain-s", "60", "--write-config", str(file)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        shown = b""
-        async with asyncio.timeout(60):
-            while b"Ctrl-C" not in shown:
-                shown += await process.stdout.readline()
+    words = ("--prefill", "1", "--engines", "1", "--speed", "50", "--drain-s", "60")
+    async with simulating(*words, "--write-config", str(file)) as (process, _):
         workers = yaml.safe_load(file.read_text())["workers"]
         assert [worker["id"] for worker in workers] == ["worker-0", "prefill-0"]
         assert {worker["engine"] for worker in workers} == {"sglang"}
@@ -438,11 +438,6 @@ async def test_engines_that_are_to_end_finish_what_has_begun(tmp_path: Path) -> 
             await response.content.readline()
             process.send_signal(signal.SIGTERM)
             assert (await response.text()).rstrip().endswith("data: [DONE]")
-        assert await asyncio.wait_for(process.wait(), 60) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 def test_engines_that_others_reach_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
@@ -456,21 +451,12 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
     tmp_path: Path,
 ) -> None:
     openai = pytest.importorskip("openai")
-    words = ("simulate", "--gateway", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", *words, "--speed", "100"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        lines: list[str] = []
-        async with asyncio.timeout(180):
-            while "Ctrl-C" not in (lines or [""])[-1]:
-                lines.append((await process.stdout.readline()).decode())
-        (base,) = re.findall(r"OpenAI's API +(\S+/v1),", "".join(lines))
-        assert f"curl -i {base}/chat/completions " in "".join(lines)
+    words = ("--gateway", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--speed", "100")
+    async with simulating(*words) as (process, page):
+        (base,) = re.findall(r"OpenAI's API +(\S+/v1),", page)
+        assert f"curl -i {base}/chat/completions " in page
         root = base.removesuffix("/v1")
-        shown = [line.strip() for line in lines if line.startswith("  ")]
+        shown = [line.strip() for line in page.splitlines() if line.startswith("  ")]
         (body,), (asks,) = (
             [line for line in shown if line.startswith(word)]
             for word in ("echo ", "kvroute explain")
@@ -490,7 +476,7 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
             for row in json.loads(explained)["candidates"]
         ]
         assert max(overlaps) >= 128, "what the page says is shown by what it prints"
-        assert f"Anthropic's   {root}, the same\n" in lines
+        assert f"Anthropic's   {root}, the same\n" in page
         message = {"model": "stand-in", "messages": [{"role": "user", "content": "Hi"}]}
         async with (
             aiohttp.ClientSession() as http,
@@ -509,11 +495,6 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
         assert cached == int(second.headers["X-Kvroute-Overlap-Tokens"]) == 320
         assert answer.choices[0].message.content.startswith("I am a stand-in. ")
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 60) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def _shell(line: str, folder: Path) -> str:
