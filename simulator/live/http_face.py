@@ -18,7 +18,6 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from router.listener.addresses import listening
 from simulator.live import sglang_pages, vllm_pages
 from simulator.live.addresses import LOOPBACK, authority
 from simulator.live.completion_wire import (
@@ -39,13 +38,11 @@ from simulator.live.messages_wire import (
     messages_refusal,
 )
 from simulator.live.publisher import Publisher
-from simulator.live.rooms import BootstrapServer, HandOverFailed, fetch
+from simulator.live.rooms import BootstrapServer, HandOverFailed, fetch, serve
 from simulator.live.tool_calls import UnfitChoice
 
 _BODY_BYTES_MAX = 64 << 20
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SHUTDOWN_S = 0.1
-"""Seconds for handlers to end: the engine has already answered all of them."""
 
 Body = TypeVar("Body")
 Generation = CompletionRequest | ChatRequest | MessagesRequest
@@ -112,12 +109,7 @@ class HttpFace:
                     web.post("/reset_prefix_cache", self._reset_prefix_cache),
                 ]
             )
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
-        )
-        await self._runner.setup()
-        for socket in await listening(host, port):
-            await web.SockSite(self._runner, socket).start()
+        self._runner = await serve(app, host, port)
         self._address = f"http://{authority(host, self._runner.addresses[0][1])}"
 
     async def drain(self, seconds: float) -> None:

@@ -90,9 +90,6 @@ class RunResult:
     """Tokens in the worker's cache, any tier, when first admitted; at most prompt_tokens - 1."""
     output_tokens: Integers
     """Output tokens received."""
-    prompt_blocks: Integers
-    """Full blocks of the prompt."""
-    cached_blocks: Integers
     worker: Integers
     """Index of the worker that served it; of a pair, the prefill worker."""
     preemptions: Integers
@@ -112,14 +109,12 @@ class RunResult:
     deadline_s: Floats
     """Seconds from arrival to its deadline; NaN: none."""
 
-    sample_s: Floats
-    """Times, evenly spaced; shape (samples,)."""
     in_flight: Integers
-    """Requests at each worker at each of these times; shape (samples, workers)."""
+    """Requests at each worker, a row a second; shape (seconds, workers)."""
     waiting: Integers
-    """Requests in each worker's queue, by its last heartbeat; shape (samples, workers)."""
+    """Requests in each worker's queue, by its last heartbeat; shape (seconds, workers)."""
     used_blocks: Integers
-    """Blocks held by requests, by the worker's last heartbeat; shape (samples, workers)."""
+    """Blocks held by requests, by the worker's last heartbeat; shape (seconds, workers)."""
 
     wall_s: float
     """Wall time of the run."""
@@ -135,6 +130,15 @@ class RunResult:
     @property
     def request_count(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def prompt_blocks(self) -> Integers:
+        """Full blocks of each prompt."""
+        return self.prompt_tokens // self.block_size
+
+    @property
+    def cached_blocks(self) -> Integers:
+        return self.cached_tokens // self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +234,7 @@ def aggregate(
         queue_ms=distribution(1e3 * run.queue_s[served]),
         itl_ms=distribution(1e3 * run.itl_s[served]),
         e2e_ms=distribution(1e3 * run.e2e_s[served]),
-        load_cv=load_cv(run.in_flight[run.sample_s >= begin_s]),
+        load_cv=load_cv(run.in_flight[np.arange(len(run.in_flight)) >= begin_s]),
         goodput_rps=_goodput_rps(run, counted, good),
         goodput_share=int(good.sum()) / max(1, int(counted.sum())),
         queued=int((run.waits[counted] > 0).sum()),

@@ -42,8 +42,6 @@ class FakeWorld:
             arrival_s=np.array(arrivals_s, float),
             prompt_tokens=np.full(count, 1024),
             cached_tokens=64 * cached,
-            prompt_blocks=np.full(count, 16),
-            cached_blocks=cached,
         )
 
 

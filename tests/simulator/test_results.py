@@ -20,10 +20,8 @@ from tests.simulator.made_results import run_of
 def test_rates_weigh_requests_by_their_length_and_leave_out_what_was_not_served() -> None:
     run = run_of(
         3,
-        prompt_tokens=np.array([100, 300, 9]),
-        cached_tokens=np.array([80, 0, 9]),
-        prompt_blocks=np.array([6, 18, 1]),
-        cached_blocks=np.array([5, 0, 1]),
+        prompt_tokens=np.array([100, 300, 16]),
+        cached_tokens=np.array([80, 0, 16]),
         outcome=np.array([Outcome.SERVED, Outcome.SERVED, Outcome.FAILED]),
     )
     numbers = aggregate(run)
@@ -38,7 +36,6 @@ def test_requests_of_the_warm_up_are_run_but_not_counted(warm_up: WarmUp) -> Non
         4,
         ttft_s=np.array([9.0, 9.0, 1.0, 3.0]),
         preemptions=np.array([5, 0, 1, 0]),
-        sample_s=np.arange(4.0),
         in_flight=np.array([[1, 0], [1, 0], [1, 1], [1, 1]]),
     )
     numbers = aggregate(run, warm_up=warm_up)

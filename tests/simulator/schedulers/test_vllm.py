@@ -1,4 +1,5 @@
-"""The scheduler by example: order, budgets, waiting, preemption, joined steps."""
+"""The scheduler by example: hashes, reuse, resets, aborts, joined steps. Order, budgets and
+preemption are held against vLLM's own in test_vllm_against_recording.py."""
 
 from typing import Any
 
@@ -58,57 +59,6 @@ def test_the_second_request_reuses_the_first_ones_blocks_and_is_told_so() -> Non
     assert stored_hashes(second) == stored_hashes(first)[3:]
     assert scheduler.load().prefix_hit_tokens == 12
     assert scheduler.load().prefix_queried_tokens == 32
-
-
-def test_the_first_chunk_announces_only_what_it_fills() -> None:
-    scheduler = make(step_tokens_max=10)
-    add_tokens(scheduler, prompt(16), 1, 0.0)
-    step = scheduler.begin_step(0.0)
-    assert step is not None
-    result = scheduler.end_step(step.end_s)
-    assert len(stored_hashes(result.events)) == 2
-    assert result.outputs == []
-    step = scheduler.begin_step(step.end_s)
-    assert step is not None
-    result = scheduler.end_step(step.end_s)
-    assert len(stored_hashes(result.events)) == 2
-    assert [output.finished for output in result.outputs] == [True]
-
-
-def test_running_requests_come_before_waiting_ones_and_slots_are_kept() -> None:
-    scheduler = make(max_num_seqs=2)
-    sequences = [add_tokens(scheduler, prompt(4, first=10 * i), 3, 0.0) for i in range(3)]
-    scheduler.begin_step(0.0)
-    assert (scheduler.load().running, scheduler.load().waiting) == (2, 1)
-    scheduler.end_step(1.0)
-    finish(scheduler, 1.0)
-    assert sequences[2].first_token_s is not None
-    assert sequences[0].first_token_s == sequences[1].first_token_s == 1.0
-    assert sequences[2].first_token_s > 1.0
-
-
-def test_a_prompt_waits_until_it_fits_whole() -> None:
-    scheduler = make(block_count=8)
-    add_tokens(scheduler, prompt(20), 8, 0.0)
-    big = add_tokens(scheduler, prompt(16, first=100), 1, 0.0)
-    scheduler.begin_step(0.0)
-    assert scheduler.load().waiting == 1
-    scheduler.end_step(0.1)
-    finish(scheduler, 0.1)
-    assert big.finished
-
-
-def test_the_last_to_come_gives_way_when_a_running_one_cannot_grow() -> None:
-    scheduler = make(block_count=6, max_model_len=24)
-    first = add_tokens(scheduler, prompt(8), 16, 0.0)
-    second = add_tokens(scheduler, prompt(8, first=50), 16, 0.0)
-    finish(scheduler)
-    assert first.finished
-    assert second.finished
-    assert first.preemptions == 0
-    assert second.preemptions >= 1
-    assert scheduler.load().preemptions == second.preemptions
-    assert second.cached_tokens == 0  # as it was at its first admission
 
 
 def test_engine_hashes_depend_on_seed_salt_and_lora_and_keys_are_told_like_vllms() -> None:
