@@ -9,12 +9,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from rich.table import Table
 
+from kvroute.v1 import FailureReason, Progress, ProgressState
 from simulator.engines.profile import load_profile
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import Clock, sleep_until
@@ -47,13 +49,7 @@ class Routing(Protocol):
 
     async def pick(self, request: TraceRequest) -> Pick: ...
 
-    async def prefill_done(self, reservation_id: str) -> None: ...
-
-    async def finished(
-        self, reservation_id: str, output_tokens: int, cached_tokens: int
-    ) -> None: ...
-
-    async def failed(self, reservation_id: str) -> None: ...
+    async def report(self, progress: Progress) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +180,12 @@ async def _serve(
     """One request, as a client of router and engine sends it."""
     pick = await routing.pick(request)
     tally.decision_s.append(pick.decision_s)
+    report = partial(Progress, reservation_id=pick.reservation_id)
     first_token = asyncio.Event()
 
     async def report_first_token() -> None:
         await first_token.wait()
-        await routing.prefill_done(pick.reservation_id)
+        await routing.report(report(state=ProgressState.PROGRESS_STATE_PREFILL_DONE))
 
     reporting = asyncio.create_task(report_first_token())
     try:
@@ -197,12 +194,21 @@ async def _serve(
         )
         await reporting
     except Exception:
-        await routing.failed(pick.reservation_id)
+        reason = FailureReason.FAILURE_REASON_WORKER
+        await routing.report(
+            report(state=ProgressState.PROGRESS_STATE_FAILED, failure_reason=reason)
+        )
         raise
     finally:
         reporting.cancel()
     tally.serve(pick.worker_id, completion)
-    await routing.finished(pick.reservation_id, len(completion.token_ids), completion.cached_tokens)
+    await routing.report(
+        report(
+            state=ProgressState.PROGRESS_STATE_FINISHED,
+            output_tokens=len(completion.token_ids),
+            cached_tokens=completion.cached_tokens,
+        )
+    )
 
 
 def table(runs: Sequence[RunResult]) -> Table:

@@ -157,7 +157,7 @@ class VirtualFleet:
                 multi_rank=options.ranks > 1,
                 role=options.role_of(number),
                 labels=self._labels(number),
-                models=options.models_of(number),
+                model_aliases=options.models_of(number),
                 tells_events=tells,
                 tells_capacity=options.tells_capacity,
                 tells_slots=options.tells_slots,

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typing_extensions import override
 
+from kvroute.v1 import Progress, ProgressState
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import VirtualClock
 from simulator.live.demo import (
@@ -42,14 +43,10 @@ class RoundRobin:
         self._picks += 1
         return Pick(worker_id, f"r{self._picks}", 0.001)
 
-    async def prefill_done(self, reservation_id: str) -> None:
-        self.told.append(("prefill_done", reservation_id, 0, 0))
-
-    async def finished(self, reservation_id: str, output_tokens: int, cached_tokens: int) -> None:
-        self.told.append(("finished", reservation_id, output_tokens, cached_tokens))
-
-    async def failed(self, reservation_id: str) -> None:
-        self.told.append(("failed", reservation_id, 0, 0))
+    async def report(self, progress: Progress) -> None:
+        state = ProgressState.Name(progress.state).removeprefix("PROGRESS_STATE_")
+        told = (state, progress.reservation_id, progress.output_tokens, progress.cached_tokens)
+        self.told.append(told)
 
 
 class AllKnowing(RoundRobin):
@@ -97,8 +94,8 @@ async def test_hits_are_cached_blocks_over_full_prompt_blocks_and_reports_carry_
     assert result.block_hit_rate == 3 / 16
     assert result.ceiling == 3 / 16
     assert (result.requests, result.failed) == (4, 0)
-    assert picker.told[:2] == [("prefill_done", "r1", 0, 0), ("finished", "r1", 4, 0)]
-    assert ("finished", "r3", 4, 12) in picker.told
+    assert picker.told[:2] == [("PREFILL_DONE", "r1", 0, 0), ("FINISHED", "r1", 4, 0)]
+    assert ("FINISHED", "r3", 4, 12) in picker.told
     assert result.load_cv == pytest.approx(0, abs=0.05)
     assert result.decision_us.p50 == pytest.approx(1000)
     assert 5 < result.ttft_ms.p50 < 15
@@ -109,7 +106,7 @@ async def test_a_refused_request_is_failed_reported_and_not_the_end() -> None:
     result, picker = await run(RoundRobin, trace, SMALL)
     assert (result.requests, result.failed) == (3, 1)
     assert "maximum length" in next(iter(result.failures))
-    assert ("failed", "r2", 0, 0) in picker.told
+    assert ("FAILED", "r2", 0, 0) in picker.told
 
 
 async def test_a_router_that_refuses_makes_failed_requests() -> None:
