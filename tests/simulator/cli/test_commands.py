@@ -30,6 +30,14 @@ def kvroute(*words: object) -> Result:
     return CliRunner().invoke(cli, [str(word) for word in words])
 
 
+def replayed(*words: object) -> list[dict[str, Any]]:
+    """The numbers of a replay's runs."""
+    done = kvroute("replay", *words, "--quiet", "--json", "-")
+    assert done.exit_code == 0, done.output
+    runs: list[dict[str, Any]] = json.loads(done.output)["runs"]
+    return runs
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 requests, two a second: ten conversations that come back, each with a text of its own."""
@@ -131,67 +139,33 @@ def test_json_alone_goes_to_stdout(trace: Path) -> None:
     assert told["workers"] == 1
 
 
-def test_the_same_seed_gives_the_same_numbers_and_several_are_averaged(
-    trace: Path, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_numbers_and_several_are_averaged(trace: Path) -> None:
     def numbers(*words: object) -> dict[str, Any]:
-        file = tmp_path / "numbers.json"
-        words = (
-            "replay",
-            trace,
-            "--policy",
-            "simulator.world.yardsticks:random",
-            "--json",
-            file,
-            "--quiet",
-            *words,
-        )
-        done = kvroute(*words)
-        assert (done.exit_code, done.output) == (0, "")
-        run: dict[str, Any] = json.loads(file.read_text())["runs"][0]
-        return run
-
-    def told(run: dict[str, Any]) -> dict[str, Any]:
+        [run] = replayed(trace, "--policy", "simulator.world.yardsticks:random", *words)
         return {name: value for name, value in run.items() if name != "wall_s"}
 
     first, second = numbers("--seed", 1), numbers("--seed", 2)
-    assert told(first) == told(numbers("--seed", 1))
+    assert first == numbers("--seed", 1)
     both = numbers("--seed", 1, "--seed", 2)
     assert both["ttft_ms"]["mean"] == pytest.approx(
         (first["ttft_ms"]["mean"] + second["ttft_ms"]["mean"]) / 2
     )
 
 
-def test_windows_failures_replicas_and_loss_are_options(trace: Path, tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    done = kvroute(
-        *("replay", trace, "--workers", 2, "--from", 5, "--until", 20, "--fail", "1@3+4"),
-        *("--replicas", 2, "--event-delay-ms", 20, "--event-loss", 0.1, "--json", file),
-        *(
-            "--blocks",
-            400,
-            "--host-blocks",
-            900,
-            "--block-size",
-            32,
-            "--profile",
-            "llama-70b-4xh100",
-        ),
+def test_windows_failures_replicas_and_loss_are_options(trace: Path) -> None:
+    [run] = replayed(
+        *(trace, "--workers", 2, "--from", 5, "--until", 20, "--fail", "1@3+4"),
+        *("--replicas", 2, "--event-delay-ms", 20, "--event-loss", 0.1, "--blocks", 400),
+        *("--host-blocks", 900, "--block-size", 32, "--profile", "llama-70b-4xh100"),
     )
-    assert done.exit_code == 0, done.output
-    [run] = json.loads(file.read_text())["runs"]
-    assert run["requests"] == 30
-    assert run["failed"] == 0
+    assert (run["requests"], run["failed"]) == (30, 0)
 
 
-def test_prompts_and_answers_may_have_workers_of_their_own(trace: Path, tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    done = kvroute(
-        *("replay", trace, "--workers", 4, "--prefill-workers", 2, "--engines-per-host", 2),
-        *("--approximate-workers", 1, "--event-jitter-ms", 2, "--past-router", 0.0, "--json", file),
+def test_prompts_and_answers_may_have_workers_of_their_own(trace: Path) -> None:
+    [run] = replayed(
+        *(trace, "--workers", 4, "--prefill-workers", 2, "--engines-per-host", 2),
+        *("--approximate-workers", 1, "--event-jitter-ms", 2, "--past-router", 0.0),
     )
-    assert done.exit_code == 0, done.output
-    [run] = json.loads(file.read_text())["runs"]
     assert (run["requests"], run["failed"]) == (60, 0)
 
 
@@ -291,7 +265,7 @@ def test_the_policy_is_that_of_the_command_else_of_the_file_or_the_preset(
 ) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("routing: {policy: least-loaded}\n")
-    short = (trace, "--until", 2, "--quiet", "--json", "-")
+    short = (trace, "--until", 2)
     own = "simulator.world.yardsticks:random"
     for words, policies in (
         ((), ["dynamo-adaptive"]),
@@ -300,8 +274,7 @@ def test_the_policy_is_that_of_the_command_else_of_the_file_or_the_preset(
         (("--preset", "agents", "-c", file, "--policy", "round-robin"), ["round-robin"]),
         (("--preset", "agents", "--compare", f"{own},ttft"), ["ttft", own]),
     ):
-        runs = json.loads(kvroute("replay", *short, *words).output)["runs"]
-        assert [run["policy"] for run in runs] == policies
+        assert [run["policy"] for run in replayed(*short, *words)] == policies
     assert "batsch" in kvroute("replay", trace, "--preset", "batsch").output
 
 
@@ -348,16 +321,13 @@ def test_a_promise_about_nothing_is_not_kept(
 def test_hot_prefixes_are_copied_when_asked_for(
     enabled: bool, flags: list[str], tmp_path: Path
 ) -> None:
-    path, file, router = tmp_path / "hot.csv", tmp_path / "a.json", tmp_path / "router.yaml"
+    path, router = tmp_path / "hot.csv", tmp_path / "router.yaml"
     lines = ["arrival_s,input_length,output_length,prefix_id,prefix_tokens"]
     lines += [f"{i / 20},9000,50,system,8192" for i in range(200)]
     path.write_text("\n".join(lines) + "\n")
     settings = {"enabled": enabled, "queue": 0, "score": 1.0}
     router.write_text(yaml.safe_dump({"routing": {"hot_prefixes": settings}}))
-    words = ("replay", path, "--policy", "conductor", "-c", router, "--json", file, "--quiet")
-    done = kvroute(*words, *flags)
-    assert done.exit_code == 0, done.output
-    [run] = json.loads(file.read_text())["runs"]
+    [run] = replayed(path, "--policy", "conductor", "-c", router, *flags)
     assert run["copies"] > 0
 
 
