@@ -11,6 +11,7 @@ import pytest
 from simulator.engines.cost_model import PrefillChunk
 from simulator.engines.profile import load_profile
 from simulator.engines.scheduler import SchedulerConfig
+from simulator.live import sglang_pages, vllm_pages
 from simulator.live.clock import VirtualClock, sleep_until
 from simulator.live.engine import Chunk, Engine, EngineConfig, EngineStopped, RequestRefused
 from simulator.schedulers.vllm.config import VllmConfig
@@ -167,3 +168,9 @@ async def test_an_idle_engine_wakes_when_kv_has_come_and_when_who_held_it_leaves
         return [again.cached_tokens, last.queue_s, engine.load().used_blocks]
 
     assert await clock.run(traffic()) == [27, 0.0, 0]
+
+
+async def test_an_engine_without_events_names_no_source_of_them() -> None:
+    engine = Engine(CONFIG, VirtualClock())
+    assert vllm_pages.PAGES["/kv_event_sources"](engine, None, None) == {}
+    assert sglang_pages.PAGES["/server_info"](engine, None, None)["kv_events"] is None

@@ -18,6 +18,7 @@ def test_runs_are_seen_while_they_go_on(terminal: bool) -> None:
     console = Console(file=file, force_terminal=terminal, width=100)
     with watch(console) as watcher:
         on_progress = watcher.begin("p")
+        watcher.begin("not yet")
         for done in range(0, 41, 5):
             on_progress(RunProgress(40, done, 0, 3, 0.125))
         watcher.end("p", NUMBERS)

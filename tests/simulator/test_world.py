@@ -242,6 +242,18 @@ def test_requests_of_a_dead_worker_are_sent_again_elsewhere() -> None:
     assert set(result.worker.tolist()) == {1}
 
 
+def test_troubles_may_overlap() -> None:
+    """An engine that is down can't die, and a router may start while a relay is away."""
+    _, result = checked(
+        trace(*(request(0.5 * i, [10 + i]) for i in range(10))),
+        failures=(Failure(1.0, 0, 3.0), Failure(2.0, 0, 3.0)),
+        relay_restarts=(RelayRestart(1.0, 1, 3.0),),
+        router_restarts=(RouterRestart(2.5),),
+    )
+    assert result.counters["engine_failures"] == 1
+    assert (result.outcome == Outcome.SERVED).all()
+
+
 def test_a_request_that_dies_too_often_fails() -> None:
     _, result = checked(
         trace(request(0.0, [1], 2000)),
