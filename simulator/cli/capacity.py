@@ -9,11 +9,10 @@ import msgspec
 
 from simulator.cli.options import (
     STDOUT,
-    File,
     Positive,
     Workers,
-    as_output,
     fleet_options,
+    run_options,
     traffic_options,
     write_json,
 )
@@ -25,12 +24,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("trace")
-@click.option(
-    "--policy",
-    default=None,
-    help="Routing policy: one that `kvroute policies` lists, or module:function."
-    " [routing.policy of preset or file]",
-)
+@run_options
 @click.option(
     "--ttft-ms", type=Positive, required=True, help="The promised time to first token, ms."
 )
@@ -57,13 +51,6 @@ if TYPE_CHECKING:
 @fleet_options
 @traffic_options
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option(
-    "--json",
-    "json_file",
-    type=File,
-    callback=as_output,
-    help="Write the result to this file; - for stdout.",
-)
 @click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
 def capacity(
     trace: str,

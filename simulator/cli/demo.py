@@ -19,7 +19,7 @@ import yaml
 from rich.console import Console
 
 from kvroute.client import KvRouteClient
-from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
+from kvroute.v1 import Progress, ProgressResult
 from router.children.nats_server import NatsChild, NatsChildError
 from router.children.process import end, start
 from router.cli.text import line
@@ -29,6 +29,7 @@ from simulator.cli.gateway import workers_ready
 from simulator.live import demo
 from simulator.live.clock import ScaledClock
 from simulator.live.stand_ins import StandIn, stand_ins
+from simulator.study.progress import watch
 from simulator.traffic.trace import TraceRequest
 
 
@@ -51,14 +52,14 @@ async def run_demo(
     runs = []
     for policy in policies:
         async with _stage(policy, speed, verbose) as (clock, engines, routing):
-            with demo.progress_view(console, policy, len(trace)) as on_progress:
+            with watch(console) as watcher:
                 run = await demo.replay(
                     policy,
                     trace,
                     {engine.engine_id: engine.engine for engine in engines},
                     routing,
                     clock=clock,
-                    on_progress=on_progress,
+                    on_progress=watcher.begin(policy),
                 )
         runs.append(run)
         for reason, count in sorted(run.failures.items()):
@@ -88,31 +89,7 @@ class ClientRouting:
         )
         return demo.Pick(pick.worker_id, pick.reservation_id, perf_counter() - started)
 
-    async def prefill_done(self, reservation_id: str) -> None:
-        await self._report(
-            Progress(reservation_id=reservation_id, state=ProgressState.PROGRESS_STATE_PREFILL_DONE)
-        )
-
-    async def finished(self, reservation_id: str, output_tokens: int, cached_tokens: int) -> None:
-        await self._report(
-            Progress(
-                reservation_id=reservation_id,
-                state=ProgressState.PROGRESS_STATE_FINISHED,
-                output_tokens=output_tokens,
-                cached_tokens=cached_tokens,
-            )
-        )
-
-    async def failed(self, reservation_id: str) -> None:
-        await self._report(
-            Progress(
-                reservation_id=reservation_id,
-                state=ProgressState.PROGRESS_STATE_FAILED,
-                failure_reason=FailureReason.FAILURE_REASON_WORKER,
-            )
-        )
-
-    async def _report(self, progress: Progress) -> None:
+    async def report(self, progress: Progress) -> None:
         (outcome,) = await self._client.report(progress)
         if outcome.result != ProgressResult.PROGRESS_RESULT_APPLIED:
             raise RuntimeError(f"a report was not applied: {outcome}")

@@ -81,6 +81,14 @@ def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
     return decorate
 
 
+run_options = _options(
+    click.option("--policy", default=None,
+                 help="Routing policy: one that `kvroute policies` lists, or module:function."
+                      " [routing.policy of preset or file]"),
+    click.option("--json", "json_file", type=File, callback=as_output,
+                 help="Write the numbers to this file; - for stdout."),
+)  # fmt: skip
+
 traffic_options = _options(
     click.option("--trace-block-size", type=click.IntRange(8, 1 << 16), default=512,
                  show_default=True,

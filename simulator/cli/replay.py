@@ -13,6 +13,7 @@ from simulator.cli.options import (
     as_output,
     as_rates,
     fleet_options,
+    run_options,
     traffic_options,
     write_json,
 )
@@ -35,12 +36,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Speed of the trace's clock, times the recorded; several with commas: 1,3,6.",
 )
-@click.option(
-    "--policy",
-    default=None,
-    help="Routing policy: one that `kvroute policies` lists, or module:function."
-    " [routing.policy of preset or file]",
-)
+@run_options
 @click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
 @click.option(
     "--order",
@@ -79,13 +75,6 @@ if TYPE_CHECKING:
     type=Positive,
     default=None,
     help="Goodput counts requests whose mean time between tokens is at most this.",
-)
-@click.option(
-    "--json",
-    "json_file",
-    type=File,
-    callback=as_output,
-    help="Write the numbers to this file; - for stdout.",
 )
 @click.option(
     "--csv",

@@ -6,6 +6,7 @@ have tokens; virtual runs have names alone, since no client reads their text.
 
 from collections.abc import Callable
 from itertools import count
+from typing import TypedDict, Unpack
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -111,25 +112,29 @@ class ChainContent:
         return Stored(tuple(hashes[first:last]), parent, (), ())
 
 
+class About(TypedDict, total=False):
+    """What a request of token ids may say beside them; the fields of Submission, and the salt."""
+
+    cache_salt: str
+    lora_name: str
+    session_id: str | None
+    remote_tokens: int
+
+
 def token_submission(
     prompt: TokenArray,
     max_tokens: int,
     config: SchedulerConfig,
-    *,
     answer: Answer = greedy_answer,
-    cache_salt: str = "",
-    lora_name: str = "",
-    session_id: str | None = None,
-    priority: int | None = None,
-    remote_tokens: int = 0,
+    **about: Unpack[About],
 ) -> tuple[Submission, TokenContent]:
     """A request of token ids, and its content, from which a live engine takes its answer."""
-    known_lora = lora_name if lora_name in config.lora_names else ""
+    lora_name, session_id = about.get("lora_name", ""), about.get("session_id")
     content = TokenContent(
         np.concatenate([prompt, answer(prompt, max(max_tokens, 0), config, lora_name)]),
         config,
-        cache_salt=cache_salt,
-        lora_name=known_lora,
+        cache_salt=about.get("cache_salt", ""),
+        lora_name=lora_name if lora_name in config.lora_names else "",
         session_id=session_id,
     )
     submission = Submission(
@@ -137,10 +142,9 @@ def token_submission(
         content=content,
         prompt_tokens=len(prompt),
         output_tokens=max_tokens,
-        priority=priority,
         lora_name=lora_name,
         session_id=session_id,
-        remote_tokens=remote_tokens,
+        remote_tokens=about.get("remote_tokens", 0),
     )
     return submission, content
 
@@ -150,20 +154,9 @@ def add_tokens(
     prompt: TokenArray,
     max_tokens: int,
     now_s: float,
-    *,
     answer: Answer = greedy_answer,
-    cache_salt: str = "",
-    lora_name: str = "",
-    session_id: str | None = None,
+    **about: Unpack[About],
 ) -> Sequence:
     """Puts a prompt into a scheduler's queue. Raises RequestRefused."""
-    submission, _ = token_submission(
-        prompt,
-        max_tokens,
-        scheduler.config,
-        answer=answer,
-        cache_salt=cache_salt,
-        lora_name=lora_name,
-        session_id=session_id,
-    )
+    submission, _ = token_submission(prompt, max_tokens, scheduler.config, answer, **about)
     return scheduler.add(submission, now_s)

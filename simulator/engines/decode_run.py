@@ -7,7 +7,6 @@ else. So the cost model yields the end of any step without a loop.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from simulator.engines.cost_model import CostModel
 
@@ -35,16 +34,9 @@ class DecodeRun:
         return bisect_left(range(1, steps_max), now_s, key=self.end_s) + 1
 
 
-class Crossing(NamedTuple):
-    """A step of a run in which a sequence fills a block, or needs a block for its next token."""
-
-    step: int
-    """1 is the next step."""
-    place: int
-    """Place of the sequence in the batch."""
-    tokens: int
-    """Tokens that the sequence has computed after this step."""
-    full: bool
+Crossing = tuple[int, int, int, bool]
+"""(step, place in the batch, tokens computed after the step, whether a block becomes full) where a
+sequence fills a block, or needs a block for its next token. Step 1 is the next one."""
 
 
 def crossings(computed: Iterable[int], steps: int, block_size: int) -> list[Crossing]:
@@ -57,6 +49,6 @@ def crossings(computed: Iterable[int], steps: int, block_size: int) -> list[Cros
     for place, tokens in enumerate(computed):
         news = range(1 + -tokens % block_size, steps + 1, block_size)
         fulls = range(block_size - tokens % block_size, steps + 1, block_size)
-        crossed += [Crossing(step, place, tokens + step, False) for step in news]
-        crossed += [Crossing(step, place, tokens + step, True) for step in fulls]
+        crossed += [(step, place, tokens + step, False) for step in news]
+        crossed += [(step, place, tokens + step, True) for step in fulls]
     return sorted(crossed)

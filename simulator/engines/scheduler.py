@@ -1,4 +1,4 @@
-"""The common interface of all simulated schedulers: requests, steps, and their effects. Pure.
+"""What all simulated schedulers share: requests, steps, and their effects. Pure.
 
 A caller runs a scheduler with  step = begin_step(now) -> wait until step.end_s -> end_step(now),
 and may call add and abort at any time. The scheduler decides which requests a step computes
@@ -20,9 +20,10 @@ applies its steps that have ended by now. Tokens, blocks, events and times equal
 steps.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ import numpy.typing as npt
 from indexer.identity import Tier
 from simulator.engines.block_pool import BlockId, PoolEvent, Stored
 from simulator.engines.cost_model import CostModel, Distance
+from simulator.engines.decode_run import DecodeRun
 from simulator.engines.profile import load_profile
 
 TokenArray = npt.NDArray[np.uint32]
@@ -55,6 +57,14 @@ class SchedulerConfig:
     """Engines with different seeds have different hashes of the same block."""
     cost: CostModel = field(default_factory=load_profile("llama-8b-h100").cost_model)
     lora_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: "SchedulerConfig") -> Self:
+        """The config itself, or the common options with an engine's defaults beside them."""
+        if isinstance(config, cls):
+            return config
+        common = (option.name for option in fields(SchedulerConfig))
+        return cls(**{name: getattr(config, name) for name in common})
 
     @property
     def priority_sign(self) -> int:
@@ -104,11 +114,6 @@ class Submission:
     session_id: str | None = None
     dp_rank: int | None = None
     """The rank that shall serve it; None: the engine chooses."""
-    ready_s: float = 0.0
-    """When its grammar is compiled; it is not computed before. Engines without such a state begin
-    at once."""
-    input_ready_s: float = 0.0
-    """When the input of its session is complete; it holds a slot of the batch meanwhile."""
     remote_tokens: int = 0
     """Leading tokens of the prompt whose KV another engine sends once there are blocks for it."""
     remote_distance: Distance = Distance.RACK
@@ -192,31 +197,55 @@ class StepResult:
     events: list[PoolEvent]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """An engine's metrics; counters are totals since its start."""
+@dataclass
+class Counts:
+    """An engine's counters: totals since its start."""
+
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    external_queried_tokens: int = 0
+    """Tokens missing on the device and looked up on the host or at another engine."""
+    external_hit_tokens: int = 0
+    """Tokens loaded from the host or from another engine."""
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    drafted_tokens: int = 0
+    """Drafted tokens verified by steps."""
+    accepted_tokens: int = 0
+
+    def looked_up(self, sequence: Sequence, cached: int, external: int | None = None) -> None:
+        """Counts a request's tokens in the cache when it is first admitted; a second computation
+        is no query. external: tokens that are loaded; None: they were looked up nowhere else."""
+        if sequence.cached_tokens is not None:
+            return
+        sequence.cached_tokens = min(cached + (external or 0), sequence.known_tokens - 1)
+        self.prefix_queried_tokens += sequence.prompt_tokens
+        self.prefix_hit_tokens += cached
+        if external is not None:
+            self.external_queried_tokens += sequence.prompt_tokens - cached
+            self.external_hit_tokens += external
+
+    def first_token(self, sequence: Sequence, now_s: float) -> None:
+        """Counts a prompt when the first token after it is out."""
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s
+            self.prompt_tokens += sequence.prompt_tokens
+
+
+@dataclass(kw_only=True)
+class Load(Counts):
+    """An engine's metrics."""
 
     running: int
     waiting: int
     used_blocks: int
     total_blocks: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    prompt_tokens: int
-    generated_tokens: int
-    finished: int
-    aborted: int
     deferred: int = 0
     """Waiting requests that the last step passed over, since they wait for something else than
     their turn, or for a LoRA's turn."""
-    external_queried_tokens: int = 0
-    """Tokens missing on the device and looked up on the host or at another engine."""
-    external_hit_tokens: int = 0
-    """Tokens loaded from the host or from another engine."""
-    drafted_tokens: int = 0
-    """Drafted tokens verified by steps."""
-    accepted_tokens: int = 0
 
     @property
     def usage(self) -> float:
@@ -234,69 +263,153 @@ class BlockCounts:
     total: int
 
 
-class Scheduler(Protocol):
-    """The queue, the running batch and the cache of one engine."""
+class Scheduler(ABC):
+    """The queue, the running batch and the cache of one engine, and its joined steps.
 
-    config: SchedulerConfig
-    newest_arrival_s: float
+    An engine's own scheduler decides on a step, takes its blocks and applies its results.
+    """
 
-    @property
-    def step(self) -> Step | None:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.newest_arrival_s = 0.0
+        self.step: Step | None = None
         """The step that is going on."""
+        self._run: DecodeRun | None = None
+        """The joined steps that are going on; None: the step is a single one."""
+        self._begun = self._ended = 0
+        """Joined steps whose blocks are taken; joined steps whose tokens are out."""
 
     @property
+    @abstractmethod
     def next_ready_s(self) -> float | None:
-        """When the next request that waits for KV cache, a grammar or more input will be ready. An
-        engine whose `begin_step` returned None tries again then; a step that is going on takes
-        this time into account by itself."""
+        """When the next request that waits for KV cache will be ready. An engine whose
+        `begin_step` returned None tries again then; a step that is going on takes this time into
+        account by itself."""
 
+    @abstractmethod
     def running(self) -> list[Sequence]:
         """The batch, in the scheduler's order. For checks."""
 
+    @abstractmethod
     def waiting(self) -> list[Sequence]:
         """Waiting requests, next first. For checks."""
 
+    @abstractmethod
     def scheduled(self) -> list[tuple[Sequence, int]]:
         """The requests of the present step, with the tokens of each. For checks."""
 
+    @abstractmethod
     def load(self, dp_rank: int = 0) -> Load:
         """The metrics of a rank."""
 
+    @abstractmethod
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
         """The counts of a rank. May take time in proportion to the pool: for checks."""
 
+    @abstractmethod
     def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
         """The contents of a rank's cache: the oracle of all events so far and of the events at the
         end of the step. For checks."""
 
-    def add(self, submission: Submission, now_s: float) -> Sequence:
-        """Takes a request in. Raises RequestRefused."""
-
+    @abstractmethod
     def abort(self, sequence: Sequence) -> bool:
         """Forgets a request, gives its blocks back; False when it has already ended.
 
         Cut joined steps first: else other requests get these blocks only at the end of the run.
         Then let an idle engine begin a step, since a request may have waited for these blocks."""
 
+    @abstractmethod
     def cached_tokens(self, submission: Submission) -> int:
         """Tokens that a request would reuse if it were admitted now. Changes nothing."""
 
+    @abstractmethod
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False, and nothing changed, while requests hold blocks."""
 
+    def add(self, submission: Submission, now_s: float) -> Sequence:
+        """Takes a request in. Raises RequestRefused."""
+        check(submission, self.config)
+        sequence = self._enqueue(submission, now_s)
+        self.newest_arrival_s = max(self.newest_arrival_s, now_s)
+        return sequence
+
     def begin_step(self, now_s: float) -> Step | None:
         """Decides what to compute next and takes the blocks for it; None when there is nothing."""
+        if self.step is not None:
+            raise RuntimeError("a step is going on")
+        self._run = None
+        self._begun, self._ended = 1, 0
+        self.step = self._decide(now_s)
+        return self.step
 
     def cut_step(self, now_s: float) -> Step | None:
         """Ends joined steps with the present step; returns what is left of them."""
+        step, run = self.step, self._run
+        if step is not None and run is not None:
+            steps = max(run.begun(now_s, step.count), self._begun)
+            self.step = Step(step.start_s, run.end_s(steps), steps)
+        return self.step
 
     def advance(self, now_s: float) -> StepResult:
         """Applies the joined steps that have ended by now, except for the last; the rest go on.
         Afterwards load, contents and events are those of now. Without a step: the events since the
         last one, as of a reset, or of blocks that a transfer from another engine has displaced."""
+        step, run = self.step, self._run
+        if step is None:
+            return StepResult([], self._take_events())
+        ended = 0 if run is None else run.ended(now_s, step.count - 1)
+        if ended <= self._ended:
+            return StepResult([], [])
+        outputs = self._go_on(ended, now_s)
+        events = self._take_events()
+        self._begin(ended + 1)
+        return StepResult(outputs, events)
 
     def end_step(self, now_s: float) -> StepResult:
         """Applies the step: tokens come out, requests finish, events are published."""
+        if self.step is None:
+            raise RuntimeError("no step is going on")
+        outputs = self._end(self.step.count, now_s)
+        self.step = None
+        return StepResult(outputs, self._take_events())
+
+    def _begin(self, target: int) -> None:
+        """Takes the blocks of the joined steps up to the `target`-th."""
+        if target > self._begun:
+            self._take_blocks(self._begun - self._ended, target - self._begun)
+            self._begun = target
+
+    def _go_on(self, ended: int, now_s: float) -> list[Output]:
+        """Returns the tokens of all joined steps up to the `ended`-th."""
+        self._begin(ended)
+        steps = ended - self._ended
+        self._ended = ended
+        return self._apply(steps, now_s)
+
+    @abstractmethod
+    def _enqueue(self, submission: Submission, now_s: float) -> Sequence:
+        """Puts a request into the queue. Raises RequestRefused."""
+
+    @abstractmethod
+    def _decide(self, now_s: float) -> Step | None:
+        """The next step, with the blocks of its first step taken; sets `_run` if it joins some."""
+
+    @abstractmethod
+    def _take_blocks(self, begun: int, steps: int) -> None:
+        """Takes the blocks of `steps` more joined steps. begun: steps whose blocks are taken and
+        whose tokens are not out."""
+
+    @abstractmethod
+    def _apply(self, steps: int, now_s: float) -> list[Output]:
+        """Returns the tokens of `steps` more joined steps."""
+
+    def _end(self, count: int, now_s: float) -> list[Output]:
+        """Returns the tokens of the step that ends; count: of its joined steps."""
+        return self._go_on(count, now_s)
+
+    @abstractmethod
+    def _take_events(self) -> list[PoolEvent]:
+        """The events since the last call, in order."""
 
 
 def check(submission: Submission, config: SchedulerConfig) -> None:

@@ -6,23 +6,22 @@ only decisions are measured in wall time, since they come from a real router.
 """
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvroute.v1 import FailureReason, Progress, ProgressState
 from simulator.engines.profile import load_profile
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import Clock, sleep_until
 from simulator.live.engine import Completion, Engine, EngineConfig
-from simulator.traffic.results import OnProgress, RunProgress
+from simulator.traffic.results import Distribution, OnProgress, RunProgress, distribution
 from simulator.traffic.reuse import reuse_ceiling
 from simulator.traffic.trace import TraceRequest
 from simulator.traffic.trace_file import load_trace
@@ -50,13 +49,7 @@ class Routing(Protocol):
 
     async def pick(self, request: TraceRequest) -> Pick: ...
 
-    async def prefill_done(self, reservation_id: str) -> None: ...
-
-    async def finished(
-        self, reservation_id: str, output_tokens: int, cached_tokens: int
-    ) -> None: ...
-
-    async def failed(self, reservation_id: str) -> None: ...
+    async def report(self, progress: Progress) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +64,12 @@ class RunResult:
     """Cached blocks by the engines' own count / full prompt blocks, over requests served."""
     ceiling: float
     """Hit rate of a single infinite cache shared by all, in the same unit."""
-    ttft_ms_mean: float
-    ttft_ms_p50: float
-    ttft_ms_p99: float
+    ttft_ms: Distribution
     load_cv: float
     """Std / mean over workers of the requests in flight, averaged over the run; 0 is even."""
-    decision_us_p50: float
-    decision_us_p99: float
-    failures: dict[str, int]
+    decision_us: Distribution
+    failures: Mapping[str, int]
     """Reason -> requests."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The run in the form of `kvroute demo --json`."""
-        return {
-            "policy": self.policy,
-            "requests": self.requests,
-            "failed": self.failed,
-            "block_hit_rate": self.block_hit_rate,
-            "ceiling": self.ceiling,
-            "ttft_ms": {
-                "mean": self.ttft_ms_mean,
-                "p50": self.ttft_ms_p50,
-                "p99": self.ttft_ms_p99,
-            },
-            "load_cv": self.load_cv,
-            "decision_us": {"p50": self.decision_us_p50, "p99": self.decision_us_p99},
-        }
 
 
 def demo_trace() -> Sequence[TraceRequest]:
@@ -188,20 +161,15 @@ async def replay(
             tally.sent += 1
             tasks.create_task(serve(request))
     loads = np.array(list(tally.in_flight_s.values()))
-    ttft_ms = np.array(tally.ttft_s or [0.0]) * 1e3
-    decision_us = np.array(tally.decision_s or [0.0]) * 1e6
     return RunResult(
         policy=policy,
         requests=len(trace),
         failed=tally.failed,
         block_hit_rate=tally.block_hit_rate,
         ceiling=reuse_ceiling(trace, block_size).blocks,
-        ttft_ms_mean=float(ttft_ms.mean()),
-        ttft_ms_p50=float(np.percentile(ttft_ms, 50)),
-        ttft_ms_p99=float(np.percentile(ttft_ms, 99)),
+        ttft_ms=distribution(1e3 * np.array(tally.ttft_s or [0.0])),
         load_cv=float(loads.std() / loads.mean()) if loads.any() else 0.0,
-        decision_us_p50=float(np.percentile(decision_us, 50)),
-        decision_us_p99=float(np.percentile(decision_us, 99)),
+        decision_us=distribution(1e6 * np.array(tally.decision_s or [0.0])),
         failures=dict(tally.failures),
     )
 
@@ -212,11 +180,12 @@ async def _serve(
     """One request, as a client of router and engine sends it."""
     pick = await routing.pick(request)
     tally.decision_s.append(pick.decision_s)
+    report = partial(Progress, reservation_id=pick.reservation_id)
     first_token = asyncio.Event()
 
     async def report_first_token() -> None:
         await first_token.wait()
-        await routing.prefill_done(pick.reservation_id)
+        await routing.report(report(state=ProgressState.PROGRESS_STATE_PREFILL_DONE))
 
     reporting = asyncio.create_task(report_first_token())
     try:
@@ -225,52 +194,21 @@ async def _serve(
         )
         await reporting
     except Exception:
-        await routing.failed(pick.reservation_id)
+        reason = FailureReason.FAILURE_REASON_WORKER
+        await routing.report(
+            report(state=ProgressState.PROGRESS_STATE_FAILED, failure_reason=reason)
+        )
         raise
     finally:
         reporting.cancel()
     tally.serve(pick.worker_id, completion)
-    await routing.finished(pick.reservation_id, len(completion.token_ids), completion.cached_tokens)
-
-
-@contextmanager
-def progress_view(console: Console, policy: str, total: int) -> Iterator[OnProgress]:
-    """Shows the progress of a run: a live bar on a terminal, else a line for each tenth."""
-    if not console.is_terminal:
-        yield _progress_lines(console, policy)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[in_flight]} in flight, hit rate {task.fields[hit_rate]:.1%}"),
-        TimeElapsedColumn(),
+    await routing.report(
+        report(
+            state=ProgressState.PROGRESS_STATE_FINISHED,
+            output_tokens=len(completion.token_ids),
+            cached_tokens=completion.cached_tokens,
+        )
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(policy, total=total, in_flight=0, hit_rate=0.0)
-
-        def show(now: RunProgress) -> None:
-            progress.update(
-                task, completed=now.done, in_flight=now.in_flight, hit_rate=now.block_hit_rate
-            )
-
-        yield show
-
-
-def _progress_lines(console: Console, policy: str) -> OnProgress:
-    tenths = 0
-
-    def show(now: RunProgress) -> None:
-        nonlocal tenths
-        if now.done * 10 // now.total > tenths:
-            tenths = now.done * 10 // now.total
-            console.print(
-                f"{policy}: {now.done} of {now.total} requests, {now.failed} failed, "
-                f"{now.in_flight} in flight, hit rate {now.block_hit_rate:.1%}",
-                highlight=False,
-            )
-
-    return show
 
 
 def table(runs: Sequence[RunResult]) -> Table:
@@ -284,12 +222,12 @@ def table(runs: Sequence[RunResult]) -> Table:
     rows: list[tuple[str, Callable[[RunResult], str], str]] = [
         ("prefix hit rate", lambda run: f"{run.block_hit_rate:.1%}", f"{ceiling:.1%}"),
         ("  of the best possible", lambda run: f"{_of_ceiling(run):.0%}", "100%"),
-        ("time to first token, mean", lambda run: f"{run.ttft_ms_mean:,.0f} ms", ""),
-        ("  p50", lambda run: f"{run.ttft_ms_p50:,.0f} ms", ""),
-        ("  p99", lambda run: f"{run.ttft_ms_p99:,.0f} ms", ""),
+        ("time to first token, mean", lambda run: f"{run.ttft_ms.mean:,.0f} ms", ""),
+        ("  p50", lambda run: f"{run.ttft_ms.p50:,.0f} ms", ""),
+        ("  p99", lambda run: f"{run.ttft_ms.p99:,.0f} ms", ""),
         ("spread of load (std / mean)", lambda run: f"{run.load_cv:.2f}", "0.00"),
-        ("decision, p50", lambda run: f"{run.decision_us_p50:,.0f} us", ""),
-        ("  p99", lambda run: f"{run.decision_us_p99:,.0f} us", ""),
+        ("decision, p50", lambda run: f"{run.decision_us.p50:,.0f} us", ""),
+        ("  p99", lambda run: f"{run.decision_us.p99:,.0f} us", ""),
         ("requests", lambda run: f"{run.requests}", ""),
         ("  failed", lambda run: f"{run.failed}", "0"),
     ]
@@ -303,7 +241,7 @@ def verdict(runs: Sequence[RunResult]) -> str:
     if len(runs) < 2:
         return ""
     first, last = runs[0], runs[-1]
-    sooner = 1 - last.ttft_ms_mean / first.ttft_ms_mean if first.ttft_ms_mean else 0.0
+    sooner = 1 - last.ttft_ms.mean / first.ttft_ms.mean if first.ttft_ms.mean else 0.0
     when = f"{abs(sooner):.0%} {'sooner' if sooner >= 0 else 'later'}"
     return (
         f"{last.policy} reused {last.block_hit_rate:.1%} of all prompt blocks, {first.policy} "
@@ -314,7 +252,7 @@ def verdict(runs: Sequence[RunResult]) -> str:
 
 def to_json(runs: Sequence[RunResult]) -> str:
     """The table's numbers as JSON."""
-    return json.dumps({"runs": [run.to_dict() for run in runs]}, indent=2)
+    return msgspec.json.format(msgspec.json.encode({"runs": runs})).decode()
 
 
 def _of_ceiling(run: RunResult) -> float:

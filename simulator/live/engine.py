@@ -14,7 +14,7 @@ loop calls; so durations are those of the cost model, not of this machine.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from indexer.identity import Tier
 from simulator.engines import sglang_wire, vllm_wire
-from simulator.engines.content import Answer, TokenContent, greedy_answer, token_submission
+from simulator.engines.content import About, Answer, TokenContent, greedy_answer, token_submission
 from simulator.engines.scheduler import (
     Load,
     RequestRefused,
@@ -99,16 +99,6 @@ class _Client:
     chunks: asyncio.Queue[Chunk | EngineStopped] | None = None
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counters of the shell itself."""
-
-    batches: int = 0
-    published_bytes: int = 0
-    steps: int = 0
-    resets_refused: int = 0
-
-
 class Engine:
     """One engine with one rank. Needs a running loop, and a clock that is running."""
 
@@ -121,7 +111,6 @@ class Engine:
     ) -> None:
         self.config = config
         self.clock = clock
-        self.counters = Counters()
         self.latencies = Latencies()
         self.started_unix_s = clock.unix_s()
         self.stopped = False
@@ -142,15 +131,10 @@ class Engine:
     def load(self) -> Load:
         return self._scheduler.load()
 
-    def cached_tokens(self, token_ids: Prompt, *, cache_salt: str = "", lora_name: str = "") -> int:
+    def cached_tokens(self, token_ids: Prompt, **about: Unpack[About]) -> int:
         """Prompt tokens that are in the cache now: the truth that an index is measured by."""
-        submission, _ = token_submission(
-            _as_tokens(token_ids),
-            0,
-            self.config.scheduler,
-            cache_salt=cache_salt,
-            lora_name=lora_name,
-        )
+        tokens = _as_tokens(token_ids)
+        submission, _ = token_submission(tokens, 0, self.config.scheduler, **about)
         return self._scheduler.cached_tokens(submission)
 
     def contents(self) -> list[tuple[Tier, int]]:
@@ -165,29 +149,21 @@ class Engine:
 
         Subscribers get the event with the next step's events, as with vLLM.
         """
-        done = self._scheduler.reset_prefix_cache()
-        self.counters.resets_refused += not done
-        return done
+        return self._scheduler.reset_prefix_cache()
 
     async def complete(
         self,
         token_ids: Prompt,
         max_tokens: int,
         *,
-        cache_salt: str = "",
-        lora_name: str = "",
-        session_id: str | None = None,
-        remote_tokens: int = 0,
         on_first_token: Callable[[], None] | None = None,
+        **about: Unpack[About],
     ) -> Completion:
         """Serves a request to its end. Cancelling the caller aborts it.
 
-        remote_tokens: leading tokens whose KV another engine sends. Raises RequestRefused, or
-        EngineStopped when the engine ends first.
+        Raises RequestRefused, or EngineStopped when the engine ends first.
         """
-        client = self._submit(
-            token_ids, max_tokens, cache_salt, lora_name, session_id, remote_tokens
-        )
+        client = self._submit(token_ids, max_tokens, about)
         client.on_first_token = on_first_token
         try:
             return await client.done
@@ -195,22 +171,13 @@ class Engine:
             self._leave(client)
 
     async def stream(
-        self,
-        token_ids: Prompt,
-        max_tokens: int,
-        *,
-        cache_salt: str = "",
-        lora_name: str = "",
-        session_id: str | None = None,
-        remote_tokens: int = 0,
+        self, token_ids: Prompt, max_tokens: int, **about: Unpack[About]
     ) -> AsyncGenerator[Chunk, None]:
         """Serves a request, yields tokens as they come; closing the iterator aborts it.
 
         Raises as `complete` does, at the first chunk.
         """
-        client = self._submit(
-            token_ids, max_tokens, cache_salt, lora_name, session_id, remote_tokens
-        )
+        client = self._submit(token_ids, max_tokens, about)
         client.chunks = asyncio.Queue()
         try:
             while True:
@@ -239,27 +206,12 @@ class Engine:
                 client.done.set_exception(error)
         self._clients.clear()
 
-    def _submit(
-        self,
-        token_ids: Prompt,
-        max_tokens: int,
-        cache_salt: str,
-        lora_name: str,
-        session_id: str | None,
-        remote_tokens: int,
-    ) -> _Client:
+    def _submit(self, token_ids: Prompt, max_tokens: int, about: About) -> _Client:
         if self.stopped:
             raise EngineStopped(f"engine {self.config.engine_id} stopped")
         now_s = max(self.clock.now_s(), 0.0)
         submission, content = token_submission(
-            _as_tokens(token_ids),
-            max_tokens,
-            self.config.scheduler,
-            answer=self._answer,
-            cache_salt=cache_salt,
-            lora_name=lora_name,
-            session_id=session_id,
-            remote_tokens=remote_tokens,
+            _as_tokens(token_ids), max_tokens, self.config.scheduler, self._answer, **about
         )
         sequence = self._scheduler.add(submission, now_s)
         client = _Client(sequence, content, asyncio.get_running_loop().create_future())
@@ -308,13 +260,9 @@ class Engine:
 
     def _end_step(self) -> None:
         result = self._scheduler.end_step(self._due_s)
-        self.counters.steps += 1
         if result.events and self._publish is not None:
             size = self.config.scheduler.block_size
-            payload = self._encode_batch(self.clock.unix_s(), result.events, size)
-            self.counters.batches += 1
-            self.counters.published_bytes += len(payload)
-            self._publish(payload)
+            self._publish(self._encode_batch(self.clock.unix_s(), result.events, size))
         for output in result.outputs:
             client = self._clients.get(output.sequence.request_id)
             if client is None:

@@ -19,7 +19,6 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from router.listener.addresses import listening
 from router.prompts.bodies import CHAT, COMPLETION, MESSAGES, BodyFormat
 from simulator.live import sglang_pages, vllm_pages
 from simulator.live.addresses import LOOPBACK, authority
@@ -41,13 +40,11 @@ from simulator.live.messages_wire import (
     messages_refusal,
 )
 from simulator.live.publisher import Publisher
-from simulator.live.rooms import BootstrapServer, HandOverFailed, fetch
+from simulator.live.rooms import BootstrapServer, HandOverFailed, fetch, serve
 from simulator.live.tool_calls import UnfitChoice
 
 _BODY_BYTES_MAX = 64 << 20
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SHUTDOWN_S = 0.1
-"""Seconds for handlers to end: the engine has already answered all of them."""
 
 Generation: TypeAlias = CompletionRequest | ChatRequest | MessagesRequest
 _FORMS: tuple[tuple[BodyFormat, type[Generation]], ...] = (
@@ -107,12 +104,7 @@ class HttpFace:
             app.router.add_post(kind.paths[0], partial(self._answer, form))
             if not self._is_sglang:
                 app.router.add_post(kind.render_path, partial(self._render, kind, form))
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
-        )
-        await self._runner.setup()
-        for socket in await listening(host, port):
-            await web.SockSite(self._runner, socket).start()
+        self._runner = await serve(app, host, port)
         self._address = f"http://{authority(host, self._runner.addresses[0][1])}"
 
     async def drain(self, seconds: float) -> None:

@@ -23,6 +23,19 @@ from router.listener.addresses import listening
 
 WAIT_S = 300.0
 """SGLang's own limit, of both halves."""
+_SHUTDOWN_S = 0.1
+"""Seconds for handlers to end: an engine has already answered all of them."""
+
+
+async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
+    """Listens; port 0: any free port. Raises OSError when the address can't be had."""
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+    )
+    await runner.setup()
+    for socket in await listening(host, port):
+        await web.SockSite(runner, socket).start()
+    return runner
 
 
 class HandOverFailed(RuntimeError):
@@ -51,12 +64,7 @@ class BootstrapServer:
         """Listens; port 0: any free port. Raises OSError when the address can't be had."""
         app = web.Application()
         app.add_routes([web.post(r"/rooms/{number:\d{1,20}}", self._enter)])
-        self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
-        )
-        await self._runner.setup()
-        for socket in await listening(host, port):
-            await web.SockSite(self._runner, socket).start()
+        self._runner = await serve(app, host, port)
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:

@@ -9,7 +9,7 @@ from simulator.engines.scheduler import Load
 from simulator.live.engine import Engine
 from simulator.live.exposition import histogram, metric
 from simulator.live.publisher import Publisher
-from simulator.schedulers.sglang.config import sglang_config
+from simulator.schedulers.sglang.config import SglangConfig
 
 RELEASE = "0.5.23"
 """The release whose pages these are."""
@@ -24,7 +24,7 @@ _LATENCIES = (
 
 def _server_info(engine: Engine, publisher: Publisher | None, bootstrap: int | None) -> Any:
     config = engine.config
-    limits = sglang_config(config.scheduler)
+    limits = SglangConfig.of(config.scheduler)
     events = None
     if publisher is not None:
         events = {"publisher": "zmq", "topic": publisher.topic, "block_size": limits.block_size}

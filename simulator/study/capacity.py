@@ -52,18 +52,12 @@ class Capacity:
         return kept == sorted(kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: without a measurement the time is None."""
-        return {
-            "workers": self.workers,
-            "trials": [
-                {
-                    "workers": trial.workers,
-                    "ttft_ms": 1e3 * trial.ttft_s if trial.ttft_s < float("inf") else None,
-                    "kept": trial.kept,
-                }
-                for trial in self.trials
-            ],
-        }
+        """For JSON, in which an infinite time is null."""
+        trials = [
+            {"workers": trial.workers, "ttft_ms": 1e3 * trial.ttft_s, "kept": trial.kept}
+            for trial in self.trials
+        ]
+        return {"workers": self.workers, "trials": trials}
 
 
 def smallest_fleet(

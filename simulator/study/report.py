@@ -72,7 +72,7 @@ class Comparison:
             "engine": self.engine,
             "rate": self.rate,
             "ceiling": self.ceiling.blocks,
-            "runs": [_run_dict(run.numbers) for run in self.runs],
+            "runs": [run.numbers for run in self.runs],
         }
 
 
@@ -109,15 +109,25 @@ def to_json(comparisons: Sequence[Comparison]) -> str:
 
 def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
     """A row for each run and seed; unknown values are empty cells."""
+    rows = [
+        {
+            "trace": comparison.trace,
+            "workers": comparison.workers,
+            "engine": comparison.engine,
+            "rate": comparison.rate,
+            "seed": seed,
+            "ceiling": comparison.ceiling.blocks,
+            "token_ceiling": comparison.ceiling.tokens,
+            **_csv_cells(numbers),
+        }
+        for comparison in comparisons
+        for run in comparison.runs
+        for seed, numbers in zip(comparison.seeds, run.by_seed, strict=True)
+    ]
     with path.open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow([*_CSV_ABOUT, *_csv_names()])
-        for comparison in comparisons:
-            about = [comparison.trace, comparison.workers, comparison.engine, comparison.rate]
-            ceiling = [comparison.ceiling.blocks, comparison.ceiling.tokens]
-            for run in comparison.runs:
-                for seed, numbers in zip(comparison.seeds, run.by_seed, strict=True):
-                    rows.writerow([*about, seed, *ceiling, *_csv_cells(numbers)])
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def tables(comparison: Comparison, width: int) -> list[Table]:
@@ -227,55 +237,15 @@ _DURATIONS: tuple[tuple[str, Callable[[Aggregates], Distribution], int], ...] = 
 )
 """Name, values, digits after the point."""
 
-_CSV_ABOUT = ("trace", "workers", "engine", "rate", "seed", "ceiling", "token_ceiling")
 
-
-def _run_dict(numbers: Aggregates) -> dict[str, Any]:
-    return {
-        "policy": numbers.policy,
-        "order": numbers.order,
-        "requests": numbers.requests,
-        "failed": numbers.failed,
-        "shed": numbers.shed,
-        "block_hit_rate": numbers.block_hit_rate,
-        "token_hit_rate": numbers.token_hit_rate,
-        "ttft_ms": _distribution_dict(numbers.ttft_ms),
-        "wait_ms": _distribution_dict(numbers.wait_ms),
-        "itl_ms": _distribution_dict(numbers.itl_ms),
-        "e2e_ms": _distribution_dict(numbers.e2e_ms),
-        "load_cv": numbers.load_cv,
-        "goodput_rps": numbers.goodput_rps,
-        "goodput_share": numbers.goodput_share,
-        "queued": numbers.queued,
-        "queue_timeouts": numbers.queue_timeouts,
-        "queue_full": numbers.queue_full,
-        "copies": numbers.copies,
-        "wall_s": numbers.wall_s,
-    }
-
-
-def _distribution_dict(distribution: Distribution) -> dict[str, float | None]:
-    values = {name: getattr(distribution, name) for name in _PARTS}
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
-
-
-def _csv_names() -> list[str]:
-    names = []
-    for field in fields(Aggregates):
-        is_distribution = field.type is Distribution
-        names += [f"{field.name}_{part}" for part in _PARTS] if is_distribution else [field.name]
-    return names
-
-
-def _csv_cells(numbers: Aggregates) -> list[object]:
-    cells: list[object] = []
-    for field in fields(Aggregates):
-        value = getattr(numbers, field.name)
-        if isinstance(value, Distribution):
-            parts = _distribution_dict(value).values()
-            cells += ["" if part is None else part for part in parts]
+def _csv_cells(numbers: Aggregates) -> dict[str, object]:
+    """Column -> cell; a distribution has a column for each part."""
+    cells: dict[str, object] = {}
+    for name, value in msgspec.json.decode(msgspec.json.encode(numbers)).items():
+        if isinstance(value, dict):
+            cells |= {f"{name}_{part}": number for part, number in value.items()}
         else:
-            cells.append(value)
+            cells[name] = value
     return cells
 
 

@@ -86,11 +86,10 @@ def waits_by_group(run: RunResult, groups: Sequence[str]) -> list[Waits]:
         place[largest] = np.arange(len(largest))
         names, numbers = np.append(names[largest], OTHERS), place[numbers]
     served = run.outcome == Outcome.SERVED
-    wait_s = run.wait_s if len(run.wait_s) else np.full(run.request_count, np.nan)
     rows = []
     for number, name in enumerate(names):
         mine = numbers == number
-        first_s, in_router_s = run.ttft_s[mine & served], wait_s[mine & served]
+        first_s, in_router_s = run.ttft_s[mine & served], run.wait_s[mine & served]
         known = first_s[~np.isnan(first_s)]
         p50_s, p90_s = np.quantile(known, (0.5, 0.9)) if len(known) else (np.nan, np.nan)
         waited = in_router_s[~np.isnan(in_router_s)]

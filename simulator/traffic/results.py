@@ -10,7 +10,6 @@ Law: requests = served + failed + shed, in every result and in every part of one
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,14 +64,6 @@ class ShadowResult:
     """Sum of the seconds by which first tokens would have come sooner, by the router's rates."""
 
 
-def _no_floats() -> Floats:
-    return np.zeros(0, np.float64)
-
-
-def _no_integers() -> Integers:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResult:
     """One policy's run of one trace. The first columns have an entry for each request, in order."""
@@ -99,20 +90,31 @@ class RunResult:
     """Tokens in the worker's cache, any tier, when first admitted; at most prompt_tokens - 1."""
     output_tokens: Integers
     """Output tokens received."""
-    prompt_blocks: Integers
-    """Full blocks of the prompt."""
-    cached_blocks: Integers
     worker: Integers
     """Index of the worker that served it; of a pair, the prefill worker."""
     preemptions: Integers
     """Times that its engine sent it back to the queue."""
     outcome: Integers
     """`Outcome` of each request."""
+    predicted_tokens: Integers
+    """Cached tokens that the router expected at the last pick; 0: no pick."""
+    losses: Integers
+    """Times that its worker died."""
+    wait_s: Floats
+    """Seconds from arrival to the last pick for its prompt."""
+    waits: Integers
+    """Times that a router's queue took the request in."""
+    ttft_slo_s: Floats
+    """TTFT that the request itself asks for; NaN: none."""
+    deadline_s: Floats
+    """Seconds from arrival to its deadline; NaN: none."""
 
-    sample_s: Floats
-    """Times, evenly spaced; shape (samples,)."""
     in_flight: Integers
-    """Requests at each worker at each of these times; shape (samples, workers)."""
+    """Requests at each worker, a row a second; shape (seconds, workers)."""
+    waiting: Integers
+    """Requests in each worker's queue, by its last heartbeat; shape (seconds, workers)."""
+    used_blocks: Integers
+    """Blocks held by requests, by the worker's last heartbeat; shape (seconds, workers)."""
 
     wall_s: float
     """Wall time of the run."""
@@ -121,22 +123,6 @@ class RunResult:
     failures: Mapping[str, int] = field(default_factory=dict)
     """Reason -> failed requests; adds up to all failed requests."""
 
-    predicted_tokens: Integers = field(default_factory=_no_integers)
-    """For each request: cached tokens that the router expected at the last pick; 0: no pick."""
-    losses: Integers = field(default_factory=_no_integers)
-    """For each request: times that its worker died."""
-    wait_s: Floats = field(default_factory=_no_floats)
-    """For each request: seconds from arrival to the last pick for its prompt."""
-    waits: Integers = field(default_factory=_no_integers)
-    """For each request: times that a router's queue took the request in."""
-    ttft_slo_s: Floats = field(default_factory=_no_floats)
-    """For each request: TTFT that the request itself asks for; NaN: none."""
-    deadline_s: Floats = field(default_factory=_no_floats)
-    """For each request: seconds from arrival to its deadline; NaN: none."""
-    waiting: Integers = field(default_factory=_no_integers)
-    """Requests in each worker's queue, by its last heartbeat; shape (samples, workers)."""
-    used_blocks: Integers = field(default_factory=_no_integers)
-    """Blocks held by requests, by the worker's last heartbeat; shape (samples, workers)."""
     shadows: Mapping[str, ShadowResult] = field(default_factory=dict)
     digest: int = 0
     """Digest of all decisions and results, in order: equal for equal seeds."""
@@ -144,6 +130,15 @@ class RunResult:
     @property
     def request_count(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def prompt_blocks(self) -> Integers:
+        """Full blocks of each prompt."""
+        return self.prompt_tokens // self.block_size
+
+    @property
+    def cached_blocks(self) -> Integers:
+        return self.cached_tokens // self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +230,14 @@ def aggregate(
         block_hit_rate=share(run.cached_blocks[served], run.prompt_blocks[served]),
         token_hit_rate=share(run.cached_tokens[served], run.prompt_tokens[served]),
         ttft_ms=distribution(1e3 * run.ttft_s[served]),
-        wait_ms=distribution(1e3 * _of_each(run, run.wait_s, np.nan)[served]),
+        wait_ms=distribution(1e3 * run.wait_s[served]),
         queue_ms=distribution(1e3 * run.queue_s[served]),
         itl_ms=distribution(1e3 * run.itl_s[served]),
         e2e_ms=distribution(1e3 * run.e2e_s[served]),
-        load_cv=load_cv(run.in_flight[run.sample_s >= begin_s]),
+        load_cv=load_cv(run.in_flight[np.arange(len(run.in_flight)) >= begin_s]),
         goodput_rps=_goodput_rps(run, counted, good),
         goodput_share=int(good.sum()) / max(1, int(counted.sum())),
-        queued=int((_of_each(run, run.waits, 0)[counted] > 0).sum()),
+        queued=int((run.waits[counted] > 0).sum()),
         queue_timeouts=run.counters.get("queue_timeouts", 0),
         queue_full=run.counters.get("queue_full", 0),
         preemptions=int(run.preemptions[counted].sum()),
@@ -284,15 +279,9 @@ def is_good(run: RunResult, slo: Slo) -> Mask:
         good &= run.ttft_s <= slo.ttft_s
     if slo.itl_s is not None:
         good &= np.isnan(run.itl_s) | (run.itl_s <= slo.itl_s)
-    for took_s, wanted_s in ((run.ttft_s, run.ttft_slo_s), (run.e2e_s, run.deadline_s)):
-        own_s = _of_each(run, wanted_s, np.nan)
+    for took_s, own_s in ((run.ttft_s, run.ttft_slo_s), (run.e2e_s, run.deadline_s)):
         good &= np.isnan(own_s) | (took_s <= own_s)
     return good
-
-
-def _of_each(run: RunResult, column: npt.NDArray[Any], unknown: float) -> npt.NDArray[Any]:
-    """A column that a run may lack."""
-    return column if len(column) else np.full(run.request_count, unknown)
 
 
 def _goodput_rps(run: RunResult, counted: Mask, good: Mask) -> float:

@@ -10,7 +10,6 @@ alibaba-edu/qwen-bailian-usagetraces-anon.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite, nan
 from typing import Annotated, Any, NamedTuple
@@ -43,7 +42,7 @@ class Column(NamedTuple):
     """The meaning of a name."""
 
     field: str
-    """Field of a Row."""
+    """Field of a TraceRequest, or of its text or chat."""
     type: Any
     meaning: str
     per_second: float = 1.0
@@ -52,28 +51,8 @@ class Column(NamedTuple):
     """Seconds, or a date and time, with any origin: the first row's time counts as 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A request as its cells give it."""
-
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    hash_ids: list[int] | None = None
-    session_id: str | None = None
-    turn: int = 0
-    think_s: float | None = None
-    prefix_id: str | None = None
-    prefix_tokens: int = 0
-    priority: int | None = None
-    tenant: str | None = None
-    model: str | None = None
-    lora_name: str | None = None
-    deadline_s: float | None = None
-    ttft_slo_s: float | None = None
-    chat: str | None = None
-    parent_chat: str | None = None
-
+Row = dict[str, Any]
+"""Field -> value of a request's cells: fields of TraceRequest, and those of its text and chat."""
 
 _NO_IDS = "none: prompts share no text except within a session or prefix"
 _REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -189,7 +168,7 @@ class TraceColumns:
 
         Raises TraceError, with the line's number and the column.
         """
-        fields: dict[str, Any] = {}
+        fields: Row = {}
         for name, cell in cells:
             column = self._read.get(name) or self._see(name)
             if column is None or cell is None or cell == "":
@@ -206,7 +185,7 @@ class TraceColumns:
         if self.has_ids != ("hash_ids" in fields):
             mistake = "is empty or missing" if self.has_ids else "the first row has none"
             raise TraceError(f"line {number}, column hash_ids: {mistake}")
-        return Row(**fields)
+        return fields
 
     def _see(self, name: str) -> Column | None:
         """The column of a name; decides about a name that is new."""

@@ -130,29 +130,20 @@ class _TraceFile:
             raise TraceError(f"line {number}: {error}") from error
 
     def _request(self, row: Row, number: int) -> TraceRequest:
-        session_id = row.session_id if row.chat is None else self._first_chat(row)
-        self._remember("model", row.model, number)
-        self._remember("lora_name", row.lora_name, number)
-        if row.hash_ids is None:
-            ids = self._texts.ids(row, session_id)
+        ids, prefix_id = row.pop("hash_ids", None), row.pop("prefix_id", None)
+        prefix_tokens, parent = row.pop("prefix_tokens", 0), row.pop("parent_chat", None)
+        if "chat" in row:
+            row["session_id"] = self._first_chat(row.pop("chat"), parent)
+        for kind in self._names:
+            self._remember(kind, row.get(kind), number)
+        prompt_tokens, session_id = row["prompt_tokens"], row.get("session_id")
+        if ids is None:
+            ids = self._texts.ids(prompt_tokens, prefix_id, prefix_tokens, session_id)
         else:
-            ids = self._checked_ids(row.hash_ids, row.prompt_tokens, number)
-        return TraceRequest(
-            arrival_s=row.arrival_s,
-            prompt_tokens=row.prompt_tokens,
-            output_tokens=max(1, row.output_tokens),
-            hash_ids=served_by(np.array(ids, np.uint64), row.model, row.lora_name),
-            session_id=session_id,
-            turn=row.turn,
-            think_s=row.think_s,
-            id_tokens=self._id_tokens,
-            priority=row.priority,
-            tenant=row.tenant,
-            model=row.model,
-            lora_name=row.lora_name,
-            deadline_s=row.deadline_s,
-            ttft_slo_s=row.ttft_slo_s,
-        )
+            self._check_ids(ids, prompt_tokens, number)
+        row["output_tokens"] = max(1, row["output_tokens"])
+        hash_ids = served_by(np.array(ids, np.uint64), row.get("model"), row.get("lora_name"))
+        return TraceRequest(hash_ids=hash_ids, id_tokens=self._id_tokens, **row)
 
     def _in_order(self, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
         """Checks that time and turns go forward; a session begins with its first turn."""
@@ -194,13 +185,12 @@ class _TraceFile:
                 raise self._bad(number, field, f"{name!r} is one more than {NAMES_MAX} names")
             names.add(name)
 
-    def _first_chat(self, row: Row) -> str:
-        chat, parent = str(row.chat), row.parent_chat
+    def _first_chat(self, chat: str, parent: str | None) -> str:
         first = chat if parent in (None, "-1") else self._first_chats.get(parent, parent)
         self._first_chats[chat] = first
         return first
 
-    def _checked_ids(self, ids: list[int], prompt_tokens: int, number: int) -> list[int]:
+    def _check_ids(self, ids: list[int], prompt_tokens: int, number: int) -> None:
         ids_needed = -(-prompt_tokens // self._id_tokens)
         if len(ids) != ids_needed:
             fitting = _fitting_id_tokens(prompt_tokens, len(ids))
@@ -213,7 +203,6 @@ class _TraceFile:
             )
         if max(ids) > _U64_MAX:
             raise self._bad(number, "hash_ids", "an id has more than 64 bits")
-        return ids
 
 
 @dataclass(slots=True)
@@ -224,12 +213,14 @@ class _Texts:
     _fresh: Iterator[int] = field(default_factory=count)
     _texts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
-    def ids(self, row: Row, session_id: str | None) -> list[int]:
-        id_count = -(-row.prompt_tokens // self.id_tokens)
+    def ids(
+        self, tokens: int, prefix_id: str | None, prefix_tokens: int, session_id: str | None
+    ) -> list[int]:
+        id_count = -(-tokens // self.id_tokens)
         prefix: list[int] = []
-        if row.prefix_id is not None:
-            shared = min(row.prefix_tokens, row.prompt_tokens) // self.id_tokens
-            prefix = self._begin(self._texts.setdefault(("prefix", row.prefix_id), []), shared)
+        if prefix_id is not None:
+            shared = min(prefix_tokens, tokens) // self.id_tokens
+            prefix = self._begin(self._texts.setdefault(("prefix", prefix_id), []), shared)
         if session_id is None:
             return self._begin(prefix, id_count)
         return self._begin(self._texts.setdefault(("session", session_id), prefix), id_count)

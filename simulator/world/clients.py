@@ -224,8 +224,7 @@ class Clients:
             self._timeline.at(waiter.expires_s, router.dispatch)
             router.dispatch()
             self._fleet.network.reserved(router)
-            if self._fleet.witness is not None:
-                self._fleet.witness.on_turns(router, now_s)
+            self._fleet.witness.on_turns(router, now_s)
 
     def route(self, life: Life, router: VirtualRouter, request: Request, may_strain: bool) -> Pick:
         """Reserves a worker, and sends the request there; raises Refusal."""
@@ -236,8 +235,7 @@ class Clients:
             raise AssertionError(f"{life.request_id} is in flight already")
         self._record.counters["moved_by_guard"] += pick.decision.computing.guarded is not None
         self._fleet.network.reserved(router)
-        if self._fleet.witness is not None:
-            self._fleet.witness.on_picked(router, pick.reservation.worker)
+        self._fleet.witness.on_picked(router, pick.reservation.worker)
         reservation, computed = pick.reservation, pick.reservation.where_computed()
         life.router, life.reservation_id = router, reservation.id
         if life.role is not Role.DECODE:
@@ -346,8 +344,7 @@ class Clients:
         now_s, cached, output = self._timeline.now_s, sequence.cached_tokens, sequence.output_tokens
         if worker is None or cached is None or sequence.scheduled_s is None:
             raise AssertionError(f"{life.request_id} ends, but never began")
-        if self._fleet.witness is not None:
-            self._fleet.witness.on_finished(sequence)
+        self._fleet.witness.on_finished(sequence)
         record.preemptions[index] += sequence.preemptions
         if life.role is not Role.DECODE:
             record.queue_s[index] = sequence.scheduled_s - life.arrived_s

@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterable
 from itertools import islice
 
 import numpy as np
+from typing_extensions import override
 
 from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
@@ -31,7 +32,7 @@ from simulator.engines.scheduler import Sequence
 from simulator.world.clients import Asking, Clients
 from simulator.world.run_record import RunRecord
 from simulator.world.virtual_engine import VirtualEngine
-from simulator.world.virtual_fleet import VirtualFleet
+from simulator.world.virtual_fleet import VirtualFleet, Witness
 from simulator.world.virtual_router import VirtualRouter
 
 ENDED_BY_ROUTER = (Ending.EXPIRED, Ending.WORKER_LOST)
@@ -48,7 +49,7 @@ class LawBroken(AssertionError):
         self.law = law
 
 
-class Laws:
+class Laws(Witness):
     """Checks one run."""
 
     def __init__(self, fleet: VirtualFleet, clients: Clients, record: RunRecord) -> None:
@@ -64,10 +65,12 @@ class Laws:
         self._added: Counter[str] = Counter()
         """Engine -> requests added since its last start"""
 
+    @override
     def on_added(self, engine: VirtualEngine) -> None:
         """A request was added to an engine."""
         self._added[engine.engine_id] += 1
 
+    @override
     def on_restart(self, engine: VirtualEngine) -> None:
         """An engine has restarted, empty."""
         self._added[engine.engine_id] = 0
@@ -75,6 +78,7 @@ class Laws:
             if key.worker_id == engine.engine_id:
                 copies.clear()
 
+    @override
     def on_events(self, key: WorkerKey, events: Iterable[PoolEvent]) -> None:
         """Events of a rank."""
         copies = self._copies[key]
@@ -92,6 +96,7 @@ class Laws:
                 case Cleared():
                     copies.clear()
 
+    @override
     def on_finished(self, sequence: Sequence) -> None:
         """A request has finished."""
         self.checks["tokens"] += 1
@@ -103,6 +108,7 @@ class Laws:
         if cached is None or not 0 <= cached < sequence.prompt_tokens:
             raise LawBroken("tokens", f"{sequence.request_id} had {cached} tokens cached")
 
+    @override
     def on_settled(self, engine: VirtualEngine) -> None:
         """An engine's step has ended, and the next has not begun."""
         self.checks["blocks"] += 1
@@ -125,6 +131,7 @@ class Laws:
             added = self._added[engine.engine_id]
             raise LawBroken("requests", f"{engine!r} got {added}, and has {finished}")
 
+    @override
     def on_picked(self, router: VirtualRouter, key: WorkerKey) -> None:
         """A router has just reserved a worker."""
         self.checks["slots"] += 1
@@ -133,6 +140,7 @@ class Laws:
         if slots and taken > slots:
             raise LawBroken("slots", f"{key} at {router!r}: {taken} requests, {slots} slots")
 
+    @override
     def on_turns(self, router: VirtualRouter, now_s: float) -> None:
         """The requests that wait at a router have had their turns."""
         queue, room = router.admission.queue, router.core.fleet.room

@@ -101,7 +101,6 @@ class RunRecord:
         wall_s: float,
     ) -> RunResult:
         """The result of the run."""
-        size = self._block_size
         seconds = 1 + max((sample[0] for sample in self._samples), default=-1)
         matrices = np.zeros((3, seconds, self._worker_count), np.int64)
         for second, *rows in self._samples:
@@ -110,7 +109,7 @@ class RunRecord:
             policy=options.policy,
             order=options.queue.order,
             workers=workers,
-            block_size=size,
+            block_size=self._block_size,
             arrival_s=self.arrival_s,
             queue_s=self.queue_s,
             ttft_s=self.ttft_s,
@@ -119,12 +118,9 @@ class RunRecord:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
-            prompt_blocks=self.prompt_tokens // size,
-            cached_blocks=self.cached_tokens // size,
             worker=self.worker,
             preemptions=self.preemptions,
             outcome=self.outcome,
-            sample_s=np.arange(seconds, dtype=np.float64),
             in_flight=matrices[0],
             wall_s=wall_s,
             counters=dict(self.counters),

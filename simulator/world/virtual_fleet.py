@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from indexer.identity import WorkerKey
 from router.fleet.topology import PlaceLabels
@@ -31,8 +30,8 @@ _BEATS_LEAD_S = 2.0
 """Seconds by which relays beat before the routers' clocks, after a skipped quiet."""
 
 
-class Witness(Protocol):
-    """Is called as engines of a fleet work; implemented by the laws of a run."""
+class Witness:
+    """Is called as engines of a fleet work; the laws of a run derive from it."""
 
     def on_added(self, engine: VirtualEngine) -> None: ...
     def on_events(self, key: WorkerKey, events: Iterable[PoolEvent]) -> None: ...
@@ -76,7 +75,7 @@ class VirtualFleet:
         on_engine_died: Callable[[VirtualEngine], None],
     ) -> None:
         self.workers: list[Worker] = []
-        self.witness: Witness | None = None
+        self.witness = Witness()
         self.network = VirtualNetwork(timeline, options, record.counters, self._answering)
         self._timeline = timeline
         self._options = options
@@ -120,8 +119,7 @@ class VirtualFleet:
         engine = worker.engine
         before = engine.due_s, engine.ready_s
         sequence = engine.add(submission, self._timeline.now_s)
-        if self.witness is not None:
-            self.witness.on_added(engine)
+        self.witness.on_added(engine)
         self._tell_at_once(engine)
         if (engine.due_s, engine.ready_s) != before:
             self._await(engine)
@@ -159,7 +157,7 @@ class VirtualFleet:
                 multi_rank=options.ranks > 1,
                 role=options.role_of(number),
                 labels=self._labels(number),
-                models=options.models_of(number),
+                model_aliases=options.models_of(number),
                 tells_events=tells,
                 tells_capacity=options.tells_capacity,
                 tells_slots=options.tells_slots,
@@ -201,8 +199,7 @@ class VirtualFleet:
         if engine.life != life or engine.due_s != due_s:
             return  # the step was cut, or the engine has died
         self._take(engine, engine.end_step(due_s), self.network.delay_s())
-        if self.witness is not None:
-            self.witness.on_settled(engine)
+        self.witness.on_settled(engine)
         engine.begin_step(due_s)
         self._tell_at_once(engine)
         self._await(engine)
@@ -214,8 +211,7 @@ class VirtualFleet:
         result = engine.advance(self._timeline.now_s)
         if result.events:
             self._take(engine, result, self.network.delay_s())
-        if self.witness is not None:
-            self.witness.on_settled(engine)
+        self.witness.on_settled(engine)
 
     def _take(self, engine: VirtualEngine, result: StepResult, delay_s: float) -> None:
         """Effects of steps: events for the routers, tokens for the clients."""
@@ -224,8 +220,7 @@ class VirtualFleet:
                 events = result.events
                 if engine.ranks > 1:
                     events = [event for event in events if event.dp_rank == worker.rank]
-                if self.witness is not None:
-                    self.witness.on_events(worker.key, events)
+                self.witness.on_events(worker.key, events)
                 messages = worker.relay.tell(events, self._timeline.now_s)
                 if worker.relay_up and messages:
                     self.network.send(worker.key, Plane.FACTS, messages, delay_s)
@@ -283,8 +278,7 @@ class VirtualFleet:
 
     def _boot(self, engine: VirtualEngine) -> None:
         engine.boot()
-        if self.witness is not None:
-            self.witness.on_restart(engine)
+        self.witness.on_restart(engine)
         for worker in self.ranks(engine):
             worker.relay.on_engine_restart(self._timeline.now_s)
             self._beat(worker)

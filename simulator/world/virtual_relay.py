@@ -126,15 +126,12 @@ class VirtualRelay:
         config: SchedulerConfig,
         now_s: float,
         *,
-        engine: str,
-        multi_rank: bool = False,
-        role: str = "both",
-        labels: dict[str, str] | None = None,
-        models: tuple[str, ...] = (),
         tells_events: bool = True,
         tells_capacity: bool = True,
         tells_slots: bool = True,
+        **about: Any,
     ) -> None:
+        """about: what its heartbeats say of the engine, as fields of Heartbeat."""
         self.key = key
         self.held = Held()
         self.complete = True
@@ -143,11 +140,7 @@ class VirtualRelay:
         self.tells_slots = tells_capacity and tells_slots
         self.outbox = Outbox(Epoch(round(now_s * 1e9), 0))
         self._config = config
-        self._engine = engine
-        self._multi_rank = multi_rank
-        self._role = role
-        self._labels = labels or {}
-        self._models = models
+        self._about = about
 
     @override
     def __repr__(self) -> str:
@@ -181,16 +174,11 @@ class VirtualRelay:
             Heartbeat(
                 epoch=self.outbox.epoch,
                 address=f"http://{self.key.worker_id}",
-                engine=self._engine,
                 model="virtual",
-                model_aliases=self._models,
                 lora_names=config.lora_names,
                 max_model_len=config.model_len,
                 block_size=config.block_size,
                 engine_block_size=config.block_size,
-                role=self._role,
-                labels=self._labels,
-                multi_rank=self._multi_rank,
                 healthy=now_s - sampled_at_s < HEALTH_S,
                 events=self.tells_events,
                 running=load.running,
@@ -202,6 +190,7 @@ class VirtualRelay:
                 preemptions=load.preemptions,
                 sampled_at_s=sampled_at_s,
                 sent_at_s=now_s,
+                **self._about,
             )
         )
 

@@ -78,7 +78,7 @@ class World:
             on_engine_died=self._on_engine_died,
         )
         self.laws = Laws(self.fleet, self.clients, self.record) if options.check else None
-        self.fleet.witness = self.laws
+        self.fleet.witness = self.laws or self.fleet.witness
         self._on_progress = on_progress
         self._copies: dict[str, Callable[[bool], None]] = {}
         """Request id of a copy under way -> callback with its success"""

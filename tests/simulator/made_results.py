@@ -20,6 +20,29 @@ from simulator.traffic.reuse import Ceiling
 SLO = Slo(ttft_s=0.5, itl_s=0.05)
 
 
+def run_of(count: int, policy: str = "p", order: str = "priority", **about: Any) -> RunResult:
+    """A run of `count` served requests, one a second, with some fields changed."""
+    nothing, zero = np.full(count, np.nan), np.zeros(count, np.int64)
+    default: dict[str, Any] = {
+        "workers": ["w0"],
+        "block_size": 16,
+        "arrival_s": np.arange(count, dtype=float),
+        "queue_s": np.full(count, 0.1),
+        "ttft_s": np.full(count, 0.2),
+        "itl_s": np.full(count, 0.01),
+        "e2e_s": np.full(count, 1.0),
+        "prompt_tokens": np.full(count, 100),
+        "cached_tokens": np.full(count, 32),
+        "output_tokens": np.full(count, 9),
+        **dict.fromkeys(("wait_s", "ttft_slo_s", "deadline_s"), nothing),
+        **dict.fromkeys(("worker", "preemptions", "outcome", "losses", "waits"), zero),
+        "predicted_tokens": zero,
+        **dict.fromkeys(("in_flight", "waiting", "used_blocks"), np.empty((0, 1), np.int64)),
+        "wall_s": 1.0,
+    }
+    return RunResult(policy, order, **(default | about))
+
+
 def result(
     policy: str,
     count: int = 40,
@@ -32,32 +55,21 @@ def result(
     rng = np.random.default_rng(seed)
     arrival_s = np.arange(count, dtype=float)
     ttft_s = np.full(count, np.nan) if failed else rng.uniform(0.1, 0.9, count)
-    e2e_s = ttft_s + 2.0
-    worker = np.full(count, NO_WORKER) if failed else np.arange(count) % 2
-    sample_s = np.arange(0.0, count + 3.0)
-    prompt_blocks = np.full(count, 10)
-    cached_blocks = np.where(arrival_s >= count / 2, 5, 0)
-    return RunResult(
-        policy=policy,
-        order="priority",
+    return run_of(
+        count,
+        policy,
         workers=["w0", "w1"],
         block_size=64,
-        arrival_s=arrival_s,
         queue_s=ttft_s / 2,
         wait_s=ttft_s / 4,
         ttft_s=ttft_s,
         itl_s=np.full(count, np.nan if failed else 0.02),
-        e2e_s=e2e_s,
-        prompt_tokens=64 * prompt_blocks,
-        cached_tokens=64 * cached_blocks,
-        output_tokens=np.full(count, 9),
-        prompt_blocks=prompt_blocks,
-        cached_blocks=cached_blocks,
-        worker=worker,
-        preemptions=np.zeros(count, np.int64),
+        e2e_s=ttft_s + 2.0,
+        prompt_tokens=np.full(count, 640),
+        cached_tokens=np.where(arrival_s >= count / 2, 320, 0),
+        worker=np.full(count, NO_WORKER) if failed else np.arange(count) % 2,
         outcome=np.full(count, Outcome.FAILED if failed else Outcome.SERVED),
-        sample_s=sample_s,
-        in_flight=np.tile([2, 1], (len(sample_s), 1)),
+        in_flight=np.tile([2, 1], (count + 3, 1)),
         wall_s=1.5,
         counters={"copies": 3, "messages_lost": 12, "gaps": 0, "streams_live": 2},
         shadows=shadows or {},

@@ -16,7 +16,8 @@ from simulator.study.capacity import (
     promised_ttft_s,
     smallest_fleet,
 )
-from simulator.traffic.results import Outcome, RunResult, WarmUp
+from simulator.traffic.results import Outcome, WarmUp
+from tests.simulator.made_results import run_of
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -74,22 +75,9 @@ def test_no_fleet_at_all_is_refused() -> None:
             smallest_fleet(lambda size: 0.0, 1.0, least=least, most=most)
 
 
-def run_of(ttft_s: list[float], failed: int) -> RunResult:
-    count = len(ttft_s)
-    outcome = np.zeros(count, np.int64)
-    outcome[:failed] = Outcome.SHED
-    none, column = np.zeros(count, np.int64), np.array(ttft_s)
-    return RunResult(
-        *("p", "fcfs", ["w0"], 64),
-        *(np.arange(count, dtype=float), column, column, column, column),
-        *(none, none, none, none, none, none, none, outcome),
-        *(np.empty(0), np.empty((0, 1), np.int64)),
-        wall_s=0.0,
-    )
-
-
 def test_a_request_that_was_not_served_waits_for_ever() -> None:
-    run = run_of([float(i) for i in range(1, 11)], failed=1)
+    outcome = np.array([Outcome.SHED] + 9 * [Outcome.SERVED])
+    run = run_of(10, ttft_s=np.arange(1.0, 11.0), outcome=outcome)
     assert promised_ttft_s(run, "p50", WarmUp()) == 6.0
     assert promised_ttft_s(run, "p90", WarmUp()) == 10.0
     assert promised_ttft_s(run, "p99", WarmUp()) == math.inf

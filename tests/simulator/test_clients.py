@@ -10,18 +10,15 @@ from router.request.request import Request
 from simulator.engines.profile import load_profile
 from simulator.schedulers.options import scheduler_config
 from simulator.traffic.results import Outcome
-from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace import TraceRequest
 from simulator.traffic.trace_file import read_trace
 from simulator.world.options import EventForm, RunOptions
 from simulator.world.world import run
+from tests.simulator.worlds import trace
 
 
 def carrying(**carried: object) -> TraceRequest:
     return replace(TraceRequest(0.0, 1100, 4, np.array([1, 2, 3], np.uint64)), **carried)
-
-
-def trace(*requests: TraceRequest) -> Trace:
-    return Trace("by hand", requests)
 
 
 def options(engine: str = "vllm", events: EventForm = "facts", **engine_options: str) -> RunOptions:

@@ -7,11 +7,12 @@ import pytest
 
 from simulator.study.comparison import Traffic, compare, reusable_by_request
 from simulator.study.progress import Unwatched
-from simulator.traffic.results import OnProgress, Outcome, RunProgress, RunResult, Slo
+from simulator.traffic.results import OnProgress, RunProgress, RunResult, Slo
 from simulator.traffic.trace import Trace, TraceRequest
 from simulator.traffic.trace_file import load_trace
 from simulator.world import world
 from simulator.world.options import RunOptions
+from tests.simulator.made_results import run_of
 
 
 def trace_of(*arrivals_s: float) -> Trace:
@@ -33,13 +34,14 @@ class FakeWorld:
         if on_progress is not None:
             on_progress(RunProgress(count, count, 0, 0, 0.0))
         cached = np.array([0, 0] + [15] * count)[:count]
-        tenth = np.full(count, 0.1)
-        return RunResult(
-            *(options.policy, options.queue.order, ["w0"], 64, np.array(arrivals_s, float)),
-            *(tenth, tenth, tenth, tenth, np.full(count, 1024), 64 * cached, np.full(count, 5)),
-            *(np.full(count, 16), cached, np.zeros(count, np.int64), np.zeros(count, np.int64)),
-            *(np.full(count, Outcome.SERVED), np.empty(0), np.empty((0, 1), np.int64)),
-            wall_s=0.5,
+        return run_of(
+            count,
+            options.policy,
+            options.queue.order,
+            block_size=64,
+            arrival_s=np.array(arrivals_s, float),
+            prompt_tokens=np.full(count, 1024),
+            cached_tokens=64 * cached,
         )
 
 

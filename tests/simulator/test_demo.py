@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typing_extensions import override
 
+from kvroute.v1 import Progress, ProgressState
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import VirtualClock
 from simulator.live.demo import (
@@ -16,14 +17,13 @@ from simulator.live.demo import (
     RunResult,
     demo_engines,
     demo_trace,
-    progress_view,
     replay,
     table,
     to_json,
     verdict,
 )
 from simulator.live.engine import Engine, EngineConfig
-from simulator.traffic.results import OnProgress
+from simulator.traffic.results import Distribution, OnProgress, RunProgress
 from simulator.traffic.trace import TraceRequest
 
 
@@ -43,14 +43,10 @@ class RoundRobin:
         self._picks += 1
         return Pick(worker_id, f"r{self._picks}", 0.001)
 
-    async def prefill_done(self, reservation_id: str) -> None:
-        self.told.append(("prefill_done", reservation_id, 0, 0))
-
-    async def finished(self, reservation_id: str, output_tokens: int, cached_tokens: int) -> None:
-        self.told.append(("finished", reservation_id, output_tokens, cached_tokens))
-
-    async def failed(self, reservation_id: str) -> None:
-        self.told.append(("failed", reservation_id, 0, 0))
+    async def report(self, progress: Progress) -> None:
+        state = ProgressState.Name(progress.state).removeprefix("PROGRESS_STATE_")
+        told = (state, progress.reservation_id, progress.output_tokens, progress.cached_tokens)
+        self.told.append(told)
 
 
 class AllKnowing(RoundRobin):
@@ -98,11 +94,11 @@ async def test_hits_are_cached_blocks_over_full_prompt_blocks_and_reports_carry_
     assert result.block_hit_rate == 3 / 16
     assert result.ceiling == 3 / 16
     assert (result.requests, result.failed) == (4, 0)
-    assert picker.told[:2] == [("prefill_done", "r1", 0, 0), ("finished", "r1", 4, 0)]
-    assert ("finished", "r3", 4, 12) in picker.told
+    assert picker.told[:2] == [("PREFILL_DONE", "r1", 0, 0), ("FINISHED", "r1", 4, 0)]
+    assert ("FINISHED", "r3", 4, 12) in picker.told
     assert result.load_cv == pytest.approx(0, abs=0.05)
-    assert result.decision_us_p50 == pytest.approx(1000)
-    assert 5 < result.ttft_ms_p50 < 15
+    assert result.decision_us.p50 == pytest.approx(1000)
+    assert 5 < result.ttft_ms.p50 < 15
 
 
 async def test_a_refused_request_is_failed_reported_and_not_the_end() -> None:
@@ -110,7 +106,7 @@ async def test_a_refused_request_is_failed_reported_and_not_the_end() -> None:
     result, picker = await run(RoundRobin, trace, SMALL)
     assert (result.requests, result.failed) == (3, 1)
     assert "maximum length" in next(iter(result.failures))
-    assert ("failed", "r2", 0, 0) in picker.told
+    assert ("FAILED", "r2", 0, 0) in picker.told
 
 
 async def test_a_router_that_refuses_makes_failed_requests() -> None:
@@ -121,7 +117,7 @@ async def test_a_router_that_refuses_makes_failed_requests() -> None:
 
     result, _ = await run(Refusing, [request(0, 0)], SMALL)
     assert result.failures == {"ConnectionError: nobody there": 1}
-    assert (result.failed, result.block_hit_rate, result.ttft_ms_p99) == (1, 0.0, 0.0)
+    assert (result.failed, result.block_hit_rate, result.ttft_ms.p99) == (1, 0.0, 0.0)
 
 
 async def test_engines_of_different_block_sizes_are_refused() -> None:
@@ -138,7 +134,7 @@ async def test_cache_aware_picks_pay_on_the_trace_that_ships() -> None:
     assert blind.block_hit_rate < 0.12
     assert aware.block_hit_rate > 0.8 * aware.ceiling
     assert aware.block_hit_rate <= aware.ceiling
-    assert aware.ttft_ms_mean < 0.7 * blind.ttft_ms_mean
+    assert aware.ttft_ms.mean < 0.7 * blind.ttft_ms.mean
 
 
 async def test_the_same_run_gives_the_same_numbers() -> None:
@@ -149,9 +145,9 @@ async def test_the_same_run_gives_the_same_numbers() -> None:
 
 
 def result(policy: str, hit_rate: float, ttft_ms: float) -> RunResult:
-    return RunResult(
-        policy, 350, 0, hit_rate, 0.4, ttft_ms, 2.0, 3.0, 0.1, 150.0, 900.0, failures={}
-    )
+    ttft = Distribution(ttft_ms, 2.0, 2.5, 3.0)
+    decision = Distribution(200.0, 150.0, 500.0, 900.0)
+    return RunResult(policy, 350, 0, hit_rate, 0.4, ttft, 0.1, decision, failures={})
 
 
 RUNS = [result("round-robin", 0.1, 1000.0), result("dynamo-adaptive", 0.36, 600.0)]
@@ -166,9 +162,10 @@ def test_json_has_exactly_the_published_fields() -> None:
                 "failed": 0,
                 "block_hit_rate": 0.36,
                 "ceiling": 0.4,
-                "ttft_ms": {"mean": 600.0, "p50": 2.0, "p99": 3.0},
+                "ttft_ms": {"mean": 600.0, "p50": 2.0, "p90": 2.5, "p99": 3.0},
                 "load_cv": 0.1,
-                "decision_us": {"p50": 150.0, "p99": 900.0},
+                "decision_us": {"mean": 200.0, "p50": 150.0, "p90": 500.0, "p99": 900.0},
+                "failures": {},
             }
         ]
     }
@@ -192,17 +189,8 @@ def test_the_verdict_is_one_plain_sentence() -> None:
     assert verdict(RUNS[:1]) == ""
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-async def test_progress_is_shown_with_and_without_a_terminal(terminal: bool) -> None:
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=terminal, width=100)
-    trace = [request(i, 100 * i) for i in range(20)]
-    with progress_view(console, "round-robin", len(trace)) as on_progress:
-        await run(RoundRobin, trace, SMALL, on_progress)
-    assert "round-robin" in shown.getvalue()
-    assert "20" in shown.getvalue()
-    if not terminal:
-        assert len(shown.getvalue().splitlines()) == 10
-        assert shown.getvalue().endswith(
-            "20 of 20 requests, 0 failed, 0 in flight, hit rate 0.0%\n"
-        )
+async def test_progress_comes_with_each_request() -> None:
+    seen: list[RunProgress] = []
+    await run(RoundRobin, [request(i, 100 * i) for i in range(20)], SMALL, seen.append)
+    assert [now.done for now in seen] == list(range(1, 21))
+    assert seen[-1] == RunProgress(20, 20, 0, 0, 0.0)

@@ -11,6 +11,7 @@ import pytest
 from simulator.engines.cost_model import PrefillChunk
 from simulator.engines.profile import load_profile
 from simulator.engines.scheduler import SchedulerConfig
+from simulator.live import sglang_pages, vllm_pages
 from simulator.live.clock import VirtualClock, sleep_until
 from simulator.live.engine import Chunk, Engine, EngineConfig, EngineStopped, RequestRefused
 from simulator.schedulers.vllm.config import VllmConfig
@@ -60,7 +61,6 @@ async def test_published_batches_carry_the_blocks_of_prompt_and_answer() -> None
     assert [len(event["block_hashes"]) for event in events] == [2, 1, 1]
     assert events[1]["parent_block_hash"] == events[0]["block_hashes"][-1]
     assert batches[0][0] == pytest.approx(1000.0 + done.ttft_s)
-    assert engine.counters.batches == len(payloads)
 
 
 async def test_a_cancelled_caller_aborts_its_request() -> None:
@@ -168,3 +168,9 @@ async def test_an_idle_engine_wakes_when_kv_has_come_and_when_who_held_it_leaves
         return [again.cached_tokens, last.queue_s, engine.load().used_blocks]
 
     assert await clock.run(traffic()) == [27, 0.0, 0]
+
+
+async def test_an_engine_without_events_names_no_source_of_them() -> None:
+    engine = Engine(CONFIG, VirtualClock())
+    assert vllm_pages.PAGES["/kv_event_sources"](engine, None, None) == {}
+    assert sglang_pages.PAGES["/server_info"](engine, None, None)["kv_events"] is None

@@ -1,18 +1,17 @@
 """Four virtual routers share one fleet: bands have their turns, whichever router they wait in."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from router.config.settings.queue_settings import BandSettings, QueueSettings
-from simulator.schedulers.vllm.config import VllmConfig
 from simulator.traffic.results import Outcome, RunResult
-from simulator.traffic.trace import Trace, TraceRequest
-from simulator.world.options import RouterRestart, RunOptions
+from simulator.world.options import RouterRestart
 from simulator.world.world import World
+from tests.simulator.worlds import FOUR_SLOTS, checked, crowd
 
-FOUR_SLOTS = VllmConfig(block_count=2048, block_size=64, max_num_seqs=4, joined_steps_max=10_000)
 CHAT = 10
 
 
@@ -20,16 +19,6 @@ def played(
     priorities: Sequence[int], *, strict: bool = False, tells: bool = True, **more: object
 ) -> tuple[World, RunResult]:
     """Requests in turn to four routers, every 20 ms, and slots for half of them or less."""
-    requests = [
-        TraceRequest(
-            2.0 + 0.02 * number,
-            1024,
-            100,
-            np.array([2 * number, 2 * number + 1], np.uint64),
-            priority=priority,
-        )
-        for number, priority in enumerate(priorities)
-    ]
     queue = QueueSettings(
         timeout_s=600.0,
         order="fcfs",
@@ -44,10 +33,11 @@ def played(
         "queue": queue,
         "inflight": tells,
         "patience_s": 1000.0,
-        "check": True,
     } | more
-    world = World(RunOptions(**options), Trace("crowd", requests))  # type: ignore[arg-type]
-    return world, world.run()
+    of = crowd(len(priorities), 0.02)
+    ranked = zip(of.requests, priorities, strict=True)
+    requests = [replace(each, priority=priority) for each, priority in ranked]
+    return checked(replace(of, requests=requests), **options)
 
 
 NEWS_S = 0.05

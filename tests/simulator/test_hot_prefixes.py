@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from simulator.engines.cost_model import KvTransfer, LinearCost
@@ -10,9 +9,10 @@ from simulator.engines.profile import load_profile
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.schedulers.options import scheduler_config
 from simulator.traffic.results import RunResult, aggregate
-from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace import Trace
 from simulator.world.options import Failure, RunOptions
 from simulator.world.world import run
+from tests.simulator.worlds import request, trace
 
 WORKERS = 4
 TEXTS = 3
@@ -31,18 +31,12 @@ ENGINE = SchedulerConfig(
 
 def texts(requests: int = REQUESTS, rate: float = 30.0) -> Trace:
     """Requests for a few texts, each with an end of its own."""
-    asked = []
-    for i in range(requests):
-        ids = [100 * (i % TEXTS) + j for j in range(TEXT_IDS)] + [10_000 + i]
-        asked.append(
-            TraceRequest(
-                arrival_s=i / rate,
-                prompt_tokens=512 * len(ids),
-                output_tokens=8,
-                hash_ids=np.array(ids, np.uint64),
-            )
+    return trace(
+        *(
+            request(i / rate, [100 * (i % TEXTS) + j for j in range(TEXT_IDS)] + [10_000 + i])
+            for i in range(requests)
         )
-    return Trace("texts", tuple(asked))
+    )
 
 
 def play(**about: object) -> RunResult:

@@ -170,7 +170,7 @@ def test_a_picture_is_a_file_of_its_own_with_its_colours_and_its_key() -> None:
 
 def test_a_long_run_of_a_large_fleet_has_a_bounded_page() -> None:
     wide = np.random.default_rng(3).integers(0, 50, (20_000, 1000))
-    run = replace(result("a"), in_flight=wide, sample_s=np.arange(20_000.0))
+    run = replace(result("a"), in_flight=wide)
     assert load_by_worker(run).shape == (1000, CELLS_MAX)
     assert len(page([compared(run)], COMMAND)) < 1_500_000
 

@@ -13,37 +13,18 @@ from router.config.settings.queue_settings import (
     TenantsSettings,
 )
 from router.queue.waiter import Fate
-from simulator.schedulers.vllm.config import VllmConfig
 from simulator.traffic.callers import Callers, Priorities
 from simulator.traffic.results import Outcome, RunResult, Slo, aggregate
-from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace import Trace
 from simulator.world.laws import LawBroken
 from simulator.world.options import Failure, RouterRestart, RunOptions
 from simulator.world.virtual_router import VirtualRouter
 from simulator.world.world import World
-
-FOUR_SLOTS = VllmConfig(block_count=2048, block_size=64, max_num_seqs=4, joined_steps_max=10_000)
-
-
-def crowd(count: int, every_s: float = 0.05, **about: Any) -> Trace:
-    """Prompts of 1,024 tokens that share nothing, and answers of 100 tokens."""
-    requests = [
-        TraceRequest(
-            2.0 + every_s * number,
-            1024,
-            100,
-            np.array([2 * number, 2 * number + 1], np.uint64),
-            **about,
-        )
-        for number in range(count)
-    ]
-    return Trace("crowd", requests)
+from tests.simulator.worlds import FOUR_SLOTS, checked, crowd
 
 
 def played(of: Trace, **options: Any) -> tuple[World, RunResult]:
-    options = {"workers": 1, "scheduler": FOUR_SLOTS, "check": True} | options
-    world = World(RunOptions(**options), of)
-    return world, world.run()
+    return checked(of, **({"workers": 1, "scheduler": FOUR_SLOTS} | options))
 
 
 def test_more_requests_than_slots_wait_and_every_law_of_the_queue_is_looked_at() -> None:

@@ -45,10 +45,10 @@ def test_json_has_exactly_the_published_fields() -> None:
         parts = {"mean", "p50", "p90", "p99"}
         assert parts == set(run["ttft_ms"]) == set(run["itl_ms"]) == set(run["e2e_ms"])
         assert set(run) == {
-            *("policy", "order", "requests", "failed", "shed", "block_hit_rate"),
-            *("token_hit_rate", "ttft_ms", "wait_ms", "itl_ms", "e2e_ms", "load_cv"),
+            *("policy", "order", "requests", "served", "failed", "shed", "block_hit_rate"),
+            *("token_hit_rate", "ttft_ms", "wait_ms", "queue_ms", "itl_ms", "e2e_ms", "load_cv"),
             *("goodput_rps", "goodput_share", "queued", "queue_timeouts", "queue_full"),
-            *("copies", "wall_s"),
+            *("preemptions", "copies", "wall_s"),
         }
         assert (run["order"], run["requests"], run["failed"], run["shed"]) == ("priority", 40, 0, 0)
         assert run["block_hit_rate"] == run["token_hit_rate"] == 0.25

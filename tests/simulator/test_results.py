@@ -1,7 +1,6 @@
 """From columns to numbers: what counts, what is left out, and runs in which nothing came."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,44 +8,20 @@ import pytest
 from simulator.traffic.results import (
     NO_WORKER,
     Outcome,
-    RunResult,
     Slo,
     WarmUp,
     aggregate,
     distribution,
     load_cv,
 )
-
-
-def run_of(count: int, **columns: Any) -> RunResult:
-    """A run of `count` served requests, one a second, with some columns changed."""
-    default: dict[str, Any] = {
-        "arrival_s": np.arange(count, dtype=float),
-        "queue_s": np.full(count, 0.1),
-        "ttft_s": np.full(count, 0.2),
-        "itl_s": np.full(count, 0.01),
-        "e2e_s": np.full(count, 1.0),
-        "prompt_tokens": np.full(count, 100),
-        "cached_tokens": np.full(count, 32),
-        "output_tokens": np.full(count, 9),
-        "prompt_blocks": np.full(count, 6),
-        "cached_blocks": np.full(count, 2),
-        "worker": np.zeros(count, np.int64),
-        "preemptions": np.zeros(count, np.int64),
-        "outcome": np.zeros(count, np.int64),
-        "sample_s": np.empty(0),
-        "in_flight": np.empty((0, 1), np.int64),
-    }
-    return RunResult("p", "fcfs", ["w0"], 16, wall_s=1.0, **(default | columns))
+from tests.simulator.made_results import run_of
 
 
 def test_rates_weigh_requests_by_their_length_and_leave_out_what_was_not_served() -> None:
     run = run_of(
         3,
-        prompt_tokens=np.array([100, 300, 9]),
-        cached_tokens=np.array([80, 0, 9]),
-        prompt_blocks=np.array([6, 18, 1]),
-        cached_blocks=np.array([5, 0, 1]),
+        prompt_tokens=np.array([100, 300, 16]),
+        cached_tokens=np.array([80, 0, 16]),
         outcome=np.array([Outcome.SERVED, Outcome.SERVED, Outcome.FAILED]),
     )
     numbers = aggregate(run)
@@ -61,7 +36,6 @@ def test_requests_of_the_warm_up_are_run_but_not_counted(warm_up: WarmUp) -> Non
         4,
         ttft_s=np.array([9.0, 9.0, 1.0, 3.0]),
         preemptions=np.array([5, 0, 1, 0]),
-        sample_s=np.arange(4.0),
         in_flight=np.array([[1, 0], [1, 0], [1, 1], [1, 1]]),
     )
     numbers = aggregate(run, warm_up=warm_up)

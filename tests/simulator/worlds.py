@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from simulator.engines.scheduler import SchedulerConfig
+from simulator.schedulers.vllm.config import VllmConfig
 from simulator.traffic.results import Outcome, RunResult
 from simulator.traffic.trace import Trace, TraceRequest
 from simulator.world.options import Disaggregation, Failure, RelayRestart, RouterRestart, RunOptions
@@ -15,22 +16,19 @@ from simulator.world.world import World
 SMALL = SchedulerConfig(block_count=96, block_size=64, joined_steps_max=10_000, max_num_seqs=8)
 
 
-def request(
-    arrival_s: float,
-    ids: list[int],
-    output_tokens: int = 8,
-    *,
-    session_id: str | None = None,
-    think_s: float | None = None,
-) -> TraceRequest:
+FOUR_SLOTS = VllmConfig(block_count=2048, block_size=64, max_num_seqs=4, joined_steps_max=10_000)
+
+
+def request(arrival_s: float, ids: list[int], output_tokens: int = 8, **about: Any) -> TraceRequest:
     """A prompt of whole 512-token ids."""
-    return TraceRequest(
-        arrival_s=arrival_s,
-        prompt_tokens=512 * len(ids),
-        output_tokens=output_tokens,
-        hash_ids=np.array(ids, np.uint64),
-        session_id=session_id,
-        think_s=think_s,
+    hash_ids = np.array(ids, np.uint64)
+    return TraceRequest(arrival_s, 512 * len(ids), output_tokens, hash_ids, **about)
+
+
+def crowd(count: int, every_s: float = 0.05, **about: Any) -> Trace:
+    """Prompts of 1,024 tokens that share nothing, and answers of 100 tokens."""
+    return trace(
+        *(request(2.0 + every_s * i, [2 * i, 2 * i + 1], 100, **about) for i in range(count))
     )
 
 

@@ -52,7 +52,7 @@ class DpFifoScheduler(ChituScheduler):
     @override
     def select(self, now_s: float) -> Batch | None:
         options, group = self.options, self.free_groups[0]
-        evictions = sum(rank.evictions for rank in self.ranks)
+        evictions = sum(rank.counts.preemptions for rank in self.ranks)
         for rank in self.ranks:
             rank.begin_round(now_s)
         prefills = self._prefills()
@@ -71,7 +71,7 @@ class DpFifoScheduler(ChituScheduler):
         if not work:
             return None
         decode_count = sum(task.type is TaskType.DECODE for task in ready)
-        evicted = sum(rank.evictions for rank in self.ranks) > evictions
+        evicted = sum(rank.counts.preemptions for rank in self.ranks) > evictions
         return Batch(group, TaskType.DECODE, work, len(work) == decode_count and not evicted)
 
     @override

@@ -18,7 +18,7 @@ from collections.abc import Set
 from typing_extensions import override
 
 from simulator.engines.block_pool import BlockId
-from simulator.engines.scheduler import Load, Sequence
+from simulator.engines.scheduler import Counts, Load, Sequence
 from simulator.schedulers.chitu.cache import RankCache
 from simulator.schedulers.chitu.task import ChituConfig, Task, TaskType, Work
 
@@ -36,15 +36,12 @@ class Rank:
         self.block_threshold = config.block_count
         self.holders: dict[Task, None] = {}
         """Tasks that hold blocks."""
-        self.evictions = 0
+        self.counts = Counts()
         self.blocked_hashes: list[int] = []
         """For each new task of this round that didn't fit: the hash of the first block that it
         misses in the cache."""
         self._arrivals: dict[Task, float] = {}
         """Tasks that hold blocks, and when their KV will be in them."""
-        self._queried_tokens = self._hit_tokens = 0
-        self._external_queried_tokens = self._external_hit_tokens = 0
-        self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
 
     @override
     def __repr__(self) -> str:
@@ -59,15 +56,7 @@ class Rank:
             deferred=arriving,
             used_blocks=self.pool.in_use_count,
             total_blocks=self.pool.block_count,
-            prefix_queried_tokens=self._queried_tokens,
-            prefix_hit_tokens=self._hit_tokens,
-            external_queried_tokens=self._external_queried_tokens,
-            external_hit_tokens=self._external_hit_tokens,
-            preemptions=self.evictions,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            finished=self._finished,
-            aborted=self._aborted,
+            **vars(self.counts),
         )
 
     def arriving(self, task: Task) -> bool:
@@ -161,7 +150,7 @@ class Rank:
             task.fetched = task.in_flight = True
             sequence.computed_tokens = have
             coming = have - cached
-            self._count_hits(sequence, cached, coming, now_s)
+            self._look_up(sequence, cached, coming, now_s)
             took_s = 0.0
             if submission.remote_tokens:
                 took_s = self.config.cost.transfer_s(coming, submission.remote_distance)
@@ -199,18 +188,16 @@ class Rank:
         task.type = TaskType.DECODE
         sequence.known_tokens = sequence.computed_tokens + 1
         self.cache.store(sequence, sequence.computed_tokens)
-        if sequence.first_token_s is None:
-            sequence.first_token_s = now_s
-            self._prompt_tokens += sequence.prompt_tokens
+        self.counts.first_token(sequence, now_s)
         new = sequence.known_tokens - known
-        self._generated_tokens += new
+        self.counts.generated_tokens += new
         if sequence.finished:
-            self._finished += 1
+            self.counts.finished += 1
             self._end(task)
         return new
 
     def abort(self, task: Task) -> None:
-        self._aborted += 1
+        self.counts.aborted += 1
         self._end(task)
 
     def _admit(self, task: Task, budget: int, now_s: float) -> int:
@@ -226,7 +213,7 @@ class Rank:
         missing = self.cache.blocks_for(cached + tokens) - len(reused)
         if not self._take(task, reused, missing):
             return 0
-        self._count_hits(sequence, cached, 0, now_s)
+        self._look_up(sequence, cached, 0, now_s)
         sequence.computed_tokens = cached
         self.cache.store(sequence, cached + tokens)
         return tokens
@@ -240,7 +227,7 @@ class Rank:
             if lacking is not None:
                 self.blocked_hashes.append(lacking)
             return False
-        self.cache.begin(task.sequence, reused, missing)
+        self.cache.take(task.sequence, reused, missing)
         self.holders[task] = None
         return True
 
@@ -276,17 +263,13 @@ class Rank:
         if whole and TaskType.DECODE in self.allowed:
             task.type = TaskType.DECODE
 
-    def _count_hits(self, sequence: Sequence, cached: int, coming: int, now_s: float) -> None:
+    def _look_up(self, sequence: Sequence, cached: int, coming: int, now_s: float) -> None:
         """Counts tokens cached here, and tokens that come from another engine."""
-        if sequence.cached_tokens is not None:
-            return  # admission after an eviction is no query
-        sequence.cached_tokens = cached + coming
-        sequence.scheduled_s = now_s
-        self._queried_tokens += sequence.prompt_tokens
-        self._hit_tokens += cached
-        if sequence.submission.remote_tokens:
-            self._external_queried_tokens += sequence.prompt_tokens - cached
-            self._external_hit_tokens += coming
+        if sequence.cached_tokens is None:
+            sequence.scheduled_s = now_s
+        self.counts.looked_up(
+            sequence, cached, coming if sequence.submission.remote_tokens else None
+        )
 
     def _evict(self, task: Task) -> None:
         """Puts a task back before its prefill, which will compute the answer so far as well."""
@@ -294,7 +277,7 @@ class Rank:
         task.type = TaskType.PREFILL
         task.sequence.computed_tokens = 0
         task.sequence.preemptions += 1
-        self.evictions += 1
+        self.counts.preemptions += 1
 
     def _end(self, task: Task) -> None:
         if task.holds_blocks:

@@ -40,12 +40,11 @@ from simulator.engines.scheduler import (
     Load,
     Output,
     RequestRefused,
+    Scheduler,
     SchedulerConfig,
     Sequence,
     Step,
-    StepResult,
     Submission,
-    check,
 )
 from simulator.schedulers.chitu.rank import Rank
 from simulator.schedulers.chitu.scores import Order
@@ -58,7 +57,7 @@ from simulator.schedulers.chitu.task import (
 )
 
 
-class ChituScheduler:
+class ChituScheduler(Scheduler):
     """The task pool, the batches in flight and the cache of one engine.
 
     The engine's own class, step for step. Chitu's other schedulers derive from it and replace
@@ -66,12 +65,11 @@ class ChituScheduler:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.options = ChituConfig.of(config)
         self.order = Order(self.options.scheduler_type)
         allowed = self.order.allowed
         self.ranks = [Rank(self.options, rank, allowed) for rank in range(self.options.dp_size)]
-        self.newest_arrival_s = 0.0
         self.pool: dict[Sequence, Task] = {}
         """In order of arrival."""
         self.free_groups = deque(range(self.options.num_scheduler_groups))
@@ -79,11 +77,6 @@ class ChituScheduler:
         self.in_flight: deque[Batch] = deque()
         """In the order in which they will leave the pipeline."""
         self._added = 0
-        self._step: Step | None = None
-        self._run: DecodeRun | None = None
-        """The joined steps that are going on, if any."""
-        self._begun = self._ended = 0
-        """Joined steps whose blocks are taken; joined steps whose tokens are out."""
         self._check_options()
 
     @override
@@ -93,29 +86,29 @@ class ChituScheduler:
         return f"<{name} {running} running, {waiting} waiting, {self.ranks!r}>"
 
     @property
-    def step(self) -> Step | None:
-        """The step that is going on."""
-        return self._step
-
-    @property
+    @override
     def next_ready_s(self) -> float | None:
         """When the next transfer of KV will have ended."""
         times = (rank.next_arrival_s() for rank in self.ranks)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
+    @override
     def running(self) -> list[Sequence]:
         """Sequences whose blocks hold KV, in order of arrival."""
         return [task.sequence for task in self.pool.values() if self._runs(task)]
 
+    @override
     def waiting(self) -> list[Sequence]:
         """The other sequences, in order of arrival."""
         return [task.sequence for task in self.pool.values() if not self._runs(task)]
 
+    @override
     def scheduled(self) -> list[tuple[Sequence, int]]:
         """The sequences and tokens of all batches in flight."""
         work = chain.from_iterable(batch.work for batch in self.in_flight)
         return [(task.sequence, tokens) for task, tokens in work]
 
+    @override
     def load(self, dp_rank: int = 0) -> Load:
         rank = self.ranks[dp_rank]
         return rank.load(self.waiting_count(rank))
@@ -124,16 +117,16 @@ class ChituScheduler:
         """Tasks of this rank that hold no blocks."""
         return len(self.pool) - len(rank.holders)
 
+    @override
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
-        pool = self.ranks[dp_rank].pool
-        return BlockCounts(pool.free_count, pool.cached_count, pool.in_use_count, pool.block_count)
+        return self.ranks[dp_rank].cache.counts()
 
+    @override
     def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
         return [(Tier.DEVICE, block_hash) for block_hash in self.ranks[dp_rank].pool.contents()]
 
-    def add(self, submission: Submission, now_s: float) -> Sequence:
-        """Puts a request into the pool. Raises RequestRefused."""
-        check(submission, self.config)
+    @override
+    def _enqueue(self, submission: Submission, now_s: float) -> Sequence:
         self.check(submission)
         sequence = Sequence(submission, submission.prompt_tokens, now_s)
         priority = submission.priority
@@ -141,7 +134,6 @@ class ChituScheduler:
             sequence, self._added, ORDINARY_PRIORITY if priority is None else priority
         )
         self._added += 1
-        self.newest_arrival_s = max(self.newest_arrival_s, now_s)
         return sequence
 
     def check(self, submission: Submission) -> None:
@@ -152,8 +144,8 @@ class ChituScheduler:
         if TaskType.DECODE not in self.order.allowed and most > 1:
             raise RequestRefused(f"prefill_only computes 1 token of an answer, not up to {most}")
 
+    @override
     def abort(self, sequence: Sequence) -> bool:
-        """Forgets a request, gives its blocks back; False when it has already ended."""
         task = self.pool.get(sequence)
         if task is None:
             return False
@@ -163,22 +155,21 @@ class ChituScheduler:
         self.forget(task)
         return True
 
+    @override
     def cached_tokens(self, submission: Submission) -> int:
-        """Tokens that a request would reuse if it were admitted now. Changes nothing."""
         return self.ranks[submission.dp_rank or 0].cache.cached_tokens(submission)
 
+    @override
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached content; False, and nothing changed, while requests hold blocks."""
         if any(rank.holders for rank in self.ranks):
             return False
         for rank in self.ranks:
             rank.pool.reset()
         return True
 
-    def begin_step(self, now_s: float) -> Step | None:
+    @override
+    def _decide(self, now_s: float) -> Step | None:
         """Sends the next round's batch into the pipeline; None when the pipeline stays empty."""
-        if self._step is not None:
-            raise RuntimeError("a step is going on")
         batch = self.select(now_s) if self.free_groups else None
         if batch is not None:
             self.free_groups.remove(batch.group)
@@ -189,59 +180,30 @@ class ChituScheduler:
             self.in_flight.append(batch)
         if not self.in_flight:
             return None
-        self._begun, self._ended = 1, 0
         end_s = now_s + max(batch.stage_s for batch in self.in_flight)
-        self._step = Step(now_s, end_s)
+        step = Step(now_s, end_s)
         if batch is not None and batch.may_join and self.options.num_scheduler_groups == 1:
-            self._step = self._join(batch, now_s) or self._step
-        return self._step
+            return self._join(batch, now_s) or step
+        return step
 
-    def cut_step(self, now_s: float) -> Step | None:
-        """Ends joined steps with the present step; returns what is left of them."""
-        step, run = self._step, self._run
-        if step is not None and run is not None:
-            steps = max(run.begun(now_s, step.count), self._begun)
-            self._step = Step(step.start_s, run.end_s(steps), steps)
-        return self._step
-
-    def advance(self, now_s: float) -> StepResult:
-        """Applies the joined steps that have ended by now, except for the last."""
-        step, run = self._step, self._run
-        if step is None:
-            return StepResult([], self._take_events())
-        if run is None:
-            return StepResult([], [])
-        ended = run.ended(now_s, step.count - 1)
-        if ended <= self._ended:
-            return StepResult([], [])
-        self._begin_joined(ended)
-        outputs = self._apply(self.in_flight[0], ended, now_s)
-        events = self._take_events()
-        self._begin_joined(ended + 1)
-        return StepResult(outputs, events)
-
-    def end_step(self, now_s: float) -> StepResult:
+    @override
+    def _end(self, count: int, now_s: float) -> list[Output]:
         """Moves every batch a stage on, and applies the batch that leaves the pipeline."""
-        if self._step is None:
-            raise RuntimeError("no step is going on")
-        outputs: list[Output] = []
         for batch in self.in_flight:
             batch.stages_left -= 1
-        if not self.in_flight[0].stages_left:
-            batch = self.in_flight[0]
-            self._begin_joined(self._step.count)
-            outputs = self._apply(batch, self._step.count, now_s)
-            for task, _ in batch.work:
-                task.in_flight = False
-            self.in_flight.popleft()
-            self.free_groups.append(batch.group)
-        self._step = self._run = None
-        return StepResult(outputs, self._take_events())
+        if self.in_flight[0].stages_left:
+            return []
+        outputs = self._go_on(count, now_s)
+        batch = self.in_flight.popleft()
+        for task, _ in batch.work:
+            task.in_flight = False
+        self.free_groups.append(batch.group)
+        return outputs
 
     def select(self, now_s: float) -> Batch | None:
         """The next round's tasks, with their blocks. Called when a group is free."""
         rank, options, group = self.ranks[0], self.options, self.free_groups[0]
-        evictions = rank.evictions
+        evictions = rank.counts.preemptions
         ordered = self._ordered(rank, now_s)
         if ordered and ordered[0].type is TaskType.PREFILL:
             work = rank.prefill(ordered, options.prefill_limit, options.chunk_tokens, now_s)
@@ -251,7 +213,8 @@ class ChituScheduler:
         work = rank.decode(ordered, options.decode_limit)
         if not work:
             return None
-        alike = self.order.steady and len(work) == decode_count and rank.evictions == evictions
+        evicted = rank.counts.preemptions > evictions
+        alike = self.order.steady and len(work) == decode_count and not evicted
         return Batch(group, TaskType.DECODE, work, alike)
 
     def rank_of(self, task: Task) -> Rank:
@@ -344,21 +307,15 @@ class ChituScheduler:
             steps = self._run.begun(arrival_s, steps)
         return Step(now_s, self._run.end_s(steps), steps)
 
-    def _begin_joined(self, target: int) -> None:
-        """Takes and announces the blocks of the run's steps up to the `target`-th."""
-        steps = target - self._begun
-        if steps > 0:
-            for rank in self.ranks:
-                own = self._sequences(self.in_flight[0], rank)
-                rank.cache.decode_ahead(own, self._begun - self._ended, steps)
-            self._begun = target
+    @override
+    def _take_blocks(self, begun: int, steps: int) -> None:
+        for rank in self.ranks:
+            rank.cache.decode_ahead(self._sequences(self.in_flight[0], rank), begun, steps)
 
-    def _apply(self, batch: Batch, ended: int, now_s: float) -> list[Output]:
-        """Returns the tokens of all steps up to the `ended`-th."""
-        steps = ended - self._ended
-        self._ended = ended
+    @override
+    def _apply(self, steps: int, now_s: float) -> list[Output]:
         outputs = []
-        for task, tokens in batch.work:
+        for task, tokens in self.in_flight[0].work:
             sequence = task.sequence
             first = sequence.known_tokens
             if self.rank_of(task).compute(task, tokens, steps, now_s):
@@ -368,5 +325,6 @@ class ChituScheduler:
                     self.forget(task)
         return outputs
 
+    @override
     def _take_events(self) -> list[PoolEvent]:
         return [event for rank in self.ranks for event in rank.cache.take_events()]

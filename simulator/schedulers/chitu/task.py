@@ -1,6 +1,6 @@
 """Chitu's options, a request as a task, and the batch of a round. Pure."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 
 from typing_extensions import override
@@ -40,14 +40,6 @@ class ChituConfig(SchedulerConfig):
     dp_size: int = 1
     """Ranks of the data-parallel FIFO, each with a cache of its own."""
     prefix_caching: bool = True
-
-    @classmethod
-    def of(cls, config: SchedulerConfig) -> "ChituConfig":
-        """The config itself, or the common options with Chitu's defaults beside them."""
-        if isinstance(config, ChituConfig):
-            return config
-        common = (option.name for option in fields(SchedulerConfig))
-        return cls(**{name: getattr(config, name) for name in common})
 
     @property
     def prefill_limit(self) -> int:

@@ -1,20 +1,16 @@
-"""Requests at SGLang that wait for a grammar or for KV of another engine. Pure.
+"""Requests at SGLang that wait for KV of another engine. Pure.
 
-*Grammars* are compiled beside the queue; a request joins the queue when its grammar is ready.
+It is fetched (prefill/decode disaggregation, copies of prefixes) as soon as there are pages for the
+whole prompt, in order of arrival. RESERVED_DECODE_TOKENS must be left for each request that decodes
+or is being fetched. With its whole KV here, the request joins the decode batch without a prefill.
+Only the tokens that the cache lacks are fetched. A request that is retracted later computes
+everything here; SGLang would bring it back from host memory.
 
-*KV cache of another engine* (prefill/decode disaggregation, copies of prefixes) is fetched as soon
-as there are pages for the whole prompt, in order of arrival. RESERVED_DECODE_TOKENS must be left
-for each request that decodes or is being fetched. With its whole KV here, the request joins the
-decode batch without a prefill. Only the tokens that the cache lacks are fetched. A request that is
-retracted later computes everything here; SGLang would bring it back from host memory.
-
-Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py, `move_ready_grammar_requests`,
-and disaggregation/decode.py, `pop_preallocated` and `get_new_prebuilt_batch`, release 0.5.7.
+Source: sgl-project/sglang python/sglang/srt/disaggregation/decode.py, `pop_preallocated` and
+`get_new_prebuilt_batch`, release 0.5.7.
 """
 
 from collections import deque
-from collections.abc import Iterator
-from itertools import chain
 
 from simulator.engines.radix_cache import RadixCache
 from simulator.schedulers.sglang.config import SglangConfig, SglangSequence
@@ -30,14 +26,13 @@ class Arrivals:
         self._config = config
         self._cache = cache
         self._pages = pages
-        self._grammars: list[SglangSequence] = []
         self._unplaced: deque[SglangSequence] = deque()
         """Requests whose KV another engine has, and that have no pages for it yet."""
         self._fetching: dict[SglangSequence, float] = {}
         """Requests with pages -> when their KV will have arrived."""
 
     def __len__(self) -> int:
-        return len(self._grammars) + len(self._unplaced) + len(self._fetching)
+        return len(self._unplaced) + len(self._fetching)
 
     @property
     def fetching(self) -> bool:
@@ -46,40 +41,31 @@ class Arrivals:
 
     @property
     def next_ready_s(self) -> float | None:
-        """When the next request can join queue or batch; past while the batch has no place."""
-        return min(self._ready_times(), default=None)
+        """When the next request can join the batch; past while the batch has no place."""
+        return min(self._fetching.values(), default=None)
 
     def ready_after(self, now_s: float) -> float | None:
-        """When the next request that isn't ready yet can join queue or batch."""
-        return min((ready_s for ready_s in self._ready_times() if ready_s > now_s), default=None)
+        """When the next request that isn't ready yet can join the batch."""
+        return min(
+            (ready_s for ready_s in self._fetching.values() if ready_s > now_s), default=None
+        )
 
     def sequences(self) -> list[SglangSequence]:
-        return [*self._fetching, *self._unplaced, *self._grammars]
+        return [*self._fetching, *self._unplaced]
 
-    def add(self, sequence: SglangSequence, now_s: float) -> bool:
+    def add(self, sequence: SglangSequence) -> bool:
         """Takes a request that has to wait here; False when it need not."""
-        if sequence.submission.ready_s > now_s:
-            self._grammars.append(sequence)
-        elif sequence.submission.remote_tokens:
+        if sequence.submission.remote_tokens:
             self._unplaced.append(sequence)
-        else:
-            return False
-        return True
+            return True
+        return False
 
     def drop(self, sequence: SglangSequence) -> bool:
         """Forgets a request; the caller releases its pages. False when it isn't here."""
-        for queue in (self._grammars, self._unplaced):
-            if sequence in queue:
-                queue.remove(sequence)
-                return True
+        if sequence in self._unplaced:
+            self._unplaced.remove(sequence)
+            return True
         return self._fetching.pop(sequence, None) is not None
-
-    def grammars_ready(self, now_s: float) -> list[SglangSequence]:
-        """Requests that may join the queue now, in order of arrival."""
-        ready = [sequence for sequence in self._grammars if sequence.submission.ready_s <= now_s]
-        if ready:
-            self._grammars = [sequence for sequence in self._grammars if sequence not in ready]
-        return ready
 
     def begin_fetches(self, running: int, now_s: float) -> list[tuple[SglangSequence, int]]:
         """Takes pages for as many requests as possible; returns the requests whose transfer begins
@@ -117,7 +103,3 @@ class Arrivals:
             have = max(sequence.submission.remote_tokens, sequence.computed_tokens)
             sequence.computed_tokens = min(have, sequence.known_tokens - 1)
         return ready
-
-    def _ready_times(self) -> Iterator[float]:
-        grammars = (sequence.submission.ready_s for sequence in self._grammars)
-        return chain(grammars, self._fetching.values())

@@ -3,9 +3,6 @@
 Before a step there must be a page for each request whose last page is full. If eviction doesn't
 free enough, requests are *retracted*: they give up all pages, and compute them again later.
 
-Joined steps take their pages when they are due: `take_pages` goes on to the step that begins,
-`apply` to the step that ends.
-
 Source: sgl-project/sglang python/sglang/srt/managers/schedule_batch.py, class ScheduleBatch, and
 mem_cache/common.py, release 0.5.7.
 """
@@ -32,8 +29,6 @@ class DecodeBatch:
         self.members: list[SglangSequence] = []
         self.decoding: list[SglangSequence] = []
         """Members whose next token the present step computes."""
-        self.begun = self.ended = 0
-        """Joined steps whose pages are taken; joined steps whose tokens are out."""
 
     def join(self, sequences: list[SglangSequence]) -> None:
         """Adds requests whose prompts are computed. The order decides which of equal requests is
@@ -78,15 +73,14 @@ class DecodeBatch:
         self.members = [member for member in self.members if member not in victims]
 
     def begin(self) -> None:
-        """All members decode in the next steps; none of these has begun yet."""
+        """All members decode in the next steps, and have no pages for these yet."""
         self.decoding = list(self.members)
-        self.begun = self.ended = 0
 
     def begin_beside_prefill(self) -> None:
         """The same in a mixed batch; without room the members wait, where the engine would fail."""
         if self._room_for(self.members):
             self.begin()
-            self.take_pages(1)
+            self.take_pages(0, 1)
 
     def end(self) -> None:
         """The steps are over."""
@@ -102,15 +96,14 @@ class DecodeBatch:
             steps = bisect_right(range(1, steps), False, key=lambda n: not self._steps_fit(n))
         return max(steps, 1)
 
-    def take_pages(self, target: int) -> None:
-        """Takes the pages of the steps up to the `target`-th, with the effects of single steps.
+    def take_pages(self, begun: int, steps: int) -> None:
+        """Takes the pages of `steps` more steps, with the effects of single steps. begun: steps
+        whose pages are taken and whose tokens are not out.
 
         Each step first makes room for a page of every request, needed or not. So the joined steps
         evict for the pages of all steps but the last, and for a page of every request.
         """
-        if target <= self.begun or not self.decoding:
-            return
-        size, ahead = self._config.block_size, target - self.ended
+        size, ahead = self._config.block_size, begun + steps
         decoding = before = last = 0
         for member in self.decoding:
             if member.node is None:
@@ -127,15 +120,10 @@ class DecodeBatch:
             member.private_pages += held_then - held
         self._cache.make_room(before + decoding)
         self._cache.take(before + last)
-        if self.begun:
-            self._ratio.decay(target - self.begun)
-        self.begun = target
 
-    def apply(self, ended: int) -> list[Output]:
-        """Returns the tokens of all steps up to the `ended`-th. A finished request leaves, and its
-        computed pages join the tree."""
-        steps = ended - self.ended
-        self.ended = ended
+    def apply(self, steps: int) -> list[Output]:
+        """Returns the tokens of `steps` more steps. A finished request leaves, and its computed
+        pages join the tree."""
         outputs: list[Output] = []
         for member in self.decoding:
             if member.node is None:

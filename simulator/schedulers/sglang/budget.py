@@ -98,13 +98,7 @@ class PrefillBudget:
         if left <= 0:
             return False
         wanted = sequence.known_tokens - sequence.computed_tokens
-        sequence.extend_tokens = min(wanted, left)
-        self.admitted.append(sequence)
-        if wanted > left:
-            self.chunked = sequence
-            self._spend(left, 0)
-        else:
-            self._spend(wanted, min(sequence.max_tokens, CLIP_MAX_NEW_TOKENS))
+        self._admit(sequence, wanted, left if wanted > left else None)
         return True
 
     def add(self, sequence: SglangSequence) -> Verdict:

@@ -1,6 +1,6 @@
 """The options of SGLang's scheduler, and its state of a request. Pure."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from typing_extensions import override
@@ -74,14 +74,6 @@ class SglangConfig(SchedulerConfig):
     @override
     def priority_sign(self) -> int:
         return 1 if self.low_priority_values_first else -1
-
-
-def sglang_config(config: SchedulerConfig) -> SglangConfig:
-    """The same limits, with the defaults of SGLang's own options."""
-    if isinstance(config, SglangConfig):
-        return config
-    names = (option.name for option in fields(config))
-    return SglangConfig(**{name: getattr(config, name) for name in names})
 
 
 @dataclass(slots=True, eq=False)

@@ -11,32 +11,16 @@ Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py, `get_new_bat
 0.5.7; differences: scheduler.py.
 """
 
-from dataclasses import dataclass
 from itertools import count
 
 from simulator.engines.radix_cache import RadixCache
-from simulator.engines.scheduler import Output
+from simulator.engines.scheduler import Counts, Output
 from simulator.schedulers.sglang.batch import DecodeBatch
 from simulator.schedulers.sglang.budget import PrefillBudget, Verdict
 from simulator.schedulers.sglang.config import SglangConfig, SglangSequence
 from simulator.schedulers.sglang.pages import SequencePages
 from simulator.schedulers.sglang.policy import WaitingOrder
 from simulator.schedulers.sglang.ratio import NewTokenRatio
-
-
-@dataclass(slots=True)
-class Counts:
-    """An engine's counters, totals since its start."""
-
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    external_queried_tokens: int = 0
-    external_hit_tokens: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    finished: int = 0
-    aborted: int = 0
 
 
 class Prefills:
@@ -136,9 +120,7 @@ class Prefills:
                 self.full = False
                 continue
             request.known_tokens += 1
-            if request.first_token_s is None:
-                request.first_token_s = now_s
-                self._counts.prompt_tokens += request.prompt_tokens
+            self._counts.first_token(request, now_s)
             self._counts.generated_tokens += 1
             outputs.append(
                 Output(request, request.known_tokens - 1, request.known_tokens, request.finished)
@@ -176,10 +158,7 @@ class Prefills:
         for request in self.current:
             if request.scheduled_s is None:
                 request.scheduled_s = now_s
-            if request.cached_tokens is None:  # a second computation is no query
-                request.cached_tokens = request.computed_tokens
-                self._counts.queried_tokens += request.prompt_tokens
-                self._counts.hit_tokens += request.computed_tokens
+            self._counts.looked_up(request, request.computed_tokens)
         size = self._config.block_size
         extend = sum(request.extend_tokens for request in self.current)
         self._cache.make_room(extend if size == 1 else -(-extend // size) + len(self.current))

@@ -30,52 +30,48 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from indexer.identity import Tier
+from simulator.engines.block_pool import PoolEvent
 from simulator.engines.cost_model import PrefillChunk
 from simulator.engines.decode_run import DecodeRun
 from simulator.engines.radix_cache import RadixCache
 from simulator.engines.scheduler import (
     BlockCounts,
+    Counts,
     Load,
     Output,
     RequestRefused,
+    Scheduler,
     SchedulerConfig,
     Sequence,
     Step,
-    StepResult,
     Submission,
-    check,
 )
 from simulator.schedulers.sglang.arrivals import Arrivals
 from simulator.schedulers.sglang.batch import DecodeBatch
-from simulator.schedulers.sglang.config import LOWEST_PRIORITY, SglangSequence, sglang_config
+from simulator.schedulers.sglang.config import LOWEST_PRIORITY, SglangConfig, SglangSequence
 from simulator.schedulers.sglang.pages import SequencePages
-from simulator.schedulers.sglang.prefills import Counts, Prefills
+from simulator.schedulers.sglang.prefills import Prefills
 from simulator.schedulers.sglang.ratio import NewTokenRatio
 
 LENGTH_MARGIN_TOKENS = 2
 """Tokens of the pool that prompt and answer of a request must leave free."""
 
 
-class SglangScheduler:
+class SglangScheduler(Scheduler):
     """The queue, the running batch and the radix cache of one engine."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.config = config
-        self._config = sglang_config(config)
+        super().__init__(config)
+        self._config = SglangConfig.of(config)
         self.cache = RadixCache(config.block_count)
         self.ratio = NewTokenRatio(self._config.conservativeness)
         self._pages = SequencePages(self._config, self.cache)
         self._arrivals = Arrivals(self._config, self.cache, self._pages)
-        """Requests that wait for a grammar or for KV of another engine."""
         self._batch = DecodeBatch(self._config, self.cache, self._pages, self.ratio)
         self._counts = Counts()
         self._prefills = Prefills(
             self._config, self.cache, self._pages, self._batch, self.ratio, self._counts
         )
-        self._step: Step | None = None
-        self._run: DecodeRun | None = None
-        """The present step, if it only decodes."""
-        self.newest_arrival_s = 0.0
 
     @override
     def __repr__(self) -> str:
@@ -83,72 +79,65 @@ class SglangScheduler:
         return f"<SglangScheduler {running} running, {waiting} waiting, {self.cache!r}>"
 
     @property
-    def step(self) -> Step | None:
-        """The step that is going on."""
-        return self._step
-
-    @property
+    @override
     def next_ready_s(self) -> float | None:
         return self._arrivals.next_ready_s
 
+    @override
     def running(self) -> list[Sequence]:
         """The decode batch, then the requests whose prompt is being computed."""
         chunked = self._prefills.chunked
         partly = [] if chunked is None else [chunked]
         return [*self._batch.members, *self._prefills.joining(), *partly]
 
+    @override
     def waiting(self) -> list[Sequence]:
         return [*self._prefills.waiting, *self._arrivals.sequences()]
 
+    @override
     def scheduled(self) -> list[tuple[Sequence, int]]:
         return [
             *((request, request.extend_tokens) for request in self._prefills.current),
             *((request, 1) for request in self._batch.decoding),
         ]
 
+    @override
     def load(self, dp_rank: int = 0) -> Load:
         """Running requests include requests in prefill, unlike in SGLang's own gauge."""
-        counts, prefills = self._counts, self._prefills
+        prefills = self._prefills
         in_prefill = len(prefills.joining()) + (prefills.chunked is not None)
         return Load(
             running=len(self._batch.members) + in_prefill,
             waiting=len(prefills.waiting) + len(self._arrivals),
             used_blocks=self.cache.page_count - self.cache.available,
             total_blocks=self.cache.page_count,
-            prefix_queried_tokens=counts.queried_tokens,
-            prefix_hit_tokens=counts.hit_tokens,
-            preemptions=counts.preemptions,
-            prompt_tokens=counts.prompt_tokens,
-            generated_tokens=counts.generated_tokens,
-            finished=counts.finished,
-            aborted=counts.aborted,
             deferred=len(self._arrivals),
-            external_queried_tokens=counts.external_queried_tokens,
-            external_hit_tokens=counts.external_hit_tokens,
+            **vars(self._counts),
         )
 
+    @override
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
         cache = self.cache
         in_use = cache.protected + cache.private
         return BlockCounts(cache.free, cache.evictable, in_use, cache.page_count)
 
+    @override
     def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
         return [(Tier.DEVICE, page) for page in self.cache.contents()]
 
-    def add(self, submission: Submission, now_s: float) -> Sequence:
-        """Puts a request at the end of the queue. Raises RequestRefused."""
-        check(submission, self.config)
+    @override
+    def _enqueue(self, submission: Submission, now_s: float) -> Sequence:
         sequence = SglangSequence(submission, submission.prompt_tokens, now_s)
         self._refuse_hopeless(sequence)
         priority = submission.priority
         if priority is None or not self._config.priority_scheduling:
             priority = LOWEST_PRIORITY[self._config.low_priority_values_first]
         sequence.priority = priority
-        if not self._arrivals.add(sequence, now_s):
+        if not self._arrivals.add(sequence):
             self._prefills.enqueue(sequence)
-        self.newest_arrival_s = max(self.newest_arrival_s, now_s)
         return sequence
 
+    @override
     def abort(self, sequence: Sequence) -> bool:
         """Forgets a request; what it has computed stays in the cache. False when it has ended."""
         if not isinstance(sequence, SglangSequence):
@@ -170,21 +159,19 @@ class SglangScheduler:
         self._counts.aborted += 1
         return True
 
+    @override
     def cached_tokens(self, submission: Submission) -> int:
-        """Tokens that a request would reuse if it were admitted now. Changes nothing."""
         if not self._config.radix_cache:
             return 0
         pages = (submission.prompt_tokens - 1) // self._config.block_size
         return self.cache.find(submission.content.hashes(pages), pages) * self._config.block_size
 
+    @override
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached content; False, and nothing changed, while requests hold pages."""
         return self.cache.reset()
 
-    def begin_step(self, now_s: float) -> Step | None:
-        """Decides what to compute next and takes the pages for it; None when there is nothing."""
-        if self._step is not None:
-            raise RuntimeError("a step is going on")
+    @override
+    def _decide(self, now_s: float) -> Step | None:
         if self._prefills.chunked is not None:
             self._pages.store(self._prefills.chunked)
         if self._arrivals:
@@ -198,43 +185,23 @@ class SglangScheduler:
         if not self._prefills.current and not self._batch.decoding:
             self.ratio.restart()
             return None
-        self._step = self._price(now_s)
-        return self._step
+        return self._price(now_s)
 
-    def cut_step(self, now_s: float) -> Step | None:
-        """Ends joined steps with the present step; returns what is left of them."""
-        step, run = self._step, self._run
-        if step is not None and run is not None:
-            steps = max(run.begun(now_s, step.count), self._batch.begun)
-            self._batch.take_pages(steps)
-            self._step = Step(step.start_s, run.end_s(steps), steps)
-        return self._step
+    @override
+    def _take_blocks(self, begun: int, steps: int) -> None:
+        self._batch.take_pages(begun, steps)
+        self.ratio.decay(steps)
 
-    def advance(self, now_s: float) -> StepResult:
-        """Applies the joined steps that have ended by now, except for the last."""
-        step, run = self._step, self._run
-        if step is None:
-            return StepResult([], self.cache.take_events())
-        ended = 0 if run is None else run.ended(now_s, step.count - 1)
-        if ended <= self._batch.ended:
-            return StepResult([], [])
-        self._batch.take_pages(ended)
-        outputs = self._apply_decode(ended, now_s)
-        events = self.cache.take_events()
-        self._batch.take_pages(ended + 1)
-        return StepResult(outputs, events)
-
-    def end_step(self, now_s: float) -> StepResult:
-        """Applies the step: tokens come out, requests finish, events are published."""
-        if self._step is None:
-            raise RuntimeError("no step is going on")
-        outputs = self._prefills.apply(now_s)
-        self._batch.take_pages(self._step.count)
-        outputs += self._apply_decode(self._step.count, now_s)
+    @override
+    def _end(self, count: int, now_s: float) -> list[Output]:
+        outputs = self._prefills.apply(now_s) + self._go_on(count, now_s)
         self._prefills.current = []
         self._batch.end()
-        self._step = self._run = None
-        return StepResult(outputs, self.cache.take_events())
+        return outputs
+
+    @override
+    def _take_events(self) -> list[PoolEvent]:
+        return self.cache.take_events()
 
     def _refuse_hopeless(self, sequence: SglangSequence) -> None:
         """Raises RequestRefused for a request that not even an empty engine would admit."""
@@ -249,21 +216,13 @@ class SglangScheduler:
             )
 
     def _welcome(self, now_s: float) -> None:
-        """Takes in requests whose grammar or KV cache is ready, and begins transfers."""
+        """Takes in requests whose KV cache is here, and begins transfers."""
         arrivals = self._arrivals
-        for request in arrivals.grammars_ready(now_s):
-            if not arrivals.add(request, now_s):
-                self._prefills.enqueue(request)
         fetches: list[tuple[SglangSequence, int]] = []
         if self._prefills.chunked is None:  # pages are set aside for its next chunks
             fetches = arrivals.begin_fetches(len(self._batch.members), now_s)
         for request, tokens in fetches:
-            cached = request.computed_tokens
-            request.cached_tokens = min(cached + tokens, request.known_tokens - 1)
-            self._counts.queried_tokens += request.prompt_tokens
-            self._counts.hit_tokens += cached
-            self._counts.external_queried_tokens += request.prompt_tokens - cached
-            self._counts.external_hit_tokens += tokens
+            self._counts.looked_up(request, request.computed_tokens, tokens)
         places = self._config.max_num_seqs - len(self._batch.members)
         for request in arrivals.arrived(places, now_s):
             self._pages.store(request)
@@ -305,18 +264,14 @@ class SglangScheduler:
             ready_s = self._arrivals.ready_after(now_s)
             if ready_s is not None:
                 steps = self._run.begun(ready_s, steps)
-        batch.take_pages(1)
+        batch.take_pages(0, 1)
         return Step(now_s, self._run.end_s(steps), steps)
 
-    def _apply_decode(self, ended: int, now_s: float) -> list[Output]:
-        """Returns the tokens of all decode steps up to the `ended`-th."""
-        steps = ended - self._batch.ended
-        outputs = self._batch.apply(ended)
+    @override
+    def _apply(self, steps: int, now_s: float) -> list[Output]:
+        outputs = self._batch.apply(steps)
         for output in outputs:
-            request = output.sequence
-            if request.first_token_s is None:  # another engine computed its prompt
-                request.first_token_s = now_s
-                self._counts.prompt_tokens += request.prompt_tokens
+            self._counts.first_token(output.sequence, now_s)  # another engine computed its prompt
             if output.finished:
                 self._counts.finished += 1
                 self._prefills.full = False

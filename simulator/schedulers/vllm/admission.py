@@ -2,8 +2,7 @@
 
 Requests are admitted in order of arrival or priority, while tokens, slots and blocks last. A
 request waits until its whole prompt fits, since two half-admitted prompts could block one another.
-A request that waits for a grammar, more input, KV or a LoRA's turn is passed over and holds up no
-other.
+A request that waits for KV or a LoRA's turn is passed over and holds up no other.
 
 KV in the host cache or at another engine is loaded: the request holds its blocks meanwhile. The
 loaded tokens count as computed when the request is admitted.
@@ -19,6 +18,7 @@ from itertools import chain
 
 from indexer.identity import Tier
 from simulator.engines.block_pool import BlockId
+from simulator.engines.scheduler import Counts
 from simulator.schedulers.vllm.cache import VllmCache
 from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
 from simulator.schedulers.vllm.queue import QUEUES, WaitingQueue
@@ -45,17 +45,16 @@ class Room:
 class Admission:
     """The waiting requests."""
 
-    def __init__(self, config: VllmConfig, cache: VllmCache) -> None:
+    def __init__(self, config: VllmConfig, cache: VllmCache, counts: Counts) -> None:
         self.unready: dict[VllmSequence, float] = {}
-        """Requests that wait for a grammar, input or KV -> when that will be ready."""
+        """Requests that wait for KV -> when that will be here."""
         self.blocked_hash: int | None = None
         """Hash of the first block that the first request in line misses in the cache; None when it
         doesn't wait for blocks."""
         self.deferred = 0
         """Requests that the last step passed over."""
-        self.queried_tokens = self.hit_tokens = 0
-        self.external_queried_tokens = self.external_hit_tokens = 0
         self._config = config
+        self._counts = counts
         self._cache = cache
         self._waiting: WaitingQueue = QUEUES[config.policy]()
         self._holding: WaitingQueue = QUEUES[config.policy]()
@@ -77,13 +76,9 @@ class Admission:
         later = [ready_s for ready_s in self.unready.values() if ready_s > self._looked_s]
         return min(later, default=None)
 
-    def add(self, sequence: VllmSequence, now_s: float) -> None:
+    def add(self, sequence: VllmSequence) -> None:
         """Puts a new request into the queue."""
         self._waiting.add(sequence)
-        submission = sequence.submission
-        ready_s = max(submission.ready_s, submission.input_ready_s)
-        if ready_s > now_s:
-            sequence.ready_s = self.unready[sequence] = ready_s
 
     def put_back(self, sequence: VllmSequence) -> None:
         """Puts a preempted request back into the queue."""
@@ -107,9 +102,6 @@ class Admission:
         self.blocked_hash = None
         passed: list[VllmSequence] = []
         passed_holding: list[VllmSequence] = []
-        slots = config.max_num_seqs - sum(
-            unready.submission.input_ready_s > now_s for unready in self.unready
-        )
         room.came_first = len(room.scheduled)
         # An admitted decode is padded to a whole draft when only decodes run: steps of equal rows
         # are faster.
@@ -118,7 +110,7 @@ class Admission:
         if config.lora_names:
             names = {scheduled.submission.lora_name for scheduled, _ in room.scheduled}
             room.loras = names - {""}
-        while room.budget and len(room.running) < slots:
+        while room.budget and len(room.running) < config.max_num_seqs:
             queue = self._holding if len(self._holding) else self._waiting
             if not len(queue):
                 break
@@ -130,7 +122,7 @@ class Admission:
             if tokens is None:
                 break
             queue.pop()
-            if sequence.loading:
+            if sequence.ready_s is not None:
                 passed_holding.append(sequence)
             else:
                 self._schedule(sequence, tokens, room, now_s)
@@ -153,17 +145,15 @@ class Admission:
         return self._cache.any_loading(hashes[len(reused) : last])
 
     def _is_ready(self, sequence: VllmSequence, now_s: float) -> bool:
-        """Whether a request has what it waits for. KV that is loaded by now counts as computed."""
+        """Whether a request waits for no KV. KV that is loaded by now counts as computed."""
         if sequence.ready_s is None:
             return True
         if now_s < sequence.ready_s:
             return False
         sequence.ready_s = None
         del self.unready[sequence]
-        if sequence.loading:
-            sequence.loading = False
-            self._cache.announce(sequence, sequence.computed_tokens)
-            sequence.computed_tokens = min(sequence.computed_tokens, sequence.known_tokens - 1)
+        self._cache.store(sequence, sequence.computed_tokens)
+        sequence.computed_tokens = min(sequence.computed_tokens, sequence.known_tokens - 1)
         return True
 
     def _find_room(
@@ -186,7 +176,8 @@ class Admission:
         else:
             tokens = self._place(sequence, reused, cached, room)
         if tokens is not None:
-            self._count_query(sequence, cached, external)
+            elsewhere = self._cache.host is not None or sequence.submission.remote_tokens
+            self._counts.looked_up(sequence, cached, external if elsewhere else None)
         elif len(reused) < (sequence.known_tokens - 1) // size:
             self.blocked_hash = hashes[len(reused)]
         return tokens
@@ -252,7 +243,6 @@ class Admission:
         cache.take(sequence, reused, needed)
         sequence.computed_tokens = cached + external
         sequence.offered_count = sequence.computed_tokens // config.block_size
-        sequence.loading = True
         if self._fetches(sequence):
             took_s = cost.transfer_s(external, sequence.submission.remote_distance)
             sequence.remote_fetched = True
@@ -310,13 +300,3 @@ class Admission:
 
     def _watermark(self, room: Room) -> int:
         return self._watermark_blocks if room.running else 0
-
-    def _count_query(self, sequence: VllmSequence, cached: int, external: int) -> None:
-        if sequence.cached_tokens is not None:
-            return  # recomputation after a preemption is no query
-        sequence.cached_tokens = min(cached + external, sequence.known_tokens - 1)
-        self.queried_tokens += sequence.prompt_tokens
-        self.hit_tokens += cached
-        if self._cache.host is not None or sequence.submission.remote_tokens:
-            self.external_queried_tokens += sequence.prompt_tokens - cached
-            self.external_hit_tokens += external

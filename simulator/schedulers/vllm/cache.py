@@ -12,18 +12,20 @@ vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py, release 0.
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from typing_extensions import override
+
 from indexer.identity import Tier
-from simulator.engines.block_pool import BlockId, BlockPool
 from simulator.engines.host_cache import HostCache
-from simulator.engines.scheduler import Submission
+from simulator.engines.scheduler import Sequence, Submission
+from simulator.engines.sequence_blocks import SequenceBlocks
 from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
 
 
-class VllmCache:
+class VllmCache(SequenceBlocks):
     """The block pool and the host cache of one engine, and the blocks that requests hold."""
 
     def __init__(self, config: VllmConfig) -> None:
-        self.pool = BlockPool(config.block_count, config.block_size)
+        super().__init__(config.block_count, config.block_size)
         self.host = (
             HostCache(config.host_block_count, self.pool.add_event)
             if config.host_block_count
@@ -56,50 +58,11 @@ class VllmCache:
             self._gone.clear()
         return done
 
-    def blocks_for(self, token_count: int) -> int:
-        return -(-token_count // self._config.block_size)
-
-    def take(self, sequence: VllmSequence, reused: list[BlockId], new_count: int) -> None:
-        """Gives a request its reused blocks and new blocks; these must be available."""
-        fresh = self.pool.take(reused, new_count)
-        if fresh is None:
-            raise RuntimeError(f"room for a whole prompt, but not for a part: {self.pool!r}")
-        if not sequence.blocks:
-            sequence.stored_count = len(reused)
-        sequence.blocks += [*reused, *fresh]
-
-    def grow(self, sequence: VllmSequence, token_count: int) -> bool:
-        """Takes the missing blocks for `token_count` tokens; False, and nothing changed, without
-        room."""
-        missing = self.blocks_for(token_count) - len(sequence.blocks)
-        if missing <= 0:
-            return True
-        fresh = self.pool.take((), missing)
-        if fresh is None:
-            return False
-        sequence.blocks += fresh
-        return True
-
-    def fill(self, sequence: VllmSequence, token_count: int) -> None:
-        """Stores the blocks that a step fills, given the certain tokens of a request after it."""
-        if token_count // self._config.block_size > sequence.stored_count:
-            self.announce(sequence, token_count)
-        if self.host is not None:
+    @override
+    def fill(self, sequence: Sequence, token_count: int) -> None:
+        self.store(sequence, token_count)
+        if self.host is not None and isinstance(sequence, VllmSequence):
             self._offers.append((sequence, sequence.stored_count))
-
-    def announce(self, sequence: VllmSequence, token_count: int) -> None:
-        """Gives the blocks that are full with the first `token_count` tokens their content."""
-        first, last = sequence.stored_count, token_count // self._config.block_size
-        if last > first:
-            stored = sequence.content.stored(first, last)
-            self.pool.store(sequence.blocks[first:last], stored)
-            sequence.stored_count = last
-
-    def release(self, sequence: VllmSequence) -> None:
-        """Takes a request's blocks back."""
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.stored_count = 0
 
     def end(self, sequence: VllmSequence) -> None:
         """Takes back the blocks of a request that has ended."""
@@ -132,6 +95,7 @@ class VllmCache:
             self.host.end_load(sequence.pinned)
             sequence.pinned = []
 
+    @override
     def settle(self) -> None:
         """Ends the decision of a step. The host may keep its full blocks, and blocks of earlier
         steps that didn't fit. Then the blocks of ended requests become the last used."""

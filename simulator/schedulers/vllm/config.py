@@ -1,6 +1,6 @@
 """vLLM's settings, and its own state of a request."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 from typing_extensions import override
@@ -60,14 +60,6 @@ class VllmConfig(SchedulerConfig):
             raise ValueError("max_loras must be at least 1, counts of tokens and blocks at least 0")
 
 
-def vllm_config(config: SchedulerConfig) -> VllmConfig:
-    """The config itself, or the common options with vLLM's defaults beside them."""
-    if isinstance(config, VllmConfig):
-        return config
-    names = (option.name for option in fields(SchedulerConfig))
-    return VllmConfig(**{name: getattr(config, name) for name in names})
-
-
 @dataclass(slots=True, eq=False)
 class VllmSequence(Sequence):
     """0 <= computed_tokens < known_tokens + draft_tokens between steps."""
@@ -77,9 +69,7 @@ class VllmSequence(Sequence):
     draft_tokens: int = 0
     """Drafted tokens that the next step verifies."""
     ready_s: float | None = None
-    """When its grammar, input or KV will be ready; None: it waits for its turn only."""
-    loading: bool = False
-    """Whether KV is being loaded into its blocks."""
+    """When the KV that is being loaded into its blocks will be here; None: none is."""
     pinned: list[int] = field(default_factory=list)
     """Hashes that the host must keep during the load."""
     remote_fetched: bool = False

@@ -5,7 +5,7 @@ chunk of their prompt, or drafted tokens to verify. Then come waiting requests (
 a running request lacks a block, the request that arrived last, or has the worst priority, gives up
 its blocks and starts over ("preempted by recompute"). Such a step admits no requests.
 
-Joined decode steps: joined.py. Blocks on the device and at the host: cache.py.
+Blocks on the device and at the host: cache.py.
 
 Laws:
 - every request ends: finished or aborted; added = finished + aborted + waiting + running;
@@ -22,44 +22,40 @@ from random import Random
 from typing_extensions import override
 
 from indexer.identity import Tier
+from simulator.engines.block_pool import PoolEvent
 from simulator.engines.cost_model import PrefillChunk
 from simulator.engines.decode_run import DecodeRun
 from simulator.engines.scheduler import (
     BlockCounts,
+    Counts,
     Load,
     Output,
+    Scheduler,
     SchedulerConfig,
     Sequence,
     Step,
-    StepResult,
     Submission,
-    check,
 )
 from simulator.schedulers.vllm.admission import Admission, Room
 from simulator.schedulers.vllm.cache import VllmCache
-from simulator.schedulers.vllm.config import VllmSequence, vllm_config
-from simulator.schedulers.vllm.joined import JoinedSteps
+from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
 
 
-class VllmScheduler:
+class VllmScheduler(Scheduler):
     """The queue, the running batch, the block pool and the host cache of one engine."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._config = own = vllm_config(config)
-        self.config: SchedulerConfig = own
+        self._config = own = VllmConfig.of(config)
+        super().__init__(own)
         self._cache = VllmCache(own)
         self.pool = self._cache.pool
-        self.newest_arrival_s = 0.0
-        self._waiting = Admission(own, self._cache)
+        self._counts = Counts()
+        self._waiting = Admission(own, self._cache, self._counts)
         self._running: list[VllmSequence] = []
         self._scheduled: list[tuple[VllmSequence, int]] = []
         """(sequence, its tokens) of the present step."""
-        self._step: Step | None = None
-        self._joined = JoinedSteps(own, self._cache, self._waiting)
         self._rng = Random(own.seed)
-        self._added = self._preemptions = 0
-        self._drafted_tokens = self._accepted_tokens = 0
-        self._prompt_tokens = self._generated_tokens = self._finished = self._aborted = 0
+        self._added = 0
 
     @override
     def __repr__(self) -> str:
@@ -67,61 +63,43 @@ class VllmScheduler:
         return f"<VllmScheduler {running} running, {waiting} waiting, {self.pool!r}>"
 
     @property
-    def step(self) -> Step | None:
-        """The step that is going on."""
-        return self._step
-
-    @property
+    @override
     def next_ready_s(self) -> float | None:
         return self._waiting.next_ready_s
 
+    @override
     def running(self) -> list[Sequence]:
         return list(self._running)
 
+    @override
     def waiting(self) -> list[Sequence]:
         return list(self._waiting)
 
+    @override
     def scheduled(self) -> list[tuple[Sequence, int]]:
         return list(self._scheduled)
 
+    @override
     def load(self, dp_rank: int = 0) -> Load:
         return Load(
             running=len(self._running),
             waiting=len(self._waiting),
             used_blocks=self.pool.in_use_count,
             total_blocks=self.pool.block_count,
-            prefix_queried_tokens=self._waiting.queried_tokens,
-            prefix_hit_tokens=self._waiting.hit_tokens,
-            preemptions=self._preemptions,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            finished=self._finished,
-            aborted=self._aborted,
             deferred=self._waiting.deferred,
-            external_queried_tokens=self._waiting.external_queried_tokens,
-            external_hit_tokens=self._waiting.external_hit_tokens,
-            drafted_tokens=self._drafted_tokens,
-            accepted_tokens=self._accepted_tokens,
+            **vars(self._counts),
         )
 
+    @override
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
-        pool = self.pool
-        return BlockCounts(pool.free_count, pool.cached_count, pool.in_use_count, pool.block_count)
+        return self._cache.counts()
 
+    @override
     def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
         return self._cache.contents()
 
-    def add(self, submission: Submission, now_s: float) -> Sequence:
-        """Puts a request into the queue. Raises RequestRefused."""
-        check(submission, self._config)
-        sequence = VllmSequence(submission, submission.prompt_tokens, now_s, number=self._added)
-        self._added += 1
-        self._waiting.add(sequence, now_s)
-        self.newest_arrival_s = max(self.newest_arrival_s, now_s)
-        return sequence
-
+    @override
     def abort(self, sequence: Sequence) -> bool:
-        """Forgets a request, gives its blocks back; False when it has already ended."""
         if not isinstance(sequence, VllmSequence):
             return False
         if sequence in self._running:
@@ -129,71 +107,53 @@ class VllmScheduler:
         elif not self._waiting.remove(sequence):
             return False
         self._cache.end(sequence)
-        self._aborted += 1
+        self._counts.aborted += 1
         return True
 
+    @override
     def cached_tokens(self, submission: Submission) -> int:
-        """Tokens that a request would reuse if it were admitted now. Changes nothing."""
         return self._cache.cached_tokens(submission)
 
+    @override
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached content, on the host as well; False, and nothing changed, while
-        requests hold blocks."""
         return self._cache.reset()
 
-    def begin_step(self, now_s: float) -> Step | None:
-        """Decides what to compute next and takes the blocks for it; None when there is nothing."""
-        if self._step is not None:
-            raise RuntimeError("a step is going on")
+    @override
+    def _enqueue(self, submission: Submission, now_s: float) -> Sequence:
+        sequence = VllmSequence(submission, submission.prompt_tokens, now_s, number=self._added)
+        self._added += 1
+        self._waiting.add(sequence)
+        return sequence
+
+    @override
+    def _decide(self, now_s: float) -> Step | None:
         self._waiting.look(now_s)
         preempted = True
         while preempted and not self._scheduled:  # a step that preempted all takes no time
-            preemptions = self._preemptions
+            preemptions = self._counts.preemptions
             chunk_max = self._chunk_max()
             budget = self._schedule_running(chunk_max)
-            preempted = self._preemptions > preemptions
+            preempted = self._counts.preemptions > preemptions
             if not preempted:
                 room = Room(budget, chunk_max, self._running, self._scheduled)
                 self._waiting.admit(room, now_s)
         self._cache.settle()
-        if not self._scheduled:
-            return None
-        self._step = self._price(now_s, may_join=not preempted)
-        return self._step
+        return self._price(now_s, may_join=not preempted) if self._scheduled else None
 
-    def cut_step(self, now_s: float) -> Step | None:
-        """Ends joined steps with the present step; returns what is left of them."""
-        step, run = self._step, self._joined.run
-        if step is not None and run is not None:
-            steps = max(run.begun(now_s, step.count), self._joined.begun)
-            self._step = Step(step.start_s, run.end_s(steps), steps)
-        return self._step
+    @override
+    def _take_blocks(self, begun: int, steps: int) -> None:
+        lively = [sequence for sequence, _ in self._scheduled if sequence.blocks]
+        self._cache.decode_ahead(lively, begun, steps)
 
-    def advance(self, now_s: float) -> StepResult:
-        """Applies the joined steps that have ended by now, except for the last."""
-        step, joined = self._step, self._joined
-        if step is None:
-            return StepResult([], self.pool.take_events())
-        if joined.run is None:
-            return StepResult([], [])
-        ended = joined.run.ended(now_s, step.count - 1)
-        if ended <= joined.ended:
-            return StepResult([], [])
-        joined.begin(ended, self._scheduled)
-        outputs = self._apply(ended, now_s)
-        events = self.pool.take_events()
-        joined.begin(ended + 1, self._scheduled)
-        return StepResult(outputs, events)
-
-    def end_step(self, now_s: float) -> StepResult:
-        """Applies the step: tokens come out, requests finish, events are published."""
-        if self._step is None:
-            raise RuntimeError("no step is going on")
-        self._joined.begin(self._step.count, self._scheduled)
-        outputs = self._apply(self._step.count, now_s)
+    @override
+    def _end(self, count: int, now_s: float) -> list[Output]:
+        outputs = self._go_on(count, now_s)
         self._scheduled.clear()
-        self._step = None
-        return StepResult(outputs, self.pool.take_events())
+        return outputs
+
+    @override
+    def _take_events(self) -> list[PoolEvent]:
+        return self.pool.take_events()
 
     def _chunk_max(self) -> int:
         """The most tokens of a request in this step."""
@@ -251,13 +211,11 @@ class VllmScheduler:
         self._cache.release(victim)
         victim.computed_tokens = victim.draft_tokens = 0
         victim.preemptions += 1
-        self._preemptions += 1
+        self._counts.preemptions += 1
         self._waiting.put_back(victim)
 
-    def _apply(self, ended: int, now_s: float) -> list[Output]:
-        """Returns the tokens of all steps up to the `ended`-th."""
-        steps = ended - self._joined.ended
-        self._joined.ended = ended
+    @override
+    def _apply(self, steps: int, now_s: float) -> list[Output]:
         drafts = self._config.num_speculative_tokens
         generated = 0
         outputs: list[Output] = []
@@ -278,24 +236,22 @@ class VllmScheduler:
             sequence.known_tokens = end
             sequence.draft_tokens = drafts
             generated += end - first
-            if sequence.first_token_s is None:
-                sequence.first_token_s = now_s
-                self._prompt_tokens += sequence.prompt_tokens
+            self._counts.first_token(sequence, now_s)
             finished = end == sequence.total_tokens
             outputs.append(Output(sequence, first, end, finished))
             if finished:
                 self._running.remove(sequence)
                 self._cache.end(sequence)
-                self._finished += 1
-        self._generated_tokens += generated
+                self._counts.finished += 1
+        self._counts.generated_tokens += generated
         return outputs
 
     def _accepted(self, drafted: int) -> int:
         accepted = 0
         while accepted < drafted and self._rng.random() < self._config.acceptance_rate:
             accepted += 1
-        self._drafted_tokens += drafted
-        self._accepted_tokens += accepted
+        self._counts.drafted_tokens += drafted
+        self._counts.accepted_tokens += accepted
         return accepted
 
     def _price(self, now_s: float, *, may_join: bool) -> Step:
@@ -314,9 +270,34 @@ class VllmScheduler:
                 prefill.append(PrefillChunk(tokens, computed))
         if may_join and not prefill and decoding == len(self._running):
             run = DecodeRun(cost, now_s, decoding, context)
-            steps = self._joined.longest(run, self._running)
+            steps = self._steps_alike(run)
             if steps > 1:
-                self._joined.start(run)
+                self._run = run
                 return Step(now_s, run.end_s(steps), steps)
-        self._joined.start(None)
         return Step(now_s, now_s + cost.step_s(prefill, decoding, context))
+
+    def _steps_alike(self, run: DecodeRun) -> int:
+        """How many decode steps from this one on differ only in their number.
+
+        The run ends when a request finishes, when blocks would not suffice for another step, when
+        a request that was passed over becomes ready, or before a step stores the block that the
+        first request in line misses.
+        """
+        cache, running = self._cache, self._running
+        if self._config.num_speculative_tokens or self._host_may_change():
+            return 1
+        steps = min(sequence.remaining_tokens for sequence in running)
+        steps = cache.steps_that_fit(running, min(steps, self._config.joined_steps_max))
+        lacked = self._waiting.blocked_hash
+        if steps > 1 and lacked is not None:
+            storing = cache.step_that_stores(running, lacked, steps)
+            steps = steps if storing is None else storing - 1
+        for ready_s in self._waiting.unready.values():
+            if ready_s > run.start_s:
+                steps = min(steps, run.begun(ready_s, max(steps, 1)))
+        return steps
+
+    def _host_may_change(self) -> bool:
+        """Whether decoding can change which blocks a waiting request loads from the host."""
+        keeps_answers = self._cache.host is not None and not self._config.offload_prompt_only
+        return keeps_answers and len(self._waiting) > 0

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,14 @@ FORMS = Path(__file__).parents[1] / "data" / "traces"
 
 def kvroute(*words: object) -> Result:
     return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def replayed(*words: object) -> list[dict[str, Any]]:
+    """The numbers of a replay's runs."""
+    done = kvroute("replay", *words, "--quiet", "--json", "-")
+    assert done.exit_code == 0, done.output
+    runs: list[dict[str, Any]] = json.loads(done.output)["runs"]
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -129,67 +139,33 @@ def test_json_alone_goes_to_stdout(trace: Path) -> None:
     assert told["workers"] == 1
 
 
-def test_the_same_seed_gives_the_same_numbers_and_several_are_averaged(
-    trace: Path, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_numbers_and_several_are_averaged(trace: Path) -> None:
     def numbers(*words: object) -> dict[str, Any]:
-        file = tmp_path / "numbers.json"
-        words = (
-            "replay",
-            trace,
-            "--policy",
-            "simulator.world.yardsticks:random",
-            "--json",
-            file,
-            "--quiet",
-            *words,
-        )
-        done = kvroute(*words)
-        assert (done.exit_code, done.output) == (0, "")
-        run: dict[str, Any] = json.loads(file.read_text())["runs"][0]
-        return run
-
-    def told(run: dict[str, Any]) -> dict[str, Any]:
+        [run] = replayed(trace, "--policy", "simulator.world.yardsticks:random", *words)
         return {name: value for name, value in run.items() if name != "wall_s"}
 
     first, second = numbers("--seed", 1), numbers("--seed", 2)
-    assert told(first) == told(numbers("--seed", 1))
+    assert first == numbers("--seed", 1)
     both = numbers("--seed", 1, "--seed", 2)
     assert both["ttft_ms"]["mean"] == pytest.approx(
         (first["ttft_ms"]["mean"] + second["ttft_ms"]["mean"]) / 2
     )
 
 
-def test_windows_failures_replicas_and_loss_are_options(trace: Path, tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    done = kvroute(
-        *("replay", trace, "--workers", 2, "--from", 5, "--until", 20, "--fail", "1@3+4"),
-        *("--replicas", 2, "--event-delay-ms", 20, "--event-loss", 0.1, "--json", file),
-        *(
-            "--blocks",
-            400,
-            "--host-blocks",
-            900,
-            "--block-size",
-            32,
-            "--profile",
-            "llama-70b-4xh100",
-        ),
+def test_windows_failures_replicas_and_loss_are_options(trace: Path) -> None:
+    [run] = replayed(
+        *(trace, "--workers", 2, "--from", 5, "--until", 20, "--fail", "1@3+4"),
+        *("--replicas", 2, "--event-delay-ms", 20, "--event-loss", 0.1, "--blocks", 400),
+        *("--host-blocks", 900, "--block-size", 32, "--profile", "llama-70b-4xh100"),
     )
-    assert done.exit_code == 0, done.output
-    [run] = json.loads(file.read_text())["runs"]
-    assert run["requests"] == 30
-    assert run["failed"] == 0
+    assert (run["requests"], run["failed"]) == (30, 0)
 
 
-def test_prompts_and_answers_may_have_workers_of_their_own(trace: Path, tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    done = kvroute(
-        *("replay", trace, "--workers", 4, "--prefill-workers", 2, "--engines-per-host", 2),
-        *("--approximate-workers", 1, "--event-jitter-ms", 2, "--past-router", 0.0, "--json", file),
+def test_prompts_and_answers_may_have_workers_of_their_own(trace: Path) -> None:
+    [run] = replayed(
+        *(trace, "--workers", 4, "--prefill-workers", 2, "--engines-per-host", 2),
+        *("--approximate-workers", 1, "--event-jitter-ms", 2, "--past-router", 0.0),
     )
-    assert done.exit_code == 0, done.output
-    [run] = json.loads(file.read_text())["runs"]
     assert (run["requests"], run["failed"]) == (60, 0)
 
 
@@ -289,7 +265,7 @@ def test_the_policy_is_that_of_the_command_else_of_the_file_or_the_preset(
 ) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("routing: {policy: least-loaded}\n")
-    short = (trace, "--until", 2, "--quiet", "--json", "-")
+    short = (trace, "--until", 2)
     own = "simulator.world.yardsticks:random"
     for words, policies in (
         ((), ["dynamo-adaptive"]),
@@ -298,8 +274,7 @@ def test_the_policy_is_that_of_the_command_else_of_the_file_or_the_preset(
         (("--preset", "agents", "-c", file, "--policy", "round-robin"), ["round-robin"]),
         (("--preset", "agents", "--compare", f"{own},ttft"), ["ttft", own]),
     ):
-        runs = json.loads(kvroute("replay", *short, *words).output)["runs"]
-        assert [run["policy"] for run in runs] == policies
+        assert [run["policy"] for run in replayed(*short, *words)] == policies
     assert "batsch" in kvroute("replay", trace, "--preset", "batsch").output
 
 
@@ -346,16 +321,13 @@ def test_a_promise_about_nothing_is_not_kept(
 def test_hot_prefixes_are_copied_when_asked_for(
     enabled: bool, flags: list[str], tmp_path: Path
 ) -> None:
-    path, file, router = tmp_path / "hot.csv", tmp_path / "a.json", tmp_path / "router.yaml"
+    path, router = tmp_path / "hot.csv", tmp_path / "router.yaml"
     lines = ["arrival_s,input_length,output_length,prefix_id,prefix_tokens"]
     lines += [f"{i / 20},9000,50,system,8192" for i in range(200)]
     path.write_text("\n".join(lines) + "\n")
     settings = {"enabled": enabled, "queue": 0, "score": 1.0}
     router.write_text(yaml.safe_dump({"routing": {"hot_prefixes": settings}}))
-    words = ("replay", path, "--policy", "conductor", "-c", router, "--json", file, "--quiet")
-    done = kvroute(*words, *flags)
-    assert done.exit_code == 0, done.output
-    [run] = json.loads(file.read_text())["runs"]
+    [run] = replayed(path, "--policy", "conductor", "-c", router, *flags)
     assert run["copies"] > 0
 
 
@@ -365,35 +337,42 @@ def test_capacity_needs_a_range(trace: Path) -> None:
     assert "there is no fleet of 9 to 3 workers" in done.output
 
 
-async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Path) -> None:
-    file = tmp_path / "router.yaml"
+@asynccontextmanager
+async def simulating(*words: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """The process of `kvroute simulate`, and what it has shown; the block must make it end well."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", "simulate", "--engines", "2", "--speed", "100"),
-        *("--model", "toy", "--engine", "sglang", "--write-config", str(file)),
+        *(sys.executable, "-m", "router.cli.main", "simulate", *words),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     try:
-        shown = b""
-        async with asyncio.timeout(60):
-            while b"Ctrl-C" not in shown:
-                shown += await process.stdout.readline()
-        workers = yaml.safe_load(file.read_text())["workers"]
-        assert [worker["id"] for worker in workers] == ["worker-0", "worker-1"]
-        for worker in workers:
-            for key in ("address", "events", "replay"):
-                assert worker[key].encode() in shown
-        assert f"kvroute serve --config {file}".encode() in shown
-        async with aiohttp.ClientSession(workers[1]["address"]) as session:
-            asked = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
-            async with session.post("/v1/chat/completions", json=asked) as response:
-                assert (await response.json())["model"] == "toy"
-        process.send_signal(signal.SIGINT)
+        shown = ""
+        async with asyncio.timeout(180):
+            while "Ctrl-C" not in shown:
+                shown += (await process.stdout.readline()).decode()
+        yield process, shown
         assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    words = ("--engines", "2", "--speed", "100", "--model", "toy", "--engine", "sglang")
+    async with simulating(*words, "--write-config", str(file)) as (process, shown):
+        workers = yaml.safe_load(file.read_text())["workers"]
+        assert [worker["id"] for worker in workers] == ["worker-0", "worker-1"]
+        for worker in workers:
+            for key in ("address", "events", "replay"):
+                assert worker[key] in shown
+        assert f"kvroute serve --config {file}" in shown
+        async with aiohttp.ClientSession(workers[1]["address"]) as session:
+            asked = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
+            async with session.post("/v1/chat/completions", json=asked) as response:
+                assert (await response.json())["model"] == "toy"
+        process.send_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(
@@ -416,17 +395,8 @@ def test_engines_that_cannot_be_had_are_told(words: list[object], code: int, tol
 
 async def test_engines_that_are_to_end_finish_what_has_begun(tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", "simulate", "--prefill", "1", "--engines", "1"),
-        *("--speed", "50", "--drain-s", "60", "--write-config", str(file)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        shown = b""
-        async with asyncio.timeout(60):
-            while b"Ctrl-C" not in shown:
-                shown += await process.stdout.readline()
+    words = ("--prefill", "1", "--engines", "1", "--speed", "50", "--drain-s", "60")
+    async with simulating(*words, "--write-config", str(file)) as (process, _):
         workers = yaml.safe_load(file.read_text())["workers"]
         assert [worker["id"] for worker in workers] == ["worker-0", "prefill-0"]
         assert {worker["engine"] for worker in workers} == {"sglang"}
@@ -438,11 +408,6 @@ async def test_engines_that_are_to_end_finish_what_has_begun(tmp_path: Path) -> 
             await response.content.readline()
             process.send_signal(signal.SIGTERM)
             assert (await response.text()).rstrip().endswith("data: [DONE]")
-        assert await asyncio.wait_for(process.wait(), 60) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 def test_engines_that_others_reach_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
@@ -456,21 +421,12 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
     tmp_path: Path,
 ) -> None:
     openai = pytest.importorskip("openai")
-    words = ("simulate", "--gateway", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", *words, "--speed", "100"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        lines: list[str] = []
-        async with asyncio.timeout(180):
-            while "Ctrl-C" not in (lines or [""])[-1]:
-                lines.append((await process.stdout.readline()).decode())
-        (base,) = re.findall(r"OpenAI's API +(\S+/v1),", "".join(lines))
-        assert f"curl -i {base}/chat/completions " in "".join(lines)
+    words = ("--gateway", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--speed", "100")
+    async with simulating(*words) as (process, page):
+        (base,) = re.findall(r"OpenAI's API +(\S+/v1),", page)
+        assert f"curl -i {base}/chat/completions " in page
         root = base.removesuffix("/v1")
-        shown = [line.strip() for line in lines if line.startswith("  ")]
+        shown = [line.strip() for line in page.splitlines() if line.startswith("  ")]
         (body,), (asks,) = (
             [line for line in shown if line.startswith(word)]
             for word in ("echo ", "kvroute explain")
@@ -490,7 +446,7 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
             for row in json.loads(explained)["candidates"]
         ]
         assert max(overlaps) >= 128, "what the page says is shown by what it prints"
-        assert f"Anthropic's   {root}, the same\n" in lines
+        assert f"Anthropic's   {root}, the same\n" in page
         message = {"model": "stand-in", "messages": [{"role": "user", "content": "Hi"}]}
         async with (
             aiohttp.ClientSession() as http,
@@ -509,11 +465,6 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
         assert cached == int(second.headers["X-Kvroute-Overlap-Tokens"]) == 320
         assert answer.choices[0].message.content.startswith("I am a stand-in. ")
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 60) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def _shell(line: str, folder: Path) -> str:

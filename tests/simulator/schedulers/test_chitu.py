@@ -16,11 +16,19 @@ from simulator.schedulers.chitu.scheduler import ChituScheduler
 from simulator.schedulers.chitu.scores import Order
 from simulator.schedulers.chitu.skew import SkewScheduler
 from simulator.schedulers.chitu.task import ChituConfig, Task, TaskType
-from tests.simulator.schedulers.chitu_world import submission
+from tests.simulator.schedulers.lives import chained
 
 
 def config(**options: Any) -> ChituConfig:
     return ChituConfig(**({"block_count": 64, "block_size": 4} | options))
+
+
+def submission(
+    name: str, prompt: int, output: int, *, text: int | None = None, **options: Any
+) -> Submission:
+    """Requests of one text have the same prompt as far as both reach."""
+    hashes = [1000 * (text + 1) + i for i in range(100)] if text is not None else []
+    return chained(name, hashes, prompt, output, **options)
 
 
 def step(scheduler: ChituScheduler, now_s: float = 0.0) -> float:
@@ -361,13 +369,3 @@ def test_without_prefix_caching_nothing_is_found_and_nothing_told() -> None:
     assert [tokens for _, tokens in scheduler.scheduled()] == [16, 16]
     assert scheduler.end_step(begun.end_s).events == []
     assert scheduler.cached_tokens(submission("c", 16, 1, text=0)) == 0
-
-
-def test_steps_out_of_order_are_our_own_mistake() -> None:
-    scheduler = ChituScheduler(config())
-    with pytest.raises(RuntimeError, match="no step"):
-        scheduler.end_step(0.0)
-    scheduler.add(submission("a", 4, 1), 0.0)
-    scheduler.begin_step(0.0)
-    with pytest.raises(RuntimeError, match="going on"):
-        scheduler.begin_step(0.0)

@@ -1,4 +1,4 @@
-"""The laws of Chitu's three schedulers, whatever their options and whoever comes and goes."""
+"""Chitu's three schedulers through random lives: laws, and joined steps against single ones."""
 
 from dataclasses import replace
 from random import Random
@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.engines.scheduler import Submission
 from simulator.schedulers.chitu.dp import DpFifoScheduler
 from simulator.schedulers.chitu.scheduler import ChituScheduler
 from simulator.schedulers.chitu.skew import SkewScheduler
-from simulator.schedulers.chitu.task import ChituConfig
-from tests.simulator.schedulers.chitu_world import KINDS, World, submission
+from simulator.schedulers.chitu.task import ChituConfig, TaskType
+from tests.simulator.schedulers.lives import Acts, Life, act_on, assert_alike, chained, played
 
+KINDS = (ChituScheduler, SkewScheduler, DpFifoScheduler)
 SIZE = 4
 LENGTH = 80
 """Longest sequence, in tokens: 20 blocks."""
 
-Acts = list[tuple[float, Any]]
 requests = st.tuples(
     st.sampled_from([None, 0, 1, 2]),
     st.integers(1, 60),
@@ -72,39 +73,61 @@ def engines(draw: st.DrawFn) -> tuple[type[ChituScheduler], ChituConfig]:
     return kind, config
 
 
-def act(world: World, index: int, doing: Any, now_s: float) -> None:
+def submission(name: str, prompt: int, output: int, text: int | None, **more: Any) -> Submission:
+    """Requests of one text have the same prompt as far as both reach."""
+    hashes = [] if text is None else [1000 * (text + 1) + i for i in range(100)]
+    return chained(name, hashes, prompt, output, **more)
+
+
+def check(life: Life) -> None:
+    scheduler = life.scheduler
+    assert isinstance(scheduler, ChituScheduler)
+    for rank in scheduler.ranks:
+        in_use = {block for task in rank.holders for block in task.sequence.blocks}
+        assert rank.pool.in_use_count == len(in_use)
+        assert 1 <= rank.block_threshold <= scheduler.config.block_count
+    for task in scheduler.pool.values():
+        sequence = task.sequence
+        if not sequence.blocks:
+            assert (sequence.computed_tokens, task.type) == (0, TaskType.PREFILL)
+            assert not task.in_flight
+        assert len(sequence.blocks) * SIZE >= sequence.computed_tokens
+    in_flight = [task for batch in scheduler.in_flight for task, _ in batch.work]
+    assert all(task.in_flight for task in in_flight)
+    assert len(in_flight) == len(set(in_flight))
+
+
+def life_of(kind: type[ChituScheduler], config: ChituConfig, joined: int = 1) -> Life:
+    return Life(kind(replace(config, joined_steps_max=joined)), check, config.dp_size)
+
+
+def act(life: Life, index: int, doing: Any, now_s: float) -> None:
     match doing:
         case (text, prompt, output, number, elsewhere):
-            if world.scheduler.options.scheduler_type == "prefill_only":
-                output = 1
-            output = min(output, LENGTH - prompt)
-            asked = submission(f"r{index}", prompt, output, text=text, priority=number)
-            asked = replace(asked, remote_tokens=int(prompt * elsewhere))
-            if number is not None and number < world.scheduler.options.dp_size:
-                asked = replace(asked, dp_rank=number)
-            world.add(asked, now_s)
-        case int() if world.sequences:
-            world.abort(doing, now_s)
+            options = life.scheduler.config
+            assert isinstance(options, ChituConfig)
+            output = 1 if options.scheduler_type == "prefill_only" else min(output, LENGTH - prompt)
+            rank = number if number is not None and number < options.dp_size else None
+            remote = int(prompt * elsewhere)
+            more = {"priority": number, "remote_tokens": remote, "dp_rank": rank}
+            life.add(submission(f"r{index}", prompt, output, text, **more), now_s)
+        case _:
+            act_on(life, doing, now_s)
 
 
-def played(world: World, acts: Acts) -> float:
-    now_s = 0.0
-    for index, (after_s, doing) in enumerate(acts):
-        now_s += after_s
-        world.run_until(now_s)
-        act(world, index, doing, now_s)
-    return world.finish(now_s)
+def alike(kind: type[ChituScheduler], config: ChituConfig, acts: Acts, joined: int) -> Life:
+    single, run = life_of(kind, config), life_of(kind, config, joined)
+    assert_alike(single, run, acts, act, submission("asked", 60, 1, 0))
+    assert run.refused == 0
+    return run
 
 
-@settings(max_examples=150, deadline=None)
-@given(engine=engines(), acts=acts_over_time, joined=st.sampled_from([1, 5, 10_000]))
-def test_blocks_requests_tokens_and_events_add_up_at_every_step(
+@settings(max_examples=200, deadline=None)
+@given(engine=engines(), acts=acts_over_time, joined=st.sampled_from([5, 10_000]))
+def test_laws_hold_and_a_run_is_its_steps_one_by_one(
     engine: tuple[type[ChituScheduler], ChituConfig], acts: Acts, joined: int
 ) -> None:
-    kind, config = engine
-    world = World(kind, replace(config, joined_steps_max=joined))
-    played(world, acts)
-    assert world.refused == 0
+    alike(*engine, acts, joined)
 
 
 @settings(max_examples=50, deadline=None)
@@ -112,34 +135,8 @@ def test_blocks_requests_tokens_and_events_add_up_at_every_step(
 def test_the_same_run_has_the_same_effects(
     engine: tuple[type[ChituScheduler], ChituConfig], acts: Acts
 ) -> None:
-    one, other = World(*engine), World(*engine)
-    assert played(one, acts) == played(other, acts)
-    assert one.log == other.log
-
-
-def assert_alike(kind: type[ChituScheduler], config: ChituConfig, acts: Acts, joined: int) -> World:
-    """Joined steps against single ones; returns the joined world."""
-    single, run = World(kind, config), World(kind, replace(config, joined_steps_max=joined))
-    now_s = 0.0
-    for index, (after_s, doing) in enumerate(acts):
-        now_s += after_s
-        for world in (single, run):
-            world.run_until(now_s)
-        assert run.state() == single.state()
-        for world in (single, run):
-            act(world, index, doing, now_s)
-    assert run.finish(now_s) == pytest.approx(single.finish(now_s), rel=1e-9)
-    assert run.state() == single.state()
-    assert run.first_tokens() == pytest.approx(single.first_tokens(), rel=1e-9)
-    return run
-
-
-@settings(max_examples=100, deadline=None)
-@given(engine=engines(), acts=acts_over_time, joined=st.sampled_from([7, 10_000]))
-def test_a_run_is_its_steps_one_by_one(
-    engine: tuple[type[ChituScheduler], ChituConfig], acts: Acts, joined: int
-) -> None:
-    assert_alike(*engine, acts, joined)
+    logs = [played(life_of(*engine), acts, act) for _ in range(2)]
+    assert logs[0] == logs[1]
 
 
 HEAVY_TYPES = ["prefill_first", "request_preset,prefill_first", "fcfs", "stride", "prefix_align"]
@@ -162,8 +159,8 @@ def test_under_heavy_load_a_run_is_its_steps_one_by_one(kind: type[ChituSchedule
             prefix_caching=rng.random() < 0.7,
             dp_size=2 if kind is DpFifoScheduler else 1,
         )
-        run = assert_alike(kind, config, heavy_load(rng), 10_000)
-        evictions += sum(rank.evictions for rank in run.scheduler.ranks)
+        run = alike(kind, config, heavy_load(rng), 10_000)
+        evictions += sum(run.scheduler.load(rank).preemptions for rank in run.ranks)
         joined += run.joined
     assert joined > 100
     assert (evictions > 20) == (kind is not SkewScheduler)
