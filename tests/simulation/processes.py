@@ -521,6 +521,7 @@ class Router(Process):
         if one.cancelled:
             return
         again = self._next(one, chunk)
+        self._work()
         if again is None:
             self._go_on(one)
             return
