@@ -26,7 +26,7 @@ class PickObserver(Protocol):
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether it needs prompts as tokens, so that callers are not asked for hashes alone."""
+        """Whether it needs prompts as tokens; answers then invite no one to send hashes alone."""
 
     def on_pick(self, reservation: Reservation, request: Request, now_s: float) -> None:
         """What it raises takes no answer away."""

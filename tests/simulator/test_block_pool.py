@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from simulator.engines.block_pool import BlockId, BlockPool, Cleared, PoolEvent, Removed, Stored
-from simulator.engines.scheduler import Sequence
+from simulator.engines.content import ChainContent
+from simulator.engines.scheduler import Sequence, Submission
 from simulator.engines.sequence_blocks import SequenceBlocks
-from tests.simulator.schedulers.lives import chained
 
 SIZE = 4
 
@@ -124,7 +124,10 @@ def test_mistakes_of_the_caller_are_refused() -> None:
 
 
 def test_a_sequence_that_needs_more_blocks_than_there_are_is_our_own_mistake() -> None:
-    blocks, submission = SequenceBlocks(2, SIZE), chained("a", [1, 2], 2 * SIZE, 9)
+    submission = Submission(
+        request_id="a", content=ChainContent([1, 2], "a"), prompt_tokens=2 * SIZE, output_tokens=9
+    )
+    blocks = SequenceBlocks(2, SIZE)
     with pytest.raises(RuntimeError, match="room for 3 blocks"):
         blocks.take(Sequence(submission, 2 * SIZE, 0.0), [], 3)
     sequence = Sequence(submission, 2 * SIZE, 0.0, computed_tokens=2 * SIZE)

@@ -82,11 +82,12 @@ def test_a_value_out_of_a_list_is_followed_by_the_list(
         ({"worker": []}, "unknown key `worker`, did you mean `workers`? - at `$`"),
         (
             {"workers": [{"id": "a", "engine": "tgi", "address": "http://a"}]},
-            "'tgi' is none of vllm, sglang - at `$.workers[0].engine`",
+            "'tgi' is none of vllm, sglang, trtllm - at `$.workers[0].engine`",
         ),
         (
             {"workers": [{"id": "a", "engine": "vlm", "address": "http://a"}]},
-            "'vlm' is none of vllm, sglang, did you mean `vllm`? - at `$.workers[0].engine`",
+            "'vlm' is none of vllm, sglang, trtllm, did you mean `vllm`?"
+            " - at `$.workers[0].engine`",
         ),
         (
             {"workers": [{"id": "a", "engine": "vllm", "adress": "http://a"}]},
