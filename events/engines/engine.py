@@ -98,8 +98,9 @@ class Engine:
     """None: it takes no part in pairs of prefill and decode workers."""
     decode_caches: bool = True
     """Whether decode workers keep a prefix cache, and publish events of it."""
-    pairs_messages: bool = False
-    """Whether the halves of a pair can share a request of Anthropic's messages."""
+    unpaired_bodies: frozenset[str] = frozenset()
+    """Names of the body formats (router/prompts/bodies.py) in which it drops what a pair's halves
+    tell each other."""
     chat_tokens: Callable[[Sequence[int]], dict[str, Any]] | None = None
     """Token ids -> the fields of a chat's body that have the engine compute them, and not render
     the messages; its answer is a chat's all the same. None: it has no such field."""

@@ -16,6 +16,7 @@ _DYNAMO = Engine(
     name="dynamo",
     title="Dynamo",
     hand_over=HandOver.IN_TURN,
+    unpaired_bodies=frozenset({"messages"}),  # not tried
     eagle_shifts_hashes=True,
 )
 """An engine behind NVIDIA Dynamo's frontend, whose events come over Dynamo's event plane."""

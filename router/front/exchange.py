@@ -205,7 +205,7 @@ class Exchange:
         """
         if not self.kind.may_pair or self.facts.previous_response_id or self.facts.is_background:
             return False
-        return self.kind.has_room or engine_of(engine).pairs_messages
+        return self.kind.name not in engine_of(engine).unpaired_bodies
 
     def prefill_fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """A prefill worker's fields (PrefillWorker.prefill_body), as this path names them."""

@@ -42,8 +42,6 @@ class BodyFormat:
     """Engines take the prompt's tokens beside it."""
     may_pair: bool = True
     """A prefill worker and a decode worker can share the request."""
-    has_room: bool = True
-    """SGLang keeps a pair's bootstrap_room in it."""
     prefill_fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the request to a prefill worker."""
     usage_is_option: bool = False
@@ -85,7 +83,6 @@ MESSAGES = BodyFormat(
     becomes_chat=True,
     session_field="metadata",
     takes_priority=False,
-    has_room=False,  # SGLang 0.5.23 drops it (sgl-project/sglang#35229)
     usage_begins=True,
     # message_start may come before the prompt's end.
     first_token=(b"content_block", b"message_delta"),

@@ -46,7 +46,7 @@ SGLANG = Engine(
     hand_over=HandOver.AT_ONCE,
     decode_caches=False,  # unless a flag says so
     # 0.5.23 drops bootstrap_room from messages (sgl-project/sglang#35229).
-    pairs_messages=False,
+    unpaired_bodies=frozenset({"messages"}),
     # 0.5.23. Releases that don't know it render the messages.
     chat_tokens=lambda token_ids: {"input_ids": token_ids},
 )

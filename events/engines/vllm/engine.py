@@ -31,8 +31,6 @@ VLLM = Engine(
     salts_since=(0, 17),
     lower_priority_first=True,
     hand_over=HandOver.IN_TURN,
-    # 0.32 has kv_transfer_params on all paths.
-    pairs_messages=True,
     # 0.32; made for decode workers of pairs. Releases that don't know it render the messages.
     chat_tokens=lambda token_ids: {"kv_transfer_params": {"prompt_token_ids": token_ids}},
 )

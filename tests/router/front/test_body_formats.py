@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from events.engines.table import ENGINES
 from router.front.exchange import Blame, Exchange
 from router.prompts.bodies import FORMATS, PATHS, BodyFormat
 from tests.stage.gateway import Worker, a_gateway, answering
@@ -52,7 +53,7 @@ def seen(path: str, body: dict[str, Any]) -> Iterator[object]:
     yield first.question()
     yield first.facts
     yield first.may_have_tokens
-    yield [first.pairs_on(engine) for engine in ("vllm", "sglang", "another")]
+    yield [first.pairs_on(engine) for engine in ("vllm", "another")]  # SGLang's record has names
     fields = first.prefill_fields({"max_tokens": 1, "stream": None})
     for more in (None, fields):
         upstream = first.upstream("http://w", {}, engine_priority=2, fields=more)
@@ -75,6 +76,17 @@ def test_a_record_under_another_path_is_served_alike(kind: BodyFormat) -> None:
     limits = {"max_tokens": 7, "max_completion_tokens": 6, "max_output_tokens": 5}
     for more in ({}, {"stream": True}, options, sessions, limits, options | sessions | limits):
         assert list(seen(kind.paths[0], plain | more)) == list(seen(copied(kind), plain | more))
+
+
+def test_engines_name_formats_that_there_are() -> None:
+    named = {name for engine in ENGINES.values() for name in engine.unpaired_bodies}
+    assert named == {"messages"}
+    assert named <= {kind.name for kind in FORMATS}
+    messages, chat = (
+        Exchange(path, b"{}", {}) for path in ("/v1/messages", "/v1/chat/completions")
+    )
+    assert (messages.pairs_on("sglang"), messages.pairs_on("vllm")) == (False, True)
+    assert chat.pairs_on("sglang")
 
 
 async def test_the_gateway_forwards_every_path_and_answers_in_its_forms_errors() -> None:
