@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from events.plane import subjects
+from events.plane.subjects import PLANES, Side
 
-_ALL = "kvroute.v1.{}.{}"
 PROBE_ID = "kvroute-probe"
 """A worker id that no relay has."""
 
@@ -33,37 +33,26 @@ class Attempt(NamedTuple):
 
 def of_relay(fleet: str, worker_ids: Sequence[str]) -> Rights:
     """The rights of a relay of these workers."""
-    tokens = [subjects.escape(worker_id) for worker_id in worker_ids]
-    return Rights(
-        tuple(
-            _subject(fleet, f"{plane}.{token}.*") for token in tokens for plane in ("facts", "load")
-        ),
-        (
-            *(
-                _subject(fleet, f"{plane}.{token}.*")
-                for token in tokens
-                for plane in ("snapshot", "warm")
-            ),
-            subjects.hello(fleet),
-        ),
-    )
+    tokens = [f"{subjects.escape(worker_id)}.*" for worker_id in worker_ids]
+    return _rights(fleet, "relay", tokens)
 
 
 def of_router(fleet: str) -> Rights:
     """The rights of every router."""
+    publish, subscribe = _rights(fleet, "router", ["*.*"])
+    return Rights(publish, (*subscribe, "_INBOX.>"))
+
+
+def _rights(fleet: str, side: Side, workers: Sequence[str]) -> Rights:
+    """workers: the last tokens of their subjects."""
+    last = {"replica": "*", "fleet": ""}
+    of_workers = [(plane, each) for each in workers for plane in PLANES if plane.whose == "worker"]
+    others = [(plane, last[plane.whose]) for plane in PLANES if plane.whose != "worker"]
+    every = [*of_workers, *others]
     return Rights(
-        (
-            subjects.hello(fleet),
-            subjects.control(fleet),
-            *(_subject(fleet, f"{plane}.*.*") for plane in ("snapshot", "warm")),
-            *(_subject(fleet, f"{plane}.*") for plane in ("inflight", "report")),
-        ),
-        (
-            *(_subject(fleet, f"{plane}.*.*") for plane in ("facts", "load")),
-            subjects.hello(fleet),
-            subjects.control(fleet),
-            *(_subject(fleet, f"{plane}.*") for plane in ("inflight", "report")),
-            "_INBOX.>",
+        tuple(_subject(fleet, plane.name, end) for plane, end in every if plane.publisher == side),
+        tuple(
+            _subject(fleet, plane.name, end) for plane, end in every if side in plane.subscribers
         ),
     )
 
@@ -71,14 +60,19 @@ def of_router(fleet: str) -> Rights:
 def beyond_relay(fleet: str) -> tuple[Attempt, ...]:
     """What no relay's credentials should allow. The messages are empty, so that a router which
     receives one drops and counts it."""
-    worker = f"{PROBE_ID}.0"
-    return (
-        Attempt(True, _subject(fleet, f"facts.{worker}"), "publish facts of other workers"),
-        Attempt(True, _subject(fleet, f"load.{worker}"), "publish the load of other workers"),
-        Attempt(True, subjects.control(fleet), "drain and remove workers"),
-        Attempt(False, _subject(fleet, f"snapshot.{worker}"), "answer snapshot requests of others"),
-        Attempt(False, _subject(fleet, f"warm.{worker}"), "read prompts that others are to warm"),
+    return tuple(
+        Attempt(
+            "router" in plane.subscribers,
+            _subject(fleet, plane.name, f"{PROBE_ID}.0" if plane.whose == "worker" else ""),
+            plane.trespass,
+        )
+        for plane in PLANES
+        if plane.trespass
     )
+
+
+def _subject(fleet: str, plane: str, last: str) -> str:
+    return ".".join(filter(None, ("kvroute.v1", fleet, plane, last)))
 
 
 _REFUSED = re.compile(
@@ -136,10 +130,6 @@ def nsc_commands(account: str, users: dict[str, Rights]) -> str:
             f"nsc generate creds --account {account} --name {name} > {name}.creds",
         ]
     return "\n".join([*lines, ""])
-
-
-def _subject(fleet: str, rest: str) -> str:
-    return _ALL.format(fleet, rest)
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -2,11 +2,38 @@
 
 import re
 from functools import lru_cache
+from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
 from indexer.identity import WorkerKey
 
 _PREFIX = "kvroute.v1"
+
+Side = Literal["relay", "router"]
+
+
+class Plane(NamedTuple):
+    """One kind of messages: whose subject they have, who publishes and who reads them."""
+
+    name: str
+    whose: Literal["worker", "replica", "fleet"]
+    publisher: Side
+    subscribers: tuple[Side, ...]
+    trespass: str = ""
+    """What a relay could do with the rights of a router, or with those of another relay."""
+
+
+PLANES = (
+    Plane("facts", "worker", "relay", ("router",), "publish facts of other workers"),
+    Plane("load", "worker", "relay", ("router",), "publish the load of other workers"),
+    Plane("snapshot", "worker", "router", ("relay",), "answer snapshot requests of others"),
+    Plane("warm", "worker", "router", ("relay",), "read prompts that others are to warm"),
+    Plane("hello", "fleet", "router", ("relay", "router")),
+    Plane("control", "fleet", "router", ("router",), "drain and remove workers"),
+    Plane("inflight", "replica", "router", ("router",)),
+    Plane("report", "replica", "router", ("router",)),
+)
+"""The permissions of relays and routers are made of it (events/plane/permissions.py)."""
 _RANK_DIGITS_MAX = 5
 _ID_CHARACTERS_MAX = 256
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")

@@ -54,6 +54,13 @@ def test_the_rights_are_those_of_the_page() -> None:
             assert f'"{subject}"' in page
 
 
+def test_the_page_has_a_row_for_each_plane_in_its_form() -> None:
+    ends = {"worker": ".<w>.<r>", "replica": ".<replica>", "fleet": ""}
+    page = PAGE.read_text(encoding="utf-8")
+    for plane in subjects.PLANES:
+        assert f"| `kvroute.v1.<f>.{plane.name}{ends[plane.whose]}` |" in page
+
+
 def test_a_worker_id_is_escaped_and_a_relay_may_have_several() -> None:
     rights = of_relay("f", ["a.b>", "*"])
     assert rights.publish[:2] == ("kvroute.v1.f.facts.a%2Eb%3E.*", "kvroute.v1.f.load.a%2Eb%3E.*")
