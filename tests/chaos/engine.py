@@ -26,7 +26,7 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.completion_wire import Reply
 from simulator.live.engine import Engine, EngineConfig
-from simulator.live.http_face import HttpFace
+from simulator.live.http_face import Generation, HttpFace
 from simulator.live.messages_wire import MessagesReply
 from simulator.live.publisher import Publisher
 from tests.stage.channel import lines, say
@@ -71,7 +71,7 @@ class FailingFace(HttpFace):
         self._healed = asyncio.Event()
 
     @override
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, form: type[Generation], request: web.Request) -> web.StreamResponse:
         while self.mode == "hang":
             await self._healed.wait()
         if self.mode == "reuse" and request.transport is not None:
@@ -83,7 +83,7 @@ class FailingFace(HttpFace):
             self._used.add(peer)
         if self.mode == "errors" or (self.mode == "half" and self._rng.random() < 0.5):
             return web.Response(status=500, text="CUDA error: an illegal memory access")
-        return await super()._completions(request)
+        return await super()._answer(form, request)
 
     @override
     async def _stream(
@@ -115,20 +115,12 @@ class FailingFace(HttpFace):
         return self._nonsense() or await super()._health(request)
 
     @override
-    async def _version(self, request: web.Request) -> web.Response:
-        return self._nonsense() or await super()._version(request)
+    async def _page(self, request: web.Request) -> web.Response:
+        return self._nonsense() or await super()._page(request)
 
     @override
     async def _models(self, request: web.Request) -> web.Response:
         return self._nonsense() or await super()._models(request)
-
-    @override
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return self._nonsense() or await super()._metrics(request)
-
-    @override
-    async def _event_sources(self, request: web.Request) -> web.Response:
-        return self._nonsense() or await super()._event_sources(request)
 
     def _nonsense(self) -> web.Response | None:
         return web.Response(body=self._rng.choice(NONSENSE)) if self.mode == "pages" else None

@@ -16,10 +16,11 @@ import zmq.asyncio
 from aiohttp import web
 from typing_extensions import override
 
+from router.prompts.bodies import BodyFormat
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
-from simulator.live.http_face import HttpFace
+from simulator.live.http_face import Generation, HttpFace
 from simulator.live.publisher import Publisher
 from simulator.live.stand_ins import StandIn
 
@@ -37,7 +38,7 @@ class FailingFace(HttpFace):
         self._fails = fails
 
     @override
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, form: type[Generation], request: web.Request) -> web.StreamResponse:
         match self._fails.read_text():
             case "errors":
                 return web.Response(status=500, text="CUDA error: an illegal memory access")
@@ -48,15 +49,13 @@ class FailingFace(HttpFace):
                 if request.transport is not None:
                     request.transport.abort()
                 return response
-        return await super()._completions(request)
+        return await super()._answer(form, request)
 
     @override
-    async def _render_completion(self, request: web.Request) -> web.Response:
-        return self._tokens(await super()._render_completion(request))
-
-    @override
-    async def _render_chat(self, request: web.Request) -> web.Response:
-        return self._tokens(await super()._render_chat(request))
+    async def _render(
+        self, kind: BodyFormat, form: type[Generation], request: web.Request
+    ) -> web.Response:
+        return self._tokens(await super()._render(kind, form, request))
 
     @override
     async def _tokenize(self, request: web.Request) -> web.Response:
