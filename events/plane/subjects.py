@@ -13,7 +13,7 @@ Side = Literal["relay", "router"]
 
 
 class Plane(NamedTuple):
-    """One kind of messages: whose subject they have, who publishes and who reads them."""
+    """One kind of messages, with its owner in the subject, its publisher and its subscribers."""
 
     name: str
     whose: Literal["worker", "replica", "fleet"]
