@@ -1,7 +1,7 @@
 """A kind of engine, as one record: all that kvroute must know of it. Pure.
 
-The records are in table.py. What differs between engines is a field of this record; no
-other module compares an engine's name.
+The records are in table.py. What differs between engines is a field of this record; no other module
+compares an engine's name.
 """
 
 import re

@@ -9,7 +9,7 @@ from events.engines.vllm.engine import VLLM
 
 EngineName = Literal["vllm", "sglang", "trtllm"]
 """The engines that a relay of ours reads."""
-READ: dict[str, Reading] = {
+READINGS: dict[str, Reading] = {
     engine.name: engine.reading for engine in (VLLM, SGLANG, TRTLLM) if engine.reading is not None
 }
 _DYNAMO = Engine(

@@ -1,4 +1,4 @@
-"""Reads the MessagePack batches that engines publish: the parts common to vLLM and SGLang.
+"""Reads the MessagePack batches that engines publish: the parts common to all of them.
 
     batch  [time, [event, ...], rank?]       or a map with these under their names
     event  ["BlockStored", field, ...]       vLLM up to 0.23, SGLang up to 0.5.19
@@ -70,6 +70,21 @@ class Schema(Generic[WireEvent]):
     maps: msgspec.msgpack.Decoder[WireEvent]
     meaning: Callable[[WireEvent], EngineEvent]
     """Raises Unreadable."""
+
+
+class Removed(Struct, tag="BlockRemoved"):
+    """What every engine's removal has."""
+
+    block_hashes: Hashes
+    medium: str | None = None
+
+
+class Cleared(Struct, tag="AllBlocksCleared"):
+    """Of every engine."""
+
+
+class ClearedArray(Cleared, array_like=True, tag="AllBlocksCleared"):
+    """The same as an array."""
 
 
 class _ArrayBatch(Struct, array_like=True):

@@ -17,7 +17,7 @@ from events.engines.endpoints import (
     zmq_error,
 )
 from events.engines.engine import HandOver
-from events.engines.table import READ, EngineName, engine_of
+from events.engines.table import READINGS, EngineName, engine_of
 from events.plane.mistakes import of_value
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -292,7 +292,7 @@ def unusable(settings: EngineSettings) -> str:
 
 
 def _feed_error(settings: EngineSettings, endpoint: str) -> str:
-    if READ[settings.engine].read_load_feed is None:
+    if READINGS[settings.engine].read_load_feed is None:
         return f"{engine_of(settings.engine).title} has no feed of loads; its pages are polled"
     return zmq_error(endpoint, ranks=settings.ranks)
 

@@ -26,7 +26,7 @@ from events.engines.events import LoadSample
 from events.engines.pages.load import EngineIdentity
 from events.engines.pages.probe import Answer, Probe
 from events.engines.sessions import http_session
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 
@@ -156,7 +156,7 @@ class EnginePages:
 
     async def _ask_load(self, probe: Probe) -> None:
         """Reads the load, for ever."""
-        if READ[self._settings.engine].loads_need_identity:
+        if READINGS[self._settings.engine].loads_need_identity:
             await self._identified.wait()
         else:
             await self._asked.wait()

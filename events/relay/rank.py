@@ -27,7 +27,7 @@ from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
 from events.engines.events import BlocksCleared
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.engines.wire import batch_time_s
 from events.plane.facts import Epoch
 from events.relay.ledger import Ledger
@@ -92,14 +92,14 @@ class Rank(RankStream[Ledger]):
         has_replay: bool,
         wanted_block_size: int | None = None,
     ) -> None:
-        """engine: a name of events.engines.table.READ. Raises KeyError for another."""
+        """engine: a name of events.engines.table.READINGS. Raises KeyError for another."""
         counts: Counter[str] = Counter()
         ledger = Ledger(wanted_block_size, dropped=counts)
         super().__init__(ledger, epoch, counts=counts)
         self.state = EngineState.STARTING
         self.engine_rank: int | None = None
         """The data-parallel rank in the engine's messages; None: no message had a rank."""
-        self._decode = READ[engine].decode
+        self._decode = READINGS[engine].decode
         self._wanted_block_size = wanted_block_size
         self._has_replay = has_replay
         self._next_seq = 0

@@ -32,7 +32,7 @@ from events.engines.events import LoadSample
 from events.engines.pages.load import LoadUnreadable
 from events.engines.sockets import SUBSCRIBED_S, ReplayAnswer, ask_replay
 from events.engines.sockets import Subscription as EngineSubscription
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.engines.zmq_framing import LiveMessage, parse_live
 from events.plane import subjects
 from events.plane.broker import Broker, OnMessage
@@ -140,7 +140,7 @@ class Relay:
             await self._listen(subject, answer, "snapshot", shell.supervisor)
             if settings.events is not None:
                 _ = keep(partial(self._follow, shell, settings.events), "events")
-            read = READ[settings.engine].read_load_feed
+            read = READINGS[settings.engine].read_load_feed
             if settings.load is not None and read is not None:
                 _ = keep(partial(self._follow_load, shell, settings.load, read), "load_feed")
         hello = subjects.hello(self._fleet)

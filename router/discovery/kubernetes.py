@@ -22,7 +22,7 @@ import msgspec
 from events.engines.access import EngineAccess
 from events.engines.pages.probe import EngineHttp, EngineSilent
 from events.engines.sessions import http_session
-from events.engines.table import ENGINES, READ
+from events.engines.table import ENGINES, READINGS
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 from router.config.settings.discovery_settings import KubernetesSettings
@@ -318,12 +318,12 @@ class KubernetesDiscovery:
         except (msgspec.DecodeError, RecursionError) as error:
             raise EngineSilent(f"/v1/models: {error}") from None
         named = wanted.pod.annotations.get(f"{ANNOTATION}engine")
-        for name in READ:
+        for name in READINGS:
             if ENGINES[name].owned_by in owners:
                 return name
-        if named in READ:
+        if named in READINGS:
             return named
-        known = " nor ".join(ENGINES[name].title for name in READ)
+        known = " nor ".join(ENGINES[name].title for name in READINGS)
         raise EngineSilent(f"/v1/models: neither {known} answers there")
 
     async def _labels(self, node: str) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from events.engines.events import BlocksCleared
 from events.engines.sglang.pages import sglang_metrics
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.engines.vllm.pages import vllm_loads
 from tests.bench.timing import row
 
@@ -62,7 +62,7 @@ def _long_stores() -> tuple[Callable[[], object], int]:
 
 def _decoding(engine: str, payloads: list[bytes]) -> tuple[Callable[[], object], int]:
     """What to time, and the blocks stored and removed in one go of it."""
-    decode = READ[engine].decode
+    decode = READINGS[engine].decode
     blocks = sum(
         len(event.hashes)
         for payload in payloads

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.engines.wire import batch_time_s
 from events.plane import facts
 from events.relay.ledger import Ledger
@@ -36,7 +36,7 @@ def engine(payload: bytes) -> Outcome:
     """An engine's batch: read and applied without an error, and its time is that of its first
     bytes."""
     outcome: list[Any] = []
-    for name, reading in READ.items():
+    for name, reading in READINGS.items():
         batch = reading.decode(payload)
         if batch.malformed and batch.malformed[0].startswith("the batch: "):
             unread = (batch.events, batch.time_s, batch.removals_lost)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from events.engines.events import BlocksStored
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.feed.fleet_view import FleetView
 from events.feed.stream import StreamState
 from events.plane.facts import Epoch
@@ -255,7 +255,7 @@ def first_stored(fleet: Fleet, asked: Asked, size: int) -> tuple[int, int] | Non
     for frame in fleet.frames[asked.first_frame : asked.end_frame]:
         if asked.rank not in (None, frame.rank):
             continue
-        for event in READ[fleet.engine].decode(frame.payload).events:
+        for event in READINGS[fleet.engine].decode(frame.payload).events:
             if not isinstance(event, BlocksStored) or not same_namespace(event, asked):
                 continue
             tokens = list(event.token_ids)

@@ -19,7 +19,7 @@ from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
 from events.engines.engine import Loads
 from events.engines.pages.load import EngineIdentity, LoadUnreadable
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.engines.vllm.pages import mooncake_engine_ids
 
 DOCUMENT_BYTES_MAX = 8 * 1024 * 1024
@@ -136,8 +136,8 @@ class Probe:
         mooncake: str | None = None,
         counts: Counter[str] | None = None,
     ) -> None:
-        """engine: a name of events.engines.table.READ. mooncake: the URL of its bootstrap server,
-        if it has one. counts: `malformed_page` for unreadable answers."""
+        """engine: a name of events.engines.table.READINGS. mooncake: the URL of its bootstrap
+        server, if it has one. counts: `malformed_page` for unreadable answers."""
         self.identity: EngineIdentity | None = None
         self.loads: Loads = {}
         self.refused = False
@@ -150,7 +150,7 @@ class Probe:
         self._troubles: dict[str, str] = {}
         """load, identity or mooncake -> why its last request failed."""
         self._counts = Counter[str]() if counts is None else counts
-        self._reading = READ[engine]
+        self._reading = READINGS[engine]
 
     @property
     def trouble(self) -> str:

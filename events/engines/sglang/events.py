@@ -22,7 +22,10 @@ from events.engines.events import (
     EngineEvent,
 )
 from events.engines.wire import (
+    Cleared,
+    ClearedArray,
     Hashes,
+    Removed,
     Schema,
     check_lengths,
     decode_batch,
@@ -47,28 +50,15 @@ class _Stored(Struct, tag="BlockStored"):
     lora_name: str | None = None  # 0.5.22
 
 
-class _Removed(Struct, tag="BlockRemoved"):
-    block_hashes: Hashes
-    medium: str | None = None  # 0.5.9
-
-
-class _Cleared(Struct, tag="AllBlocksCleared"):
-    pass
-
-
 class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
     pass
 
 
-class _RemovedArray(_Removed, array_like=True, tag="BlockRemoved"):
+class _RemovedArray(Removed, array_like=True, tag="BlockRemoved"):
     pass
 
 
-class _ClearedArray(_Cleared, array_like=True, tag="AllBlocksCleared"):
-    pass
-
-
-_WireEvent = _Stored | _Removed | _Cleared
+_WireEvent = _Stored | Removed | Cleared
 
 
 def decode(payload: bytes) -> EngineBatch:
@@ -80,15 +70,15 @@ def _meaning(event: _WireEvent) -> EngineEvent:
     match event:
         case _Stored():
             return _stored(event)
-        case _Removed():
+        case Removed():
             return BlocksRemoved(hashes=read_hashes(event.block_hashes), medium=event.medium)
-        case _Cleared():
+        case Cleared():
             return BlocksCleared()
 
 
 SCHEMA: Schema[Any] = Schema(
-    arrays=msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray),
-    maps=msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared),
+    arrays=msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | ClearedArray),
+    maps=msgspec.msgpack.Decoder(_Stored | Removed | Cleared),
     meaning=_meaning,
 )
 

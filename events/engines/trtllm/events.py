@@ -20,7 +20,9 @@ from events.engines.events import (
     EngineEvent,
 )
 from events.engines.wire import (
+    Cleared,
     Hashes,
+    Removed,
     Schema,
     Unreadable,
     check_lengths,
@@ -51,16 +53,7 @@ class _Stored(Struct, tag="BlockStored"):
     mm_keys: list[list[_Item]] | None = None
 
 
-class _Removed(Struct, tag="BlockRemoved"):
-    block_hashes: Hashes
-    medium: str | None = None
-
-
-class _Cleared(Struct, tag="AllBlocksCleared"):
-    pass
-
-
-_DECODER = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
+_DECODER = msgspec.msgpack.Decoder(_Stored | Removed | Cleared)
 
 
 def decode(payload: bytes) -> EngineBatch:
@@ -68,13 +61,13 @@ def decode(payload: bytes) -> EngineBatch:
     return decode_batch(payload, _SCHEMA)
 
 
-def _meaning(event: _Stored | _Removed | _Cleared) -> EngineEvent:
+def _meaning(event: _Stored | Removed | Cleared) -> EngineEvent:
     match event:
         case _Stored():
             return _stored(event)
-        case _Removed():
+        case Removed():
             return BlocksRemoved(hashes=read_hashes(event.block_hashes), medium=event.medium)
-        case _Cleared():
+        case Cleared():
             return BlocksCleared()
 
 

@@ -26,7 +26,10 @@ from events.engines.events import (
 from events.engines.wire import (
     NO_TOKENS,
     READ_ERRORS,
+    Cleared,
+    ClearedArray,
     Hashes,
+    Removed,
     Schema,
     Unreadable,
     check_lengths,
@@ -58,16 +61,11 @@ class _Stored(Struct, tag="BlockStored"):
     # 0.29 adds `ownership`, 0.30 `session_id`: the owner of a block changes nothing for a router.
 
 
-class _Removed(Struct, tag="BlockRemoved"):
-    block_hashes: Hashes
-    medium: str | None = None  # 0.10.2
+class _Removed(Removed, tag="BlockRemoved"):
+    # `medium` since 0.10.2
     group_idx: int | None = None  # 0.20
     locality: str | None = None  # 0.26
     # 0.29 adds `ownership`.
-
-
-class _Cleared(Struct, tag="AllBlocksCleared"):
-    pass
 
 
 class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
@@ -78,11 +76,7 @@ class _RemovedArray(_Removed, array_like=True, tag="BlockRemoved"):
     pass
 
 
-class _ClearedArray(_Cleared, array_like=True, tag="AllBlocksCleared"):
-    pass
-
-
-_WireEvent = _Stored | _Removed | _Cleared
+_WireEvent = _Stored | _Removed | Cleared
 
 _EXTRA_KEYS: msgspec.msgpack.Decoder[list[list[Any] | None] | None] = msgspec.msgpack.Decoder(
     list[list[Any] | None] | None
@@ -105,13 +99,13 @@ def _meaning(event: _WireEvent) -> EngineEvent:
                 group=_group(event.group_idx),
                 remote=_remote(event.locality),
             )
-        case _Cleared():
+        case Cleared():
             return BlocksCleared()
 
 
 SCHEMA: Schema[Any] = Schema(
-    arrays=msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray),
-    maps=msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared),
+    arrays=msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | ClearedArray),
+    maps=msgspec.msgpack.Decoder(_Stored | _Removed | Cleared),
     meaning=_meaning,
 )
 

@@ -12,7 +12,7 @@ from events.engines.events import (
     BlocksStored,
     EngineBatch,
 )
-from events.engines.table import READ
+from events.engines.table import READINGS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 REWRITE = os.environ.get("KVROUTE_REWRITE_GOLDEN") == "1"
@@ -120,7 +120,7 @@ def only(batch: EngineBatch) -> Any:
 
 
 def vllm_stored(**changes: Any) -> BlocksStored:
-    event = only(READ["vllm"].decode(encode(stored(**changes))))
+    event = only(READINGS["vllm"].decode(encode(stored(**changes))))
     assert isinstance(event, BlocksStored)
     return event
 

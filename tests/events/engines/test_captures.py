@@ -14,7 +14,7 @@ from events.engines.events import (
     EngineBatch,
     EngineEvent,
 )
-from events.engines.table import READ
+from events.engines.table import READINGS
 from tests.events.engines.encoded import (
     CAPTURES,
     ENGINE_FIELDS,
@@ -107,7 +107,7 @@ def test_there_are_captures_of_both_engines_and_both_encodings() -> None:
 
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_captured_frames_decode_to_their_rendering(capture: str) -> None:
-    decode = READ[engine_of(capture)].decode
+    decode = READINGS[engine_of(capture)].decode
     lines = [
         json.dumps(shown_batch(frame, decode(payload_of(frame))), separators=(",", ":"))
         for frame in frames(capture)
@@ -124,7 +124,7 @@ def test_captured_frames_say_what_a_generic_decoder_reads(capture: str) -> None:
     for frame in frames(capture):
         payload = payload_of(frame)
         time_s, events, *rank = msgspec.msgpack.decode(payload)
-        batch = READ[engine].decode(payload)
+        batch = READINGS[engine].decode(payload)
         assert batch.malformed == ()
         assert batch.unknown_kinds == ()
         assert batch.time_s == time_s
@@ -190,7 +190,7 @@ def generic_of_wire(engine: str, event: Any) -> tuple[Any, ...]:
 
 
 def test_salt_and_lora_of_a_real_engine_are_told_apart() -> None:
-    decode = READ["vllm"].decode
+    decode = READINGS["vllm"].decode
     found = {
         (event.lora_name, event.cache_salt, event.unnamed_lora)
         for frame in frames("vllm-0.32.0/bytes-lora-priority")

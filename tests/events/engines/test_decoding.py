@@ -10,7 +10,7 @@ from events.engines.events import (
     BlocksRemoved,
     BlocksStored,
 )
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.engines.wire import (
     BLOCK_SIZE_MAX,
 )
@@ -28,25 +28,25 @@ from tests.events.engines.encoded import (
 # Values
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "medium",
     ["GPU", "CPU", "STORAGE", "CPU_PINNED", "DISK", "EXTERNAL", "SOMETHING_NEW", None],
 )
 def test_mediums_stay_as_the_engine_names_them(engine: str, medium: str | None) -> None:
-    batch = READ[engine].decode(encode(stored(medium=medium), removed(medium=medium)))
+    batch = READINGS[engine].decode(encode(stored(medium=medium), removed(medium=medium)))
     assert [event.medium for event in batch.events] == [medium, medium]  # type: ignore[union-attr]
     assert batch.malformed == ()
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("medium", [1, True, b"GPU", ["GPU"], {}])
 def test_a_medium_that_is_no_text_drops_the_event(engine: str, medium: Any) -> None:
-    assert "medium" in complaint(READ[engine].decode(encode(stored(medium=medium))))
-    assert "medium" in complaint(READ[engine].decode(encode(removed(medium=medium))))
+    assert "medium" in complaint(READINGS[engine].decode(encode(stored(medium=medium))))
+    assert "medium" in complaint(READINGS[engine].decode(encode(removed(medium=medium))))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     ("value", "read"),
     [
@@ -60,31 +60,31 @@ def test_a_medium_that_is_no_text_drops_the_event(engine: str, medium: Any) -> N
 )
 def test_hashes_are_unsigned_numbers_or_bytes(engine: str, value: Any, read: Any) -> None:
     event = only(
-        READ[engine].decode(encode(stored(block_hashes=[value, 5], parent_block_hash=value)))
+        READINGS[engine].decode(encode(stored(block_hashes=[value, 5], parent_block_hash=value)))
     )
     assert event.hashes == (read, 5)
     assert event.parent == read
-    assert only(READ[engine].decode(encode(removed(block_hashes=[value])))).hashes == (read,)
+    assert only(READINGS[engine].decode(encode(removed(block_hashes=[value])))).hashes == (read,)
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("value", [True, 1.0, "12345678", b"1234567", b"x" * 33, [1], None])
 def test_a_hash_of_another_kind_drops_the_event(engine: str, value: Any) -> None:
-    decode = READ[engine].decode
+    decode = READINGS[engine].decode
     assert "hash" in complaint(decode(encode(stored(block_hashes=[value, 5]))))
     assert "hash" in complaint(decode(encode(removed(block_hashes=[5, value]))))
     if value is not None:
         assert "hash" in complaint(decode(encode(stored(parent_block_hash=value))))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_token_ids_are_kept_as_u32(engine: str) -> None:
     tokens = [0, 1, 127, 128, 255, 256, 65536, (1 << 32) - 1]
-    event = only(READ[engine].decode(encode(stored(token_ids=tokens))))
+    event = only(READINGS[engine].decode(encode(stored(token_ids=tokens))))
     assert event.token_ids == array("I", tokens)
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "token_id", [-1, 1 << 32, U64, True, 1.0, "1", b"1", None, [1], [1, 2, 3], [1, "2"], {}]
 )
@@ -92,19 +92,19 @@ def test_a_token_id_of_another_kind_drops_the_event(engine: str, token_id: Any) 
     for position in (0, 7):
         tokens: list[Any] = [1, 2, 3, 4, 5, 6, 7, 8]
         tokens[position] = token_id
-        assert "token_ids" in complaint(READ[engine].decode(encode(stored(token_ids=tokens))))
+        assert "token_ids" in complaint(READINGS[engine].decode(encode(stored(token_ids=tokens))))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_bigrams_of_eagle_models_give_their_first_tokens(engine: str) -> None:
     pairs = [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, 7], [7, 8], [8, 9]]
-    event = only(READ[engine].decode(encode(stored(token_ids=pairs))))
+    event = only(READINGS[engine].decode(encode(stored(token_ids=pairs))))
     assert event.token_ids == array("I", range(1, 9))
     too_large = [*pairs[:-1], [1 << 32, 9]]
-    assert "u32" in complaint(READ[engine].decode(encode(stored(token_ids=too_large))))
+    assert "u32" in complaint(READINGS[engine].decode(encode(stored(token_ids=too_large))))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -120,24 +120,24 @@ def test_bigrams_of_eagle_models_give_their_first_tokens(engine: str) -> None:
 def test_tokens_that_do_not_fill_the_blocks_drop_the_event(
     engine: str, changes: dict[str, Any]
 ) -> None:
-    assert "tokens do not fill" in complaint(READ[engine].decode(encode(stored(**changes))))
+    assert "tokens do not fill" in complaint(READINGS[engine].decode(encode(stored(**changes))))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("block_size", [-1, BLOCK_SIZE_MAX + 1, U64, 4.0, True, "4"])
 def test_an_implausible_block_size_drops_the_event(engine: str, block_size: Any) -> None:
     event = stored(block_size=block_size)
-    assert "block_size" in complaint(READ[engine].decode(encode(event)))
+    assert "block_size" in complaint(READINGS[engine].decode(encode(event)))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("token_ids", [[], None])
 @pytest.mark.parametrize("block_size", [0, None, 4])
 def test_an_offload_without_tokens_is_kept(
     engine: str, token_ids: Any, block_size: int | None
 ) -> None:
     event = only(
-        READ[engine].decode(
+        READINGS[engine].decode(
             encode(stored(token_ids=token_ids, block_size=block_size, medium="CPU"))
         )
     )
@@ -181,7 +181,7 @@ def test_other_groups_are_kept_with_lengths_that_do_not_fit(kind: str) -> None:
 
 
 def test_a_hybrid_model_tells_each_group_in_turn() -> None:
-    batch = READ["vllm"].decode(
+    batch = READINGS["vllm"].decode(
         encode(
             stored(group_idx=0, kv_cache_spec_kind="full_attention"),
             stored(group_idx=1, kv_cache_spec_kind="mamba", block_hashes=[12]),
@@ -204,7 +204,7 @@ def test_a_hybrid_model_tells_each_group_in_turn() -> None:
 )
 def test_only_what_is_local_counts_as_the_workers_own(locality: str | None, remote: bool) -> None:
     assert vllm_stored(locality=locality).remote == remote
-    assert only(READ["vllm"].decode(encode(removed(locality=locality)))).remote == remote
+    assert only(READINGS["vllm"].decode(encode(removed(locality=locality)))).remote == remote
 
 
 # vLLM's extra_keys
@@ -249,12 +249,14 @@ def test_an_item_id_loses_the_lora_before_it() -> None:
 def test_in_the_older_form_an_item_is_its_id_alone() -> None:
     fields = [[11, 12], None, [1, 2, 3, 4, 5, 6, 7, 8], 4, None, "GPU", None]
     event = only(
-        READ["vllm"].decode(encode(["BlockStored", *fields, [[ITEM, "salt"], ["own id", ITEM]]]))
+        READINGS["vllm"].decode(
+            encode(["BlockStored", *fields, [[ITEM, "salt"], ["own id", ITEM]]])
+        )
     )
     assert event.item_ids == ((ITEM,), ("own id", ITEM))
     assert event.cache_salt == "salt"
     fields[1] = 10
-    event = only(READ["vllm"].decode(encode(["BlockStored", *fields, [["own id"], None]])))
+    event = only(READINGS["vllm"].decode(encode(["BlockStored", *fields, [["own id"], None]])))
     assert event.item_ids == (("own id",), ())
     assert event.cache_salt is None
 
@@ -290,15 +292,15 @@ def test_no_extra_keys_are_no_dependence(keys: Any) -> None:
 
 @pytest.mark.parametrize("keys", [[], [None], [None] * 3, "text", [1, 2], ["ab", "cd"], {}, 5])
 def test_extra_keys_that_do_not_match_the_blocks_drop_the_event(keys: Any) -> None:
-    assert "extra_keys" in complaint(READ["vllm"].decode(encode(stored(extra_keys=keys))))
+    assert "extra_keys" in complaint(READINGS["vllm"].decode(encode(stored(extra_keys=keys))))
 
 
 def test_sglang_tells_salt_and_lora_with_each_event() -> None:
     event = only(
-        READ["sglang"].decode(
+        READINGS["sglang"].decode(
             encode(stored(parent_block_hash=3, cache_salt="s", lora_name="l", session_id="x"))
         )
     )
     assert (event.cache_salt, event.lora_name, event.unnamed_lora) == ("s", "l", False)
-    event = only(READ["sglang"].decode(encode(stored(cache_salt="", lora_name="", lora_id=3))))
+    event = only(READINGS["sglang"].decode(encode(stored(cache_salt="", lora_name="", lora_id=3))))
     assert (event.cache_salt, event.lora_name, event.unnamed_lora) == (None, None, True)

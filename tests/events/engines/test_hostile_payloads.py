@@ -13,7 +13,7 @@ from events.engines.events import (
     BlocksRemoved,
     EngineBatch,
 )
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.engines.wire import (
     EVENTS_MAX,
     PAYLOAD_BYTES_MAX,
@@ -39,9 +39,9 @@ CLEARED = {"type": "AllBlocksCleared"}
 # What must be refused, and counted
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_one_bad_event_leaves_the_others_in_their_order(engine: str) -> None:
-    batch = READ[engine].decode(
+    batch = READINGS[engine].decode(
         encode(
             removed(block_hashes=[1]),
             stored(token_ids=[1]),
@@ -66,23 +66,23 @@ def test_one_bad_event_leaves_the_others_in_their_order(engine: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_an_unknown_kind_is_cut(engine: str) -> None:
-    batch = READ[engine].decode(encode(["x" * 1000], {"type": "y" * 1000}))
+    batch = READINGS[engine].decode(encode(["x" * 1000], {"type": "y" * 1000}))
     assert batch.unknown_kinds == ("x" * UNKNOWN_KIND_CHARS, "y" * UNKNOWN_KIND_CHARS)
     assert batch.malformed == ()
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("kind", [None, 1, True, b"BlockStored", ["BlockStored"], {}, ""])
 def test_a_kind_that_is_no_name_is_counted(engine: str, kind: Any) -> None:
     for event in ([kind, [1]], {"type": kind, "block_hashes": [1]}):
-        batch = READ[engine].decode(encode(event))
+        batch = READINGS[engine].decode(encode(event))
         assert batch.events == ()
         assert len(batch.malformed) + len(batch.unknown_kinds) == 1
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "batch",
     [
@@ -101,24 +101,24 @@ def test_a_kind_that_is_no_name_is_counted(engine: str, kind: Any) -> None:
     ],
 )
 def test_a_batch_of_another_shape_is_one_complaint(engine: str, batch: Any) -> None:
-    decoded = READ[engine].decode(msgspec.msgpack.encode(batch))
+    decoded = READINGS[engine].decode(msgspec.msgpack.encode(batch))
     assert (decoded.time_s, decoded.dp_rank) == (0.0, None)
     assert complaint(decoded).startswith("the batch: ")
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("time_s", ["now", None, [], float("nan"), float("inf"), -1.0, True])
 def test_an_unreadable_time_keeps_the_events(engine: str, time_s: Any) -> None:
-    batch = READ[engine].decode(msgspec.msgpack.encode([time_s, [CLEARED], 1]))
+    batch = READINGS[engine].decode(msgspec.msgpack.encode([time_s, [CLEARED], 1]))
     assert batch.time_s == 0.0
     assert (batch.dp_rank, batch.events) == (1, (BlocksCleared(),))
     assert [reason.split(":")[0] for reason in batch.malformed] == ["the batch's time"]
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("rank", ["0", 1.0, True, -1, 1 << 40, []])
 def test_an_unreadable_rank_keeps_the_events(engine: str, rank: Any) -> None:
-    batch = READ[engine].decode(msgspec.msgpack.encode([1.5, [CLEARED], rank]))
+    batch = READINGS[engine].decode(msgspec.msgpack.encode([1.5, [CLEARED], rank]))
     assert batch.dp_rank is None
     assert batch.events == (BlocksCleared(),)
     assert [reason.split(":")[0] for reason in batch.malformed] == ["the batch's rank"]
@@ -127,7 +127,7 @@ def test_an_unreadable_rank_keeps_the_events(engine: str, rank: Any) -> None:
 WRONG: list[Any] = [None, True, -1, 1 << 63, 1.5, "text", b"bytes", [], [[]], [None], {}, {"a": 1}]
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_every_field_of_every_wrong_type_is_kept_or_counted(engine: str) -> None:
     full = FULL[engine]
     for kind, fields in ENGINE_FIELDS[engine].items():
@@ -135,7 +135,7 @@ def test_every_field_of_every_wrong_type_is_kept_or_counted(engine: str) -> None
             for wrong in WRONG:
                 values = {field: full[field] for field, _ in fields} | {name: wrong}
                 for event in encodings(kind, values):
-                    batch = READ[engine].decode(encode(event))
+                    batch = READINGS[engine].decode(encode(event))
                     assert len(batch.events) + len(batch.malformed) == 1, (kind, name, wrong)
 
 
@@ -150,7 +150,7 @@ def some_payloads() -> Iterator[tuple[str, bytes]]:
 
 def test_a_payload_cut_anywhere_is_one_complaint() -> None:
     for engine, payload in some_payloads():
-        decode = READ[engine].decode
+        decode = READINGS[engine].decode
         for end in range(len(payload)):
             assert complaint(decode(payload[:end])).startswith("the batch: ")
         assert complaint(decode(payload + b"\xc0")).startswith("the batch: ")
@@ -158,7 +158,7 @@ def test_a_payload_cut_anywhere_is_one_complaint() -> None:
 
 def test_a_payload_with_any_byte_changed_is_answered() -> None:
     for engine, payload in some_payloads():
-        decode = READ[engine].decode
+        decode = READINGS[engine].decode
         for i in range(0, len(payload), 3):
             for byte in (0x00, 0x93, 0xC0, 0xC1, 0xC6, 0xD6, 0xDD, 0xDF, 0xFF):
                 changed = bytearray(payload)
@@ -166,7 +166,7 @@ def test_a_payload_with_any_byte_changed_is_answered() -> None:
                 assert isinstance(decode(bytes(changed)), EngineBatch)
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "payload",
     [
@@ -184,41 +184,41 @@ def test_a_payload_with_any_byte_changed_is_answered() -> None:
     ],
 )
 def test_huge_claims_and_deep_nests_are_one_complaint(engine: str, payload: bytes) -> None:
-    assert complaint(READ[engine].decode(payload)).startswith("the batch: ")
+    assert complaint(READINGS[engine].decode(payload)).startswith("the batch: ")
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_a_nest_of_ordinary_depth_in_an_unknown_field_is_skipped(engine: str) -> None:
     nest: Any = None
     for _ in range(100):
         nest = [nest]
-    assert only(READ[engine].decode(encode(stored(newest=nest)))).hashes == (11, 12)
+    assert only(READINGS[engine].decode(encode(stored(newest=nest)))).hashes == (11, 12)
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_text_that_is_no_utf8_costs_its_event_only(engine: str) -> None:
     whole = encode(removed(medium="GPU!"), CLEARED)
-    batch = READ[engine].decode(whole.replace(b"GPU!", b"GPU\xff"))
+    batch = READINGS[engine].decode(whole.replace(b"GPU!", b"GPU\xff"))
     assert batch.events == (BlocksCleared(),)
     assert len(batch.malformed) == 1
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_a_payload_beyond_the_limit_is_not_read(engine: str) -> None:
-    assert "bytes" in complaint(READ[engine].decode(bytes(PAYLOAD_BYTES_MAX + 1)))
+    assert "bytes" in complaint(READINGS[engine].decode(bytes(PAYLOAD_BYTES_MAX + 1)))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_more_events_than_the_limit_are_not_read(engine: str) -> None:
     payload = b"\x92\xcb" + bytes(8) + b"\xdd" + (EVENTS_MAX + 1).to_bytes(4, "big")
-    assert complaint(READ[engine].decode(payload + b"\xc0" * (EVENTS_MAX + 1)))
+    assert complaint(READINGS[engine].decode(payload + b"\xc0" * (EVENTS_MAX + 1)))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(payload=st.binary(max_size=200))
 def test_random_bytes_are_answered(engine: str, payload: bytes) -> None:
-    assert isinstance(READ[engine].decode(payload), EngineBatch)
+    assert isinstance(READINGS[engine].decode(payload), EngineBatch)
 
 
 ANY_VALUE = st.recursive(
@@ -233,7 +233,7 @@ ANY_VALUE = st.recursive(
 )
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(data=st.data())
 def test_events_of_random_values_are_each_kept_or_counted(engine: str, data: Any) -> None:
@@ -241,5 +241,5 @@ def test_events_of_random_values_are_each_kept_or_counted(engine: str, data: Any
     kind = data.draw(st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "New"]))
     fields = {name: data.draw(st.just(full[name]) | ANY_VALUE) for name in full}
     events = encodings(kind, fields)
-    batch = READ[engine].decode(encode(*events))
+    batch = READINGS[engine].decode(encode(*events))
     assert len(batch.events) + len(batch.malformed) + len(batch.unknown_kinds) == len(events)

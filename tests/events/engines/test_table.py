@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from events.engines.table import ENGINES, READ, EngineName, engine_of
+from events.engines.table import ENGINES, READINGS, EngineName, engine_of
 
 ROOT = Path(__file__).parents[3]
 RECORDS = ROOT / "events" / "engines"
@@ -38,12 +38,12 @@ def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_settings_name_the_engines_that_are_read() -> None:
-    assert set(get_args(EngineName)) == set(READ)
+    assert set(get_args(EngineName)) == set(READINGS)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", READINGS)
 def test_a_record_is_whole(name: str) -> None:
-    engine, reading = ENGINES[name], READ[name]
+    engine, reading = ENGINES[name], READINGS[name]
     assert (engine.name, engine.reading) == (name, reading)
     assert engine.title
     assert engine.first_version

@@ -5,11 +5,11 @@ import pytest
 
 from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored, LoadSample
 from events.engines.pages.load import LoadUnreadable
-from events.engines.table import READ, engine_of
+from events.engines.table import READINGS, engine_of
 from events.engines.trtllm.pages import trtllm_identity, trtllm_loads
 from tests.events.engines.encoded import complaint, encode, only, removed, stored
 
-DECODE = READ["trtllm"].decode
+DECODE = READINGS["trtllm"].decode
 PAGE = """# HELP trtllm_num_requests_running Number of active requests
 # TYPE trtllm_num_requests_running gauge
 trtllm_num_requests_running{engine_type="trtllm",model_name="m",pid="7"} 3.0
@@ -83,7 +83,7 @@ def test_its_page_has_the_load_in_blocks() -> None:
             extras={"cache_hit_rate": 0.5},
         )
     }
-    (page,) = READ["trtllm"].load_pages
+    (page,) = READINGS["trtllm"].load_pages
     assert page.read(PAGE.encode(), None) == trtllm_loads(PAGE)
 
 

@@ -12,7 +12,7 @@ from events.engines.events import (
     BlocksStored,
     EngineBatch,
 )
-from events.engines.table import READ
+from events.engines.table import READINGS
 from tests.events.engines.encoded import (
     ENGINE_FIELDS,
     ITEM,
@@ -84,7 +84,7 @@ def encodings(kind: str, fields: dict[str, Any]) -> list[Any]:
 def test_vllm_stores_of_each_version_are_read_as_far_as_they_tell(version: str, count: int) -> None:
     fields = dict(list(FULL_VLLM.items())[:count])
     for event in encodings("BlockStored", fields):
-        read = only(READ["vllm"].decode(encode(event)))
+        read = only(READINGS["vllm"].decode(encode(event)))
         full_attention = "kv_cache_spec_kind" not in fields
         assert read.hashes == (11, 12)
         assert read.parent == 10
@@ -108,7 +108,7 @@ def test_vllm_removals_of_each_version_are_read_as_far_as_they_tell(
 ) -> None:
     fields = dict(list(({n: FULL_VLLM[n] for n, _ in VLLM_REMOVED}).items())[:count])
     for event in encodings("BlockRemoved", fields):
-        read = only(READ["vllm"].decode(encode(event)))
+        read = only(READINGS["vllm"].decode(encode(event)))
         assert read == BlocksRemoved(
             (11, 12), fields.get("medium"), fields.get("group_idx"), "locality" in fields
         )
@@ -120,7 +120,7 @@ def test_sglang_stores_of_each_version_are_read_as_far_as_they_tell(
 ) -> None:
     fields = dict(list(FULL_SGLANG.items())[:count])
     for event in encodings("BlockStored", fields):
-        assert only(READ["sglang"].decode(encode(event))) == BlocksStored(
+        assert only(READINGS["sglang"].decode(encode(event))) == BlocksStored(
             hashes=(U64, 12),
             parent=(1 << 64) - 10,
             token_ids=array("I", range(1, 9)),
@@ -137,7 +137,7 @@ def test_sglang_removals_of_each_version_are_read_as_far_as_they_tell(
 ) -> None:
     fields = dict(list(({n: FULL_SGLANG[n] for n, _ in SGLANG_REMOVED}).items())[:count])
     for event in encodings("BlockRemoved", fields):
-        read = only(READ["sglang"].decode(encode(event)))
+        read = only(READINGS["sglang"].decode(encode(event)))
         assert read == BlocksRemoved((U64, 12), fields.get("medium"))
 
 
@@ -147,34 +147,34 @@ def test_arrays_longer_than_any_known_version_are_read(engine: str) -> None:
     full = FULL[engine]
     for kind, fields in kinds.items():
         longer = [kind, *(full[name] for name, _ in fields), "newest", {"and": [1, 2]}, None]
-        assert len(READ[engine].decode(encode(longer)).events) == 1
-    assert only(READ[engine].decode(encode(["AllBlocksCleared", "GPU"]))) == BlocksCleared()
+        assert len(READINGS[engine].decode(encode(longer)).events) == 1
+    assert only(READINGS[engine].decode(encode(["AllBlocksCleared", "GPU"]))) == BlocksCleared()
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("count", range(4))
 def test_arrays_shorter_than_the_first_version_are_dropped(engine: str, count: int) -> None:
     values = [[1], None, [1, 2], 2][:count]
-    assert "BlockStored" in complaint(READ[engine].decode(encode(["BlockStored", *values])))
-    assert "BlockRemoved" in complaint(READ[engine].decode(encode(["BlockRemoved"])))
+    assert "BlockStored" in complaint(READINGS[engine].decode(encode(["BlockStored", *values])))
+    assert "BlockRemoved" in complaint(READINGS[engine].decode(encode(["BlockRemoved"])))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("name", ["block_hashes", "parent_block_hash", "token_ids", "block_size"])
 def test_maps_without_a_field_that_every_version_sends_are_dropped(engine: str, name: str) -> None:
     event = stored()
     del event[name]
     # A missing parent above all must not pass for the start of a chain.
-    assert name in complaint(READ[engine].decode(encode(event)))
+    assert name in complaint(READINGS[engine].decode(encode(event)))
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 def test_unknown_fields_of_maps_are_ignored(engine: str) -> None:
     event = stored(newest={"deep": [1, {"er": None}]}, other=b"\xff")
-    assert only(READ[engine].decode(encode(event))).hashes == (11, 12)
+    assert only(READINGS[engine].decode(encode(event))).hashes == (11, 12)
 
 
-@pytest.mark.parametrize("engine", READ)
+@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     ("batch", "rank"),
     [
@@ -191,6 +191,6 @@ def test_unknown_fields_of_maps_are_ignored(engine: str) -> None:
 def test_batches_come_as_array_or_map_with_or_without_a_rank(
     engine: str, batch: Any, rank: int | None
 ) -> None:
-    decoded = READ[engine].decode(msgspec.msgpack.encode(batch))
+    decoded = READINGS[engine].decode(msgspec.msgpack.encode(batch))
     assert decoded == EngineBatch(decoded.time_s, rank, ())
     assert decoded.time_s in (1.5, 2.0)

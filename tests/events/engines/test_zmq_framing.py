@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.engines.table import READ
+from events.engines.table import READINGS
 from events.engines.zmq_framing import (
     LiveMessage,
     Malformed,
@@ -122,7 +122,7 @@ def test_captured_replays_are_parts_in_order_and_an_end(capture: str) -> None:
     for part in parsed:
         assert isinstance(part, ReplayPart)
         sequences.append(part.sequence)
-        batch = READ["sglang" if capture.startswith("sglang") else "vllm"].decode(part.payload)
+        batch = READINGS["sglang" if capture.startswith("sglang") else "vllm"].decode(part.payload)
         assert batch.events
         assert not batch.malformed
     assert sequences == sorted(set(sequences))
