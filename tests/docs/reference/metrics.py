@@ -13,9 +13,8 @@ from tests.stage.exported import (
 HEAD = """# Metrics
 
 Every metric with its type, labels and help text, as `/metrics` has them. `python -m
-tests.docs.reference` makes this page from the code. [Operate](operate.md#metrics) says
-which ones answer a question and what the values of labels mean; [alerts](../helm/ALERTS.md) has
-what to do.
+tests.docs.reference` makes this page from the code. [Operate](operate.md#metrics) groups them by
+subject and says what each value of a label means; [alerts](../helm/ALERTS.md) has what to do.
 Every process also exports `process_*` and `python_*`.
 """
 PROGRAMS = {
