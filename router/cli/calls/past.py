@@ -39,19 +39,19 @@ async def show_past(target: str, wanted: str, *, timeout_s: float, as_json: bool
 def _show(screen: Console, decision: PastDecision) -> int:
     answer = decision.answer
     rank = f"/{answer.dp_rank}" if answer.HasField("dp_rank") else ""
-    screen.print(line(styled("request    ", "bold"), shown(decision.request_id)))
+    screen.print(line(styled("request      ", "bold"), shown(decision.request_id)))
     screen.print(line("reservation  ", shown(answer.reservation_id)))
-    screen.print(line("worker     ", shown(answer.worker_id + rank), f" at {answer.address}"))
+    screen.print(line("worker       ", shown(answer.worker_id + rank), f" at {answer.address}"))
     if answer.HasField("prefill_worker"):
-        screen.print(line("prefill    ", shown(answer.prefill_worker.worker_id)))
+        screen.print(line("prefill      ", shown(answer.prefill_worker.worker_id)))
     reported = (
         f"{decision.cached_tokens} by the engine's count"
         if decision.HasField("cached_tokens")
         else "not reported by the engine"
     )
-    screen.print(line(f"state      {decision.state}, picked {decision.age_s:.1f} s ago"))
-    screen.print(line(f"cached     {answer.overlap_tokens.usable} tokens predicted, {reported}"))
-    screen.print(line(f"output     {decision.output_tokens} tokens reported"))
+    screen.print(line(f"state        {decision.state}, picked {decision.age_s:.1f} s ago"))
+    screen.print(line(f"cached       {answer.overlap_tokens.usable} tokens predicted, {reported}"))
+    screen.print(line(f"output       {decision.output_tokens} tokens reported"))
     screen.print()
     if not answer.HasField("receipt"):
         screen.print("The answer has no receipt: its request had set omit_receipt.")
