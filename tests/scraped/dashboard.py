@@ -45,7 +45,8 @@ def queries() -> list[str]:
     """Of all panels, with the variables' values for `All`."""
     text = (CHART / "dashboards" / "kvroute.json").read_text(encoding="utf-8")
     found = []
-    for panel in json.loads(text)["panels"]:
+    rows = json.loads(text)["panels"]
+    for panel in [*rows, *(panel for row in rows for panel in row.get("panels", ()))]:
         for target in panel.get("targets", ()):
             expression = target["expr"]
             for name, value in _FILLED.items():
