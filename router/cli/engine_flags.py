@@ -7,7 +7,7 @@ import click
 from msgspec import NODEFAULT
 
 from events.plane.settings import DynamoSettings, EngineSettings, UnusableEngine, read_engine
-from router.cli.flags import Command, kind_of
+from router.cli.flags import Command, kind_of, shared_option
 from router.config.keys import ConfigError, Key, keys
 
 ENGINE = "engine_"
@@ -91,7 +91,7 @@ def _option(
         text += " Repeatable."
     elif key.default not in (NODEFAULT, None, "", False):
         text += f" [{key.default}]"
-    return click.option(
+    return shared_option("Options that describe an engine")(
         flag,
         ENGINE + key.dotted,
         type=str if multiple else kind,

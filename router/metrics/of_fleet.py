@@ -212,7 +212,7 @@ class RouterCollector(Collector):
         )
         yield CounterMetricFamily(
             "kvroute_callers_forgotten",
-            "Callers whose word on a worker was forgotten for want of room.",
+            "Callers whose reports on a worker were forgotten for want of room.",
             value=outliers.callers_forgotten,
         )
         yield CounterMetricFamily(
@@ -296,12 +296,12 @@ class RouterCollector(Collector):
         )
         yield CounterMetricFamily(
             "kvroute_ttft_measured_seconds",
-            "Time to the first token of those picks, from the pick to its report.",
+            "Reported time to the first token, of picks with a predicted one.",
             value=check.measured_s,
         )
         off = CounterMetricFamily(
             "kvroute_ttft_off_seconds",
-            "Seconds by which those first tokens came later than predicted, or sooner.",
+            "Seconds by which first tokens came later, or sooner, than predicted.",
             labels=["direction"],
         )
         off.add_metric(["late"], check.late_s)
@@ -311,7 +311,7 @@ class RouterCollector(Collector):
     def _warnings(self) -> Metric:
         family = GaugeMetricFamily(
             "kvroute_worker_warnings",
-            "1 while there is something to mend; the code says what.",
+            "1 while a warning of the worker holds, by its code.",
             labels=["worker", "rank", "code"],
         )
         now_s = self._clock()
