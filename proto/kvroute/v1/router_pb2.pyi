@@ -644,6 +644,7 @@ class RouteResponse(google.protobuf.message.Message):
     HASH_BLOCK_SIZE_FIELD_NUMBER: builtins.int
     PROMPT_FIELD_NUMBER: builtins.int
     QUEUE_AHEAD_FIELD_NUMBER: builtins.int
+    ESTIMATED_TTFT_MS_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     worker_id: builtins.str
     dp_rank: builtins.int
@@ -662,6 +663,8 @@ class RouteResponse(google.protobuf.message.Message):
     """
     queue_ahead: builtins.int
     """Requests for the same model and role that were before this one when it came to the queue; absent: it did not wait."""
+    estimated_ttft_ms: builtins.float
+    """Predicted time from the pick to the first token, at the worker that computes the prompt. Absent: the policy predicts none."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -700,13 +703,16 @@ class RouteResponse(google.protobuf.message.Message):
         hash_block_size: builtins.int = ...,
         prompt: Global___PromptTokens | None = ...,
         queue_ahead: builtins.int | None = ...,
+        estimated_ttft_ms: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_queue_ahead", b"_queue_ahead", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_queue_ahead", b"_queue_ahead", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_queue_ahead", b"_queue_ahead", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "estimated_ttft_ms", b"estimated_ttft_ms", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_queue_ahead", b"_queue_ahead", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "estimated_ttft_ms", b"estimated_ttft_ms", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_engine_priority", b"_engine_priority"]) -> typing.Literal["engine_priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_estimated_ttft_ms", b"_estimated_ttft_ms"]) -> typing.Literal["estimated_ttft_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_queue_ahead", b"_queue_ahead"]) -> typing.Literal["queue_ahead"] | None: ...
 
