@@ -45,9 +45,10 @@ class SharedOption(click.Option):
 class KeyOption(click.Option):
     """The flag of a configuration's key; the reference of configuration has its meaning."""
 
-    def __init__(self, *names: Any, config: type[Settings], **about: Any) -> None:
+    def __init__(self, *names: Any, config: type[Settings], key: Key, **about: Any) -> None:
         super().__init__(*names, **about)
         self.config = config
+        self.key = key
 
 
 def shared_option(shared_as: str) -> Callable[..., Callable[[Command], Command]]:
@@ -114,6 +115,7 @@ def _flag(config: type[Settings], key: Key, short: str | None) -> Callable[[Comm
         "__".join(key.path),
         cls=KeyOption,
         config=config,
+        key=key,
         type=kind_of(key.type),
         default=None,
         help=f"{sentence}. [{shown}]",

@@ -20,6 +20,9 @@ the code; `kvroute COMMAND --help` prints the same text. An option in brackets h
 range bounds its value.
 """
 OF_KEYS = "a flag for each scalar key of [its configuration](reference-configuration.md#{})"
+OF_ENGINES = (
+    "a flag for each key of [an entry of `workers`](reference-configuration.md#serve-workers)"
+)
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -78,9 +81,9 @@ def section(name: str, command: click.Command) -> str:
     has_selection = any(option.hidden for option in of_keys)
     for option, record in _records(name, command):
         if isinstance(option, KeyOption):
-            if has_selection or len(option.opts) > 1:  # a second name stands here alone
+            if has_selection or _stands_out(option):
                 own.append(record)
-            elsewhere[OF_KEYS.format(_program(option.config).replace(" ", "-"))] = None
+            elsewhere[_keys_of(option.config)] = None
         elif isinstance(option, SharedOption) and record in shared().get(option.shared_as, ()):
             words, anchor = option.shared_as.lower(), option.shared_as.lower().replace(" ", "-")
             elsewhere[f"[{words}](#{anchor})"] = None
@@ -112,8 +115,16 @@ def _context(name: str, command: click.Command) -> click.Context:
     return click.Context(command, info_name=f"kvroute {name}", help_option_names=["-h", "--help"])
 
 
-def _program(config: type[Settings]) -> str:
-    return next(name for name, its in configuration.PROGRAMS.items() if its is config)
+def _stands_out(option: KeyOption) -> bool:
+    """Whether its name, or that it is required, is not known by its key."""
+    return option.required or option.opts != [option.key.flag]
+
+
+def _keys_of(config: type[Settings]) -> str:
+    for name, its in configuration.PROGRAMS.items():
+        if its is config:
+            return OF_KEYS.format(name.replace(" ", "-"))
+    return OF_ENGINES
 
 
 def _help(command: click.Command) -> str:

@@ -50,8 +50,8 @@ def test_each_command_has_a_section_and_each_option_a_row() -> None:
             named = [flag for flag in option.opts if flag.startswith("--")]
             if isinstance(option, KeyOption):
                 assert "reference-configuration.md#" in section, name
-                assert f"`{str(option.name).replace('__', '.')}`" in keys, (name, option.name)
-                named = named[1:]
+                assert f"{option.key.dotted}`" in keys, (name, option.name)
+                named = [flag for flag in named if flag != option.key.flag]
             rows = section
             if isinstance(option, SharedOption) and f"[{option.shared_as.lower()}](#" in section:
                 rows += of(option.shared_as)
