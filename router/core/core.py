@@ -139,13 +139,14 @@ class RouterCore:
         if not decision.order:
             raise self.decider.refuse(decision)
         computing = decision.computing
-        if watch is not None:
-            decision.keep()
-            watch(computing)
         row = decision.order[0]
         source, overlap = decision.pool.sources[row], decision.overlap(row)
         is_computed = computing is decision and request.resumed is None
         reservation = self.life.made(source, request, overlap, now_s, computes=is_computed)
+        if watch is not None:
+            decision.keep()
+            computing.reservation_id = reservation.id
+            watch(computing)
         if computing is not decision:
             reservation.prefill = self.life.hold(reservation, computing)
             overlap = computing.overlap(computing.order[0])
@@ -155,6 +156,8 @@ class RouterCore:
         else:  # the pick, with its decision, is the answer
             decision.keep_table()
         self.life.open(source, reservation, self.decider.output_tokens(request))
+        if request.tenant:
+            self.fleet.tenants.on_pick(request.tenant, prompt.token_count, overlap.usable)
         try:
             self._on_reserved(source, decision, reservation, now_s)
         except BaseException:

@@ -10,7 +10,6 @@ from events.feed import feed, fence, fleet_view, intake, peers, stream
 from events.plane import facts
 from events.relay import heartbeats, ledger_file, rank, warmer
 from router.config.settings.configurations import ServeConfig
-from router.config.settings.gateway_settings import GatewaySettings
 from router.front import response_workers
 from router.front.exchange import ESTIMATE_MAX
 from router.front.gateway import pace
@@ -23,7 +22,7 @@ from router.replicas.peer_link import HEARD_PER_S
 from tests.stage.pages import text_of
 
 MIB = 1 << 20
-SERVE, GATEWAY = ServeConfig(), GatewaySettings()
+SERVE = ServeConfig()
 NATS, SECURITY, GATE = Path("docs/nats.md"), Path("docs/security.md"), Path("docs/gateway.md")
 ENVOY = Path("docs/envoy.md")
 CALLS = Path("docs/call-it.md")
@@ -110,16 +109,6 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (GATE, "all within 120 s of waiting", pace.BODY_S == 120),
     (GATE, "the last 65,536 responses", response_workers.RESPONSES_MAX == 65_536),
     (GATE, "each for 24 hours", response_workers.RESPONSE_TTL_S == 24 * 3600),
-    (GATE, "bytes of one body | 32 MiB", GATEWAY.body_mib_max == 32),
-    (GATE, "bodies of all open requests | 1 GiB", GATEWAY.bodies_mib_max == 1024),
-    (GATE, "open requests | 4,096", GATEWAY.open_max == 4096),
-    (GATE, "for one client | 0.5", GATEWAY.client_share == 0.5),
-    (GATE, "`ANSWER_HEAD_TOO_LARGE` | 16 KiB", GATEWAY.header_kib_max == 16),
-    (GATE, "the router's queue included | 30 s", GATEWAY.route_timeout_s == 30),
-    (GATE, "connection to a worker | 5 s", GATEWAY.connect_timeout_s == 5),
-    (GATE, "inside an answer | 600 s", GATEWAY.silence_s == 600),
-    (GATE, "requests after SIGTERM | 5 s", GATEWAY.accept_after_stop_s == 5),
-    (GATE, "these 5 s included | 300 s", GATEWAY.drain_timeout_s == 300),
 ]
 
 

@@ -3,12 +3,11 @@
 import re
 
 from tests.helm.rendered import CHART
-from tests.stage.exported import gateway_families, names, relay_families, router_families
+from tests.stage.exported import relay_families, router_families
 
 OF_A_WHOLE_PROCESS = {"kvroute_fleet_commands_total", "kvroute_relays_ended_total"}
 """Counters of parts that only a running process has, so that `exported` lacks them."""
 PAGE = CHART.parents[1] / "docs" / "operate.md"
-GATEWAY_PAGE = PAGE.with_name("gateway.md")
 
 
 def test_every_metric_of_the_page_is_exported() -> None:
@@ -21,9 +20,3 @@ def test_every_metric_of_the_page_is_exported() -> None:
     assert len(named) > 40
     lost = {name for name in named if not {name, name.removesuffix("_total")} & exported}
     assert lost == OF_A_WHOLE_PROCESS
-
-
-def test_the_gateways_page_lists_each_metric_of_a_gateway_and_no_other() -> None:
-    table = GATEWAY_PAGE.read_text(encoding="utf-8").split("## Metrics of the gateway")[1]
-    rows = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
-    assert set(re.findall(r"`(kvroute_\w+)", " ".join(rows))) == names(gateway_families())

@@ -75,6 +75,11 @@ class FleetStub(object):
                 request_serializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.SerializeToString,
                 response_deserializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.FromString,
                 _registered_method=True)
+        self.FindDecisions = channel.unary_unary(
+                '/kvroute.v1.Fleet/FindDecisions',
+                request_serializer=kvroute_dot_v1_dot_fleet__pb2.FindDecisionsRequest.SerializeToString,
+                response_deserializer=kvroute_dot_v1_dot_fleet__pb2.FindDecisionsResponse.FromString,
+                _registered_method=True)
         self.GetIndexStats = channel.unary_unary(
                 '/kvroute.v1.Fleet/GetIndexStats',
                 request_serializer=kvroute_dot_v1_dot_fleet__pb2.GetIndexStatsRequest.SerializeToString,
@@ -94,15 +99,15 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchWorkers(self, request, context):
-        """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again.
+        """WatchWorkers sends every worker once, then each worker that changes. The router ends the call now and then, with OK: call again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorker(self, request, context):
-        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
-        worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
+        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops, and takes back a removal and a
+        drain of the worker. INVALID_ARGUMENT names the invalid field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,16 +136,23 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListQueue(self, request, context):
-        """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
-        by band and by tenant. Each router has a queue of its own.
+        """ListQueue shows the requests that wait in this router's queue, those of each pool in their order, and how many wait by band and
+        by tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchDecisions(self, request, context):
-        """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
-        describes. The router ends the call now and then, with OK: call again.
+        """WatchDecisions sends picks and refusals as they are made: of the first 50 in a second those that the request describes. The
+        router ends the call now and then, with OK: call again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindDecisions(self, request, context):
+        """FindDecisions lists this router's picks for one id: of a request, of a client's HTTP request, or of a reservation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,6 +207,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.WatchDecisions,
                     request_deserializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.FromString,
                     response_serializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.SerializeToString,
+            ),
+            'FindDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindDecisions,
+                    request_deserializer=kvroute_dot_v1_dot_fleet__pb2.FindDecisionsRequest.FromString,
+                    response_serializer=kvroute_dot_v1_dot_fleet__pb2.FindDecisionsResponse.SerializeToString,
             ),
             'GetIndexStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetIndexStats,
@@ -419,6 +436,33 @@ class Fleet(object):
             '/kvroute.v1.Fleet/WatchDecisions',
             kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.SerializeToString,
             kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvroute.v1.Fleet/FindDecisions',
+            kvroute_dot_v1_dot_fleet__pb2.FindDecisionsRequest.SerializeToString,
+            kvroute_dot_v1_dot_fleet__pb2.FindDecisionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

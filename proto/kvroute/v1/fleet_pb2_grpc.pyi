@@ -153,6 +153,22 @@ _FleetWatchDecisionsType = typing_extensions.TypeVar(
     ],
 )
 
+_FleetFindDecisionsType = typing_extensions.TypeVar(
+    '_FleetFindDecisionsType',
+    grpc.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        kvroute.v1.fleet_pb2.FindDecisionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        kvroute.v1.fleet_pb2.FindDecisionsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        kvroute.v1.fleet_pb2.FindDecisionsResponse,
+    ],
+)
+
 _FleetGetIndexStatsType = typing_extensions.TypeVar(
     '_FleetGetIndexStatsType',
     grpc.UnaryUnaryMultiCallable[
@@ -169,7 +185,7 @@ _FleetGetIndexStatsType = typing_extensions.TypeVar(
     ],
 )
 
-class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _FleetRegisterWorkerType, _FleetDrainWorkerType, _FleetRemoveWorkerType, _FleetResyncWorkerType, _FleetListQueueType, _FleetWatchDecisionsType, _FleetGetIndexStatsType]):
+class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _FleetRegisterWorkerType, _FleetDrainWorkerType, _FleetRemoveWorkerType, _FleetResyncWorkerType, _FleetListQueueType, _FleetWatchDecisionsType, _FleetFindDecisionsType, _FleetGetIndexStatsType]):
     """Fleet shows the workers behind a router, and changes what the router does with them."""
 
     @typing.overload
@@ -205,6 +221,10 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
         grpc.UnaryStreamMultiCallable[
             kvroute.v1.fleet_pb2.WatchDecisionsRequest,
             kvroute.v1.fleet_pb2.WatchDecisionsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvroute.v1.fleet_pb2.FindDecisionsRequest,
+            kvroute.v1.fleet_pb2.FindDecisionsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.GetIndexStatsRequest,
@@ -247,6 +267,10 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
             kvroute.v1.fleet_pb2.WatchDecisionsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            kvroute.v1.fleet_pb2.FindDecisionsRequest,
+            kvroute.v1.fleet_pb2.FindDecisionsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.GetIndexStatsRequest,
             kvroute.v1.fleet_pb2.GetIndexStatsResponse,
         ],
@@ -256,11 +280,11 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     """ListWorkers shows every worker the router knows."""
 
     WatchWorkers: _FleetWatchWorkersType
-    """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again."""
+    """WatchWorkers sends every worker once, then each worker that changes. The router ends the call now and then, with OK: call again."""
 
     RegisterWorker: _FleetRegisterWorkerType
-    """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
-    worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
+    """RegisterWorker makes this router run a relay for an engine that has none, until the router stops, and takes back a removal and a
+    drain of the worker. INVALID_ARGUMENT names the invalid field.
     """
 
     DrainWorker: _FleetDrainWorkerType
@@ -275,14 +299,17 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     """ResyncWorker forgets the blocks of a worker and requests them from its relay again. Every replica follows."""
 
     ListQueue: _FleetListQueueType
-    """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
-    by band and by tenant. Each router has a queue of its own.
+    """ListQueue shows the requests that wait in this router's queue, those of each pool in their order, and how many wait by band and
+    by tenant.
     """
 
     WatchDecisions: _FleetWatchDecisionsType
-    """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
-    describes. The router ends the call now and then, with OK: call again.
+    """WatchDecisions sends picks and refusals as they are made: of the first 50 in a second those that the request describes. The
+    router ends the call now and then, with OK: call again.
     """
+
+    FindDecisions: _FleetFindDecisionsType
+    """FindDecisions lists this router's picks for one id: of a request, of a client's HTTP request, or of a reservation."""
 
     GetIndexStats: _FleetGetIndexStatsType
     """GetIndexStats returns the size of the overlap index."""
@@ -321,6 +348,10 @@ FleetAsyncStub: typing_extensions.TypeAlias = FleetStub[
         kvroute.v1.fleet_pb2.WatchDecisionsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        kvroute.v1.fleet_pb2.FindDecisionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
         kvroute.v1.fleet_pb2.GetIndexStatsRequest,
         kvroute.v1.fleet_pb2.GetIndexStatsResponse,
     ],
@@ -343,7 +374,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.WatchWorkersRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvroute.v1.fleet_pb2.WatchWorkersResponse], collections.abc.AsyncIterator[kvroute.v1.fleet_pb2.WatchWorkersResponse]]:
-        """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again."""
+        """WatchWorkers sends every worker once, then each worker that changes. The router ends the call now and then, with OK: call again."""
 
     @abc.abstractmethod
     def RegisterWorker(
@@ -351,8 +382,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.RegisterWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.RegisterWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.RegisterWorkerResponse]]:
-        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
-        worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
+        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops, and takes back a removal and a
+        drain of the worker. INVALID_ARGUMENT names the invalid field.
         """
 
     @abc.abstractmethod
@@ -387,8 +418,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.ListQueueRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.ListQueueResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.ListQueueResponse]]:
-        """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
-        by band and by tenant. Each router has a queue of its own.
+        """ListQueue shows the requests that wait in this router's queue, those of each pool in their order, and how many wait by band and
+        by tenant.
         """
 
     @abc.abstractmethod
@@ -397,9 +428,17 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.WatchDecisionsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvroute.v1.fleet_pb2.WatchDecisionsResponse], collections.abc.AsyncIterator[kvroute.v1.fleet_pb2.WatchDecisionsResponse]]:
-        """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
-        describes. The router ends the call now and then, with OK: call again.
+        """WatchDecisions sends picks and refusals as they are made: of the first 50 in a second those that the request describes. The
+        router ends the call now and then, with OK: call again.
         """
+
+    @abc.abstractmethod
+    def FindDecisions(
+        self,
+        request: kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvroute.v1.fleet_pb2.FindDecisionsResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.FindDecisionsResponse]]:
+        """FindDecisions lists this router's picks for one id: of a request, of a client's HTTP request, or of a reservation."""
 
     @abc.abstractmethod
     def GetIndexStats(
