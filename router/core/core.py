@@ -346,7 +346,7 @@ class RouterCore:
         self.fleet.models.tick(now_s)
         self._hear(self.fleet.peers.tick(now_s))
         self.fleet.sessions.announces = bool(self.fleet.peers)
-        look_for_hangs(self.fleet, self.routing.outliers, now_s)
+        look_for_hangs(self.fleet, now_s)
         self.fleet.tick(now_s)
         self.fleet.room += 1
         return expired

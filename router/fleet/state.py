@@ -79,7 +79,7 @@ class Fleet:
         """How requests ended at each worker: of a pair, what was served counts for both halves, and
         a failure for the half that failed."""
         self.outliers = Outliers(
-            routing.outliers,
+            routing.outliers.enabled,
             group=self._group_of,
             sampled_at_s=self._answered_at_s,
             on_change=lambda key: self.pools.on_ejected(key),
@@ -119,7 +119,7 @@ class Fleet:
 
     def reconfigure(self, routing: RoutingSettings) -> None:
         """Takes other settings over; of these, outliers and capacity count here."""
-        self.outliers.reconfigure(routing.outliers)
+        self.outliers.reconfigure(routing.outliers.enabled)
         self.capacities.reconfigure(routing.capacity)
         self.pools.on_capacities()
 
