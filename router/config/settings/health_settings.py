@@ -25,40 +25,12 @@ class CapacitySettings(Settings, frozen=True):
             " others waited"
         ),
     ] = True
-    slots_block_percent_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100,
-            description="percentage of a worker's KV blocks in use from which on waiting requests"
-            " may wait for blocks, so that the running ones don't count for the"
-            " estimate of slots",
-        ),
-    ] = 90
     count_preemptions: Annotated[
         bool,
         Meta(
             description="let preemptions lower the share of a worker's KV blocks that picks promise"
         ),
     ] = True
-    preemption_percent: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="percentage of a worker's KV blocks by which each preempted request"
-            " lowers the share that picks promise",
-        ),
-    ] = 5.0
-    served_percent: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=100,
-            description="percentage of a worker's KV blocks by which each request that is served"
-            " to its end raises that share again",
-        ),
-    ] = 1.0
     prefill_budget_factor: Annotated[
         float,
         Meta(
@@ -93,12 +65,3 @@ class CapacitySettings(Settings, frozen=True):
             " prompts are computed, run there; 0: no such bound",
         ),
     ] = 0
-    block_percent_min: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100,
-            description="percentage of a worker's KV blocks that picks promise at least, however"
-            " many requests it preempts",
-        ),
-    ] = 50

@@ -30,7 +30,6 @@ COMPOUND = (
     ("routing", "affinity", "bonus"),
     ("epp", "objectives"),
     ("discovery", "kubernetes", "ports"),
-    ("queue", "length_max"),
     ("queue", "bands"),
     ("queue", "tenants", "named"),
     ("console", "hosts"),
