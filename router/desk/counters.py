@@ -98,7 +98,7 @@ class Metrics:
         )
         self._bytes_in_flight_max = Gauge(
             "kvroute_bytes_in_flight_max",
-            "What these may be (grpc.in_flight_mib_max).",
+            "What these may be.",
             registry=registry,
         )
         self._watches = Gauge(

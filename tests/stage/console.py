@@ -15,7 +15,6 @@ from router.audit.observers import Watchers
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.console_settings import ConsoleSettings
 from router.config.settings.queue_settings import QueueSettings
-from router.config.settings.serving_settings import HttpSettings
 from router.console.collector import ConsoleCollector
 from router.console.console import Console
 from router.console.pages import ConsolePages
@@ -27,6 +26,7 @@ from router.core.tally import PickTally
 from router.fleet.topology import PlaceLabels
 from router.keys.certificates import Contexts
 from router.keys.door import Door
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from tests.stage.fleet import Fleet
 
@@ -105,7 +105,7 @@ async def served(
     pages = pages_of(played, door=door, secure=tls is not None, **settings)
     registry = CollectorRegistry()
     registry.register(ConsoleCollector(played.console, pages))
-    server = MetricsServer(registry, "127.0.0.1:0", HttpSettings(), tls, also=pages.add_to)
+    server = MetricsServer(registry, "127.0.0.1:0", HttpBounds(), tls, also=pages.add_to)
     await server.start()
     scheme = "http" if tls is None else "https"
     try:

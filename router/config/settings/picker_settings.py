@@ -43,21 +43,6 @@ class PickerSettings(Settings, frozen=True):
             " others go by load",
         ),
     ] = 1024
-    streams_max: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000, description="open requests of a connection; more are refused"),
-    ] = 40_000
-    keepalive_s: Annotated[
-        Seconds,
-        Meta(description="seconds of silence after which a gateway gets a keepalive ping"),
-    ] = 60.0
-    max_connection_age_s: Annotated[
-        Seconds | None,
-        Meta(
-            description="age in seconds at which a connection is closed, after its last request,"
-            " so that gateways spread over pickers again; none: never"
-        ),
-    ] = 300.0
     fallbacks: Annotated[
         int,
         Meta(

@@ -26,7 +26,6 @@ from typing_extensions import override
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.failures import Kind, judgement
 from router.config.settings.gateway_settings import GatewaySettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.exchange import Blame, Exchange
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.cors import Cors
@@ -51,6 +50,7 @@ from router.keys.exposure import check_exposure, split_address
 from router.keys.rights import Right
 from router.keys.usage import Usage
 from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 from router.listener.seldom import Seldom
 from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrapes
@@ -120,7 +120,7 @@ class GatewayServer:
         roster: Roster,
         counters: GatewayCounters,
         *,
-        bounds: HttpSettings,
+        bounds: HttpBounds,
         tls: Contexts | None = None,
         door: Door | None = None,
         begin_trace: Callable[[str], FrontTrace | None] | None = None,

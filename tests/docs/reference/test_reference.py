@@ -10,11 +10,11 @@ from events.plane.clock import unix_now
 from kvroute import v1
 from kvroute.client import KvRouteClient
 from router.config.settings.gateway_settings import GatewaySettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.counters import OWN_PATHS
 from router.front.gateway.gateway import Gateway
 from router.front.refusals import STATUS as HTTP_STATUS
 from router.http.port import HttpPort
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from router.metrics.probes import ProbeServer
 from router.prompts.bodies import PATHS
@@ -79,7 +79,7 @@ async def test_the_paths_are_those_that_the_servers_have(monkeypatch: pytest.Mon
         begin(port, app, *words, **about)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HttpPort, "__init__", noted)
-    at, registry, bounds = "127.0.0.1:0", CollectorRegistry(), HttpSettings()
+    at, registry, bounds = "127.0.0.1:0", CollectorRegistry(), HttpBounds()
     MetricsServer(registry, at, bounds, also=pages_of(play()).add_to)
     ProbeServer(at, lambda: True, bounds)
     Gateway(

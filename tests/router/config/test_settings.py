@@ -115,7 +115,7 @@ def other_value(key: Key) -> object:
         case bool():
             return not key.default
         case int():
-            return int(key.default or 0) + 1 if key.dotted != "grpc.max_message_mib" else 5
+            return int(key.default or 0) + 1
         case float():
             return float(str(key.default)) + 1.5
         case _:
@@ -145,8 +145,6 @@ class TestDefaults:
         assert config.fleet.beat_timeout_s == 3.0
         assert config.fleet.forget_s == 30.0
         assert config.fleet.model_memory_s == 300.0
-        assert config.grpc.max_message_mib is None
-        assert (config.grpc.report_kib_max, config.grpc.message_kib_max) == (1024, 256)
         assert config.grpc.listen.startswith("127.0.0.1:")
         assert config.metrics.listen.startswith("127.0.0.1:")
         assert config.nats.url is None
@@ -269,7 +267,6 @@ class TestMistakes:
             ("routing: {reservations_max: 0}\n", "$.routing.reservations_max"),
             ("routing: {policy_per_request: maybe}\n", "$.routing.policy_per_request"),
             ("routing: {seed: x}\n", "$.routing.seed"),
-            ("grpc: {max_message_mib: 65}\n", "$.grpc.max_message_mib"),
             ("grpc: {listen: 50051}\n", "$.grpc.listen"),
             ("fleet: {name: 'a.b'}\n", "$.fleet.name"),
             ("fleet: {name: ''}\n", "$.fleet.name"),
