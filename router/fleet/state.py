@@ -61,7 +61,6 @@ class Fleet:
         routing: RoutingSettings,
         *,
         models: tuple[ModelSettings, ...] = (),
-        model_memory_s: float = 300.0,
         replica: str = "",
         troubles: Troubles | None = None,
     ) -> None:
@@ -94,7 +93,7 @@ class Fleet:
         """Ids of the workers that get no new requests."""
         self.drains = 0
         """Changes of `drained`."""
-        self.models = Models(models, model_memory_s)
+        self.models = Models(models)
         self.capacities = Capacities(routing.capacity)
         self.pools = Pools(
             view,

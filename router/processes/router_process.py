@@ -127,8 +127,6 @@ class RouterApp:
         self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
         self.view = FleetView(
             NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
-            beat_timeout_s=config.fleet.beat_timeout_s,
-            forget_s=config.fleet.forget_s,
             workers_max=config.fleet.workers_max,
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
@@ -148,8 +146,6 @@ class RouterApp:
             self.view,
             routing,
             models=config.models,
-            model_memory_s=config.fleet.model_memory_s,
-            tombstone_s=config.fleet.tombstone_s,
             replica=self.replica,
             rng=self._rng,
             random_bytes=os.urandom,

@@ -13,7 +13,7 @@ from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front import response_workers
 from router.front.exchange import ESTIMATE_MAX
-from router.front.gateway import pace
+from router.front.gateway import pace, upstreams
 from router.front.gateway.long_bodies import LONG_BYTES
 from router.front.picker.held_body import SLICE_BYTES
 from router.http2 import frames
@@ -114,9 +114,9 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (GATE, "bodies of all open requests | 1 GiB", GATEWAY.bodies_mib_max == 1024),
     (GATE, "open requests | 4,096", GATEWAY.open_max == 4096),
     (GATE, "for one client | 0.5", GATEWAY.client_share == 0.5),
-    (GATE, "`ANSWER_HEAD_TOO_LARGE` | 16 KiB", GATEWAY.header_kib_max == 16),
+    (GATE, "`ANSWER_HEAD_TOO_LARGE` | 16 KiB", upstreams.HEADER_KIB_MAX == 16),
     (GATE, "the router's queue included | 30 s", GATEWAY.route_timeout_s == 30),
-    (GATE, "connection to a worker | 5 s", GATEWAY.connect_timeout_s == 5),
+    (GATE, "connection to a worker | 5 s", upstreams.CONNECT_TIMEOUT_S == 5),
     (GATE, "inside an answer | 600 s", GATEWAY.silence_s == 600),
     (GATE, "requests after SIGTERM | 5 s", GATEWAY.accept_after_stop_s == 5),
     (GATE, "these 5 s included | 300 s", GATEWAY.drain_timeout_s == 300),

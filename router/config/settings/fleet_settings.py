@@ -4,11 +4,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import Settings
 from indexer.index import BLOCK_BYTES
 
+TOMBSTONE_S = 60.0
+"""For which a removed worker's beats are ignored, where the command names no time: its relay has
+ended by then, or its operator stops it."""
 TOMBSTONE_MAX_S = 86_400.0
-"""Longest time that a removed worker's beats are ignored, by configuration or command."""
+"""Longest time that a removed worker's beats are ignored, whatever the command says."""
 
 
 class FleetSettings(Settings, frozen=True):
@@ -22,28 +25,6 @@ class FleetSettings(Settings, frozen=True):
             " fleet have the same",
         ),
     ] = "default"
-    beat_timeout_s: Annotated[
-        Seconds, Meta(description="silence in seconds after which a worker gets no requests")
-    ] = 3.0
-    forget_s: Annotated[
-        Seconds, Meta(description="silence in seconds after which a worker is forgotten")
-    ] = 30.0
-    model_memory_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds for which requests for a model that lost its last worker get"
-            " UNAVAILABLE; afterwards NOT_FOUND"
-        ),
-    ] = 300.0
-    tombstone_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=TOMBSTONE_MAX_S,
-            description="seconds for which heartbeats of a removed worker are ignored, a day at"
-            " most",
-        ),
-    ] = 60.0
     workers_max: Annotated[
         int, Meta(ge=1, description="workers known at once; more are ignored, and counted")
     ] = 4096

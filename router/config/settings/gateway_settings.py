@@ -30,32 +30,15 @@ class GatewaySettings(Settings, frozen=True):
             " gateway checks them itself"
         ),
     ] = False
-    engine_key_file: Annotated[
-        str | None,
-        Meta(
-            description="deprecated: engines.api_key_file, which takes its place, if that is not"
-            " set"
-        ),
-    ] = None
     reuse_port: Annotated[
         bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
     ] = False
-    attempts_max: Annotated[
-        int,
-        Meta(ge=1, le=8, description="workers that a request is tried on before its first byte"),
-    ] = 3
     route_timeout_s: Annotated[
         Seconds, Meta(description="longest wait for a router's pick, its queue included")
     ] = 30.0
-    connect_timeout_s: Annotated[
-        Seconds, Meta(description="longest wait for a connection to a worker")
-    ] = 5.0
     silence_s: Annotated[
         Seconds, Meta(description="longest time for which a worker may send nothing")
     ] = 600.0
-    prefill_timeout_s: Annotated[
-        Seconds, Meta(description="longest answer of the prefill worker of a pair")
-    ] = 300.0
     drain_timeout_s: Annotated[
         Seconds, Meta(description="longest wait for open requests at SIGTERM")
     ] = 300.0
@@ -93,14 +76,6 @@ class GatewaySettings(Settings, frozen=True):
             " the gateway's own"
         ),
     ] = ("*",)
-    header_kib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="longest header of a request, and head of a worker's answer, in KiB",
-        ),
-    ] = 16
     pairs: Annotated[
         Literal["auto", "never"],
         Meta(description="auto: requests get a prefill worker where the fleet has some"),

@@ -51,10 +51,7 @@ class EnginesSettings(Settings, frozen=True):
     ] = None
     api_key_file: Annotated[
         str | None,
-        Meta(
-            description="file with the API key of the engines; none: that of"
-            " gateway.engine_key_file, or engines need none"
-        ),
+        Meta(description="file with the API key of the engines; none: engines need none"),
     ] = None
     ca_file: Annotated[
         str | None,

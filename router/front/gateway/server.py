@@ -41,7 +41,7 @@ from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.long_bodies import made
 from router.front.gateway.roster import Roster
 from router.front.gateway.unpacking import ENCODINGS
-from router.front.gateway.upstreams import WorkerAnswered
+from router.front.gateway.upstreams import HEADER_KIB_MAX, WorkerAnswered
 from router.front.refusals import Answer, FrontRefusal, answer_of
 from router.http.port import HttpPort
 from router.keys.certificates import Contexts
@@ -157,7 +157,7 @@ class GatewayServer:
             tls=tls,
             reuse_port=settings.reuse_port,
             cancels=True,
-            head_bytes_max=settings.header_kib_max * 1024,
+            head_bytes_max=HEADER_KIB_MAX * 1024,
             shutdown_timeout_s=1.0,
             malformed=self._malformed,
         )
@@ -244,7 +244,7 @@ class GatewayServer:
         reason, message = "MALFORMED_REQUEST", "the request is no HTTP"
         if isinstance(error, LineTooLong):
             reason = "HEAD_TOO_LARGE"
-            message = f"a header is over {self._settings.header_kib_max} KiB"
+            message = f"a header is over {HEADER_KIB_MAX} KiB"
         self._counters.requests.labels(OTHER_PATH, "refused").inc()
         self._counters.refusals.labels(reason).inc()
         return _response(answer_of(reason, message, OPENAI), uuid.uuid4().hex)

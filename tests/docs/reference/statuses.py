@@ -29,7 +29,7 @@ FAILURES_HEAD = """## Failures of a request on its worker
 The one judgement of failures (`kvroute/client/requests/failures.py`), of the gateway and of
 `RoutedRequest` and `Attempts` of the Python client alike. *Reported*: the `FailureReason` in the
 report to the router; only `WORKER` and `TIMEOUT` count against the worker (a refused connection
-counts at once). *Again*: while no byte of an answer was passed on, within `gateway.attempts_max`
+counts at once). *Again*: while no byte of an answer was passed on, within three attempts
 and the retry budget; after the first byte the answer is cut. *Answer*: the gateway's, if nothing is
 left to try.
 """

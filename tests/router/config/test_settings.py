@@ -88,7 +88,6 @@ def other_value(key: Key) -> object:
     """A value that a key may have, and by default has not."""
     special = {
         "fleet.name": "other",
-        "fleet.beat_timeout_s": 2.5,
         "log.format": "json",
         "log.level": "debug",
         "gateway.client_share": 0.25,
@@ -142,9 +141,6 @@ class TestDefaults:
         assert config.routing.policy == "dynamo-adaptive"
         assert config.routing.expected_output_tokens == 1
         assert config.routing.lease_s == 120.0
-        assert config.fleet.beat_timeout_s == 3.0
-        assert config.fleet.forget_s == 30.0
-        assert config.fleet.model_memory_s == 300.0
         assert config.grpc.listen.startswith("127.0.0.1:")
         assert config.metrics.listen.startswith("127.0.0.1:")
         assert config.nats.url is None
@@ -271,7 +267,6 @@ class TestMistakes:
             ("fleet: {name: 'a.b'}\n", "$.fleet.name"),
             ("fleet: {name: ''}\n", "$.fleet.name"),
             ("fleet: {workers_max: 0}\n", "$.fleet.workers_max"),
-            ("fleet: {beat_timeout_s: 31}\n", "$.fleet.forget_s"),
             ("log: {level: loud}\n", "$.log.level"),
             ("log: {format: xml}\n", "$.log.format"),
             ("nats: {password: 5}\n", "$.nats.password"),
