@@ -54,7 +54,7 @@ class Played:
     refused: dict[str, int]
 
 
-def play(fleet: Fleet | None = None, **settings: Any) -> Played:
+def play(fleet: Fleet | None = None) -> Played:
     fleet = fleet or Fleet()
     tally, watchers, refused = PickTally(), watchers_of(fleet.core), dict[str, int]()
     subject = Subject(
@@ -66,7 +66,7 @@ def play(fleet: Fleet | None = None, **settings: Any) -> Played:
         connected=lambda: True,
         about={"replica": "here-0123abcd"},
     )
-    console = Console(subject, tally, ConsoleSettings(**settings), fleet.clock)
+    console = Console(subject, tally, fleet.clock)
     return Played(fleet, console, tally, watchers, refused)
 
 
@@ -101,7 +101,7 @@ async def served(
     tls: Contexts | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    played = play(fleet, **settings)
+    played = play(fleet)
     pages = pages_of(played, door=door, secure=tls is not None, **settings)
     registry = CollectorRegistry()
     registry.register(ConsoleCollector(played.console, pages))

@@ -61,15 +61,9 @@ class KubernetesSettings(Settings, frozen=True):
         bool,
         Meta(description="read zone and rack from labels of nodes; needs the right to get nodes"),
     ] = False
-    zone_label: Annotated[
-        str, Meta(pattern=NODE_LABEL, description="label of a node that names its zone")
-    ] = "topology.kubernetes.io/zone"
     rack_label: Annotated[
         str, Meta(pattern=NODE_LABEL, description="label of a node that names its rack")
     ] = "topology.kubernetes.io/rack"
-    pods_max: Annotated[
-        int, Meta(ge=1, le=4096, description="pods known at once; more are ignored, and counted")
-    ] = 1024
     api: Annotated[
         str | None,
         Meta(

@@ -24,12 +24,6 @@ class HotPrefixSettings(Settings, frozen=True):
             description="a worker with more requests than this, and more than the mean, is busy",
         ),
     ] = 10
-    copies_per_minute: Annotated[
-        float, Meta(gt=0, le=600, description="copies a minute that one router starts, at most")
-    ] = 60.0
-    memory_mib: Annotated[
-        int, Meta(ge=1, description="MiB for tokens and hashes of hot prefixes")
-    ] = 64
 
 
 class GuardSettings(Settings, frozen=True):
