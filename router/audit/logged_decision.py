@@ -79,6 +79,8 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     overlap_tokens: dict[str, list[int]]
     """Raw, usable, and by tier, before any trust."""
     prefill: LoggedRates
+    reservation_id: str = ""
+    """Empty: no worker was picked."""
     parameters: dict[str, float] = {}
     """The policy's."""
     excluded: list[tuple[int, str]] = []
@@ -119,6 +121,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         at_s=decision.decided_at_s,
         replica=replica,
         request_id=request.request_id,
+        reservation_id=decision.reservation_id,
         model=request.model,
         policy=decision.policy.name,
         prompt_tokens=rows.prompt_tokens,

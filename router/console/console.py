@@ -7,14 +7,15 @@ Laws:
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 
 from router.audit.sampling import Sampled
 from router.console.viewers import Viewer, Viewers
-from router.console.views.decisions import Decisions
+from router.console.views.decisions import Decisions, ShownDecision
 from router.console.views.history import History, Totals
 from router.console.views.news import News
+from router.console.views.past import shown_of
 from router.console.views.prefixes import Prefixes
 from router.console.views.reading import totals_of, waiting_of
 from router.console.views.rounds import Rounds, Subject
@@ -121,6 +122,11 @@ class Console:
         self.sampled += 1
         self.decisions.watch(decision)
         self.prefixes.watch(decision)
+
+    def find(self, wanted: str) -> Generator[None, None, list[ShownDecision]]:
+        """The picks of an id (Reservations.find), the newest first. In steps."""
+        known = yield from self._subject.core.reservations.find(wanted)
+        return [shown for reservation in known for shown in shown_of(reservation)]
 
     async def _wait_for_first(self) -> None:
         """Ends when a viewer comes that no round has been for."""

@@ -5,6 +5,7 @@
     POST   /console/session     {"token": KEY} -> a cookie
     DELETE /console/session     ends it
     GET    /console/events      server-sent events
+    GET    /console/decisions?id=ID   the picks of a request, a client or a reservation
 
 Laws:
 - what a request brings is compared, and never written into a page;
@@ -33,12 +34,15 @@ from router.keys.identity import Identity
 from router.keys.issuers import UnknownKeyError
 from router.keys.rights import Right
 from router.request.refusal import Reason, Refusal
+from router.service.turns import turned
 
 PATH = "/console"
 COOKIE = "kvroute_console_"
 """And the end of the replica's name: routers on one host share the cookies of all its ports."""
 BODY_MAX = 16_384
 """Bytes of a sign-in: an issuer's tokens have a few thousand."""
+ID_MAX = 1024
+"""Characters of an id that is looked for."""
 LOOK_S = 10
 """Messages, a second each, after which a viewer's key is looked up again."""
 SOCKET_BYTES = 256 * 1024
@@ -105,6 +109,7 @@ class ConsolePages:
         app.router.add_post(PATH + "/session", self._checked(self._sign_in, own_page=True))
         app.router.add_delete(PATH + "/session", self._checked(self._sign_out, own_page=True))
         app.router.add_get(PATH + "/events", self._checked(self._events))
+        app.router.add_get(PATH + "/decisions", self._checked(self._decisions))
         app.router.add_get(PATH + "/{name}", self._checked(self._page))
 
     def _checked(self, handler: Handler, *, own_page: bool = False) -> Handler:
@@ -177,6 +182,16 @@ class ConsolePages:
         response = _json(200, {"identity": None})
         response.del_cookie(self._cookie, path=PATH)
         return response
+
+    async def _decisions(self, request: web.Request) -> web.StreamResponse:
+        try:
+            await self._viewer(request)
+        except Refusal as refusal:
+            return self._refused(refusal)
+        wanted = request.query.get("id", "")
+        if not 0 < len(wanted) <= ID_MAX:
+            return _json(400, {"message": f"id has 1 to {ID_MAX} characters"})
+        return _json(200, {"decisions": await turned(self.console.find(wanted))})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         try:

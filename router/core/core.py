@@ -136,13 +136,14 @@ class RouterCore:
         if not decision.order:
             raise self.decider.refuse(decision)
         computing = decision.computing
-        if watch is not None:
-            decision.keep()
-            watch(computing)
         row = decision.order[0]
         source, overlap = decision.pool.sources[row], decision.overlap(row)
         is_computed = computing is decision and request.resumed is None
         reservation = self.life.made(source, request, overlap, now_s, computes=is_computed)
+        if watch is not None:
+            decision.keep()
+            computing.reservation_id = reservation.id
+            watch(computing)
         if computing is not decision:
             reservation.prefill = self.life.hold(reservation, computing)
             overlap = computing.overlap(computing.order[0])

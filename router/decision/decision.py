@@ -65,6 +65,8 @@ class Decision:
     strained = False
     """Whether the candidates include workers over their learned capacity, since no other has
     room."""
+    reservation_id = ""
+    """Of the pick; set for watchers alone."""
     waited_s = 0.0
     """In the router's queue; set for watchers alone, by router/audit/sampling.py."""
     _rows: Candidates | None = None

@@ -288,7 +288,7 @@ class Desk:
         """A request that was read: answered, or it waits."""
         received, parsed = read
         answers: list[Answered] = []
-        trace = self._traced(received, now_s) if received.traceparent else None
+        trace = self._traced(read, now_s) if received.traceparent else None
 
         def decide(may_strain: bool) -> Reservation:
             answers.append(self._any(read, now_s, due, may_strain, caller, trace))
@@ -356,12 +356,13 @@ class Desk:
             waiting.due.waited_s = now_s - waiting.waiter.arrived_s
         self._refused(refusal, waiting.request, now_s, waiting.due)
 
-    def _traced(self, request: ReceivedRequest, now_s: float) -> RouteTrace | None:
+    def _traced(self, read: Read, now_s: float) -> RouteTrace | None:
         """The spans of a request; None: it is not sampled."""
         if self.tracing is None:
             return None
-        trace = self.tracing.below(request.traceparent)
-        return None if trace is None else RouteTrace(trace, now_s)
+        received, parsed = read
+        trace = self.tracing.below(received.traceparent)
+        return None if trace is None else RouteTrace(trace, now_s, parsed.request_id)
 
     def _any(
         self,

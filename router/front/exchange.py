@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 
 from events.engines.table import engine_of
+from kvroute.client.messages.options import random_id
 from kvroute.client.messages.usage import Usage
 from router.front.engine_plane import is_of_plane
 from router.front.openai_body import BOM, TENANT_HEADERS, read
@@ -35,11 +36,14 @@ from router.front.top_level import changed
 from router.front.usage import AnswerReader
 from router.keys.identity import Identity
 from router.prompts.bodies import PATHS
+from router.request.request import CLIENT_ID_END
 
 BYTES_A_TOKEN = 4
 """For a prompt's length where its tokens are not known."""
 ESTIMATE_MAX = 8192
 """Tokens of an estimated length, at most: an image's bytes, say, are hardly ever tokens."""
+REQUEST_ID_MAX = 256
+"""Characters of a client's X-Request-Id."""
 UPSTREAM_ANSWER_MAX = 1 << 16
 """Bytes of a failed answer that are kept for the client, in case no other worker is left."""
 HOP_BY_HOP = frozenset((
@@ -124,7 +128,9 @@ class Exchange:
         client wrote it. Raises FrontRefusal for a body that can't be read. low_first: the body's
         priority is lower for sooner, as vLLM's own. changes_bodies: False where neither the body
         nor the answer is the caller's to change. identity: of the client's key; None: clients
-        need none. salts_tenants: the prompt's cache is that of the request's tenant alone."""
+        need none. salts_tenants: the prompt's cache is that of the request's tenant alone.
+        request_id: the client's; the worker gets it as X-Request-Id, and the request's id at the
+        router begins with it."""
         self.path = path
         self.query = query
         self.kind = PATHS[path]
@@ -184,7 +190,8 @@ class Exchange:
         bounds = [count for count in counts if count is not None]
         if bounds:
             options["expected_output_tokens"] = min(bounds)
-        options["omit_receipt"] = True
+        if self.request_id:
+            options["request_id"] = self.request_id + CLIENT_ID_END + random_id()
         return options
 
     @property
@@ -388,6 +395,11 @@ def returned(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     pairs = list(headers)
     dropped = _NOT_RETURNED | _of_connection(pairs)
     return [(name, _text(value)) for name, value in pairs if name.lower() not in dropped]
+
+
+def client_id(header: str) -> str:
+    """A client's X-Request-Id; empty: it is none, too long, or not printable."""
+    return header if len(header) <= REQUEST_ID_MAX and header.isprintable() else ""
 
 
 def _of_connection(headers: Iterable[tuple[str, str]]) -> set[str]:

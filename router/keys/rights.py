@@ -42,6 +42,7 @@ RIGHTS: dict[str, Right | None] = {
     _FLEET + "ListWorkers": Right.OBSERVE,
     _FLEET + "WatchWorkers": Right.OBSERVE,
     _FLEET + "WatchDecisions": Right.OBSERVE,
+    _FLEET + "FindDecisions": Right.OBSERVE,
     _FLEET + "ListQueue": Right.OBSERVE,
     _FLEET + "GetIndexStats": Right.OBSERVE,
     _FLEET + "RegisterWorker": Right.ADMINISTER,

@@ -11,6 +11,9 @@ from indexer.identity import WorkerKey
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 
+CLIENT_ID_END = "~"
+"""Between the X-Request-Id of a client's HTTP request and what makes the id of its Route unique."""
+
 Fingerprint = tuple[int, int, str, str]
 """The meaning of a request id: the prompt, by its fingerprint in a block size; the model's name,
 the role."""

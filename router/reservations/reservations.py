@@ -11,9 +11,10 @@ Laws:
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from typing_extensions import override
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
-from router.request.request import Fingerprint
+from router.request.request import CLIENT_ID_END, Fingerprint
 from router.reservations.steps import add_reservation
 
 
@@ -48,6 +49,9 @@ SLICE_UNITS = 1 << 14
 each block of the prompt, and RESERVATION_UNITS for the rest. The last reservation of a slice may
 go beyond it."""
 RESERVATION_UNITS = 512
+FIND_SLICE = 4096
+"""Reservations that a search looks at without a turn for other calls: about 1 ms."""
+FIND_MAX = 16
 FORGOTTEN_SLICE = 256
 """Memories of ended reservations that are dropped without a turn for other calls."""
 
@@ -169,6 +173,22 @@ class Reservations:
         if reservation is None and reservation_id in self._ended:
             reservation = self._ended[reservation_id][1]
         return reservation
+
+    def find(self, wanted: str) -> Generator[None, None, list[Reservation]]:
+        """Open and remembered ones of an id, the newest first, FIND_MAX at most: of a reservation,
+        a request, or a client whose requests' ids begin with it (CLIENT_ID_END). In steps."""
+        fitting = []
+        known = [*self._open.values(), *(ended for _, ended in self._ended.values())]
+        for first in range(0, len(known), FIND_SLICE):
+            yield
+            fitting += [
+                reservation
+                for reservation in known[first : first + FIND_SLICE]
+                if wanted in (reservation.id, reservation.request_id)
+                or reservation.request_id.rpartition(CLIENT_ID_END)[0] == wanted
+            ]
+        fitting.sort(key=attrgetter("opened_at_s"), reverse=True)
+        return fitting[:FIND_MAX]
 
     def renew(self, reservation: Reservation, lease_ends_s: float) -> None:
         """Moves a lease's end; leases are all equally long, so the last renewed ends last."""

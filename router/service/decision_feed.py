@@ -149,6 +149,7 @@ class DecisionFeed:
             tenant=request.tenant,
             prompt_tokens=request.prompt.token_count,
             predicted_ttft_s=_predicted_s(decision),
+            reservation_id=decision.reservation_id,
             waited_s=decision.waited_s,
         )
         made.receipt.MergeFromString(self._writer.receipt(decision))

@@ -19,6 +19,7 @@ from router.config.settings.fleet_settings import TOMBSTONE_MAX_S, TOMBSTONE_S
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk import request_codec
+from router.desk.past_decisions import past_decisions
 from router.desk.queue_list import listed
 from router.http2.calls import Handler
 from router.keys.door import CURRENT
@@ -82,15 +83,17 @@ class FleetService:
     async def WatchDecisions(
         self, request: fleet_pb2.WatchDecisionsRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        if _identity().sight is not None:
-            raise Refusal(
-                Reason.PERMISSION_DENIED,
-                "decisions show all workers, and this key sees some workers or models only",
-            )
+        _check_sight()
         age_s = jittered(self._stream_age_s)
         async with aclosing(self.decisions.watch(request, age_s)) as messages:
             async for message in messages:
                 yield message
+
+    async def FindDecisions(
+        self, request: fleet_pb2.FindDecisionsRequest, context: Context
+    ) -> bytes:
+        _check_sight()
+        return await turned(past_decisions(self._core.reservations, request.id, self._clock()))
 
     async def RegisterWorker(
         self, request: fleet_pb2.RegisterWorkerRequest, context: Context
@@ -199,6 +202,15 @@ def _check_worker(worker_id: str) -> None:
         usage.identity.check_worker(worker_id)
 
 
+def _check_sight() -> None:
+    """Raises Refusal for a caller that may not see decisions."""
+    if _identity().sight is not None:
+        raise Refusal(
+            Reason.PERMISSION_DENIED,
+            "decisions show all workers, and this key sees some workers or models only",
+        )
+
+
 def _identity() -> Identity:
     """The caller's."""
     usage = CURRENT.get()
@@ -219,6 +231,9 @@ def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
         ),
         "ListQueue": grpc.unary_unary_rpc_method_handler(
             fleet.ListQueue, fleet_pb2.ListQueueRequest.FromString
+        ),
+        "FindDecisions": grpc.unary_unary_rpc_method_handler(
+            fleet.FindDecisions, fleet_pb2.FindDecisionsRequest.FromString
         ),
         "WatchWorkers": grpc.unary_stream_rpc_method_handler(
             fleet.WatchWorkers, fleet_pb2.WatchWorkersRequest.FromString

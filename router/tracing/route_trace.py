@@ -26,15 +26,15 @@ class RouteTrace:
 
     __slots__ = ("_began_s", "_trace", "_worth")
 
-    def __init__(self, trace: Trace, began_s: float) -> None:
+    def __init__(self, trace: Trace, began_s: float, request_id: str) -> None:
         """began_s: Unix time of the request's arrival."""
         self._trace = trace
         self._began_s = began_s
-        self._worth: dict[str, Value] = {}
+        self._worth: dict[str, Value] = {"kvroute.request.id": request_id}
 
     def picked(self, answer: RouteResponse) -> None:
         """The answer is made; the receipt is in it."""
-        self._worth = attributes_of(answer)
+        self._worth |= attributes_of(answer)
 
     def decided(self, decided_s: float, took_s: Mapping[str, float]) -> None:
         """The request has its answer. decided_s: Unix time when the decision began. took_s:
@@ -52,11 +52,12 @@ class RouteTrace:
 
     def repeated(self, now_s: float) -> None:
         """An earlier answer to the same request id."""
-        self._trace.end("kvroute.route", self._began_s, now_s, {"kvroute.repeated": True})
+        about = {**self._worth, "kvroute.repeated": True}
+        self._trace.end("kvroute.route", self._began_s, now_s, about)
 
     def refused(self, now_s: float, reason: str) -> None:
         """The request gets no worker, or its caller left."""
-        about: dict[str, Value] = {"kvroute.reason": reason}
+        about = {**self._worth, "kvroute.reason": reason}
         self._trace.end("kvroute.route", self._began_s, now_s, about, error=reason)
 
 

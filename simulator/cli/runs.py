@@ -154,8 +154,8 @@ def scheduler_of(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int
 
     options = dict(given["engine_options"])
     if given["host_blocks"] is not None:
-        if given["engine"] != "vllm":
-            raise ValueError(f"--host-blocks: {given['engine']} has no host cache here, only vllm")
+        if not hasattr(SCHEDULERS[given["engine"]].config, "host_block_count"):
+            raise ValueError(f"--host-blocks: {given['engine']} has no host cache here")
         options["host_block_count"] = str(given["host_blocks"])
     config = scheduler_config(
         given["engine"],
@@ -166,7 +166,7 @@ def scheduler_of(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int
         joined_steps_max=joined_steps_max,
         options=options,
     )
-    SCHEDULERS[given["engine"]](config)  # raises if the options don't go together
+    SCHEDULERS[given["engine"]].scheduler(config)  # raises if the options don't go together
     return config
 
 

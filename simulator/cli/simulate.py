@@ -204,11 +204,16 @@ def _halves(count: int | None, prefill: int, decode: int) -> "list[Half | None]"
 
 
 def _engine_of_pairs(engine: str) -> str:
-    """SGLang by default. Raises UsageError for another one."""
+    """One whose halves can meet here: SGLang. Raises UsageError for another one."""
+    from events.engines.engine import HandOver
+    from simulator.schedulers import SCHEDULERS
+
+    pairs = [name for name, kind in SCHEDULERS.items() if kind.engine.hand_over is HandOver.AT_ONCE]
     source = click.get_current_context().get_parameter_source("engine")
-    if engine != "sglang" and source is not ParameterSource.DEFAULT:
-        raise click.UsageError(f"--prefill and --decode are for --engine sglang, not {engine}")
-    return "sglang"
+    if engine not in pairs and source is not ParameterSource.DEFAULT:
+        named = " or ".join(pairs)
+        raise click.UsageError(f"--prefill and --decode are for --engine {named}, not {engine}")
+    return engine if engine in pairs else pairs[0]
 
 
 def _schedulers(

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from indexer.identity import Tier
-from simulator.engines import sglang_wire, vllm_wire
 from simulator.engines.content import About, Answer, TokenContent, greedy_answer, token_submission
 from simulator.engines.scheduler import (
     Load,
@@ -33,7 +32,7 @@ from simulator.engines.scheduler import (
 )
 from simulator.live.clock import Clock, Timer
 from simulator.live.latencies import Latencies
-from simulator.schedulers import SCHEDULERS
+from simulator.schedulers import SCHEDULERS, Kind
 
 __all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "EngineStopped", "RequestRefused"]
 
@@ -61,6 +60,11 @@ class EngineConfig:
     """Its scheduler: a name of simulator.schedulers.SCHEDULERS."""
     half: Half | None = None
     """None: it serves whole requests."""
+
+    @property
+    def what(self) -> Kind:
+        """The record of its kind."""
+        return SCHEDULERS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +120,8 @@ class Engine:
         self.stopped = False
         self._publish = publish
         self._answer = answer
-        self._scheduler: Scheduler = SCHEDULERS[config.kind](config.scheduler)
-        wire = sglang_wire if config.kind == "sglang" else vllm_wire
-        self._encode_batch = wire.encode_batch
+        self._scheduler: Scheduler = config.what.scheduler(config.scheduler)
+        self._encode_batch = config.what.encode_batch
         self._clients: dict[str, _Client] = {}
         self._timer: Timer | None = None
         self._due_s = 0.0

@@ -13,12 +13,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
+from events.engines.sglang.engine import SGLANG
+from events.engines.vllm.engine import VLLM
 from router.prompts.bodies import CHAT, COMPLETION, MESSAGES, BodyFormat
 from simulator.live import sglang_pages, vllm_pages
 from simulator.live.addresses import LOOPBACK, authority
@@ -57,13 +59,30 @@ Page = Callable[[Engine, Publisher | None, int | None], Any]
 """A text, or a JSON object, of an engine, its events, and the port of its bootstrap server."""
 
 
+class OwnPaths(NamedTuple):
+    """Paths that one kind of engine alone has."""
+
+    pages: Mapping[str, Page]
+    reset_path: str
+    """POST forgets the cache."""
+    renders: bool
+    """Whether it has /render."""
+
+
+_OWN = {
+    VLLM.name: OwnPaths(vllm_pages.PAGES, "/reset_prefix_cache", renders=True),
+    SGLANG.name: OwnPaths(sglang_pages.PAGES, "/flush_cache", renders=False),
+}
+
+
 class HttpFace:
     """Serves one engine on a port."""
 
     def __init__(self, engine: Engine, publisher: Publisher | None = None) -> None:
         self._engine = engine
         self._publisher = publisher
-        self._is_sglang = engine.config.kind == "sglang"
+        self._record = engine.config.what.engine
+        self._own = _OWN[self._record.name]
         self._rooms = BootstrapServer() if engine.config.half == "prefill" else None
         self._others: aiohttp.ClientSession | None = None
         """A decode engine's, for prefill engines."""
@@ -87,22 +106,21 @@ class HttpFace:
         engine. Raises OSError when the address can't be had."""
         if self._rooms is not None:
             await self._rooms.start(host, bootstrap_port)
-        reset = "/flush_cache" if self._is_sglang else "/reset_prefix_cache"
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.add_routes(
             [
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
-                *(web.get(path, self._page) for path in self._pages),
+                *(web.get(path, self._page) for path in self._own.pages),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.post("/v1/messages/count_tokens", self._count_tokens),
-                web.post(reset, self._reset_prefix_cache),
+                web.post(self._own.reset_path, self._reset_prefix_cache),
             ]
         )
         for kind, form in _FORMS:
             app.router.add_post(kind.paths[0], partial(self._answer, form))
-            if not self._is_sglang:
+            if self._own.renders:
                 app.router.add_post(kind.render_path, partial(self._render, kind, form))
         self._runner = await serve(app, host, port)
         self._address = f"http://{authority(host, self._runner.addresses[0][1])}"
@@ -127,13 +145,9 @@ class HttpFace:
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self._engine.stopped or self._draining else 200)
 
-    @property
-    def _pages(self) -> Mapping[str, Page]:
-        return sglang_pages.PAGES if self._is_sglang else vllm_pages.PAGES
-
     async def _page(self, request: web.Request) -> web.Response:
         bootstrap = None if self._rooms is None else self._rooms.port
-        page = self._pages[request.path](self._engine, self._publisher, bootstrap)
+        page = self._own.pages[request.path](self._engine, self._publisher, bootstrap)
         if isinstance(page, str):
             return web.Response(body=page.encode(), headers={"Content-Type": _METRICS_TYPE})
         return web.json_response(page)
@@ -149,7 +163,7 @@ class HttpFace:
                 "id": name,
                 "object": "model",
                 "created": created,
-                "owned_by": "sglang" if self._is_sglang else "vllm",
+                "owned_by": self._record.owned_by,
                 "root": name,
                 "parent": parent,
                 "max_model_len": length,

@@ -50,7 +50,7 @@ class StandIn:
         """The engine as an entry of `workers:` in the configuration of a relay."""
         return {
             "id": self.engine_id,
-            "engine": "sglang" if self.engine.config.kind == "sglang" else "vllm",
+            "engine": self.engine.config.what.engine.name,
             "address": self.address,
             "events": self.events_endpoint,
             "replay": self.replay_endpoint,

@@ -8,18 +8,8 @@ import msgspec
 
 from simulator.engines.profile import Profile
 from simulator.engines.scheduler import SchedulerConfig
+from simulator.schedulers import SCHEDULERS
 from simulator.schedulers.chitu.task import ChituConfig
-from simulator.schedulers.sglang.config import SglangConfig
-from simulator.schedulers.vllm.config import VllmConfig
-
-_CONFIGS: dict[str, type[SchedulerConfig]] = {
-    "vllm": VllmConfig,
-    "sglang": SglangConfig,
-    "chitu": ChituConfig,
-    "chitu-skew": ChituConfig,
-    "chitu-dp": ChituConfig,
-}
-"""Engine -> class of its configuration."""
 
 _GIVEN_OTHERWISE = ("block_size", "block_count", "cost", "hash_seed", "lora_names", "vocabulary")
 
@@ -39,7 +29,7 @@ def scheduler_config(
     options: fields of the engine's configuration, as text, such as policy: lpm for SGLang.
     Raises ValueError for options that it doesn't have, and for numbers that don't fit together.
     """
-    config = _CONFIGS[engine]
+    config = SCHEDULERS[engine].config
     blocks = profile.engine.blocks_of(block_size) if block_count is None else block_count
     values: dict[str, Any] = {
         "block_count": blocks,

@@ -144,7 +144,7 @@ class VirtualFleet:
 
     def _build(self, number: int) -> VirtualEngine:
         options = self._options
-        make = partial(SCHEDULERS[options.engine], options.scheduler_of(number))
+        make = partial(SCHEDULERS[options.engine].scheduler, options.scheduler_of(number))
         engine = VirtualEngine(number, options.ranks, make)
         tells = options.events != "none" and number >= options.approximate_workers
         build = EngineBytesRelay if options.events == "engine" and tells else VirtualRelay

@@ -84,6 +84,7 @@ async def test_each_view_shows_what_the_router_says() -> None:
         assert await tab.page.locator("#prefixes .node").count() >= 2
         assert "512 tokens" in (await tab.texts("#prefixes"))[0]
         await a_receipt_opens(tab, crowd)
+        await a_decision_is_found(tab, crowd)
         await the_keyboard_opens_a_worker(tab)
         assert await tab.faults() == []
         await tab.shot("fleet-light")
@@ -124,6 +125,23 @@ async def a_receipt_opens(tab: Any, crowd: Crowd) -> None:
     assert heads[2 : 2 + len(varied)] == [term.replace("_", " ") for term in varied]
     assert "ttft would have" in await first.locator(".story").inner_text()
     await tab.shot("receipt")
+
+
+async def a_decision_is_found(tab: Any, crowd: Crowd) -> None:
+    """By the id of its reservation; another id says that nothing is known of it."""
+    console = crowd.app.listeners.console
+    assert console is not None
+    decision = console.decisions.kept[-1]
+    await tab.page.fill("#find-id", decision.reservation_id)
+    await tab.page.keyboard.press("Enter")
+    shown = tab.page.locator("#past .ids")
+    await shown.wait_for()
+    assert decision.request_id in await shown.inner_text()
+    await tab.shot("past")
+    await tab.page.fill("#find-id", "unknown")
+    await tab.page.keyboard.press("Enter")
+    await tab.page.locator("#past-about", has_text="no pick of this id").wait_for()
+    assert await shown.count() == 0
 
 
 async def the_keyboard_opens_a_worker(tab: Any) -> None:

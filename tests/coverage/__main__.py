@@ -24,9 +24,12 @@ def room_of(path: str) -> str:
 
 
 def rooms(report: Mapping[str, Any]) -> dict[str, Counter[str]]:
-    """Room -> sums of COUNTS, in order of names."""
+    """Room -> sums of COUNTS, in order of names. Files outside the tree, such as those of a wheel
+    that a test installed, are left out."""
     sums: dict[str, Counter[str]] = {}
     for path, told in report["files"].items():
+        if Path(path).is_absolute():
+            continue
         counts = {name: told["summary"][name] for name in COUNTS}
         sums.setdefault(room_of(path), Counter()).update(counts)
     return dict(sorted(sums.items()))

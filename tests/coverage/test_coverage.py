@@ -12,6 +12,7 @@ def test_a_room_has_the_sums_of_its_files() -> None:
         "router/core/core.py": file(10, 5, 4, 1),
         "router/core/below/deep.py": file(30, 25, 0, 0),
         "indexer/index.py": file(20, 20, 6, 6),
+        "/tmp/installed/indexer/index.py": file(20, 0, 6, 0),
     }
     rows = [line.split() for line in table({"files": files}).splitlines()[1:]]
     assert rows == [

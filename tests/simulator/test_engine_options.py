@@ -18,7 +18,7 @@ def test_every_engine_gets_a_config_from_every_profile(engine: str, profile: str
     dense = {"max_model_len": "4096", "max_num_seqs": "8"} if engine == "chitu-skew" else {}
     config = scheduler_config(engine, load_profile(profile), block_size=64, options=dense)
     assert config.block_count == load_profile(profile).engine.capacity_tokens // 64
-    assert SCHEDULERS[engine](config).load().total_blocks == config.block_count
+    assert SCHEDULERS[engine].scheduler(config).load().total_blocks == config.block_count
 
 
 def test_blocks_and_ranks_are_as_asked() -> None:

@@ -939,6 +939,7 @@ class WatchedDecision(google.protobuf.message.Message):
     REFUSAL_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     WAITED_S_FIELD_NUMBER: builtins.int
+    RESERVATION_ID_FIELD_NUMBER: builtins.int
     decided_at_s: builtins.float
     """Unix time"""
     request_id: builtins.str
@@ -954,6 +955,8 @@ class WatchedDecision(google.protobuf.message.Message):
     """of a refusal"""
     waited_s: builtins.float
     """seconds in this router's queue before the decision; 0: the request did not wait"""
+    reservation_id: builtins.str
+    """of a pick"""
     @property
     def receipt(self) -> kvroute.v1.router_pb2.Receipt:
         """of a pick"""
@@ -971,9 +974,10 @@ class WatchedDecision(google.protobuf.message.Message):
         refusal: builtins.str = ...,
         message: builtins.str = ...,
         waited_s: builtins.float = ...,
+        reservation_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s", "predicted_ttft_s", b"predicted_ttft_s", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s", "decided_at_s", b"decided_at_s", "message", b"message", "model", b"model", "predicted_ttft_s", b"predicted_ttft_s", "prompt_tokens", b"prompt_tokens", "receipt", b"receipt", "refusal", b"refusal", "request_id", b"request_id", "tenant", b"tenant", "waited_s", b"waited_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s", "decided_at_s", b"decided_at_s", "message", b"message", "model", b"model", "predicted_ttft_s", b"predicted_ttft_s", "prompt_tokens", b"prompt_tokens", "receipt", b"receipt", "refusal", b"refusal", "request_id", b"request_id", "reservation_id", b"reservation_id", "tenant", b"tenant", "waited_s", b"waited_s"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_predicted_ttft_s", b"_predicted_ttft_s"]) -> typing.Literal["predicted_ttft_s"] | None: ...
 
 Global___WatchedDecision: typing_extensions.TypeAlias = WatchedDecision
@@ -1003,3 +1007,80 @@ class WatchDecisionsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["decisions", b"decisions", "left_out", b"left_out", "limited", b"limited"]) -> None: ...
 
 Global___WatchDecisionsResponse: typing_extensions.TypeAlias = WatchDecisionsResponse
+
+@typing.final
+class FindDecisionsRequest(google.protobuf.message.Message):
+    """FindDecisionsRequest names a request that is open, or that ended less than routing.memory_window_s ago."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """a request_id, a reservation_id, or the X-Request-Id of a client of the gateway or of Envoy; 1 to 1,024 characters"""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
+
+Global___FindDecisionsRequest: typing_extensions.TypeAlias = FindDecisionsRequest
+
+@typing.final
+class PastDecision(google.protobuf.message.Message):
+    """PastDecision is a pick, and what became of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    ANSWER_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    AGE_S_FIELD_NUMBER: builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    state: builtins.str
+    """open, or how it ended: finished, failed_worker, failed_refused, failed_timeout, failed_client, failed_cancelled, failed_unknown, expired or worker_lost"""
+    age_s: builtins.float
+    """seconds since the pick"""
+    output_tokens: builtins.int
+    """reported so far"""
+    cached_tokens: builtins.int
+    """prompt tokens that the engine reused, by its own count; absent: not reported"""
+    @property
+    def answer(self) -> kvroute.v1.router_pb2.RouteResponse:
+        """with its receipts, unless the request had set omit_receipt"""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        answer: kvroute.v1.router_pb2.RouteResponse | None = ...,
+        state: builtins.str = ...,
+        age_s: builtins.float = ...,
+        output_tokens: builtins.int = ...,
+        cached_tokens: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "answer", b"answer", "cached_tokens", b"cached_tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "age_s", b"age_s", "answer", b"answer", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "request_id", b"request_id", "state", b"state"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_cached_tokens", b"_cached_tokens"]) -> typing.Literal["cached_tokens"] | None: ...
+
+Global___PastDecision: typing_extensions.TypeAlias = PastDecision
+
+@typing.final
+class FindDecisionsResponse(google.protobuf.message.Message):
+    """FindDecisionsResponse has the newest picks first, 16 at most: a client may have sent several requests with one id."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: builtins.int
+    @property
+    def decisions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PastDecision]: ...
+    def __init__(
+        self,
+        *,
+        decisions: collections.abc.Iterable[Global___PastDecision] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decisions", b"decisions"]) -> None: ...
+
+Global___FindDecisionsResponse: typing_extensions.TypeAlias = FindDecisionsResponse

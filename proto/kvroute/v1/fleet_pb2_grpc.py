@@ -75,6 +75,11 @@ class FleetStub(object):
                 request_serializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.SerializeToString,
                 response_deserializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.FromString,
                 _registered_method=True)
+        self.FindDecisions = channel.unary_unary(
+                '/kvroute.v1.Fleet/FindDecisions',
+                request_serializer=kvroute_dot_v1_dot_fleet__pb2.FindDecisionsRequest.SerializeToString,
+                response_deserializer=kvroute_dot_v1_dot_fleet__pb2.FindDecisionsResponse.FromString,
+                _registered_method=True)
         self.GetIndexStats = channel.unary_unary(
                 '/kvroute.v1.Fleet/GetIndexStats',
                 request_serializer=kvroute_dot_v1_dot_fleet__pb2.GetIndexStatsRequest.SerializeToString,
@@ -146,6 +151,13 @@ class FleetServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindDecisions(self, request, context):
+        """FindDecisions lists this router's picks for one id: of a request, of a client's HTTP request, or of a reservation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetIndexStats(self, request, context):
         """GetIndexStats returns the size of the overlap index.
         """
@@ -195,6 +207,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.WatchDecisions,
                     request_deserializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.FromString,
                     response_serializer=kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.SerializeToString,
+            ),
+            'FindDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindDecisions,
+                    request_deserializer=kvroute_dot_v1_dot_fleet__pb2.FindDecisionsRequest.FromString,
+                    response_serializer=kvroute_dot_v1_dot_fleet__pb2.FindDecisionsResponse.SerializeToString,
             ),
             'GetIndexStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetIndexStats,
@@ -419,6 +436,33 @@ class Fleet(object):
             '/kvroute.v1.Fleet/WatchDecisions',
             kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.SerializeToString,
             kvroute_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvroute.v1.Fleet/FindDecisions',
+            kvroute_dot_v1_dot_fleet__pb2.FindDecisionsRequest.SerializeToString,
+            kvroute_dot_v1_dot_fleet__pb2.FindDecisionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

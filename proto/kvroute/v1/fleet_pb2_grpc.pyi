@@ -153,6 +153,22 @@ _FleetWatchDecisionsType = typing_extensions.TypeVar(
     ],
 )
 
+_FleetFindDecisionsType = typing_extensions.TypeVar(
+    '_FleetFindDecisionsType',
+    grpc.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        kvroute.v1.fleet_pb2.FindDecisionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        kvroute.v1.fleet_pb2.FindDecisionsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        kvroute.v1.fleet_pb2.FindDecisionsResponse,
+    ],
+)
+
 _FleetGetIndexStatsType = typing_extensions.TypeVar(
     '_FleetGetIndexStatsType',
     grpc.UnaryUnaryMultiCallable[
@@ -169,7 +185,7 @@ _FleetGetIndexStatsType = typing_extensions.TypeVar(
     ],
 )
 
-class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _FleetRegisterWorkerType, _FleetDrainWorkerType, _FleetRemoveWorkerType, _FleetResyncWorkerType, _FleetListQueueType, _FleetWatchDecisionsType, _FleetGetIndexStatsType]):
+class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _FleetRegisterWorkerType, _FleetDrainWorkerType, _FleetRemoveWorkerType, _FleetResyncWorkerType, _FleetListQueueType, _FleetWatchDecisionsType, _FleetFindDecisionsType, _FleetGetIndexStatsType]):
     """Fleet shows the workers behind a router, and changes what the router does with them."""
 
     @typing.overload
@@ -205,6 +221,10 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
         grpc.UnaryStreamMultiCallable[
             kvroute.v1.fleet_pb2.WatchDecisionsRequest,
             kvroute.v1.fleet_pb2.WatchDecisionsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvroute.v1.fleet_pb2.FindDecisionsRequest,
+            kvroute.v1.fleet_pb2.FindDecisionsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.GetIndexStatsRequest,
@@ -247,6 +267,10 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
             kvroute.v1.fleet_pb2.WatchDecisionsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            kvroute.v1.fleet_pb2.FindDecisionsRequest,
+            kvroute.v1.fleet_pb2.FindDecisionsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             kvroute.v1.fleet_pb2.GetIndexStatsRequest,
             kvroute.v1.fleet_pb2.GetIndexStatsResponse,
         ],
@@ -284,6 +308,9 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     describes. The router ends the call now and then, with OK: call again.
     """
 
+    FindDecisions: _FleetFindDecisionsType
+    """FindDecisions lists this router's picks for one id: of a request, of a client's HTTP request, or of a reservation."""
+
     GetIndexStats: _FleetGetIndexStatsType
     """GetIndexStats returns the size of the overlap index."""
 
@@ -319,6 +346,10 @@ FleetAsyncStub: typing_extensions.TypeAlias = FleetStub[
     grpc.aio.UnaryStreamMultiCallable[
         kvroute.v1.fleet_pb2.WatchDecisionsRequest,
         kvroute.v1.fleet_pb2.WatchDecisionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        kvroute.v1.fleet_pb2.FindDecisionsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         kvroute.v1.fleet_pb2.GetIndexStatsRequest,
@@ -400,6 +431,14 @@ class FleetServicer(metaclass=abc.ABCMeta):
         """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
         describes. The router ends the call now and then, with OK: call again.
         """
+
+    @abc.abstractmethod
+    def FindDecisions(
+        self,
+        request: kvroute.v1.fleet_pb2.FindDecisionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvroute.v1.fleet_pb2.FindDecisionsResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.FindDecisionsResponse]]:
+        """FindDecisions lists this router's picks for one id: of a request, of a client's HTTP request, or of a reservation."""
 
     @abc.abstractmethod
     def GetIndexStats(

@@ -163,6 +163,15 @@ def _body_flags(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--session", default="", help="Session; for decode it may stand for the prompt.")
 @click.option("--json", "as_json", is_flag=True, help="The whole Explanation, as JSON.")
 @click.option(
+    "--request",
+    "request_id",
+    default="",
+    metavar="ID",
+    help="Show a past decision: a request's id, a reservation's, or the X-Request-Id of a client of"
+    " the gateway or of Envoy. A router remembers requests that are open, or that ended less than"
+    " routing.memory_window_s ago.",
+)
+@click.option(
     "--receipt",
     "receipt_file",
     type=click.File("rb"),
@@ -171,13 +180,14 @@ def _body_flags(command: Callable[..., None]) -> Callable[..., None]:
 )
 def explain(
     receipt_file: IO[bytes] | None,
+    request_id: str,
     target: str,
     timeout_s: float,
     against: str,
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Show where a prompt would go, and why. Nothing is reserved.
+    """Show where a prompt would go, and why, or where a request went. Nothing is reserved.
 
     Of a text or a body, the first lines show its tokens: how many, from where, and whether they are
     verified. The model is that of the body, unless --model names one.
@@ -186,6 +196,11 @@ def explain(
         from router.cli.offline.receipt import show_receipt
 
         raise click.exceptions.Exit(show_receipt(receipt_file))
+    if request_id:
+        from router.cli.calls.past import show_past
+
+        run(show_past(target, request_id, timeout_s=timeout_s, as_json=as_json))
+        return
     from router.cli.calls.explanation import BodyFile, Question, show_explanation
 
     if against and as_json:

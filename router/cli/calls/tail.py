@@ -13,7 +13,9 @@ from router.cli.calls.dialing import complain, dial
 from router.cli.text import console
 from router.config.printable import shown
 
-HEAD = "time          worker                     cached / prompt     cost  queue  request"
+HEAD = (
+    "time          worker                     cached / prompt     cost  queue  request, reservation"
+)
 WORKER_WIDTH = 24
 
 
@@ -65,7 +67,7 @@ def line_of(decision: WatchedDecision) -> Text:
     style = "green" if share >= 0.5 else "yellow" if share > 0 else "dim"
     line.append(f"{cached:>7,} / {decision.prompt_tokens:<7,} ", style)
     line.append(f"{picked.cost:>9.3f}  {picked.waiting + picked.running:>5}  ")
-    line.append(request, "dim")
+    line.append(f"{request}  {shown(decision.reservation_id)}", "dim")
     _append_wait(line, decision)
     if decision.receipt.HasField("guarded"):
         passed_over = shown(decision.receipt.guarded.cheapest.worker_id)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from kvroute.v1 import router_pb2
 from router.audit.logged_decision import LoggedDecision
-from router.audit.receipt_file import read_receipts
+from router.audit.receipt_file import Receipts, read_receipts
 from router.audit.recompute_line import check_line
 from router.audit.recompute_receipt import Verdict, check
 from router.cli.text import add_row, console, line, styled, table
@@ -34,10 +34,15 @@ def show_receipt(file: IO[bytes]) -> int:
         read = read_receipts(file.read())
         if isinstance(read, LoggedDecision):
             return _show(screen, check_line(read))
-        answer = check(read.answer)
-        prefill = None if read.prefill is None else _check_prefill(read.prefill)
+        return show_receipts(screen, read)
     except ValueError as error:
         raise click.ClickException(shown(f"{file.name}: {error}")) from error
+
+
+def show_receipts(screen: Console, read: Receipts) -> int:
+    """As `show_receipt`; raises ValueError for a receipt that can't be recomputed."""
+    answer = check(read.answer)
+    prefill = None if read.prefill is None else _check_prefill(read.prefill)
     if read.prefill is None:
         return _show(screen, answer)
     words = prefill_in_words(read.answer.prefill)

@@ -150,10 +150,10 @@ class RoutingSettings(Settings, frozen=True):
     memory_window_s: Annotated[
         Seconds,
         Meta(
-            description="seconds for which a request id gets the same answer after the request's"
-            " end"
+            description="seconds after its end for which a request is remembered: its id gets the"
+            " same answer, and `kvroute explain --request` shows its receipt"
         ),
-    ] = 60.0
+    ] = 180.0
     session_ttl_s: Annotated[
         Seconds, Meta(description="seconds for which a session's last worker is remembered")
     ] = 900.0

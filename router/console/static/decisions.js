@@ -18,6 +18,34 @@ export class Decisions {
       write(this.hold, this.held ? "Go on" : "Hold");
       if (this.store) this.draw(this.store);
     });
+    at("find").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.find(at("find-id").value.trim());
+    });
+  }
+
+  /** Shows the picks of an id that the router remembers; an empty one: none. */
+  async find(wanted) {
+    this.wanted = wanted;
+    at("past").replaceChildren();
+    write(at("past-about"), "");
+    if (!wanted) return;
+    let about = "the router does not answer";
+    let decisions = [];
+    try {
+      const answer = await fetch(`decisions?id=${encodeURIComponent(wanted)}`);
+      const told = await answer.json();
+      decisions = told.decisions ?? [];
+      about = answer.ok ? "no pick of this id is remembered: refused, elsewhere, or over for longer than routing.memory_window_s" : told.message;
+    } catch {
+      // The sentence above.
+    }
+    if (wanted !== this.wanted) return; // another one was looked for meanwhile
+    write(at("past-about"), decisions.length ? count(decisions.length, "decision") : about);
+    for (const one of decisions) {
+      const shown = el("details", { open: true }, summaryOf(one), receipt(one));
+      at("past").append(el("li", { class: "picked" }, shown));
+    }
   }
 
   draw(store) {
@@ -62,6 +90,7 @@ function summaryOf(one) {
 
 function notes(one) {
   const said = [];
+  if (one.state) said.push(el("span", { class: "chip" }, one.state.replaceAll("_", " ")));
   if (one.waited_s) said.push(el("span", { class: "chip" }, `waited ${seconds(one.waited_s)}`));
   if (one.guard) said.push(el("span", { class: "chip warn" }, "guard moved it"));
   if (one.last_resort) said.push(el("span", { class: "chip warn" }, "last resort"));
@@ -74,6 +103,9 @@ function notes(one) {
 function receipt(one) {
   if (one.refusal) {
     return el("div", { class: "receipt" }, el("p", {}, one.message), ids(one));
+  }
+  if (!one.rows?.length) {
+    return el("div", { class: "receipt" }, el("p", {}, "The request had set omit_receipt: the answer has none."), ids(one));
   }
   const parts = [el("div", { class: "receipt" }, story(one), candidates(one))];
   const left = Object.entries(one.excluded ?? {});
@@ -90,7 +122,7 @@ function receipt(one) {
 }
 
 function ids(one) {
-  return el("p", { class: "ids" }, `request ${one.request_id || "without an id"} · ${one.candidates ?? 0} candidates${one.rows && one.rows.length < (one.candidates ?? 0) ? `, ${one.rows.length} shown` : ""}`);
+  return el("p", { class: "ids" }, `request ${one.request_id || "without an id"}${one.reservation_id ? ` · reservation ${one.reservation_id}` : ""} · ${one.candidates ?? 0} candidates${one.rows && one.rows.length < (one.candidates ?? 0) ? `, ${one.rows.length} shown` : ""}`);
 }
 
 /** The decision in sentences. */

@@ -28,7 +28,9 @@ KEPT_MAX = 64
 ROWS_MAX = 24
 """Candidates of a decision: the pick, the one that the guard left, and the cheapest others."""
 NAME_MAX = 128
-"""Characters of a request's id, and of names that requests bring."""
+"""Characters of names that requests bring."""
+REQUEST_ID_MAX = 320
+"""Characters of a request's id: a gateway's client may choose 256 of them."""
 MESSAGE_MAX = 400
 
 
@@ -86,6 +88,8 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     """Ascends by one for each decision that was shown since the start."""
     at_s: float
     request_id: str
+    reservation_id: str = ""
+    """Of the pick."""
     model: str
     policy: str
     formula: str = ""
@@ -110,6 +114,8 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     message: str = ""
     waited_s: float = 0.0
     """In the router's queue; 0: the request did not wait."""
+    state: str = ""
+    """Of a decision that was looked up by an id: open, or how its reservation ended."""
 
 
 class _Taken(NamedTuple):
@@ -155,7 +161,7 @@ class Decisions:
             ShownDecision(
                 number=self.count,
                 at_s=refused.at_s,
-                request_id=refused.request_id[:NAME_MAX],
+                request_id=refused.request_id[:REQUEST_ID_MAX],
                 model=refused.model[:NAME_MAX],
                 policy=refused.policy[:NAME_MAX],
                 prompt_tokens=refused.prompt_tokens,
@@ -187,7 +193,8 @@ def shown(of: _Taken) -> ShownDecision:
     return ShownDecision(
         number=of.number,
         at_s=decision.decided_at_s,
-        request_id=request.request_id[:NAME_MAX],
+        request_id=request.request_id[:REQUEST_ID_MAX],
+        reservation_id=decision.reservation_id,
         model=request.model[:NAME_MAX],
         policy=policy.name,
         formula=policy.formula,
@@ -251,9 +258,9 @@ def _candidates(of: _Taken, rows: list[int]) -> list[CandidateRow]:
             CandidateRow(
                 worker_id=source.key.worker_id,
                 dp_rank=source.key.dp_rank,
-                cost=_finite(scores.costs.item(row)),
+                cost=finite(scores.costs.item(row)),
                 terms={
-                    name: _finite(float(column.item(row)))
+                    name: finite(float(column.item(row)))
                     for name, column in scores.row_terms.items()
                 },
                 usable_tokens=decision.overlap(row).usable,
@@ -262,7 +269,7 @@ def _candidates(of: _Taken, rows: list[int]) -> list[CandidateRow]:
                 running=int(kept.running),
                 waiting=int(kept.waiting),
                 reserved=int(kept.reserved),
-                ttft_s=_finite(seconds.item(row)),
+                ttft_s=finite(seconds.item(row)),
                 excluded=decision.excluded[row],
             )
         )
@@ -286,5 +293,6 @@ def _guard_move(decision: Decision, places: dict[int, int]) -> GuardMove | None:
     )
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float) -> float | None:
+    """The number, as JSON can have it."""
     return number if isfinite(number) else None

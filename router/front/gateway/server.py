@@ -26,7 +26,7 @@ from typing_extensions import override
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.failures import Kind, judgement
 from router.config.settings.gateway_settings import GatewaySettings
-from router.front.exchange import Blame, Exchange
+from router.front.exchange import Blame, Exchange, client_id
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.cors import Cors
 from router.front.gateway.counters import FULL, MODEL_PATH, OTHER_PATH, OWN_PATHS, GatewayCounters
@@ -61,8 +61,6 @@ from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Value
 from router.tracing.traceparent import HEADER
 
-REQUEST_ID_MAX = 256
-"""Characters of a client's X-Request-Id; a longer one, or one that isn't printable, is replaced."""
 SERVED = ("finished", "worker_refused")
 """Outcomes that are no failure of the fleet."""
 _FAILED = {
@@ -98,15 +96,14 @@ class _Call:
     @cached_property
     def request_id(self) -> str:
         """The client's, if it can be passed on."""
-        known = self.request.headers.get("X-Request-Id", "")
-        usable = known and len(known) <= REQUEST_ID_MAX and known.isprintable()
-        return known if usable else uuid.uuid4().hex
+        return client_id(self.request.headers.get("X-Request-Id", "")) or uuid.uuid4().hex
 
     def end_trace(self) -> None:
         """The request is over."""
         if self.trace is not None:
             path, error = self.path, "" if self.outcome in SERVED else self.outcome
             about = {"http.route": path, "kvroute.outcome": self.outcome, **self.about}
+            about["kvroute.request.id"] = self.request_id
             self.trace.end(f"POST {path}", about, error)
 
 

@@ -27,12 +27,13 @@ from typing import Any, NamedTuple, Protocol
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.front.engine_plane import of_plane
-from router.front.exchange import Blame, Exchange, Outcome, Verdict
+from router.front.exchange import Blame, Exchange, Outcome, Verdict, client_id
 from router.front.gateway.pace import BODY_S, wait_s
 from router.front.picker import messages
 from router.front.picker.held_body import HeldBody
 from router.front.picker.messages import Part
 from router.front.picker.patience import Wait
+from router.front.picker.repeats import REQUEST_ID
 from router.front.refusals import Answer
 from router.prompts.bodies import PATHS
 
@@ -462,5 +463,6 @@ def _question(
 
 
 def _exchange(question: Question, pieces: Iterable[bytes | memoryview], **more: Any) -> Exchange:
-    body = b"".join(pieces)
-    return Exchange(question.path, body, question.headers, changes_bodies=False, **more)
+    body, request_id = b"".join(pieces), client_id(question.headers.get(REQUEST_ID, ""))
+    more |= {"changes_bodies": False, "request_id": request_id}
+    return Exchange(question.path, body, question.headers, **more)

@@ -36,6 +36,11 @@ PORTS: Mapping[str, tuple[str, list[Path]]] = {
             Path("GET", "/console/session", "200 for a browser that is signed in, else 401"),
             Path("POST", "/console/session", "signs in: a key becomes a cookie"),
             Path("DELETE", "/console/session", "signs out"),
+            Path(
+                "GET",
+                "/console/decisions",
+                "past decisions of `id`: a request, client or reservation",
+            ),
             Path("GET", "/console/events", "the router's state each second, as server-sent events"),
         ],
     ),

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 RECORDS = ROOT / "events" / "engines"
 SOURCES = [
     path
-    for folder in ("indexer", "events", "router", "proto/kvroute")
+    for folder in ("indexer", "events", "router", "simulator", "proto/kvroute")
     for path in (ROOT / folder).rglob("*.py")
     if not path.is_relative_to(RECORDS)
 ]

@@ -6,7 +6,11 @@ from router.cli.calls.tail import line_of, lines
 
 def a_pick() -> WatchedDecision:
     decision = WatchedDecision(
-        decided_at_s=1_800_000_000.25, request_id="r-1", prompt_tokens=8192, receipt=Receipt()
+        decided_at_s=1_800_000_000.25,
+        request_id="r-1",
+        reservation_id="kv-7",
+        prompt_tokens=8192,
+        receipt=Receipt(),
     )
     picked = decision.receipt.picked
     picked.worker_id, picked.dp_rank, picked.cost = "gpu-a", 1, 0.5
@@ -14,9 +18,9 @@ def a_pick() -> WatchedDecision:
     return decision
 
 
-def test_a_pick_names_its_worker_cache_cost_queue_and_request() -> None:
+def test_a_pick_names_its_worker_cache_cost_queue_request_and_reservation() -> None:
     words = line_of(a_pick()).plain.split()
-    assert words[1:] == ["gpu-a/1", "6,144", "/", "8,192", "0.500", "5", "r-1"]
+    assert words[1:] == ["gpu-a/1", "6,144", "/", "8,192", "0.500", "5", "r-1", "kv-7"]
     assert words[0].endswith(".250")
 
 
@@ -29,7 +33,7 @@ def test_the_guard_names_the_worker_that_it_passed_over() -> None:
 def test_a_request_that_waited_has_its_wait_picked_or_refused() -> None:
     decision = a_pick()
     decision.waited_s = 30.25
-    assert line_of(decision).plain.endswith("r-1  waited 30.250 s")
+    assert line_of(decision).plain.endswith("kv-7  waited 30.250 s")
     refusal = WatchedDecision(request_id="r-2", refusal="QUEUE_TIMEOUT", waited_s=60)
     assert line_of(refusal).plain.endswith("r-2  waited 60.000 s")
 

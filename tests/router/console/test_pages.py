@@ -14,7 +14,7 @@ from router.console.viewers import WAITING_MAX, Viewers
 from router.keys.certificates import Certificates
 from tests.stage.certificates import Authority, written
 from tests.stage.console import event, served
-from tests.stage.fleet import Fleet
+from tests.stage.fleet import Fleet, prompt
 from tests.stage.keys import a_door, identity, write_keys
 from tests.stage.waiting import until
 
@@ -295,3 +295,33 @@ async def test_a_stop_does_not_wait_for_open_pages() -> None:
 def test_the_defaults_are_bounded() -> None:
     assert ConsoleSettings().enabled
     assert Viewers().most == 64
+
+
+async def test_a_decision_is_found_by_its_request_with_the_rows_of_its_receipt() -> None:
+    async with served() as stage, aiohttp.ClientSession() as session:
+        stage.fleet.add("a")
+        stage.fleet.add("b")
+        pick = stage.fleet.answer(prompt(32), request_id="mine~1")
+        url = f"{stage.url}/console/decisions"
+        async with session.get(url, params={"id": "mine"}) as response:
+            assert response.status == 200
+            (found,) = (await response.json())["decisions"]
+        assert found["request_id"] == "mine~1"
+        assert found["reservation_id"] == pick.reservation_id
+        assert found["state"] == "open"
+        rows = pick.receipt.picked, pick.receipt.runner_up
+        assert [row["cost"] for row in found["rows"]] == [row.cost for row in rows]
+        async with session.get(url, params={"id": "another"}) as response:
+            assert (await response.json()) == {"decisions": []}
+        for wanted in ("", "x" * 1025):
+            async with session.get(url, params={"id": wanted}) as response:
+                assert response.status == 400
+
+
+async def test_without_a_key_no_decision_is_found_where_callers_need_one(tmp_path: Path) -> None:
+    async with (
+        served(door=a_door(tmp_path, identity("ops"))) as stage,
+        aiohttp.ClientSession() as session,
+        session.get(f"{stage.url}/console/decisions?id=a") as response,
+    ):
+        assert response.status == 401

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,15 +34,12 @@ class Player:
         if command == "client":
             path, _, body = rest.partition(" ")
             self.exchange = Exchange(path, body.encode(), {"x-session-id": "s"}, request_id="r")
-            question = self.exchange.question()
-            shown = {k: v.decode() if isinstance(v, bytes) else v for k, v in question.items()}
-            return "\n".join(f"{name}: {value}" for name, value in shown.items())
+            return _told(self.exchange.question())
         exchange = self.exchange
         assert exchange is not None
         match command:
             case "by-load":
-                question = exchange.question(by_load=True)
-                return "\n".join(f"{name}: {value}" for name, value in question.items())
+                return _told(exchange.question(by_load=True))
             case "picked":
                 upstream = exchange.upstream(rest, {"X-data-parallel-rank": "1"})
                 headers = " ".join(f"{k}={v}" for k, v in upstream.headers.items())
@@ -61,6 +59,14 @@ class Player:
                 rest_bytes = exchange.rest()
                 return f"{exchange.ended()} {rest_bytes!r}"
         raise ValueError(line)
+
+
+def _told(question: dict[str, Any]) -> str:
+    client, _, own = question["request_id"].rpartition("~")
+    assert len(own) == 32
+    shown = question | {"request_id": f"{client}~..."}
+    texts = {k: v.decode() if isinstance(v, bytes) else v for k, v in shown.items()}
+    return "\n".join(f"{name}: {value}" for name, value in texts.items())
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)

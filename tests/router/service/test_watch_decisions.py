@@ -70,6 +70,7 @@ async def test_a_watcher_sees_picks_with_their_receipts_and_refusals() -> None:
         assert early.message
         assert (pick.request_id, pick.tenant, pick.prompt_tokens) == ("a", "t", 100)
         assert pick.receipt == answer.receipt
+        assert pick.reservation_id == answer.reservation_id
         assert pick.predicted_ttft_s > 0
         await until(lambda: stage.watchers.watch is None, "no decision is looked at again")
 

@@ -127,7 +127,9 @@ def test_options_that_mean_nothing_are_refused(
 
 @pytest.mark.parametrize("name", ["chitu", "chitu-dp"])
 def test_the_common_options_alone_are_enough(name: str) -> None:
-    scheduler = SCHEDULERS[name](SchedulerConfig(block_count=64, block_size=4, max_num_seqs=3))
+    scheduler = SCHEDULERS[name].scheduler(
+        SchedulerConfig(block_count=64, block_size=4, max_num_seqs=3)
+    )
     assert isinstance(scheduler, ChituScheduler)
     assert scheduler.options.prefill_limit == 3
     assert scheduler.options.scheduler_type == "request_preset,prefill_first"

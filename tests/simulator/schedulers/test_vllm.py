@@ -133,7 +133,7 @@ def test_a_model_longer_than_the_pool_is_refused_at_the_start() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "chitu"])
 def test_steps_out_of_order_are_our_own_mistake(engine: str) -> None:
-    scheduler = SCHEDULERS[engine](SchedulerConfig(block_count=64, block_size=4))
+    scheduler = SCHEDULERS[engine].scheduler(SchedulerConfig(block_count=64, block_size=4))
     with pytest.raises(RuntimeError, match="no step"):
         scheduler.end_step(0.0)
     add_tokens(scheduler, prompt(4), 1, 0.0)

@@ -16,11 +16,13 @@ from kvroute.client.errors import KvRouteError, error_from_call, unreachable, un
 from kvroute.v1 import (
     DrainWorkerRequest,
     DrainWorkerResponse,
+    FindDecisionsRequest,
     GetIndexStatsRequest,
     GetIndexStatsResponse,
     ListQueueRequest,
     ListQueueResponse,
     ListWorkersRequest,
+    PastDecision,
     RegisterWorkerRequest,
     RegisterWorkerResponse,
     RemoveWorkerRequest,
@@ -114,6 +116,27 @@ class FleetCalls:
         )
         async for response in watched:
             yield response
+
+    async def find_decisions(
+        self, wanted: str, *, timeout_s: float | None = None
+    ) -> list[PastDecision]:
+        """Picks of the requests of an id, the newest first, of all routers: see
+        FindDecisionsRequest. Empty: no router that answered remembers one. Raises the error of a
+        router that did not answer, unless another one knows the id."""
+        attempt = self._transport.attempt(
+            lambda line: line.fleet.FindDecisions, FindDecisionsRequest(id=wanted)
+        )
+        answers = await self._transport.everywhere(attempt, timeout_s)
+        past = [
+            decision
+            for answer in answers
+            if not isinstance(answer, KvRouteError)
+            for decision in answer.decisions
+        ]
+        errors = [answer for answer in answers if isinstance(answer, KvRouteError)]
+        if errors and not past:
+            raise errors[0]
+        return sorted(past, key=lambda decision: decision.age_s)
 
     async def _watch(
         self,

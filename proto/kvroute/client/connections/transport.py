@@ -145,6 +145,12 @@ class Transport:
         policy: RetryPolicy | None = None,
     ) -> _Response:
         """One answer; `policy` decides about further attempts (absent: the client's)."""
+        return await self.call(self.attempt(method, message), timeout_s, policy or self.retry)
+
+    def attempt(
+        self, method: Method[_Request, _Response], message: _Request
+    ) -> LineAttempt[_Response]:
+        """One call of one router."""
 
         async def attempt(line: Line, left_s: float) -> _Response:
             response = await method(line)(message, timeout=left_s, metadata=self.metadata())
@@ -152,7 +158,7 @@ class Transport:
                 raise unreadable(type(message).__name__.removesuffix("Request"))
             return response
 
-        return await self.call(attempt, timeout_s, policy or self.retry)
+        return attempt
 
     async def call(
         self,

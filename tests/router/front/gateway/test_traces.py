@@ -23,7 +23,7 @@ UNSAMPLED = PARENT.header()[:-1] + "0"
 async def test_a_trace_goes_from_the_client_over_the_router_to_the_engine(in_process: bool) -> None:
     kept, worker = Kept(), Worker(answering(WHOLE))
     async with a_gateway(worker, tracing=kept.tracing, in_process=in_process) as stage:
-        headers = {"traceparent": PARENT.header()}
+        headers = {"traceparent": PARENT.header(), "X-Request-Id": "mine"}
         async with stage.post(CHAT, BODY, headers=headers) as answer:
             assert await answer.read() == WHOLE
     tree = kept.tree()
@@ -45,9 +45,13 @@ async def test_a_trace_goes_from_the_client_over_the_router_to_the_engine(in_pro
         "gen_ai.usage.output_tokens": 3,
         "kvroute.cached_tokens": 16,
         "kvroute.outcome": "finished",
+        "kvroute.request.id": "mine",
         "kvroute.worker.id": "w0",
         "server.address": worker.address,
     }
+    route = kept.one("kvroute.route").attributes
+    assert str(route["kvroute.request.id"]).startswith("mine~")
+    assert route["kvroute.reservation.id"]
     assert root.began_s <= forward.began_s <= forward.ended_s <= root.ended_s
     assert not any(span.error for span in kept.spans)
 
