@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from events.plane.settings import Settings
+from events.plane.settings import FIRST_WEEK, Settings
 from indexer.index import BLOCK_BYTES
 
 TOMBSTONE_S = 60.0
@@ -23,6 +23,7 @@ class FleetSettings(Settings, frozen=True):
             pattern=r"^[A-Za-z0-9_-]{1,64}$",
             description="name of the workers that this router serves: relays and routers of a"
             " fleet have the same",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = "default"
     workers_max: Annotated[
@@ -32,7 +33,8 @@ class FleetSettings(Settings, frozen=True):
         str,
         Meta(
             description="networks (CIDR, with commas between) of engines that RegisterWorker may"
-            " name, by IP address; empty: RegisterWorker is off"
+            " name, by IP address; empty: RegisterWorker is off",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = ""
     state_file: Annotated[
@@ -66,6 +68,7 @@ class IndexSettings(Settings, frozen=True):
             le=MEMORY_MIB_MAX,
             description="MiB that the index may take; beyond, blocks that no prompt has matched"
             " lately are forgotten; 64 GiB at most",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = 4096
     worker_percent: Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s,*]+)$")]
 """scheme://host[:port] of web pages, or * for every one."""
@@ -14,7 +14,12 @@ class GatewaySettings(Settings, frozen=True):
     """The HTTP face for OpenAI's and Anthropic's clients."""
 
     listen: Annotated[
-        str, Meta(description="host:port of the HTTP face; port 0 picks a free one, empty: none")
+        str,
+        Meta(
+            description="host:port of OpenAI's and Anthropic's API; port 0 picks a free one,"
+            " empty: none",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = ""
     any_address: Annotated[
         bool,
@@ -109,5 +114,9 @@ class GatewayProcessSettings(GatewaySettings, frozen=True):
     """Those of a gateway in a process of its own."""
 
     listen: Annotated[
-        str, Meta(min_length=1, description="host:port of the HTTP face; port 0 picks a free one")
+        str,
+        Meta(
+            min_length=1,
+            description="host:port of OpenAI's and Anthropic's API; port 0 picks a free one",
+        ),
     ] = "127.0.0.1:8080"

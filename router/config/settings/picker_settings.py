@@ -5,14 +5,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 
 class PickerSettings(Settings, frozen=True):
     """The endpoint picker that Envoy asks by ext_proc."""
 
     listen: Annotated[
-        str, Meta(description="host:port for Envoy; port 0 picks a free one, empty: none")
+        str,
+        Meta(
+            description="host:port of the endpoint picker for Envoy; port 0 picks a free one,"
+            " empty: none",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = ""
     plain: Annotated[
         bool,
@@ -93,5 +98,9 @@ class PickerProcessSettings(PickerSettings, frozen=True):
     """Those of a picker in a process of its own."""
 
     listen: Annotated[
-        str, Meta(min_length=1, description="host:port for Envoy; port 0 picks a free one")
+        str,
+        Meta(
+            min_length=1,
+            description="host:port of the endpoint picker for Envoy; port 0 picks a free one",
+        ),
     ] = "127.0.0.1:9002"

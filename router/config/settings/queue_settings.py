@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 WAITING_MAX = 65_536
 """Largest bound on waiting requests: their places move by memory copies
@@ -103,6 +103,7 @@ class QueueSettings(Settings, frozen=True):
             ge=0,
             le=WAITING_MAX,
             description="requests that wait at once; 0: a request without room is refused at once",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = 4096
     max_mib: Annotated[
@@ -127,7 +128,10 @@ class QueueSettings(Settings, frozen=True):
     ] = 0
     timeout_s: Annotated[
         Seconds,
-        Meta(description="longest wait of a request that names no queue_timeout_ms"),
+        Meta(
+            description="longest wait of a request that names no queue_timeout_ms",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = 10.0
     early_refusal: Annotated[
         EarlyRefusal,

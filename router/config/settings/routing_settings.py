@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 from router.config.settings.health_settings import CapacitySettings, OutlierSettings
 from router.config.settings.presets import PresetName
 
@@ -88,14 +88,16 @@ class RoutingSettings(Settings, frozen=True):
         PresetName,
         Meta(
             description="set of routing settings with a name: see `kvroute policies --presets`; a"
-            " key that the file, the environment or a flag sets wins over the preset's"
+            " key that the file, the environment or a flag sets wins over the preset's",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = "balanced"
     policy: Annotated[
         str,
         Meta(
             description="policy of requests that name none: see `kvroute policies`; or"
-            " module:function, a policy of your own"
+            " module:function, a policy of your own",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = "dynamo-adaptive"
     own_policies: Annotated[

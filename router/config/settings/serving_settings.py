@@ -4,15 +4,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 
 class GrpcSettings(Settings, frozen=True):
     """The gRPC server."""
 
-    listen: Annotated[str, Meta(description="host:port; port 0 picks a free one")] = (
-        "127.0.0.1:50051"
-    )
+    listen: Annotated[
+        str,
+        Meta(
+            description="host:port of the gRPC server; port 0 picks a free one",
+            extra_json_schema=FIRST_WEEK,
+        ),
+    ] = "127.0.0.1:50051"
     unix_socket: Annotated[
         str | None, Meta(description="path of a unix socket to listen on too")
     ] = None
@@ -44,9 +48,14 @@ class GrpcSettings(Settings, frozen=True):
 class MetricsSettings(Settings, frozen=True):
     """The Prometheus endpoint."""
 
-    listen: Annotated[str, Meta(description="host:port; port 0 picks a free one, empty: none")] = (
-        "127.0.0.1:9464"
-    )
+    listen: Annotated[
+        str,
+        Meta(
+            description="host:port of /metrics and the console; port 0 picks a free one,"
+            " empty: none",
+            extra_json_schema=FIRST_WEEK,
+        ),
+    ] = "127.0.0.1:9464"
     tls: Annotated[
         Literal["off", "server", "mutual"],
         Meta(
@@ -89,7 +98,7 @@ class LogSettings(Settings, frozen=True):
     ] = "auto"
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="lowest level that is logged"),
+        Meta(description="lowest level that is logged", extra_json_schema=FIRST_WEEK),
     ] = "info"
 
 
