@@ -15,6 +15,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from router.config.keys import ConfigError
+from router.config.settings.serving_settings import HttpSettings
 from router.http.bounded import HEAD_TIMES
 from router.http.port import HttpPort
 from router.keys.certificates import Certificates, Contexts
@@ -462,3 +463,7 @@ async def test_odd_heads_get_their_status_at_the_ports_of_metrics_and_probes(
     finally:
         for port in ports:
             await port.stop()
+
+
+def test_bounds_without_a_configuration_are_those_of_its_defaults() -> None:
+    assert HttpBounds.of(HttpSettings()) == HttpBounds()
