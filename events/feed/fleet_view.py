@@ -52,6 +52,11 @@ MASS_SILENCE_WORKERS = 2
 """Least workers for a mass silence: one process beats for all pods that a router follows, and ends
 with its router, so that two may well fall silent at once and serve on. A single worker's silence is
 its own."""
+BEAT_TIMEOUT_S = 3.0
+"""Silence after which a worker gets no requests: two missing beats, and one that is late."""
+FORGET_S = 30.0
+"""Silence after which a worker is forgotten: a relay that is started again is back by then, and its
+blocks are known."""
 WAITING_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of all streams' messages that wait for a recovery; each stream has its own bound, too."""
 RANKS_MAX = 1024
@@ -139,8 +144,8 @@ class FleetView:
         self,
         index: BlockIndex,
         *,
-        beat_timeout_s: float,
-        forget_s: float,
+        beat_timeout_s: float = BEAT_TIMEOUT_S,
+        forget_s: float = FORGET_S,
         workers_max: int,
         predicted_ttl_s: float = 5.0,
         approximate_ttl_s: float = 120.0,

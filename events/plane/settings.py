@@ -31,6 +31,10 @@ Name = Annotated[str, Meta(max_length=1024)]
 """Same bound as in heartbeats (events/plane/facts.py)."""
 
 
+FIRST_WEEK = {"first_week": True}
+"""Mark of a key that most operators set before anything else (router/config/keys.py)."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A section of the configuration: frozen, and strict about its keys."""
 
@@ -40,19 +44,23 @@ class NatsSettings(Settings, frozen=True):
 
     url: Annotated[
         str | None,
-        Meta(description="NATS server; default: `kvroute serve` runs its own on loopback"),
+        Meta(
+            description="NATS server; default: `kvroute serve` runs its own on loopback",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = None
-    credentials_file: Annotated[str | None, Meta(description="NATS .creds file (JWT and key)")] = (
-        None
-    )
+    credentials_file: Annotated[
+        str | None, Meta(description="NATS .creds file (JWT and key)", extra_json_schema=FIRST_WEEK)
+    ] = None
     nkey_seed_file: Annotated[str | None, Meta(description="file with an NKey seed")] = None
     user: Annotated[str | None, Meta(description="user name")] = None
     password: Annotated[
         str | None, Meta(description="password", extra_json_schema={"secret": True})
     ] = None
-    tls_ca_file: Annotated[str | None, Meta(description="CA bundle; setting it turns TLS on")] = (
-        None
-    )
+    tls_ca_file: Annotated[
+        str | None,
+        Meta(description="CA bundle; setting it turns TLS on", extra_json_schema=FIRST_WEEK),
+    ] = None
     tls_certificate_file: Annotated[str | None, Meta(description="client certificate")] = None
     tls_key_file: Annotated[str | None, Meta(description="key of the client certificate")] = None
     allow_plaintext: Annotated[

@@ -78,16 +78,21 @@ def http_base(_context: click.Context, _option: click.Parameter, text: str) -> s
 
 
 def settings_flags(
-    config: type[Settings], short: Mapping[str, str] | None = None
+    config: type[Settings],
+    short: Mapping[str, str] | None = None,
+    *,
+    first_week: bool = False,
 ) -> Callable[[Command], Command]:
     """One flag for each scalar key of a configuration, and --config.
 
-    short: second flags, by the dotted names of their keys.
+    short: second flags, by the dotted names of their keys. first_week: help lists only the keys
+    with that mark; the other flags are taken all the same.
     """
 
     def decorate(command: Command) -> Command:
         for key in reversed([key for key in keys(config) if _is_scalar(key.type)]):
-            command = _flag(config, key, (short or {}).get(key.dotted))(command)
+            is_hidden = first_week and not key.first_week
+            command = _flag(config, key, (short or {}).get(key.dotted), is_hidden)(command)
         return click.option(
             "--config",
             "-c",
@@ -100,7 +105,9 @@ def settings_flags(
     return decorate
 
 
-def _flag(config: type[Settings], key: Key, short: str | None) -> Callable[[Command], Command]:
+def _flag(
+    config: type[Settings], key: Key, short: str | None, is_hidden: bool
+) -> Callable[[Command], Command]:
     names = [key.flag]
     if short is not None:
         names.append(short)
@@ -118,6 +125,7 @@ def _flag(config: type[Settings], key: Key, short: str | None) -> Callable[[Comm
         key=key,
         type=kind_of(key.type),
         default=None,
+        hidden=is_hidden,
         help=f"{sentence}. [{shown}]",
     )
 

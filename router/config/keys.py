@@ -31,6 +31,9 @@ class Key:
     default: object
     description: str
     secret: bool
+    first_week: bool
+    """Most operators set it before anything else: commands' help and the head of
+    docs/reference-configuration.md have these."""
 
     @property
     def dotted(self) -> str:
@@ -68,9 +71,10 @@ def _keys(config: type[Settings], prefix: tuple[str, ...]) -> Iterator[Key]:
         if isinstance(hint, type) and issubclass(hint, Settings):
             yield from _keys(hint, (*prefix, field.name))
             continue
-        secret = bool((meta.extra_json_schema or {}).get("secret"))
+        marks = meta.extra_json_schema or {}
         path = (*prefix, field.name)
-        yield Key(path, hint, field.default, meta.description or "", secret)
+        secret, first_week = bool(marks.get("secret")), bool(marks.get("first_week"))
+        yield Key(path, hint, field.default, meta.description or "", secret, first_week)
 
 
 def put_value(tree: dict[str, Any], path: tuple[str, ...], value: object) -> None:

@@ -212,11 +212,6 @@ def _check(config: Settings, where: str) -> None:
         name, _, sentence = error.partition(": ")
         raise ConfigError(f"{where}{sentence} - at `$.workers[{i}].{name}`")
     if isinstance(config, ServeConfig):
-        if config.fleet.forget_s < config.fleet.beat_timeout_s:
-            raise ConfigError(
-                f"{where}a worker can't be forgotten before it counts as silent"
-                " - at `$.fleet.forget_s`"
-            )
         names: set[str] = set()
         for i, model in enumerate(config.models):
             for name in (model.name, *model.aliases):

@@ -32,7 +32,7 @@ class ConsoleCollector(Collector):
         )
         yield counter(
             "kvroute_console_requests_refused",
-            "Requests to the console: past console.viewers_max, or of another Host or Origin.",
+            "Requests to the console: past 64 pages, or of another Host or Origin.",
             "reason",
             {"full": viewers.refused, "origin": pages.turned_away},
             ("full", "origin"),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 
 from router.audit.sampling import Sampled
-from router.config.settings.console_settings import ConsoleSettings
 from router.console.viewers import Viewer, Viewers
 from router.console.views.decisions import Decisions, ShownDecision
 from router.console.views.history import History, Totals
@@ -43,11 +42,10 @@ class Console:
         self,
         subject: Subject,
         tally: PickTally,
-        settings: ConsoleSettings,
         clock: Callable[[], float],
     ) -> None:
         self.about = subject.about
-        self.viewers = Viewers(settings.viewers_max)
+        self.viewers = Viewers()
         self.failures = 0
         self.sampled = 0
         """Decisions."""

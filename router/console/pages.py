@@ -208,7 +208,7 @@ class ConsolePages:
 
         viewer = self.console.join(cut)
         if viewer is None:
-            response = _json(503, {"message": "too many pages watch (console.viewers_max)"})
+            response = _json(503, {"message": "too many pages watch"})
             response.headers["Retry-After"] = "10"
             return response
         try:

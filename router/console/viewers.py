@@ -11,6 +11,8 @@ WAITING_MAX = 8
 """Messages that a viewer has not taken yet."""
 ENDS = ("left", "slow", "signed_out", "stopped")
 """Why viewers ended; metric labels."""
+VIEWERS_MAX = 64
+"""Pages that watch at once: ten take 1 % of a core (docs/console.md#cost)."""
 
 
 class Viewer:
@@ -45,7 +47,7 @@ class Viewer:
 class Viewers:
     """All viewers of a router."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = VIEWERS_MAX) -> None:
         self.most = most
         self.ended: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
         self.refused = 0

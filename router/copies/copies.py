@@ -7,7 +7,7 @@
 Pure. Laws:
 - begun = done + failed + cancelled + under way; done = used + useless + waiting for a use;
 - one copy a worker at a time, UNDER_WAY_MAX in all; the same prefix goes to the same worker once in
-  AGAIN_S; in no minute do more begin than copies_per_minute + BURST.
+  AGAIN_S; in no minute do more begin than COPIES_PER_MINUTE + BURST.
 """
 
 from collections import Counter, OrderedDict
@@ -21,6 +21,8 @@ from indexer.identity import WorkerKey
 from router.copies.prefix_rates import PrefixKey
 from router.request.request import Role
 
+COPIES_PER_MINUTE = 60.0
+"""That a router begins: one a second."""
 UNDER_WAY_MAX = 8
 BURST = 4.0
 AGAIN_S = 60.0
@@ -96,11 +98,11 @@ class Cancel:
 class Copies:
     """All copies of one router."""
 
-    def __init__(self, copies_per_minute: float) -> None:
+    def __init__(self, copies_per_minute: float = COPIES_PER_MINUTE) -> None:
         self.fates: Counter[CopyFate] = Counter()
         self.under_way: dict[int, Copy] = {}
         """By id."""
-        self.allow(copies_per_minute)
+        self._per_s = copies_per_minute / 60.0
         self._allowance = BURST
         self._allowed_at_s: float | None = None
         self._begun: OrderedDict[tuple[PrefixKey, WorkerKey], float] = OrderedDict()
@@ -114,10 +116,6 @@ class Copies:
     @override
     def __repr__(self) -> str:
         return f"<Copies {len(self.under_way)} under way, {len(self._waiting)} not used yet>"
-
-    def allow(self, copies_per_minute: float) -> None:
-        """So many may begin from now on."""
-        self._per_s = copies_per_minute / 60.0
 
     def may_begin(self, now_s: float) -> bool:
         """Whether the bounds allow one more."""

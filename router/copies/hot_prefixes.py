@@ -56,6 +56,8 @@ TOKENS_MIN = 512
 """Shorter prefixes are computed sooner than they are copied."""
 COUNTED_MAX = 1 << 16
 """Prefixes whose hits are counted, about 200 bytes each."""
+BYTES_MAX = 64 << 20
+"""Of tokens and hashes of hot prefixes."""
 HOT_MAX = 512
 CONSIDER_S = 1.0
 """A hot prefix is weighed once in so long,"""
@@ -143,9 +145,10 @@ class HotPrefixes:
 
     def __init__(self, fleet: Fleet, settings: HotPrefixSettings, means: Means) -> None:
         self.rates = PrefixRates(COUNTED_MAX)
-        self.copies = Copies(settings.copies_per_minute)
+        self.copies = Copies()
         self.reasons: Counter[str] = Counter()
         """Why hot prefixes were not copied, or not kept: see REASONS."""
+        self.bytes_max = BYTES_MAX
         self.byte_count = 0
         """Of what is kept of hot prefixes."""
         self._fleet = fleet
@@ -171,7 +174,6 @@ class HotPrefixes:
     def reconfigure(self, settings: HotPrefixSettings) -> list[Effect]:
         """Decides by other settings from now on; returns which copies end with it."""
         self._settings = settings
-        self.copies.allow(settings.copies_per_minute)
         return [] if settings.enabled else self.forget()
 
     def forget(self) -> list[Effect]:
@@ -248,10 +250,7 @@ class HotPrefixes:
         if self._means.by_relays:
             tokens = prompt.leading_tokens(len(chain) * block_size)
         byte_count = chain.nbytes + len(tokens or b"")
-        if (
-            len(self._hot) >= HOT_MAX
-            or self.byte_count + byte_count > self._settings.memory_mib << 20
-        ):
+        if len(self._hot) >= HOT_MAX or self.byte_count + byte_count > self.bytes_max:
             self.reasons["no_room"] += 1
             self._lacked_room = True
             return
@@ -280,7 +279,7 @@ class HotPrefixes:
             cold = max(cold, len(scores) // 2)
             self._lacked_room = False
         for i, (_, key) in enumerate(scores):
-            if i >= cold and self.byte_count <= self._settings.memory_mib << 20:
+            if i >= cold and self.byte_count <= self.bytes_max:
                 break
             self.byte_count -= self._hot.pop(key).prefix.byte_count
 

@@ -20,6 +20,7 @@ from math import inf
 from events.feed.fleet_view import FleetView, Source
 from indexer.identity import WorkerKey
 from router.config.settings.configurations import ModelSettings
+from router.config.settings.fleet_settings import TOMBSTONE_S
 from router.config.settings.routing_settings import RoutingSettings
 from router.core.progress import Effects, Pick, Progress, ProgressResult, Repeated
 from router.core.reservation_life import ReservationLife
@@ -59,8 +60,6 @@ class RouterCore:
         rng: random.Random,
         random_bytes: Callable[[int], bytes],
         models: tuple[ModelSettings, ...] = (),
-        model_memory_s: float = 300.0,
-        tombstone_s: float = 60.0,
         replica: str = "",
         watched: Watched | None = None,
         troubles: Troubles | None = None,
@@ -71,7 +70,6 @@ class RouterCore:
             view,
             routing,
             models=models,
-            model_memory_s=model_memory_s,
             replica=replica,
             troubles=troubles or {},
         )
@@ -94,7 +92,6 @@ class RouterCore:
         self.decider = Decider(self.fleet, routing, rng, models)
         self.watched = watched or Unwatched()
         self.pair_picks: Counter[Prefill] = Counter()
-        self.tombstone_s = tombstone_s
         self._rng = rng
         self._pick_observers: list[PickObserver] = []
         self.keeps_tokens = False
@@ -325,7 +322,7 @@ class RouterCore:
 
     def remove(self, worker_id: str, tombstone_s: float, now_s: float) -> int:
         """Forgets a worker, ignores it for a while (0: the configured time). Returns its ranks."""
-        removed = self.fleet.view.remove(worker_id, now_s + (tombstone_s or self.tombstone_s))
+        removed = self.fleet.view.remove(worker_id, now_s + (tombstone_s or TOMBSTONE_S))
         self.on_forgotten(removed, now_s)
         return len(removed)
 
@@ -349,7 +346,7 @@ class RouterCore:
         self.fleet.models.tick(now_s)
         self._hear(self.fleet.peers.tick(now_s))
         self.fleet.sessions.announces = bool(self.fleet.peers)
-        look_for_hangs(self.fleet, self.routing.outliers, now_s)
+        look_for_hangs(self.fleet, now_s)
         self.fleet.tick(now_s)
         self.fleet.room += 1
         return expired

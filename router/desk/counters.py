@@ -98,7 +98,7 @@ class Metrics:
         )
         self._bytes_in_flight_max = Gauge(
             "kvroute_bytes_in_flight_max",
-            "Bound of kvroute_bytes_in_flight, in bytes (grpc.in_flight_mib_max).",
+            "Bound of kvroute_bytes_in_flight, in bytes.",
             registry=registry,
         )
         self._watches = Gauge(

@@ -51,6 +51,10 @@ from router.discovery.watched import (
 STEP_S = 0.25
 POOL_S = 10.0
 """Seconds between two looks at the InferencePool."""
+PODS_MAX = 1024
+"""Pods known at once; more are ignored, and counted."""
+ZONE_LABEL = "topology.kubernetes.io/zone"
+"""Of a node, as clouds set it."""
 NODES_MAX = 8192
 """Nodes whose labels are kept."""
 NODE_S = 2.0
@@ -149,7 +153,7 @@ class KubernetesDiscovery:
                 "discovery.kubernetes.namespace is empty, and the service account's folder"
                 f" {settings.account_folder} names none"
             ) from None
-        self.watched = WatchedPods(rng, settings.pods_max)
+        self.watched = WatchedPods(rng, PODS_MAX)
         self.followed = FollowedPods(
             Plan(
                 settings.ports,
@@ -342,7 +346,7 @@ class KubernetesDiscovery:
             if len(self._nodes) >= NODES_MAX:
                 self._nodes.clear()
             wanted = (
-                ("zone", self.settings.zone_label),
+                ("zone", ZONE_LABEL),
                 (self._rack_label, self.settings.rack_label),
             )
             self._nodes[node] = {name: said[label] for name, label in wanted if label in said}

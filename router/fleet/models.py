@@ -6,11 +6,17 @@ from router.config.settings.configurations import ModelSettings
 MODELS_MAX = 10_000
 """Names remembered after their last worker went."""
 
+MODEL_MEMORY_S = 300.0
+"""For which requests for a model that lost its last worker get UNAVAILABLE, so that their callers
+try again: an engine takes minutes to load a model. Afterwards NOT_FOUND."""
+
 
 class Models:
     """Meanings of models' names, and the names served so far."""
 
-    def __init__(self, configured: tuple[ModelSettings, ...], memory_s: float) -> None:
+    def __init__(
+        self, configured: tuple[ModelSettings, ...], memory_s: float = MODEL_MEMORY_S
+    ) -> None:
         self._names = {
             name: (model.name, *model.aliases)
             for model in configured

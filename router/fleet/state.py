@@ -62,7 +62,6 @@ class Fleet:
         routing: RoutingSettings,
         *,
         models: tuple[ModelSettings, ...] = (),
-        model_memory_s: float = 300.0,
         replica: str = "",
         troubles: Troubles | None = None,
     ) -> None:
@@ -80,7 +79,7 @@ class Fleet:
         """How requests ended at each worker: of a pair, what was served counts for both halves, and
         a failure for the half that failed."""
         self.outliers = Outliers(
-            routing.outliers,
+            routing.outliers.enabled,
             group=self._group_of,
             sampled_at_s=self._answered_at_s,
             on_change=lambda key: self.pools.on_ejected(key),
@@ -96,7 +95,7 @@ class Fleet:
         """Ids of the workers that get no new requests."""
         self.drains = 0
         """Changes of `drained`."""
-        self.models = Models(models, model_memory_s)
+        self.models = Models(models)
         self.capacities = Capacities(routing.capacity)
         self.pools = Pools(
             view,
@@ -121,7 +120,7 @@ class Fleet:
 
     def reconfigure(self, routing: RoutingSettings) -> None:
         """Takes other settings over; of these, outliers and capacity count here."""
-        self.outliers.reconfigure(routing.outliers)
+        self.outliers.reconfigure(routing.outliers.enabled)
         self.capacities.reconfigure(routing.capacity)
         self.pools.on_capacities()
 

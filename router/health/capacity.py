@@ -17,7 +17,7 @@ Laws:
 - estimated slots are never fewer than requests were seen running at once in that epoch;
 - no estimate before two samples agree, of the worker or of one that is configured alike, and none
   for a worker whose slots are known;
-- the share stays between its configured bound and 1, and is 1 where nothing was preempted;
+- the share stays between BLOCK_PERCENT_MIN and 100 percent, and is 1 where nothing was preempted;
 - what is known of a worker ends with it, and with its epoch.
 """
 
@@ -32,6 +32,18 @@ from router.config.settings.health_settings import CapacitySettings
 
 AGREEING = 2
 """Samples that must agree on the requests that run while others wait."""
+BLOCK_PERCENT_MAX = 90
+"""Of a worker's KV blocks in use, from which on waiting requests may wait for blocks. A prompt that
+waits for blocks needs a few percent of a cache; a larger one makes an estimate that the next
+request disproves."""
+PREEMPTION_PERCENT = 5.0
+"""Of a worker's KV blocks, by which each preempted request lowers the share that picks promise."""
+SERVED_PERCENT = 1.0
+"""By which each request that is served to its end raises that share again: a worker that preempts
+less than one request in five is used in full, and ten preemptions at once reach the bound."""
+BLOCK_PERCENT_MIN = 50
+"""Of a worker's KV blocks, which picks promise however many requests it preempts. Chitu's first
+step, half of the cache; Chitu goes on halving, but decides about running requests, too."""
 
 
 class Room(NamedTuple):
@@ -95,22 +107,18 @@ class _Learned:
     def slots(self) -> int | None:
         return self.running_max if self.agreeing >= AGREEING else None
 
-    def on_sample(self, heartbeat: Heartbeat, settings: CapacitySettings) -> None:
+    def on_sample(self, heartbeat: Heartbeat) -> None:
         """Takes over a sample of load; the same one again changes nothing."""
         if heartbeat.sampled_at_s == self.sampled_at_s:
             return
         self.sampled_at_s = heartbeat.sampled_at_s
         preempted = max(0, heartbeat.preemptions - self.preemptions)
         self.preemptions = heartbeat.preemptions
-        fallen = self.block_share - preempted * settings.preemption_percent / 100
-        self.block_share = max(settings.block_percent_min / 100, min(1.0, fallen))
+        fallen = self.block_share - preempted * PREEMPTION_PERCENT / 100
+        self.block_share = max(BLOCK_PERCENT_MIN / 100, min(1.0, fallen))
         if heartbeat.running > self.running_max:
             self.running_max, self.agreeing = heartbeat.running, 0
-        if (
-            heartbeat.running == self.running_max
-            and not preempted
-            and _waits_for_slots(heartbeat, settings)
-        ):
+        if heartbeat.running == self.running_max and not preempted and _waits_for_slots(heartbeat):
             self.agreeing = min(AGREEING, self.agreeing + 1)
 
 
@@ -157,7 +165,7 @@ class Capacities:
             kind = _Kind.of(heartbeat)
             known = self._learned[key] = _Learned(heartbeat.epoch, kind, heartbeat.preemptions)
         before = known.slots, known.running_max, known.block_share
-        known.on_sample(heartbeat, self._settings)
+        known.on_sample(heartbeat)
         if known.block_share < 1.0:
             self.preempted.add(key)
         if known.slots != before[0]:
@@ -170,7 +178,7 @@ class Capacities:
         if known is None or known.block_share >= 1.0:
             self.preempted.discard(key)
             return False
-        risen = known.block_share + self._settings.served_percent / 100
+        risen = known.block_share + SERVED_PERCENT / 100
         known.block_share = min(1.0, risen)
         return True
 
@@ -239,11 +247,11 @@ class Capacities:
         return known if known is not None and known.epoch == heartbeat.epoch else None
 
 
-def _waits_for_slots(heartbeat: Heartbeat, settings: CapacitySettings) -> bool:
+def _waits_for_slots(heartbeat: Heartbeat) -> bool:
     """Whether requests may wait for a slot: as far as the sample shows not for KV blocks, and not
     for a KV cache that has to come from elsewhere."""
     if not (heartbeat.running and heartbeat.waiting and heartbeat.total_blocks):
         return False
     if heartbeat.used_blocks is None or heartbeat.role != "both" or heartbeat.kv_connector:
         return False
-    return heartbeat.used_blocks < heartbeat.total_blocks * settings.slots_block_percent_max / 100
+    return heartbeat.used_blocks < heartbeat.total_blocks * BLOCK_PERCENT_MAX / 100

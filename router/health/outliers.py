@@ -33,7 +33,6 @@ from typing_extensions import override
 
 from events.feed.peers import Verdict
 from indexer.identity import WorkerKey
-from router.config.settings.health_settings import OutlierSettings
 
 CALLERS_MAX = 16
 """Remembered of each worker, those that reported last."""
@@ -74,6 +73,52 @@ _REASONS = {
     Cause.PEER: "ejected: by another replica",
 }
 BEING_PROBED = "ejected: being probed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutlierBounds:
+    """When a worker is ejected, and for how long: constants, of which only tests have others.
+
+    docs/operate.md#workers-at-which-requests-fail says how they work together.
+    """
+
+    failures: int = 5
+    """In a row, as Envoy's default: of a worker that fails one request in ten, five in a row are
+    one case in 100,000."""
+    failure_percent: int = 30
+    """Of the worker's last requests."""
+    requests_min: int = 10
+    """From which on the percentage counts. Engines get few requests a second, so Envoy's volume of
+    100 would see nothing."""
+    window_s: float = 10.0
+    """For which an outcome counts for the percentage."""
+    pool_percent: int = 50
+    """Of the workers of a model and role that error answers alone may eject: a fault of all workers
+    must not empty the fleet."""
+    ejection_s: float = 1.0
+    """Of a first ejection; each further one is twice as long."""
+    ejection_max_s: float = 20.0
+    """So that a worker that is well is back within 30 s."""
+    calm_s: float = 60.0
+    """Without a failure, after which ejections begin short again."""
+    probes: int = 3
+    """Requests that a worker must serve after an ejection before it is in use."""
+    alone_s: float = 1.0
+    """For which one caller's failures wait for those of other callers."""
+    refused_alone_s: float = 0.3
+    """The same of a refused connection: an engine that is gone refuses all callers, so the second
+    report comes soon."""
+    grace_s: float = 0.1
+    """After a failure, within which a success does not undo it: reports of two callers come in any
+    order."""
+    sample_after_s: float = 0.5
+    """By which an engine's answer to its relay must be later than a refused connection to count as
+    later: clocks of two hosts differ."""
+    hang_s: float = 1.0
+    """That a first token may come after hang_factor times the predicted time."""
+    hang_factor: float = 3.0
+    hang_requests: int = 3
+    """Requests that owe first tokens, from which on a worker may hang."""
 
 
 @dataclass(slots=True)
@@ -159,7 +204,8 @@ class Outliers:
 
     def __init__(
         self,
-        settings: OutlierSettings,
+        enabled: bool = True,
+        bounds: OutlierBounds | None = None,
         *,
         group: Callable[[WorkerKey], Collection[WorkerKey]],
         sampled_at_s: Callable[[WorkerKey], float | None],
@@ -170,7 +216,8 @@ class Outliers:
         sampled_at_s: when an engine last answered its relay; None: the relay takes no samples.
         on_change: called when a worker's `reason` has changed.
         """
-        self.settings = settings
+        self.enabled = enabled
+        self.bounds = bounds or OutlierBounds()
         self.ejections: Counter[Cause] = Counter()
         self.withheld: Counter[str] = Counter()
         """Ejections that did not come about, by what was against them."""
@@ -212,10 +259,10 @@ class Outliers:
         standing = self._standings.get(worker)
         return -inf if standing is None else standing.served_s
 
-    def reconfigure(self, settings: OutlierSettings) -> None:
-        """Judges by other settings from now on; switched off, all workers are in use at once."""
-        self.settings = settings
-        if not settings.enabled:
+    def reconfigure(self, enabled: bool) -> None:
+        """Judges from now on, or no longer: switched off, all workers are in use at once."""
+        self.enabled = enabled
+        if not enabled:
             for worker in list(self._standings):
                 self.forget(worker)
 
@@ -223,7 +270,7 @@ class Outliers:
         self, worker: WorkerKey, reservation_id: str, caller: str, opened_s: float, now_s: float
     ) -> None:
         """A request that was picked at opened_s has its first token, or its whole answer."""
-        if not self.settings.enabled:
+        if not self.enabled:
             return
         standing = self._standings.get(worker) or self._standing(worker)
         voice = standing.voices.get(caller) or self._voice(standing, caller, now_s)
@@ -249,7 +296,7 @@ class Outliers:
             standing.served += 1
             if reservation_id in standing.probes:
                 standing.probes[reservation_id] = inf
-            if standing.served >= self.settings.probes:
+            if standing.served >= self.bounds.probes:
                 self._take_back(worker, standing, "probes were served")
             else:
                 self._on_change(worker)
@@ -258,7 +305,7 @@ class Outliers:
         self, worker: WorkerKey, fault: Fault, caller: str, opened_s: float, now_s: float
     ) -> None:
         """A request that was picked at opened_s failed by the worker's fault."""
-        if not self.settings.enabled:
+        if not self.enabled:
             return
         standing = self._standing(worker)
         voice = self._voice(standing, caller, now_s)
@@ -278,7 +325,7 @@ class Outliers:
                 self._eject(worker, standing, cause, now_s)
         elif fault is Fault.REFUSED:
             self._accuse(worker, standing, Cause.REFUSED, caller, now_s)
-        elif standing.failures >= self.settings.failures:
+        elif standing.failures >= self.bounds.failures:
             self._accuse(worker, standing, Cause.FAILURES_IN_A_ROW, caller, now_s)
         elif self._fails_too_often(standing, now_s):
             self._eject(worker, standing, Cause.FAILURE_SHARE, now_s)
@@ -300,7 +347,7 @@ class Outliers:
 
     def on_overdue(self, worker: WorkerKey, now_s: float) -> None:
         """No first token has come from a worker for far longer than was to be expected."""
-        if not self.settings.enabled:
+        if not self.enabled:
             return
         standing = self._standing(worker)
         if standing.cause is None or standing.probing:
@@ -327,14 +374,14 @@ class Outliers:
 
     def hear(self, replica: str, verdicts: Iterable[Verdict], now_s: float) -> None:
         """All that another replica has ejected, by what its own callers report."""
-        if not self.settings.enabled:
+        if not self.enabled:
             return
         verdict_of = {verdict.worker: verdict for verdict in verdicts}
         for worker, standing in list(self._out.items()):
             if standing.replica == replica and worker not in verdict_of:
                 standing.until_s = min(standing.until_s, now_s)
         for worker, verdict in verdict_of.items():
-            until_s = now_s + min(verdict.left_s, self.settings.ejection_max_s)
+            until_s = now_s + min(verdict.left_s, self.bounds.ejection_max_s)
             if not self._group(worker):
                 continue  # not known to answer here
             standing = self._standing(worker)
@@ -406,16 +453,16 @@ class Outliers:
         return voice
 
     def _calm_down(self, standing: Standing, now_s: float) -> None:
-        if now_s - standing.failed_s >= self.settings.calm_s:
+        if now_s - standing.failed_s >= self.bounds.calm_s:
             standing.times = 0
 
     def _busy(self, standing: Standing) -> bool:
         """Whether as many probes are in flight as may be: one more than were served."""
-        return len(standing.probes) > min(standing.served, self.settings.probes - 1)
+        return len(standing.probes) > min(standing.served, self.bounds.probes - 1)
 
     def _refuse(self, standing: Standing, caller: str, now_s: float) -> None:
         """Notes a refused connection; the second caller's makes it more than one's word."""
-        if now_s - standing.refused_s >= self.settings.window_s:
+        if now_s - standing.refused_s >= self.bounds.window_s:
             standing.refusers.clear()
         if not standing.refusers:
             standing.refused_s = now_s
@@ -429,7 +476,7 @@ class Outliers:
     ) -> None:
         """Ejects a worker: at once if a second caller says so, or if nobody was seen to be served
         that could say otherwise; else once others had time to."""
-        settings = self.settings
+        bounds = self.bounds
         accused_by = {*standing.accusers, standing.accused_by} - {""}
         if cause is Cause.REFUSED:
             accused_by |= standing.refusers
@@ -439,13 +486,13 @@ class Outliers:
         )
         if len(accused_by) > 1:
             self._eject(worker, standing, cause, now_s)
-        elif standing.voices[caller].distrusted_until_s > now_s and quiet_s < 2 * settings.alone_s:
+        elif standing.voices[caller].distrusted_until_s > now_s and quiet_s < 2 * bounds.alone_s:
             self.withheld["disputed"] += 1
-        elif quiet_s >= settings.window_s or (standing.accused and now_s >= standing.due_s):
+        elif quiet_s >= bounds.window_s or (standing.accused and now_s >= standing.due_s):
             self._eject(worker, standing, cause, now_s, caller)
         elif standing.accused is None:
             is_refusal = cause is Cause.REFUSED
-            wait_s = settings.refused_alone_s if is_refusal else settings.alone_s
+            wait_s = bounds.refused_alone_s if is_refusal else bounds.alone_s
             standing.accused, standing.accused_by, standing.accused_s = cause, caller, now_s
             standing.due_s = now_s + wait_s
             self._accused[worker] = standing
@@ -455,7 +502,7 @@ class Outliers:
     ) -> None:
         """A worker has served since a time, as this caller sees: what another one alone holds
         against it is over."""
-        grace_s = self.settings.grace_s
+        grace_s = self.bounds.grace_s
         in_a_row = standing.accused is Cause.FAILURES_IN_A_ROW
         if standing.accused and (in_a_row or since_s >= standing.accused_s + grace_s):
             accuser = standing.accused_by
@@ -478,7 +525,7 @@ class Outliers:
     def _distrust(self, standing: Standing, caller: str, now_s: float) -> None:
         self.withheld["disputed"] += 1
         voice = self._voice(standing, caller, now_s)
-        voice.distrusted_until_s = now_s + self.settings.window_s
+        voice.distrusted_until_s = now_s + self.bounds.window_s
 
     def _believe(
         self,
@@ -502,19 +549,19 @@ class Outliers:
     def _fails_too_often(self, standing: Standing, now_s: float) -> bool:
         """Whether too large a share of the last requests failed; and of those, too, that all but
         the caller with most failures report, if they saw any served."""
-        settings, since_s = self.settings, now_s - self.settings.window_s
+        bounds, since_s = self.bounds, now_s - self.bounds.window_s
         counts: dict[str, tuple[int, int]] = {}
         for name, voice in standing.voices.items():
             counts[name] = voice.since(since_s)
         failed = sum(failures for failures, _ in counts.values())
         total = sum(count for _, count in counts.values())
-        if total < settings.requests_min or 100 * failed < settings.failure_percent * total:
+        if total < bounds.requests_min or 100 * failed < bounds.failure_percent * total:
             return False
         failed_most, total_most = max(counts.values())
         rest_failed, rest_total = failed - failed_most, total - total_most
         relay = standing.voices.get(RELAY)
         if rest_total > rest_failed:
-            agreed = 100 * rest_failed >= settings.failure_percent * rest_total
+            agreed = 100 * rest_failed >= bounds.failure_percent * rest_total
         elif not rest_failed and failed_most == total_most and relay is not None:
             agreed = relay.served_s <= since_s
         else:
@@ -534,7 +581,7 @@ class Outliers:
     ) -> None:
         """Keeps a worker out, unless too many of its group are. until_s: None: for twice as long as
         the last time."""
-        settings = self.settings
+        bounds = self.bounds
         self._acquit(worker, standing)
         soft = cause in (Cause.FAILURE_SHARE, Cause.PEER) or (
             cause is Cause.FAILURES_IN_A_ROW and not standing.only_hard
@@ -544,8 +591,8 @@ class Outliers:
             return
         if until_s is None:
             standing.times += 1
-            seconds = settings.ejection_s * 2.0 ** min(standing.times - 1, 30)
-            until_s = now_s + min(seconds, settings.ejection_max_s)
+            seconds = bounds.ejection_s * 2.0 ** min(standing.times - 1, 30)
+            until_s = now_s + min(seconds, bounds.ejection_max_s)
         standing.cause, standing.accuser, standing.replica = cause, accuser, ""
         standing.ejected_s, standing.until_s = now_s, until_s
         standing.needs_sample = cause is Cause.REFUSED
@@ -569,14 +616,14 @@ class Outliers:
         """Whether one more of a worker's group may be kept out."""
         group = self._group(worker)
         out = sum(other in self._out for other in group if other != worker)
-        return 100 * (out + 1) <= self.settings.pool_percent * len(group)
+        return 100 * (out + 1) <= self.bounds.pool_percent * len(group)
 
     def _answers(self, worker: WorkerKey, standing: Standing) -> bool:
         """Whether an ejected worker's engine may be there again, as far as its relay knows."""
         if not standing.needs_sample:
             return True
         sampled_at_s = self._sampled_at_s(worker)
-        later_s = standing.ejected_s + self.settings.sample_after_s
+        later_s = standing.ejected_s + self.bounds.sample_after_s
         return sampled_at_s is None or sampled_at_s >= later_s
 
     def _take_back(self, worker: WorkerKey, standing: Standing, why: str) -> None:

@@ -21,8 +21,8 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 from typing_extensions import override
 
-from router.config.settings.serving_settings import HttpSettings
 from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 
 HEAD_TIMES = 4
 """Bytes of an unfinished head, by those of its longest line: nginx has four buffers of 8 KiB."""
@@ -60,7 +60,7 @@ class BoundedHandler(web.RequestHandler):
     def __init__(
         self,
         server: web.Server,
-        bounds: HttpSettings,
+        bounds: HttpBounds,
         connections: Connections,
         left: Callable[[], None],
         *,

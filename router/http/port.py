@@ -7,11 +7,11 @@ from aiohttp.http import SERVER_SOFTWARE
 from aiohttp.http_exceptions import HttpProcessingError
 
 from router.config.keys import ConfigError
-from router.config.settings.serving_settings import HttpSettings
 from router.http.bounded import BoundedHandler, malformed
 from router.keys.certificates import Contexts
 from router.keys.exposure import split_address
-from router.listener.connections import Connections, PortBounds
+from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 from router.listener.listener import Listener, Speaks
 
 _HEAD_BYTES_MAX = 8190
@@ -26,7 +26,7 @@ class HttpPort:
         listen: str,
         *,
         name: str,
-        bounds: HttpSettings,
+        bounds: HttpBounds,
         tls: Contexts | None = None,
         reuse_port: bool = False,
         cancels: bool = False,
@@ -49,10 +49,7 @@ class HttpPort:
             handler_cancellation=cancels,
             shutdown_timeout=shutdown_timeout_s,
         )
-        most = PortBounds(
-            bounds.connections_max, bounds.address_connections_max, bounds.head_timeout_s
-        )
-        self.connections = Connections(name, most)
+        self.connections = Connections(name, bounds.port)
         speaks = Speaks() if tls is None else Speaks(lambda: tls.now, plain=False)
         self._listener = Listener(self._handler, self.connections, speaks)
 

@@ -45,10 +45,6 @@ class EngineAccesses:
                 " `$.engines.api_key_file`"
             )
         key = "engines.api_key" if settings.api_key else "engines.api_key_file"
-        older = None if gateway is None else gateway.engine_key_file
-        if older is not None and not (settings.api_key or settings.api_key_file):
-            key = "gateway.engine_key_file"
-            settings = EnginesSettings(api_key_file=older, ca_file=settings.ca_file)
         given = settings.api_key or settings.api_key_file
         if gateway is not None and gateway.pass_keys and given:
             raise ConfigError(
@@ -61,8 +57,6 @@ class EngineAccesses:
             raise ConfigError(f"{reason_of(error)} - at `$.{key}`, `$.engines.ca_file`") from None
         if given:
             log.info("all that calls engines shows them the API key of %s", key)
-        if key == "gateway.engine_key_file":
-            log.warning("gateway.engine_key_file is deprecated: set engines.api_key_file")
         for worker in workers:
             try:
                 accesses.of_engine(worker)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from router.config.settings.serving_settings import HttpSettings
 from router.http.paths import application
 from router.http.port import HttpPort
 from router.keys.certificates import Contexts
 from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 from router.metrics.scrape import Scrapes
 
 
@@ -20,7 +20,7 @@ class MetricsServer:
         self,
         registry: CollectorRegistry,
         listen: str,
-        bounds: HttpSettings,
+        bounds: HttpBounds,
         tls: Contexts | None = None,
         *,
         also: Callable[[web.Application], None] | None = None,

@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from router.config.settings.serving_settings import HttpSettings
 from router.http.paths import application
 from router.http.port import HttpPort
 from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 
 
 class ProbeServer:
     """Answers probes."""
 
-    def __init__(self, listen: str, ready: Callable[[], bool], bounds: HttpSettings) -> None:
+    def __init__(self, listen: str, ready: Callable[[], bool], bounds: HttpBounds) -> None:
         """Raises ConfigError for an address that is none."""
         self._ready = ready
         app = application()

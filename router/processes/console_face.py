@@ -67,7 +67,7 @@ class ConsoleFace:
             connected=connected,
             about=about,
         )
-        console = Console(subject, metrics.tally, config.console, clock)
+        console = Console(subject, metrics.tally, clock)
         pages = ConsolePages(
             console,
             config.console,

@@ -12,14 +12,8 @@ from router.processes.risks import Values
 
 OTHERS = 256
 """Open files beside clients' and engines' connections: NATS, relays, files, child processes."""
-PORTS = {
-    "grpc.listen": "grpc.connections_max",
-    "epp.listen": "http.connections_max",
-    "gateway.listen": "http.connections_max",
-    "metrics.listen": "http.connections_max",
-    "probes.listen": "http.connections_max",
-}
-"""Key of a port -> key of the bound on its connections."""
+PORTS = ("grpc.listen", "epp.listen", "gateway.listen", "metrics.listen", "probes.listen")
+"""Keys of ports, each of which has http.connections_max."""
 _UNLIMITED = 10_240
 """Where the hard limit has no number, macOS takes no soft limit over this one (OPEN_MAX)."""
 
@@ -40,8 +34,7 @@ def raise_limit(config: Settings) -> None:
     if most != resource.RLIM_INFINITY and most < wanted:
         log.warning(
             "this process may open %d files (ulimit -Hn), but its ports and engines may need %d:"
-            " raise the hard limit, or lower grpc.connections_max, http.connections_max or"
-            " gateway.open_max",
+            " raise the hard limit, or lower http.connections_max or gateway.open_max",
             most,
             wanted,
         )
@@ -50,6 +43,6 @@ def raise_limit(config: Settings) -> None:
 def wanted_by(config: Settings) -> int:
     """Files that a process with this configuration may have open at once."""
     values = Values(config)
-    ports = sum(int(values[most]) for listen, most in PORTS.items() if values[listen])
+    ports = int(values["http.connections_max"]) * sum(bool(values[listen]) for listen in PORTS)
     engines = int(values["gateway.open_max"]) if values["gateway.listen"] else 0
     return OTHERS + ports + engines

@@ -8,6 +8,7 @@ from router.front.gateway.gateway import Gateway
 from router.keys.certificates import Certificates
 from router.keys.door import Door
 from router.keys.engine_accesses import EngineAccesses
+from router.listener.http_bounds import HttpBounds
 from router.processes.face_process import FaceApp
 
 
@@ -26,7 +27,7 @@ class GatewayApp(FaceApp):
             self.registry,
             clock=unix_now,
             broke=self._broke,
-            bounds=config.http,
+            bounds=HttpBounds.of(config.http),
             certificates=certificates,
             door=Door.of(config.keys, certificates, clock=unix_now),
             tracing=self.tracing.spans,

@@ -10,6 +10,7 @@ from router.config.settings.configurations import ServeConfig
 from router.console.console import Console
 from router.front.routers import Router
 from router.keys.engine_accesses import EngineAccesses
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
 from router.metrics.probes import ProbeServer
@@ -53,7 +54,7 @@ class Listeners:
         self._http: MetricsServer | None = None
         self._probes: ProbeServer | None = None
         if config.probes.listen:
-            self._probes = ProbeServer(config.probes.listen, serving, config.http)
+            self._probes = ProbeServer(config.probes.listen, serving, HttpBounds.of(config.http))
         self._faces: OwnFaces | None = None
         self._tracing = tracing
         self._accesses = accesses
@@ -90,7 +91,13 @@ class Listeners:
         """Listens everywhere. local: the router as the gateway and the picker call it. Raises
         ConfigError for an address that can't be had."""
         config, locks = self._config, self._locks
-        self._grpc = GrpcServer(config.grpc, router, fleet, certificates=locks.certificates)
+        self._grpc = GrpcServer(
+            config.grpc,
+            router,
+            fleet,
+            certificates=locks.certificates,
+            http=HttpBounds.of(config.http),
+        )
         await self._grpc.start()
         log.info("gRPC on %s (port %d)", config.grpc.listen, self._grpc.port)
         if config.metrics.listen:
@@ -98,7 +105,7 @@ class Listeners:
             self._http = MetricsServer(
                 self._registry,
                 config.metrics.listen,
-                config.http,
+                HttpBounds.of(config.http),
                 locks.metrics_tls,
                 also=None if console is None else console.pages.add_to,
             )

@@ -22,13 +22,10 @@ def _of(settings: PromptsSettings) -> ModelPrompts:
             chat_template_kwargs=settings.chat_template_kwargs,
             content_format=settings.content_format,
             tools_dropped=settings.tools_dropped,
-            cache_bytes=settings.cache_mib << 20,
         )
     return ModelPrompts(
         source=Source(settings.source),
         renderer=renderer,
         render=settings.render,
         processes=settings.processes,
-        memory_bytes=(settings.memory_mib + settings.cache_mib) << 20,
-        audit_share=settings.audit_share,
     )

@@ -14,6 +14,7 @@ from router.keys.certificates import Certificates
 from router.keys.door import Door
 from router.keys.engine_accesses import EngineAccesses
 from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 from router.tracing.spans import Tracing
 
 log = logging.getLogger("kvroute")
@@ -46,7 +47,7 @@ class OwnFaces:
                 self.gateway_registry,
                 clock=clock,
                 broke=broke,
-                bounds=config.http,
+                bounds=HttpBounds.of(config.http),
                 certificates=certificates,
                 door=door,
                 tracing=tracing,
@@ -60,7 +61,7 @@ class OwnFaces:
                 registry,
                 clock=clock,
                 broke=broke,
-                bounds=config.http,
+                bounds=HttpBounds.of(config.http),
                 certificates=certificates,
                 tracing=tracing,
             )

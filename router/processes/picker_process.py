@@ -6,6 +6,7 @@ from events.plane.clock import unix_now
 from router.config.settings.configurations import PickerConfig
 from router.front.picker.server import PickerServer
 from router.keys.certificates import Certificates, metrics_tls
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
 from router.metrics.probes import ProbeServer
@@ -20,14 +21,14 @@ class PickerApp(FaceApp):
     def __init__(self, config: PickerConfig) -> None:
         """Raises ConfigError for what only this process can find wrong."""
         super().__init__(config)
-        certificates = Certificates.of(config.tls)
+        certificates, bounds = Certificates.of(config.tls), HttpBounds.of(config.http)
         self.picker = PickerServer(
             config.epp,
             self.client,
             self.registry,
             clock=unix_now,
             broke=self._broke,
-            bounds=config.http,
+            bounds=bounds,
             certificates=certificates,
             tracing=self.tracing.spans,
         )
@@ -35,10 +36,10 @@ class PickerApp(FaceApp):
         self._probes: ProbeServer | None = None
         if config.metrics.listen:
             tls = metrics_tls(config.metrics, certificates)
-            metrics = MetricsServer(self.registry, config.metrics.listen, config.http, tls)
+            metrics = MetricsServer(self.registry, config.metrics.listen, bounds, tls)
             self._http.append(metrics)
         if listen := config.probes.listen:
-            self._probes = ProbeServer(listen, lambda: self.picker.ready, config.http)
+            self._probes = ProbeServer(listen, lambda: self.picker.ready, bounds)
             self._http.append(self._probes)
         ports = [server.connections for server in (self.picker, *self._http)]
         self.registry.register(HttpCollector(*ports))

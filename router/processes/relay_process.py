@@ -30,6 +30,7 @@ from router.desk.counters import kvroute_version
 from router.keys.certificates import Certificates, metrics_tls
 from router.keys.engine_accesses import EngineAccesses
 from router.keys.followed import Followed
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
 from router.metrics.of_relays import BrokerCollector, RelayCollector
@@ -93,9 +94,10 @@ class RelayApp:
         if certificates is not None:
             self._followed.add("certificates", certificates)
         self._http = None
+        bounds = HttpBounds.of(config.http)
         if config.metrics.listen:
             tls = metrics_tls(config.metrics, certificates)
-            self._http = MetricsServer(registry, config.metrics.listen, config.http, tls)
+            self._http = MetricsServer(registry, config.metrics.listen, bounds, tls)
             registry.register(HttpCollector(self._http.connections))
 
     async def run(self) -> int:

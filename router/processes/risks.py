@@ -251,12 +251,6 @@ RISKS: tuple[Risk, ...] = (
         "is set: a reader of {} can test guesses of prompts",
     ),
     Risk(
-        "grpc.max_message_mib",
-        lambda values: values["grpc.max_message_mib"],
-        "is deprecated: it bounds the limits by method from above; grpc.route_kib_max,"
-        " explain_kib_max, batch_kib_max, report_kib_max and message_kib_max are those limits",
-    ),
-    Risk(
         "workers",
         _no_workers,
         "is empty, and so are nats.url, discovery.kubernetes and fleet.register_networks: no worker"

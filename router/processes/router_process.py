@@ -80,6 +80,7 @@ from router.replicas.saved_commands import FleetState
 from router.request.refusal import Reason, Refusal
 from router.service.calls import Guard
 from router.service.fleet_service import FleetService
+from router.service.grpc_bounds import GRPC_BOUNDS
 from router.service.local_router import LocalRouter
 from router.service.router_service import RouterService
 from router.service.texts import Texts
@@ -126,8 +127,6 @@ class RouterApp:
         self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
         self.view = FleetView(
             NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
-            beat_timeout_s=config.fleet.beat_timeout_s,
-            forget_s=config.fleet.forget_s,
             workers_max=config.fleet.workers_max,
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
@@ -147,8 +146,6 @@ class RouterApp:
             self.view,
             routing,
             models=config.models,
-            model_memory_s=config.fleet.model_memory_s,
-            tombstone_s=config.fleet.tombstone_s,
             replica=self.replica,
             rng=self._rng,
             random_bytes=os.urandom,
@@ -166,7 +163,7 @@ class RouterApp:
         self.tracing = ProcessTracing(config.tracing, "kvroute-router", self.registry)
         self.metrics.index_bytes_max.set(config.index.bytes_max())
         self.registry.register(WatchCollector(self.watchers))
-        self._guard = Guard.of(config.grpc, routing.prompt_tokens_max, self.metrics, locks.door)
+        self._guard = Guard.of(routing.prompt_tokens_max, self.metrics, locks.door)
         self.commands = ControlDesk(
             self.core,
             clock,
@@ -336,19 +333,19 @@ class RouterApp:
 
     async def _listen(self) -> None:
         """Starts every face; raises ConfigError for an address that can't be had."""
-        grpc, state = self.config.grpc, self._state
+        state = self._state
+        stream_age_s = GRPC_BOUNDS.stream_age_s(self.config.grpc.max_connection_age_s)
         fleet = FleetService(
             self.core,
             self.clock,
             self._stopping,
-            stream_age_s=grpc.stream_age_s,
+            stream_age_s=stream_age_s,
             admission=self.admission,
             commands=self.commands,
             send_control=self.links.send_control,
             register=self._register_called,
             runs_relay=self.relays.__contains__,
             keep=state.keep if state is not None else None,
-            watches_max=grpc.watches_max,
             watchers=self.watchers,
         )
         router = RouterService(
@@ -357,7 +354,7 @@ class RouterApp:
             self._guard,
             self._stopping,
             texts=self.texts,
-            stream_age_s=grpc.stream_age_s,
+            stream_age_s=stream_age_s,
         )
         local = LocalRouter(
             self.texts,

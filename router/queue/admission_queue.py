@@ -40,6 +40,14 @@ IDLE_POOLS_MAX = 1024
 """Pools without waiting requests whose drain rate is kept."""
 
 
+LOOK_PAST = 16
+"""Requests without room that later ones may overtake at a time: a long prompt that has no room
+holds none of those behind it, and a round of turns still ends after few attempts."""
+PREEMPT_POINTS = 10
+"""By which a request's priority must exceed the lowest waiting one to take its place in a full
+queue, so that two requests can't displace one another."""
+
+
 class QueueFull(Refusal):
     """A bound of the queue refuses a request, or a request of higher priority took its place."""
 
@@ -47,11 +55,18 @@ class QueueFull(Refusal):
 class AdmissionQueue:
     """The requests that wait in one router."""
 
-    def __init__(self, settings: QueueSettings, rng: Random, fleet: Fleet | None = None) -> None:
+    def __init__(
+        self,
+        settings: QueueSettings,
+        rng: Random,
+        fleet: Fleet | None = None,
+        look_past: int = LOOK_PAST,
+    ) -> None:
         """Raises ConfigError for an order that there is not, and for two bands of one name.
 
         fleet: what the driver knows of the workers, of which some orders make their scores. A
         driver that names one gives requests their prefixes, too.
+        look_past: requests without room that later ones may overtake at a time.
         """
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
@@ -60,10 +75,11 @@ class AdmissionQueue:
         """Of orders that are functions of the operator's."""
         self._sight = Sight(rng, fleet)
         self._settings = settings
+        self.look_past = look_past
         self.tenants = Tenants(settings.tenants)
         """Their quotas: the driver says which requests were picked for without waiting, and which
         ended."""
-        self.siblings = Siblings(settings.siblings, self._sight)
+        self.siblings = Siblings(settings.siblings.enabled, self._sight)
         self._rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
@@ -102,7 +118,7 @@ class AdmissionQueue:
         rules = self._rules_of(settings)
         waiting = [waiter for pool in self._pools.values() for waiter in pool]
         self._settings, self._rules = settings, rules
-        self.siblings.configure(settings.siblings)
+        self.siblings.enabled = settings.siblings.enabled
         self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
         self._early = EarlyRefusals(settings.early_refusal, waiting, now_s)
@@ -370,7 +386,7 @@ class AdmissionQueue:
             self.tenants,
             self.siblings,
             settings.bands_strict,
-            settings.look_past,
+            self.look_past,
         )
 
     def _number(self, waiter: Waiter) -> None:
@@ -384,7 +400,7 @@ class AdmissionQueue:
         if bound is None:
             return None
         worst = self._bounds.worst(waiter, bound)
-        if worst is not None and waiter.points - worst.points > self._settings.preempt_threshold:
+        if worst is not None and waiter.points - worst.points > PREEMPT_POINTS:
             bound = self._bounds.breached(waiter, without=worst)
             if bound is None:
                 return worst

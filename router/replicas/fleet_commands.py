@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from events.plane.facts import VERSION, Control
-from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
+from router.config.settings.fleet_settings import TOMBSTONE_MAX_S, TOMBSTONE_S
 from router.core.core import DRAINED_MAX, RouterCore
 
 AHEAD_MAX_S = 86_400.0
@@ -192,7 +192,7 @@ class ControlDesk:
         """Puts a command into the registers where it is the newest; returns their names."""
         ends_s = inf
         if control.action == "remove":
-            tombstone_s = min(control.tombstone_s or self._core.tombstone_s, TOMBSTONE_MAX_S)
+            tombstone_s = min(control.tombstone_s or TOMBSTONE_S, TOMBSTONE_MAX_S)
             ends_s = min(control.at_s, self._clock()) + tombstone_s
         written = []
         for name in _REGISTERS.get(control.action, ()):

@@ -28,7 +28,6 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from router.config.settings.serving_settings import GrpcSettings
 from router.desk import statuses
 from router.desk.counters import Metrics
 from router.desk.methods import REPORT
@@ -41,6 +40,7 @@ from router.keys.door import Door
 from router.keys.issuers import UnknownKeyError
 from router.request.refusal import Reason, Refusal
 from router.service.entrance import Entrance, short
+from router.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
 from router.service.inbound import InFlight, Limit, Limits
 from router.wire.received import TooMuch, check_fields
 
@@ -49,7 +49,7 @@ FIELDS_MAX = 8192
 LOG_S = 10.0
 """Between two logged faults of one method."""
 REPORTS_SHARE = 8
-"""Of grpc.in_flight_mib_max, the part that Report's messages have beside it."""
+"""Of the bytes in flight, the part that Report's messages have beside it."""
 
 UNREAD = "UNREAD"
 """The reason in metrics of a stream whose client doesn't read."""
@@ -66,7 +66,7 @@ class Unread(Refusal):
     def __init__(self, read_s: float) -> None:
         super().__init__(
             Reason.DEADLINE_EXCEEDED,
-            f"results were not read for {read_s:g} s (grpc.read_timeout_s)",
+            f"results were not read for {read_s:g} s",
         )
 
 
@@ -116,17 +116,16 @@ class Guard:
     @classmethod
     def of(
         cls,
-        settings: GrpcSettings,
         prompt_tokens_max: int,
         metrics: Metrics,
         door: Door | None = None,
+        bounds: GrpcBounds = GRPC_BOUNDS,
     ) -> "Guard":
         """As configured."""
-        limits = Limits(settings, prompt_tokens_max)
-        in_flight = InFlight(settings.in_flight_mib_max << 20)
+        limits = Limits(prompt_tokens_max, bounds)
+        in_flight = InFlight(bounds.in_flight_mib_max << 20)
         entrance = None if door is None else Entrance(door, metrics)
-        read_s = settings.read_timeout_s
-        return cls(limits, in_flight, metrics, read_s=read_s, entrance=entrance)
+        return cls(limits, in_flight, metrics, read_s=bounds.read_timeout_s, entrance=entrance)
 
     def add(self, server: Http2Server, service: str, handlers: Mapping[str, Handler]) -> None:
         """Has a server serve the methods of a service, each behind this guard."""

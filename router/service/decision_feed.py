@@ -69,10 +69,8 @@ class DecisionFeed:
         if self.watches >= self._watches_max:
             raise Refusal(
                 Reason.TOO_MANY_WATCHES,
-                f"{self.watches} WatchDecisions calls are open, as many as this router takes"
-                " (grpc.watches_max)",
+                f"{self.watches} WatchDecisions calls are open, as many as this router takes",
                 RETRY_S,
-                metadata={"key": "grpc.watches_max"},
             )
         loop = asyncio.get_running_loop()
         began_s, watcher = loop.time(), _Watcher(request, self._rng.random)

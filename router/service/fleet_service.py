@@ -15,7 +15,7 @@ from kvroute.v1 import (
     fleet_pb2_grpc,
 )
 from router.audit.observers import Watchers
-from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
+from router.config.settings.fleet_settings import TOMBSTONE_MAX_S, TOMBSTONE_S
 from router.core.admission import Admission
 from router.core.core import RouterCore
 from router.desk import request_codec
@@ -126,8 +126,8 @@ class FleetService:
         if not 0 <= request.tombstone_s <= TOMBSTONE_MAX_S:
             refusal = Refusal(
                 Reason.INVALID_FIELD,
-                f"tombstone_s is {request.tombstone_s}; it must be from 0 (the configured time,"
-                f" fleet.tombstone_s) to {TOMBSTONE_MAX_S:.0f} s",
+                f"tombstone_s is {request.tombstone_s}; it must be from 0 ({TOMBSTONE_S:.0f} s) to"
+                f" {TOMBSTONE_MAX_S:.0f} s",
                 metadata={"field": "tombstone_s"},
             )
             await abort(context, refusal)

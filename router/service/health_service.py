@@ -34,7 +34,7 @@ class HealthService:
 
     def end_watches(self) -> None:
         """Each open Watch sends its last state and ends; one that does not read what it was sent
-        before ends by grpc.read_timeout_s."""
+        before ends after GrpcBounds.read_timeout_s."""
         self._ended = True
         self._wake()
 

@@ -3,22 +3,21 @@
 Laws:
 - a message is measured before anything is built of it;
 - bytes in flight never exceed the bound, but for one message that is alone;
-- a refusal names the configuration key that it comes from.
+- a refusal names the configuration key by which the bound grows, if there is one.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from router.config.settings.serving_settings import GrpcSettings
 from router.desk.methods import EXPLAIN, RENDER, REPORT, ROUTE, ROUTE_STREAM
 from router.desk.request_codec import RouteMessage
 from router.desk.text_codec import TEXT_BYTES_MAX
 from router.request.refusal import Reason, Refusal
+from router.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
 from router.wire.received import text_form
 
 ROUTE_KIB = 8192
-BATCH_KIB = 16_384
 KIB_MAX = 65_536
 ASIDE_KIB = 1024
 """What a request may hold beside its prompt."""
@@ -35,7 +34,8 @@ class Limit:
     """The largest message of a method."""
 
     bytes_max: int
-    key: str
+    key: str = ""
+    """By which it grows; empty: it is fixed."""
     text_bytes_max: int = 0
     """Of a message whose prompt is a text or a body; less than bytes_max: no more than others."""
 
@@ -52,37 +52,34 @@ class Limit:
 
     def too_large(self, size: int) -> Refusal:
         """Of a message of too many bytes."""
+        named = f" ({self.key})" if self.key else ""
         return Refusal(
             Reason.MESSAGE_TOO_LARGE,
-            f"the message has {size} bytes, the limit is {self.bytes_max} ({self.key})",
-            metadata={"key": self.key, "limit_bytes": str(self.bytes_max)},
+            f"the message has {size} bytes, the limit is {self.bytes_max}{named}",
+            metadata={
+                **({"key": self.key} if self.key else {}),
+                "limit_bytes": str(self.bytes_max),
+            },
         )
 
 
 class Limits:
     """The limit of every method."""
 
-    def __init__(self, settings: GrpcSettings, prompt_tokens_max: int) -> None:
+    def __init__(self, prompt_tokens_max: int, bounds: GrpcBounds = GRPC_BOUNDS) -> None:
         needed = min(KIB_MAX, ASIDE_KIB + TOKEN_BYTES_MAX * prompt_tokens_max // 1024)
-        route = settings.route_kib_max or max(ROUTE_KIB, needed)
-        explain = settings.explain_kib_max or route
-        batch = settings.batch_kib_max or min(KIB_MAX, max(BATCH_KIB, route + ASIDE_KIB))
-        self._mib_max = settings.max_message_mib
+        route_kib = max(ROUTE_KIB, needed)
+        batch_kib = min(KIB_MAX, max(bounds.batch_kib_max, route_kib + ASIDE_KIB))
+        key, text_max = "routing.prompt_tokens_max", TEXT_BYTES_MAX + (ASIDE_KIB << 10)
+        route = Limit(route_kib << 10, key, text_max)
         self._by_method = {
-            ROUTE: self._with_text(
-                self._limit(route, "grpc.route_kib_max"), settings.route_kib_max
-            ),
-            EXPLAIN: self._with_text(
-                self._limit(explain, "grpc.explain_kib_max"),
-                settings.explain_kib_max or settings.route_kib_max,
-            ),
-            RENDER: self._with_text(
-                self._limit(route, "grpc.route_kib_max"), settings.route_kib_max
-            ),
-            ROUTE_STREAM: self._limit(batch, "grpc.batch_kib_max"),
-            REPORT: self._limit(settings.report_kib_max, "grpc.report_kib_max"),
+            ROUTE: route,
+            EXPLAIN: route,
+            RENDER: route,
+            ROUTE_STREAM: Limit(batch_kib << 10, key),
+            REPORT: Limit(bounds.report_kib_max << 10),
         }
-        self._other = self._limit(settings.message_kib_max, "grpc.message_kib_max")
+        self._other = Limit(bounds.other_kib_max << 10)
 
     def of(self, method: str) -> Limit:
         """method: /package.Service/Method."""
@@ -93,20 +90,6 @@ class Limits:
         """Bytes of the largest message of any method."""
         limits = (*self._by_method.values(), self._other)
         return max(max(limit.bytes_max, limit.text_bytes_max) for limit in limits)
-
-    def _with_text(self, limit: Limit, configured_kib: int | None) -> Limit:
-        """With the limit for texts and bodies, where the key that bounds all messages isn't set."""
-        if configured_kib:
-            return limit
-        most = TEXT_BYTES_MAX + (ASIDE_KIB << 10)
-        if self._mib_max is not None:
-            most = min(most, self._mib_max << 20)
-        return replace(limit, text_bytes_max=most)
-
-    def _limit(self, kib: int, key: str) -> Limit:
-        if self._mib_max is not None and self._mib_max * 1024 < kib:
-            return Limit(self._mib_max << 20, "grpc.max_message_mib")
-        return Limit(kib << 10, key)
 
 
 @dataclass(slots=True)
@@ -128,9 +111,9 @@ class InFlight:
             raise Refusal(
                 Reason.TOO_MANY_BYTES,
                 f"messages of {self.bytes} bytes are being handled, and {size} more would exceed"
-                f" {self.bytes_max} (grpc.in_flight_mib_max)",
+                f" {self.bytes_max}",
                 RETRY_S,
-                metadata={"key": "grpc.in_flight_mib_max", "limit_bytes": str(self.bytes_max)},
+                metadata={"limit_bytes": str(self.bytes_max)},
             )
         self.bytes += size
         try:

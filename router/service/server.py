@@ -23,9 +23,11 @@ from router.http2.server import Http2Server
 from router.http2.sockets import Bounds
 from router.keys.certificates import Certificates
 from router.keys.exposure import split_address
-from router.listener.connections import Connections, PortBounds
+from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 from router.service.calls import handlers_of
 from router.service.fleet_service import FleetService, fleet_handlers
+from router.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
 from router.service.health_service import HealthService
 from router.service.prompts_service import PromptsService
 from router.service.reflection import reflection_handlers
@@ -50,11 +52,16 @@ class GrpcServer:
         fleet: FleetService,
         *,
         certificates: Certificates | None = None,
+        http: HttpBounds | None = None,
+        bounds: GrpcBounds = GRPC_BOUNDS,
     ) -> None:
-        """certificates: of the TCP port; None: plain text, as on Unix sockets."""
+        """certificates: of the TCP port; None: plain text, as on Unix sockets. http: on
+        connections; None: the defaults."""
         guard = router.guard
         self._settings = settings
-        self._server = http2_server(settings, guard.limits.largest, certificates, guard)
+        self._server = http2_server(
+            settings, guard.limits.largest, certificates, guard, http=http, bounds=bounds
+        )
         self._health = HealthService()
         self._draining = False
         feed = fleet.feed
@@ -133,32 +140,31 @@ def http2_server(
     bytes_max: int,
     certificates: Certificates | None,
     gate: Gate | None = None,
+    *,
+    http: HttpBounds | None = None,
+    bounds: GrpcBounds = GRPC_BOUNDS,
 ) -> Http2Server:
     """The server that is configured, without methods. bytes_max: of the largest message of any
-    method. gate: lets calls in; None: all."""
+    method. gate: lets calls in; None: all. http: on connections; None: the defaults."""
     contexts = None
     if certificates is not None:
         verify = ssl.CERT_REQUIRED if certificates.asks_callers else ssl.CERT_NONE
         contexts = certificates.contexts(verify, ["h2"])
-    bounds = ServerBounds(
+    most = ServerBounds(
         connection=Bounds(
-            streams_max=settings.streams_max,
+            streams_max=bounds.streams_max,
             message_max=bytes_max,
-            headers_max=settings.metadata_kib_max * 1024,
+            headers_max=bounds.metadata_kib_max * 1024,
             ping_every_s=PING_EVERY_S,
-            read_s=settings.read_timeout_s,
+            read_s=bounds.read_timeout_s,
         ),
-        port=PortBounds(
-            settings.connections_max,
-            settings.address_connections_max,
-            settings.handshake_timeout_s,
-        ),
-        keepalive_s=settings.keepalive_s,
+        port=(http or HttpBounds()).port,
+        keepalive_s=bounds.keepalive_s,
         age_s=settings.max_connection_age_s,
-        age_grace_s=settings.max_connection_age_grace_s,
+        age_grace_s=bounds.age_grace_s,
     )
     return Http2Server(
-        bounds,
+        most,
         rng=random.Random(),
         at_once=(ROUTE, REPORT),
         tls=lambda: None if contexts is None else contexts.now,

@@ -132,10 +132,8 @@ class WorkerFeed:
         if self.watches >= self._watches_max:
             raise Refusal(
                 Reason.TOO_MANY_WATCHES,
-                f"{self.watches} WatchWorkers calls are open, as many as this router takes"
-                " (grpc.watches_max)",
+                f"{self.watches} WatchWorkers calls are open, as many as this router takes",
                 RETRY_S,
-                metadata={"key": "grpc.watches_max"},
             )
         loop = asyncio.get_running_loop()
         began_s = loop.time()

@@ -27,6 +27,8 @@ EVERY_S = 1.0
 """Between two batches."""
 BATCH_MAX = 512
 """Spans of a batch."""
+SPANS_MAX = 4096
+"""That wait for the collector; more are dropped."""
 EXPORT_TIMEOUT_S = 5.0
 """Of one batch, with its retries."""
 LAST_S = 2.0
@@ -43,7 +45,7 @@ Send = Callable[[Sequence[Span]], bool]
 class SpanExport:
     """The spans of one process, on their way to a collector."""
 
-    def __init__(self, send: Send, spans_max: int) -> None:
+    def __init__(self, send: Send, spans_max: int = SPANS_MAX) -> None:
         self._send = send
         self._spans_max = spans_max
         self._queue: deque[Span] = deque()
@@ -57,7 +59,7 @@ class SpanExport:
         OpenTelemetry isn't installed."""
         if not settings.endpoint:
             return None
-        return cls(_otlp(settings, process, version), settings.spans_max)
+        return cls(_otlp(settings, process, version))
 
     def __len__(self) -> int:
         return len(self._queue)

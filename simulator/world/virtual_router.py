@@ -70,8 +70,6 @@ class VirtualRouter:
         fleet, index, routing = FleetSettings(), IndexSettings(), self._options.routing
         self.view = FleetView(
             NativeIndex(index.bytes_max(), index.blocks_max()),
-            beat_timeout_s=fleet.beat_timeout_s,
-            forget_s=fleet.forget_s,
             workers_max=fleet.workers_max,
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,

@@ -175,7 +175,7 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
     def clock() -> float:
         return now_s
 
-    guard = Guard.of(GrpcSettings(), core.routing.prompt_tokens_max, metrics)
+    guard = Guard.of(core.routing.prompt_tokens_max, metrics)
     admission = Admission(core, QueueSettings(), random.Random(0))
     soon = asyncio.get_running_loop().call_soon
     desk = Desk(core, metrics, clock, fault=guard.fault, admission=admission, soon=soon)

@@ -18,13 +18,13 @@ from prometheus_client import CollectorRegistry
 
 from kvroute.client import KvRouteClient
 from router.config.settings.picker_settings import PickerSettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.picker.calls import EXT_PROC, PROCESS
 from router.front.picker.request_stream import Question, Reading, RequestStream
 from router.front.picker.server import PickerServer
 from router.front.routers import Router
 from router.http2 import frames
 from router.http2.frames import frame
+from router.listener.http_bounds import HttpBounds
 from router.prompts.prompts import ModelPrompts, Source
 from tests.stage.picker import request_body, request_headers, response_body, response_headers
 from tests.stage.served import Served, served
@@ -91,7 +91,7 @@ async def serve(kind: str, target: str, stack: AsyncExitStack) -> int:
         if kind == "local":
             router = (await stack.enter_async_context(a_router())).local()
         picker = PickerServer(
-            settings, router, registry, clock=time.time, broke=broke, bounds=HttpSettings()
+            settings, router, registry, clock=time.time, broke=broke, bounds=HttpBounds()
         )
         await picker.start()
         while not picker.ready:  # noqa: ASYNC110  # nothing to await

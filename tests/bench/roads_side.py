@@ -64,7 +64,7 @@ class Stage:
         config = {
             "routing": {"policy": policy, "own_policies": [OWN] if policy == OWN else []},
             "queue": quota if case in ("tenant", "key") else {},
-            "fleet": {"workers_max": workers, "beat_timeout_s": 86_400, "forget_s": 86_400},
+            "fleet": {"workers_max": workers},
         }
         self._now_s = 1000.0
         self._app = RouterApp(msgspec.convert(config, ServeConfig), clock=lambda: self._now_s)
@@ -79,6 +79,7 @@ class Stage:
 
     def _meet(self, workers: int) -> None:
         view = self._app.core.fleet.view
+        view._beat_timeout_s = view._forget_s = 86_400.0
         seeds = {"": hash_seed("", ""), LORA: hash_seed(LORA, "")}
         chains = [
             prefix_hashes(block_hashes(one, BLOCK_SIZE, seed))

@@ -162,7 +162,7 @@ async def the_keyboard_opens_a_worker(tab: Any) -> None:
 
 
 async def test_a_worker_that_dies_turns_within_two_seconds() -> None:
-    """Of the router's own knowledge, which comes fleet.beat_timeout_s after the last beat. The best
+    """Of the router's own knowledge, which comes BEAT_TIMEOUT_S after the last beat. The best
     of three deaths counts: a machine may be busy."""
     async with a_crowd(many(12), rate=5.0) as crowd, a_browser() as browser:
         tab = await browser.tab()

@@ -18,7 +18,9 @@ from router.front.picker.held_body import SLICE_BYTES
 from router.http2 import frames
 from router.keys import followed, issuers
 from router.listener import held
+from router.listener.http_bounds import HEAD_TIMEOUT_S
 from router.replicas.peer_link import HEARD_PER_S
+from router.service.grpc_bounds import GRPC_BOUNDS
 from tests.stage.pages import text_of
 
 MIB = 1 << 20
@@ -91,13 +93,11 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (SECURITY, "the file is looked at every 5 s", followed.FOLLOW_S == 5),
     (SECURITY, "fetched every 5 minutes", issuers.REFRESH_S == 300),
     (SECURITY, "(0600)", SERVE.grpc.unix_socket_mode == "0600"),
-    (SECURITY, "48 s at most by default", SERVE.grpc.stream_age_s == 48),
+    (SECURITY, "48 s at most by default", GRPC_BOUNDS.stream_age_s(300.0) == 48),
     (SECURITY, "`connections_max` (10,000)", SERVE.http.connections_max == 10_000),
-    (SECURITY, "`connections_max` (10,000)", SERVE.grpc.connections_max == 10_000),
-    (SECURITY, "(20 s) from acceptance", SERVE.http.head_timeout_s == 20),
-    (SECURITY, "(20 s) from acceptance", SERVE.grpc.handshake_timeout_s == 20),
+    (SECURITY, "20 s from acceptance", HEAD_TIMEOUT_S == 20),
     (SECURITY, "`http.idle_timeout_s` (300 s)", SERVE.http.idle_timeout_s == 300),
-    (ENVOY, "after `http.head_timeout_s` (20 s,", SERVE.http.head_timeout_s == 20),
+    (ENVOY, "after 20 s (", HEAD_TIMEOUT_S == 20),
     (ENVOY, "10 s and 1 s more for each 1,024 bytes", pace.GRACE_S == 10),
     (ENVOY, "for each 1,024 bytes, at most 120 s", pace.PACE_BYTES_PER_S == 1024),
     (ENVOY, "sends it whole, 120 s", pace.BODY_S == 120),

@@ -32,6 +32,7 @@ def config_definitions() -> dict[str, Any]:
         for value in properties.values():
             value.pop("default", None)
             value.pop("description", None)
+            value.pop("first_week", None)
         for name in POLICY_KEYS & properties.keys():
             optional = [kind for kind in properties[name].get("anyOf", ()) if kind == NULL]
             properties[name] = {"anyOf": [*POLICY, *optional]}

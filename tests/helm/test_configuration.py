@@ -52,13 +52,12 @@ def test_configuration_arrives_in_the_program_as_it_was_given(
 ) -> None:
     rendered = render(
         config={
-            "fleet": {"beat_timeout_s": 1.5, "workers_max": 1_000_000},
+            "fleet": {"workers_max": 1_000_000},
             "routing": {"policy": "least-loaded", "seed": 7, "prompt_tokens_max": 10_000_000},
             "models": [{"name": "m", "aliases": ["a", "b"], "block_size": 64}],
         }
     )
     config = program_config(rendered, tmp_path)
-    assert config.fleet.beat_timeout_s == 1.5
     assert config.fleet.workers_max == 1_000_000
     assert config.routing.policy == "least-loaded"
     assert config.routing.seed == 7

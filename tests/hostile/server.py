@@ -28,6 +28,7 @@ from router.config.settings.serving_settings import (
     LogSettings,
     MetricsSettings,
 )
+from router.listener import http_bounds
 from router.processes.logs import set_up
 from router.processes.router_process import RouterApp
 from simulator.cli.gateway import workers_ready
@@ -86,15 +87,16 @@ def write_locks(folder: Path) -> dict[str, Any]:
 async def run(workers: tuple[EngineSettings, ...], folder: Path | None) -> int:
     pin(attacker=False)
     set_up(LogSettings(level="error"))
+    http_bounds.HEAD_TIMEOUT_S = HEAD_S
     locks = {} if folder is None else write_locks(folder)
     app = RouterApp(
         ServeConfig(
-            grpc=GrpcSettings(listen=ANY, connections_max=256),
+            grpc=GrpcSettings(listen=ANY),
             gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
             epp=PickerSettings(listen=ANY),
             metrics=MetricsSettings(listen=ANY, tls="off" if folder is None else "server"),
             probes=ProbesSettings(listen=ANY),
-            http=HttpSettings(head_timeout_s=HEAD_S),
+            http=HttpSettings(connections_max=256),
             drain_timeout_s=1.0,
             workers=workers,
             **locks,

@@ -121,7 +121,7 @@ def router(folder: Path, workers: list[dict[str, Any]], **parts: Any) -> Iterato
     port, metrics_port, probes_port = free_port(), free_port(), free_port()
     config: dict[str, Any] = {
         "workers": workers,
-        "grpc": {"listen": f"localhost:{port}", "route_kib_max": 17 << 10},
+        "grpc": {"listen": f"localhost:{port}"},
         "metrics": {"listen": f"127.0.0.1:{metrics_port}"},
         "probes": {"listen": f"127.0.0.1:{probes_port}"},
         "routing": {"prompt_tokens_max": TOKENS_MAX},

@@ -7,6 +7,7 @@ import pytest
 from kvroute.client import KvRouteClient, Pick, RetryPolicy, RouterUnreachable, UnknownModel
 from router.config.settings.serving_settings import GrpcSettings
 from router.reservations.reservations import Ending
+from router.service.grpc_bounds import GrpcBounds
 from tests.kvroute.scripted_router import opened, until
 from tests.stage.served import Served, served
 
@@ -21,10 +22,11 @@ def client_of(stage: Served, retry: RetryPolicy = ONCE) -> KvRouteClient:
 
 
 async def test_callers_never_notice_that_connections_have_an_age() -> None:
-    settings = GrpcSettings(
-        listen="127.0.0.1:0", max_connection_age_s=0.1, max_connection_age_grace_s=0.25
-    )
-    async with served(settings) as stage, client_of(stage) as client:
+    settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_s=0.1)
+    async with (
+        served(settings, bounds=GrpcBounds(age_grace_s=0.25)) as stage,
+        client_of(stage) as client,
+    ):
         stage.fleet.add("w0", total_blocks=None, total_slots=None)
         picks: list[Pick] = []
 

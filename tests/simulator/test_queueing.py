@@ -76,10 +76,10 @@ def test_no_queue_refuses_at_once_and_a_full_one_displaces_the_lowest() -> None:
     _, none = played(crowd(20), queue=QueueSettings(max_waiting=0), patience_s=0.0)
     assert (none.waits == 0).all()
     assert aggregate(none).shed > 0
-    few = QueueSettings(max_waiting=2, preempt_threshold=0)
+    few = QueueSettings(max_waiting=2)
     trace = crowd(20)
     rising = replace(
-        trace, requests=[replace(one, priority=i) for i, one in enumerate(trace.requests)]
+        trace, requests=[replace(one, priority=11 * i) for i, one in enumerate(trace.requests)]
     )
     _, full = played(rising, queue=few, patience_s=0.0)
     numbers = aggregate(full)

@@ -15,7 +15,6 @@ from router.audit.observers import Watchers
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.console_settings import ConsoleSettings
 from router.config.settings.queue_settings import QueueSettings
-from router.config.settings.serving_settings import HttpSettings
 from router.console.collector import ConsoleCollector
 from router.console.console import Console
 from router.console.pages import ConsolePages
@@ -27,6 +26,7 @@ from router.core.tally import PickTally
 from router.fleet.topology import PlaceLabels
 from router.keys.certificates import Contexts
 from router.keys.door import Door
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from tests.stage.fleet import Fleet
 
@@ -54,7 +54,7 @@ class Played:
     refused: dict[str, int]
 
 
-def play(fleet: Fleet | None = None, **settings: Any) -> Played:
+def play(fleet: Fleet | None = None) -> Played:
     fleet = fleet or Fleet()
     tally, watchers, refused = PickTally(), watchers_of(fleet.core), dict[str, int]()
     subject = Subject(
@@ -66,7 +66,7 @@ def play(fleet: Fleet | None = None, **settings: Any) -> Played:
         connected=lambda: True,
         about={"replica": "here-0123abcd"},
     )
-    console = Console(subject, tally, ConsoleSettings(**settings), fleet.clock)
+    console = Console(subject, tally, fleet.clock)
     return Played(fleet, console, tally, watchers, refused)
 
 
@@ -101,11 +101,11 @@ async def served(
     tls: Contexts | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    played = play(fleet, **settings)
+    played = play(fleet)
     pages = pages_of(played, door=door, secure=tls is not None, **settings)
     registry = CollectorRegistry()
     registry.register(ConsoleCollector(played.console, pages))
-    server = MetricsServer(registry, "127.0.0.1:0", HttpSettings(), tls, also=pages.add_to)
+    server = MetricsServer(registry, "127.0.0.1:0", HttpBounds(), tls, also=pages.add_to)
     await server.start()
     scheme = "http" if tls is None else "https"
     try:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
 from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.keys_settings import EnginesSettings
 from router.front.gateway.gateway import Gateway
 from router.keys.door import Door
 from router.keys.engine_accesses import EngineAccesses
@@ -110,6 +111,7 @@ async def a_gateway(
     in_process: bool = False,
     tracing: Tracing | None = None,
     accesses: EngineAccesses | None = None,
+    engines: EnginesSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A gateway before a fleet of these workers, w0, w1 ...; the tests add others.
@@ -125,8 +127,11 @@ async def a_gateway(
             served(models_prompts=without_tokens, door=router_door, tracing=tracing)
         )
         broken: list[BaseException] = []
+        own = GatewaySettings(listen="127.0.0.1:0", **settings)
+        if engines is not None:
+            accesses = EngineAccesses.of(engines, own)
         gateway = Gateway(
-            GatewaySettings(listen="127.0.0.1:0", **settings),
+            own,
             router.local()
             if in_process
             else KvRouteClient(f"127.0.0.1:{router.server.port}", **(dial or {})),

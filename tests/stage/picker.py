@@ -13,10 +13,10 @@ from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.config.settings.picker_settings import PickerSettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.picker.calls import PROCESS
-from router.front.picker.server import PickerServer
+from router.front.picker.server import CONNECTION_AGE_S, KEEPALIVE_S, PickerServer
 from router.keys.certificates import Certificates
+from router.listener.http_bounds import HttpBounds
 from router.prompts.prompts import ModelPrompts, Source
 from router.reservations.reservations import Ending
 from router.tracing.spans import Tracing
@@ -75,7 +75,9 @@ async def a_picker(
     certificates: Certificates | None = None,
     in_process: bool = False,
     tracing: Tracing | None = None,
-    http: HttpSettings | None = None,
+    http: HttpBounds | None = None,
+    keepalive_s: float = KEEPALIVE_S,
+    connection_age_s: float = CONNECTION_AGE_S,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A picker before a fleet of these workers, w0, w1 ...; the tests add others."""
@@ -98,7 +100,9 @@ async def a_picker(
             registry,
             clock=unix_now,
             broke=broken.append,
-            bounds=http or HttpSettings(),
+            bounds=http or HttpBounds(),
+            keepalive_s=keepalive_s,
+            connection_age_s=connection_age_s,
             certificates=certificates,
             tracing=tracing,
         )

@@ -14,13 +14,14 @@ from prometheus_client import CollectorRegistry
 from events.plane.clock import unix_now
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.picker_settings import PickerSettings
-from router.config.settings.serving_settings import GrpcSettings, HttpSettings
+from router.config.settings.serving_settings import GrpcSettings
 from router.front.gateway.gateway import Gateway
 from router.front.picker.server import PickerServer
 from router.http2.frames import ACK, PING, PREFACE, SETTINGS, frame
 from router.keys.certificates import Certificates
 from router.keys.exposure import split_address
 from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from router.metrics.probes import ProbeServer
 from router.service.server import http2_server
@@ -83,20 +84,15 @@ async def a_port(
     address_connections_max: int | None = None,
     begin_s: float = GUARD_S,
 ) -> AsyncIterator[Port]:
-    """begin_s: grpc.handshake_timeout_s or http.head_timeout_s."""
-    http = HttpSettings(
+    """begin_s: of each connection, until its first head is whole."""
+    http = HttpBounds(
         connections_max=connections_max,
         address_connections_max=address_connections_max,
         head_timeout_s=begin_s,
     )
     async with AsyncExitStack() as stack:
         if kind == "grpc":
-            settings = GrpcSettings(
-                connections_max=connections_max,
-                address_connections_max=address_connections_max,
-                handshake_timeout_s=begin_s,
-            )
-            grpc = http2_server(settings, 1 << 20, certificates)
+            grpc = http2_server(GrpcSettings(), 1 << 20, certificates, http=http)
             stack.push_async_callback(grpc.stop, 0)
             await grpc.start(*split_address(listen))
             yield Port(kind, grpc.port, grpc.connections)

@@ -31,16 +31,18 @@ from router.fleet.topology import PlaceLabels
 from router.health.warnings import WarningCode
 from router.keys.certificates import Certificates
 from router.keys.door import Door
+from router.listener.http_bounds import HttpBounds
 from router.prompts.prompts import ModelPrompts, Prompts
 from router.replicas.fleet_commands import ControlDesk
 from router.request.refusal import Refusal
 from router.service.calls import Guard
 from router.service.fleet_service import FleetService
+from router.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
 from router.service.local_router import LocalRouter
 from router.service.router_service import RouterService
 from router.service.server import GrpcServer
 from router.service.texts import Texts
-from router.service.worker_feed import WorkerFeed
+from router.service.worker_feed import WATCHES_MAX, WorkerFeed
 from router.service.workers_to_ask import proof_trouble, tokens_trouble
 from router.tracing.spans import Tracing
 from tests.stage.fleet import Fleet
@@ -111,6 +113,9 @@ async def served(
     on_resync: Callable[[str], None] = lambda _worker_id: None,
     door: Door | None = None,
     tracing: Tracing | None = None,
+    bounds: GrpcBounds = GRPC_BOUNDS,
+    http: HttpBounds | None = None,
+    watches_max: int = WATCHES_MAX,
     **about: Any,
 ) -> AsyncIterator[Served]:
     """Serves a fleet, and takes the server down without grace. The channel is plain text.
@@ -136,7 +141,8 @@ async def served(
         stage.registered.append(settings)
 
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
-    guard = Guard.of(settings, fleet.core.routing.prompt_tokens_max, metrics, door)
+    stream_age_s = bounds.stream_age_s(settings.max_connection_age_s)
+    guard = Guard.of(fleet.core.routing.prompt_tokens_max, metrics, door, bounds)
     soon = asyncio.get_running_loop().call_soon
     watchers = Watchers("a", PlaceLabels("host", "rack", "cluster"), random.Random(7), print)
     observed = watchers if watch is None else ObservedBy(watch)
@@ -159,22 +165,22 @@ async def served(
         peers=lambda: peers,
     )
     texts = Texts(desk, fleet.core, prompts)
-    service = RouterService(
-        desk, reports, guard, stopping, texts=texts, stream_age_s=settings.stream_age_s
-    )
+    service = RouterService(desk, reports, guard, stopping, texts=texts, stream_age_s=stream_age_s)
     workers = FleetService(
         fleet.core,
         fleet.clock,
         stopping,
-        stream_age_s=settings.stream_age_s,
+        stream_age_s=stream_age_s,
         admission=desk.admission,
         commands=commands,
         send_control=send_control,
         register=register,
-        watches_max=settings.watches_max,
+        watches_max=watches_max,
         watchers=watchers,
     )
-    server = GrpcServer(settings, service, workers, certificates=certificates)
+    server = GrpcServer(
+        settings, service, workers, certificates=certificates, http=http, bounds=bounds
+    )
     await server.start()
     try:
         async with grpc.aio.insecure_channel(

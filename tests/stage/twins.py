@@ -16,7 +16,6 @@ from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.config.settings.serving_settings import GrpcSettings
 from router.core.progress import Progress
 from router.decision import decider
 from router.decision.ranking import Kernel
@@ -43,7 +42,7 @@ class Side:
     def __post_init__(self) -> None:
         self.fleet = Fleet(index=NativeIndex(), **self.about)
         self.metrics = Metrics(CollectorRegistry())
-        guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
+        guard = Guard.of(1 << 20, self.metrics)
         self.desk = desk_of(self.fleet, self.metrics, guard.fault)
         self.items: RouteItems = self.desk.items()
         self.by_kernel = 0

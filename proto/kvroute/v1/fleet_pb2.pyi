@@ -613,7 +613,7 @@ class RemoveWorkerRequest(google.protobuf.message.Message):
     TOMBSTONE_S_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     tombstone_s: builtins.float
-    """seconds for which its heartbeats are ignored, 86,400 at most; 0: the configured time (fleet.tombstone_s)"""
+    """seconds for which its heartbeats are ignored, 86,400 at most; 0: 60 s"""
     def __init__(
         self,
         *,

@@ -55,7 +55,7 @@ def undrain(worker: str, **about: Any) -> None:
     "--tombstone-s",
     type=Seconds(TOMBSTONE_MAX_S),
     default=None,
-    help="Seconds for which the worker's heartbeats are ignored. [the router's fleet.tombstone_s]",
+    help="Seconds for which the worker's heartbeats are ignored. [60]",
 )
 @_fleet_command
 def remove(worker: str, **about: Any) -> None:

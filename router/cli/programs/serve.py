@@ -18,15 +18,16 @@ from router.processes.logs import set_up
 
 
 @click.command()
-@settings_flags(ServeConfig)
+@settings_flags(ServeConfig, first_week=True)
 def serve(config_file: Path | None, **given: Any) -> None:
     """Serve picks over gRPC.
 
-    Every flag has a key in the YAML file (--grpc-listen is grpc.listen) and an environment variable
-    (KVROUTE_GRPC_LISTEN); flags win over the environment, and that over the file. Models and
-    workers with relays of this router are described in the file alone. SIGHUP reads the file
-    again: policies and their parameters, hot prefixes, the shadow policy and the decision log
-    change at once, other keys with a restart.
+    These are the flags of the first week. Every other key is a flag, too (--queue-order is
+    queue.order), and all are keys of the YAML file and environment variables (KVROUTE_QUEUE_ORDER):
+    docs/reference-configuration.md lists them, and `kvroute check-config` prints them with their
+    origin. Flags win over the environment, and that over the file. Models and workers with relays
+    of this router are described in the file alone. SIGHUP reads the file again: policies, the queue
+    and the decision log change at once, other keys with a restart.
     """
     config = read_config(ServeConfig, config_file, given)
     set_up(config.log)
@@ -43,11 +44,13 @@ def serve(config_file: Path | None, **given: Any) -> None:
 
 
 @click.command("check-config")
-@settings_flags(ServeConfig)
+@settings_flags(ServeConfig, first_week=True)
 def check_config(config_file: Path | None, **given: Any) -> None:
     """Check a router's configuration and print it whole.
 
-    Warnings on stderr name each setting that must be turned to be safe.
+    It takes the flags of `kvroute serve`, of which these are the ones of the first week
+    (docs/reference-configuration.md lists all). Warnings on stderr name each setting that must be
+    turned to be safe.
 
     The comment behind each value says where it came from: a flag, a variable of the environment,
     the file, the preset of routing.preset, or the defaults; the first of these that sets it wins.

@@ -4,7 +4,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from events.plane.settings import BlockSize, EngineSettings, NatsSettings, Seconds, Settings
+from events.plane.settings import (
+    FIRST_WEEK,
+    BlockSize,
+    EngineSettings,
+    NatsSettings,
+    Seconds,
+    Settings,
+)
 from router.config.settings.console_settings import ConsoleSettings
 from router.config.settings.discovery_settings import DiscoverySettings
 from router.config.settings.fleet_settings import FleetSettings, IndexSettings
@@ -86,10 +93,16 @@ class ServeConfig(Settings, frozen=True):
     drain_timeout_s: Annotated[
         Seconds, Meta(description="seconds that calls in flight may go on after SIGTERM")
     ] = 30.0
-    models: Annotated[tuple[ModelSettings, ...], Meta(description="models known in advance")] = ()
+    models: Annotated[
+        tuple[ModelSettings, ...],
+        Meta(description="models known in advance", extra_json_schema=FIRST_WEEK),
+    ] = ()
     workers: Annotated[
         tuple[EngineSettings, ...],
-        Meta(description="engines to run relays for, in a child process"),
+        Meta(
+            description="engines to run relays for, in a child process",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = ()
 
 

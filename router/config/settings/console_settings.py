@@ -27,6 +27,3 @@ class ConsoleSettings(Settings, frozen=True):
     session_s: Annotated[
         Seconds, Meta(description="seconds after which a browser has to sign in again")
     ] = 43_200.0
-    viewers_max: Annotated[
-        int, Meta(ge=1, le=1000, description="pages that watch at once; more are refused")
-    ] = 64

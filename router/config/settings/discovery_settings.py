@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from events.plane.settings import Port, Settings
+from events.plane.settings import FIRST_WEEK, Port, Settings
 
 DNS_NAME = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$"
 NODE_LABEL = r"^[A-Za-z0-9./_-]{0,317}$"
@@ -14,14 +14,22 @@ class KubernetesSettings(Settings, frozen=True):
     """Pods of engines, watched at Kubernetes' API. The router runs a relay for each."""
 
     enabled: Annotated[
-        bool, Meta(description="watch pods, and run relays for those that become ready")
+        bool,
+        Meta(
+            description="watch pods, and run relays for those that become ready",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = False
     namespace: Annotated[
         str, Meta(pattern=DNS_NAME, description="namespace of the pods; empty: this router's own")
     ] = ""
     selector: Annotated[
         str,
-        Meta(max_length=4096, description="label selector of the pods, such as app=vllm"),
+        Meta(
+            max_length=4096,
+            description="label selector of the pods, such as app=vllm",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = ""
     pool: Annotated[
         str,
@@ -61,15 +69,9 @@ class KubernetesSettings(Settings, frozen=True):
         bool,
         Meta(description="read zone and rack from labels of nodes; needs the right to get nodes"),
     ] = False
-    zone_label: Annotated[
-        str, Meta(pattern=NODE_LABEL, description="label of a node that names its zone")
-    ] = "topology.kubernetes.io/zone"
     rack_label: Annotated[
         str, Meta(pattern=NODE_LABEL, description="label of a node that names its rack")
     ] = "topology.kubernetes.io/rack"
-    pods_max: Annotated[
-        int, Meta(ge=1, le=4096, description="pods known at once; more are ignored, and counted")
-    ] = 1024
     api: Annotated[
         str | None,
         Meta(

@@ -4,11 +4,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Settings
 from indexer.index import BLOCK_BYTES
 
+TOMBSTONE_S = 60.0
+"""For which a removed worker's beats are ignored, where the command names no time: its relay has
+ended by then, or its operator stops it."""
 TOMBSTONE_MAX_S = 86_400.0
-"""Longest time that a removed worker's beats are ignored, by configuration or command."""
+"""Longest time that a removed worker's beats are ignored, whatever the command says."""
 
 
 class FleetSettings(Settings, frozen=True):
@@ -20,30 +23,9 @@ class FleetSettings(Settings, frozen=True):
             pattern=r"^[A-Za-z0-9_-]{1,64}$",
             description="name of the workers that this router serves: relays and routers of a"
             " fleet have the same",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = "default"
-    beat_timeout_s: Annotated[
-        Seconds, Meta(description="silence in seconds after which a worker gets no requests")
-    ] = 3.0
-    forget_s: Annotated[
-        Seconds, Meta(description="silence in seconds after which a worker is forgotten")
-    ] = 30.0
-    model_memory_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds for which requests for a model that lost its last worker get"
-            " UNAVAILABLE; afterwards NOT_FOUND"
-        ),
-    ] = 300.0
-    tombstone_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=TOMBSTONE_MAX_S,
-            description="seconds for which heartbeats of a removed worker are ignored, a day at"
-            " most",
-        ),
-    ] = 60.0
     workers_max: Annotated[
         int, Meta(ge=1, description="workers known at once; more are ignored, and counted")
     ] = 4096
@@ -51,7 +33,8 @@ class FleetSettings(Settings, frozen=True):
         str,
         Meta(
             description="networks (CIDR, with commas between) of engines that RegisterWorker may"
-            " name, by IP address; empty: RegisterWorker is off"
+            " name, by IP address; empty: RegisterWorker is off",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = ""
     state_file: Annotated[
@@ -85,6 +68,7 @@ class IndexSettings(Settings, frozen=True):
             le=MEMORY_MIB_MAX,
             description="MiB that the index may take; beyond, blocks that no prompt has matched"
             " lately are forgotten; 64 GiB at most",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = 4096
     worker_percent: Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s,*]+)$")]
 """scheme://host[:port] of web pages, or * for every one."""
@@ -14,7 +14,12 @@ class GatewaySettings(Settings, frozen=True):
     """The HTTP face for OpenAI's and Anthropic's clients."""
 
     listen: Annotated[
-        str, Meta(description="host:port of the HTTP face; port 0 picks a free one, empty: none")
+        str,
+        Meta(
+            description="host:port of OpenAI's and Anthropic's API; port 0 picks a free one,"
+            " empty: none",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = ""
     any_address: Annotated[
         bool,
@@ -30,32 +35,15 @@ class GatewaySettings(Settings, frozen=True):
             " gateway checks them itself"
         ),
     ] = False
-    engine_key_file: Annotated[
-        str | None,
-        Meta(
-            description="deprecated: engines.api_key_file, which takes its place, if that is not"
-            " set"
-        ),
-    ] = None
     reuse_port: Annotated[
         bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
     ] = False
-    attempts_max: Annotated[
-        int,
-        Meta(ge=1, le=8, description="workers that a request is tried on before its first byte"),
-    ] = 3
     route_timeout_s: Annotated[
         Seconds, Meta(description="longest wait for a router's pick, its queue included")
     ] = 30.0
-    connect_timeout_s: Annotated[
-        Seconds, Meta(description="longest wait for a connection to a worker")
-    ] = 5.0
     silence_s: Annotated[
         Seconds, Meta(description="longest time for which a worker may send nothing")
     ] = 600.0
-    prefill_timeout_s: Annotated[
-        Seconds, Meta(description="longest answer of the prefill worker of a pair")
-    ] = 300.0
     drain_timeout_s: Annotated[
         Seconds, Meta(description="longest wait for open requests at SIGTERM")
     ] = 300.0
@@ -93,14 +81,6 @@ class GatewaySettings(Settings, frozen=True):
             " the gateway's own"
         ),
     ] = ("*",)
-    header_kib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="longest header of a request, and head of a worker's answer, in KiB",
-        ),
-    ] = 16
     pairs: Annotated[
         Literal["auto", "never"],
         Meta(description="auto: requests get a prefill worker where the fleet has some"),
@@ -134,5 +114,9 @@ class GatewayProcessSettings(GatewaySettings, frozen=True):
     """Those of a gateway in a process of its own."""
 
     listen: Annotated[
-        str, Meta(min_length=1, description="host:port of the HTTP face; port 0 picks a free one")
+        str,
+        Meta(
+            min_length=1,
+            description="host:port of OpenAI's and Anthropic's API; port 0 picks a free one",
+        ),
     ] = "127.0.0.1:8080"

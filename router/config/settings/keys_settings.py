@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from events.plane.settings import Settings
+from events.plane.settings import FIRST_WEEK, Settings
 
 
 class TlsSettings(Settings, frozen=True):
@@ -13,14 +13,21 @@ class TlsSettings(Settings, frozen=True):
 
     certificate_file: Annotated[
         str | None,
-        Meta(description="PEM file of the server's certificate and its chain; none: plain text"),
+        Meta(
+            description="PEM file of the server's certificate and its chain; none: plain text",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = None
-    key_file: Annotated[str | None, Meta(description="PEM file of the certificate's key")] = None
+    key_file: Annotated[
+        str | None,
+        Meta(description="PEM file of the certificate's key", extra_json_schema=FIRST_WEEK),
+    ] = None
     client_ca_file: Annotated[
         str | None,
         Meta(
             description="PEM file of the CAs of callers' certificates; gRPC then takes only callers"
-            " with such a certificate"
+            " with such a certificate",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = None
 
@@ -32,7 +39,8 @@ class KeysSettings(Settings, frozen=True):
         str | None,
         Meta(
             description="YAML file of identities and their rights, read again when it changes;"
-            " none: callers need no keys, or certificates alone"
+            " none: callers need no keys, or certificates alone",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = None
 
@@ -52,8 +60,8 @@ class EnginesSettings(Settings, frozen=True):
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="file with the API key of the engines; none: that of"
-            " gateway.engine_key_file, or engines need none"
+            description="file with the API key of the engines; none: engines need none",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = None
     ca_file: Annotated[
@@ -91,6 +99,7 @@ class ProbesSettings(Settings, frozen=True):
         str,
         Meta(
             description="host:port of /livez and /readyz, which say only serving or not;"
-            " empty: none"
+            " empty: none",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = ""

@@ -5,14 +5,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 
 class PickerSettings(Settings, frozen=True):
     """The endpoint picker that Envoy asks by ext_proc."""
 
     listen: Annotated[
-        str, Meta(description="host:port for Envoy; port 0 picks a free one, empty: none")
+        str,
+        Meta(
+            description="host:port of the endpoint picker for Envoy; port 0 picks a free one,"
+            " empty: none",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = ""
     plain: Annotated[
         bool,
@@ -43,21 +48,6 @@ class PickerSettings(Settings, frozen=True):
             " others go by load",
         ),
     ] = 1024
-    streams_max: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000, description="open requests of a connection; more are refused"),
-    ] = 40_000
-    keepalive_s: Annotated[
-        Seconds,
-        Meta(description="seconds of silence after which a gateway gets a keepalive ping"),
-    ] = 60.0
-    max_connection_age_s: Annotated[
-        Seconds | None,
-        Meta(
-            description="age in seconds at which a connection is closed, after its last request,"
-            " so that gateways spread over pickers again; none: never"
-        ),
-    ] = 300.0
     fallbacks: Annotated[
         int,
         Meta(
@@ -108,5 +98,9 @@ class PickerProcessSettings(PickerSettings, frozen=True):
     """Those of a picker in a process of its own."""
 
     listen: Annotated[
-        str, Meta(min_length=1, description="host:port for Envoy; port 0 picks a free one")
+        str,
+        Meta(
+            min_length=1,
+            description="host:port of the endpoint picker for Envoy; port 0 picks a free one",
+        ),
     ] = "127.0.0.1:9002"

@@ -52,24 +52,3 @@ class PromptsSettings(Settings, frozen=True):
     processes: Annotated[
         int, Meta(ge=1, le=64, description="child processes that render this model's prompts")
     ] = 2
-    cache_mib: Annotated[
-        int, Meta(ge=0, le=65_536, description="memory for tokens of text segments, per process")
-    ] = 64
-    memory_mib: Annotated[
-        int,
-        Meta(
-            ge=256,
-            le=1 << 20,
-            description="address space of each of these processes beside cache_mib, in MiB: a"
-            " template that takes more ends its own prompt",
-        ),
-    ] = 2048
-    audit_share: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="share of prompts with proven tokens that are compared with an engine's"
-            " tokens after the fact",
-        ),
-    ] = 0.001

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 WAITING_MAX = 65_536
 """Largest bound on waiting requests: their places move by memory copies
@@ -92,18 +92,6 @@ class SiblingsSettings(Settings, frozen=True):
     enabled: Annotated[bool, Meta(description="hold siblings until the first one's prefill")] = (
         False
     )
-    min_blocks: Annotated[
-        int, Meta(ge=1, le=65_536, description="uncached blocks that siblings share at least")
-    ] = 32
-    hold_s: Annotated[Seconds, Meta(description="longest hold after the first one went")] = 2.0
-    load_min: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="load of a pool, work in flight over work that can be taken, below which no"
-            " request is held",
-        ),
-    ] = 0.5
 
 
 class QueueSettings(Settings, frozen=True):
@@ -115,6 +103,7 @@ class QueueSettings(Settings, frozen=True):
             ge=0,
             le=WAITING_MAX,
             description="requests that wait at once; 0: a request without room is refused at once",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = 4096
     max_mib: Annotated[
@@ -139,7 +128,10 @@ class QueueSettings(Settings, frozen=True):
     ] = 0
     timeout_s: Annotated[
         Seconds,
-        Meta(description="longest wait of a request that names no queue_timeout_ms"),
+        Meta(
+            description="longest wait of a request that names no queue_timeout_ms",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = 10.0
     early_refusal: Annotated[
         EarlyRefusal,
@@ -167,13 +159,6 @@ class QueueSettings(Settings, frozen=True):
             " between equals"
         ),
     ] = "priority"
-    length_max: Annotated[
-        dict[str, Annotated[int, Meta(ge=0)]],
-        Meta(
-            description="by order: requests of a model and role that wait at most for the order to"
-            " count; more go first come, first served; unless it is set, the order's own"
-        ),
-    ] = msgspec.field(default_factory=dict)
     aging: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
         Meta(
@@ -181,24 +166,6 @@ class QueueSettings(Settings, frozen=True):
             " order, which is points for priority; 0: nothing; none: the order's own"
         ),
     ] = None
-    look_past: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=256,
-            description="requests without room that later requests may overtake at a time; 0: the"
-            " first request that has no room holds those behind it",
-        ),
-    ] = 16
-    preempt_threshold: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1 << 31,
-            description="points by which a request's priority must exceed the lowest waiting"
-            " priority to take that place in a full queue",
-        ),
-    ] = 10
     bands: Annotated[
         tuple[BandSettings, ...],
         Meta(max_length=32, description="priority bands; none: all requests are in one, `all`"),

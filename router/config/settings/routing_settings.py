@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Seconds, Settings
 from router.config.settings.health_settings import CapacitySettings, OutlierSettings
 from router.config.settings.presets import PresetName
 
@@ -24,12 +24,6 @@ class HotPrefixSettings(Settings, frozen=True):
             description="a worker with more requests than this, and more than the mean, is busy",
         ),
     ] = 10
-    copies_per_minute: Annotated[
-        float, Meta(gt=0, le=600, description="copies a minute that one router starts, at most")
-    ] = 60.0
-    memory_mib: Annotated[
-        int, Meta(ge=1, description="MiB for tokens and hashes of hot prefixes")
-    ] = 64
 
 
 class GuardSettings(Settings, frozen=True):
@@ -94,14 +88,16 @@ class RoutingSettings(Settings, frozen=True):
         PresetName,
         Meta(
             description="set of routing settings with a name: see `kvroute policies --presets`; a"
-            " key that the file, the environment or a flag sets wins over the preset's"
+            " key that the file, the environment or a flag sets wins over the preset's",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = "balanced"
     policy: Annotated[
         str,
         Meta(
             description="policy of requests that name none: see `kvroute policies`; or"
-            " module:function, a policy of your own"
+            " module:function, a policy of your own",
+            extra_json_schema=FIRST_WEEK,
         ),
     ] = "dynamo-adaptive"
     own_policies: Annotated[

@@ -29,7 +29,3 @@ class TracingSettings(Settings, frozen=True):
             " endpoint picker begin a trace for; others are sampled as their callers' spans are",
         ),
     ] = 0.01
-    spans_max: Annotated[
-        int,
-        Meta(ge=1, le=1_000_000, description="spans that wait for the collector; more are dropped"),
-    ] = 4096

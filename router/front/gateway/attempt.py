@@ -29,6 +29,8 @@ from router.tracing.front_trace import FrontTrace
 if TYPE_CHECKING:
     from router.front.gateway.forwarding import Forwarder
 
+PREFILL_TIMEOUT_S = 300.0
+"""For the whole answer of the prefill worker of a pair, which comes after its whole prompt."""
 WORKER_ERRORS = (
     aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, WorkerGone, UnusableAnswer,
 )  # fmt: skip
@@ -139,7 +141,7 @@ class WorkerAttempt:
         upstream = await self._prefill_request(prefill)
         fields: dict[str, Any] = {}
         async with (
-            asyncio.timeout(self._forwarder.prefill_timeout_s),
+            asyncio.timeout(PREFILL_TIMEOUT_S),
             self._forwarder.post(upstream, self._seat(prefill)) as answer,
         ):
             if answer.status != 200:  # a client's mistake ends the attempts, too
@@ -196,7 +198,7 @@ class WorkerAttempt:
 
     async def _drained(self, prefill: PrefillWorker) -> None:
         async with (
-            asyncio.timeout(self._forwarder.prefill_timeout_s),
+            asyncio.timeout(PREFILL_TIMEOUT_S),
             self._forwarder.post(
                 await self._prefill_request(prefill), self._seat(prefill)
             ) as answer,

@@ -23,6 +23,9 @@ from router.front.routers import Router
 from router.keys.engine_accesses import EngineAccesses
 from router.tracing.front_trace import FrontTrace
 
+ATTEMPTS_MAX = 3
+"""Workers that a request is tried on before its first byte, as the client library's."""
+
 log = logging.getLogger("kvroute.gateway")
 
 
@@ -92,14 +95,14 @@ class Forwarder:
             options["return_tokens"] = True
         if settings.pairs == "auto" and self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
-        movable = settings.attempts_max > 1
+        movable = True
         if worker_id := self._holder(exchange):
             movable = False
             options["allowed_worker_ids"] = (worker_id,)
         if trace is not None:
             options["traceparent"] = trace.pick_header()
         async for attempt in self._client.attempts(
-            attempts_max=settings.attempts_max, timeout_s=settings.route_timeout_s, **options
+            attempts_max=ATTEMPTS_MAX, timeout_s=settings.route_timeout_s, **options
         ):
             async with attempt as routed:
                 if attempt.number == 1:
@@ -186,10 +189,6 @@ class Forwarder:
         """A prefill worker's answer is no hand-over; the decode worker computes the prompt."""
         self._counters.unusable_hand_overs.inc()
         log.warning("%s handed nothing over: %s: %s", worker_id, type(error).__name__, error)
-
-    @property
-    def prefill_timeout_s(self) -> float:
-        return self._settings.prefill_timeout_s
 
     @property
     def shows_pick(self) -> bool:

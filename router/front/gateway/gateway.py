@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from events.plane.tasks import Tasks
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import EnginesSettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.counters import ClientCollector, GatewayCounters
 from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.roster import Roster
@@ -23,6 +22,7 @@ from router.keys.certificates import Certificates
 from router.keys.door import Door
 from router.keys.engine_accesses import EngineAccesses
 from router.keys.followed import Followed
+from router.listener.http_bounds import HttpBounds
 from router.metrics.of_keys import KeyCollector
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Tracing
@@ -39,7 +39,7 @@ class Gateway:
         *,
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
-        bounds: HttpSettings | None = None,
+        bounds: HttpBounds | None = None,
         certificates: Certificates | None = None,
         door: Door | None = None,
         tracing: Tracing | None = None,
@@ -81,7 +81,7 @@ class Gateway:
             forwarder,
             self.roster,
             self.counters,
-            bounds=bounds or HttpSettings(),
+            bounds=bounds or HttpBounds(),
             tls=tls,
             door=door,
             begin_trace=None if tracing is None else partial(FrontTrace.begin, tracing, clock),

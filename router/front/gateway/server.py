@@ -26,7 +26,6 @@ from typing_extensions import override
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.failures import Kind, judgement
 from router.config.settings.gateway_settings import GatewaySettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.exchange import Blame, Exchange, client_id
 from router.front.gateway.attempt import WORKER_ERRORS, ClientLeft
 from router.front.gateway.cors import Cors
@@ -42,7 +41,7 @@ from router.front.gateway.forwarding import Forwarder
 from router.front.gateway.long_bodies import made
 from router.front.gateway.roster import Roster
 from router.front.gateway.unpacking import ENCODINGS
-from router.front.gateway.upstreams import WorkerAnswered
+from router.front.gateway.upstreams import HEADER_KIB_MAX, WorkerAnswered
 from router.front.refusals import Answer, FrontRefusal, answer_of
 from router.http.port import HttpPort
 from router.keys.certificates import Contexts
@@ -51,6 +50,7 @@ from router.keys.exposure import check_exposure, split_address
 from router.keys.rights import Right
 from router.keys.usage import Usage
 from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 from router.listener.seldom import Seldom
 from router.metrics.of_http import HttpCollector
 from router.metrics.scrape import Scrapes
@@ -117,7 +117,7 @@ class GatewayServer:
         roster: Roster,
         counters: GatewayCounters,
         *,
-        bounds: HttpSettings,
+        bounds: HttpBounds,
         tls: Contexts | None = None,
         door: Door | None = None,
         begin_trace: Callable[[str], FrontTrace | None] | None = None,
@@ -154,7 +154,7 @@ class GatewayServer:
             tls=tls,
             reuse_port=settings.reuse_port,
             cancels=True,
-            head_bytes_max=settings.header_kib_max * 1024,
+            head_bytes_max=HEADER_KIB_MAX * 1024,
             shutdown_timeout_s=1.0,
             malformed=self._malformed,
         )
@@ -241,7 +241,7 @@ class GatewayServer:
         reason, message = "MALFORMED_REQUEST", "the request is no HTTP"
         if isinstance(error, LineTooLong):
             reason = "HEAD_TOO_LARGE"
-            message = f"a header is over {self._settings.header_kib_max} KiB"
+            message = f"a header is over {HEADER_KIB_MAX} KiB"
         self._counters.requests.labels(OTHER_PATH, "refused").inc()
         self._counters.refusals.labels(reason).inc()
         return _response(answer_of(reason, message, OPENAI), uuid.uuid4().hex)

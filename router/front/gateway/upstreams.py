@@ -38,6 +38,11 @@ IDLE_S = 3.0
 that few requests meet a connection that the worker is closing."""
 LOOKS = 4
 """In the time for which a worker may be silent: it is noticed up to a fourth of it later."""
+CONNECT_TIMEOUT_S = 5.0
+"""For a connection to a worker: one that takes longer has lost packets more than once."""
+HEADER_KIB_MAX = 16
+"""Of a header of a request, and of the whole head of a worker's answer: tokens of issuers take a
+few KiB, and no head is worth more memory before its request is known."""
 RAW_BODY_MAX = 1 << 16
 """Bytes of a body that are written at once; a longer body goes in pieces."""
 FAILED_BODY_S = 1.0
@@ -112,11 +117,10 @@ class Upstreams:
         return self
 
     def _made(self, **options: object) -> aiohttp.ClientSession:
-        settings = self._settings
-        head_bytes_max = settings.header_kib_max * 1024
+        head_bytes_max = HEADER_KIB_MAX * 1024
         return aiohttp.ClientSession(
             connector=Connector(head_bytes_max, limit=0, **options),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
@@ -218,7 +222,7 @@ class Sent:
             status = error.status_code
             passes = 200 <= status < 300 or of_status(status) is Kind.REJECTED
             kind = HeadTooLong if passes else UnusableAnswer
-            raise kind(f"{error} (gateway.header_kib_max)") from error
+            raise kind(str(error)) from error
         except aiohttp.ClientResponseError as error:
             # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
             # for the client's mistake.
@@ -275,7 +279,7 @@ class Sent:
         if self._answer is not None:
             self._answer.content.set_exception(error)
         elif self._protocol is not None:
-            self._protocol.leave(error)  # while it connects, gateway.connect_timeout_s ends it
+            self._protocol.leave(error)  # while it connects, CONNECT_TIMEOUT_S ends it
 
     def _look(self) -> None:
         assert self._answer is not None

@@ -21,7 +21,7 @@ class Early(StrEnum):
     """Why a stream ended on which no request's headers came."""
 
     TIMEOUT = "timeout"
-    """Not within http.head_timeout_s, or the call's own deadline."""
+    """Not within HEAD_TIMEOUT_S, or the call's own deadline."""
     LEFT = "left"
     """The gateway ended it."""
     MALFORMED = "malformed"

@@ -3,7 +3,7 @@
     opened -> request headers -> body -> pending, picked, answered -> over -> ended
 
 Laws:
-- headers are waited for as long as those of any request (http.head_timeout_s), and so is the
+- headers are waited for as long as those of any request (HEAD_TIMEOUT_S), and so is the
   stream's end after its request is over;
 - a body is waited for as the gateway waits for one (pace.py); where a gateway sends it whole, its
   pace can't be seen, and BODY_S alone counts;

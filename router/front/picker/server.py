@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 from events.plane.tasks import Tasks
 from router.config.keys import ConfigError
 from router.config.settings.picker_settings import PickerSettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.roster import Roster
 from router.front.picker.asking import Asking
 from router.front.picker.calls import Calls, Health
@@ -31,9 +30,18 @@ from router.http2.sockets import Bounds, Http2Protocol
 from router.keys.certificates import Certificates, Contexts
 from router.keys.exposure import split_address
 from router.keys.followed import Followed
-from router.listener.connections import Connections, PortBounds
+from router.listener.connections import Connections
+from router.listener.http_bounds import HttpBounds
 from router.tracing.front_trace import FrontTrace
 from router.tracing.spans import Tracing
+
+STREAMS_MAX = 40_000
+"""Open requests of a connection: a gateway may send all of a fleet's over one."""
+KEEPALIVE_S = 60.0
+"""Of silence, after which a gateway gets a keepalive ping."""
+CONNECTION_AGE_S = 300.0
+"""At which a connection is closed, after its last request, so that gateways spread over pickers
+again; as grpc.max_connection_age_s."""
 
 log = logging.getLogger("kvroute.picker")
 
@@ -49,13 +57,16 @@ class PickerServer:
         *,
         clock: Callable[[], float],
         broke: Callable[[BaseException], None],
-        bounds: HttpSettings,
+        bounds: HttpBounds,
+        keepalive_s: float = KEEPALIVE_S,
+        connection_age_s: float = CONNECTION_AGE_S,
         certificates: Certificates | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
         the picker's own tasks. bounds: of connections. certificates: for connections with TLS.
-        tracing: spans of requests; None: no spans. Raises ConfigError for what is no address."""
+        keepalive_s, connection_age_s: of connections, as the constants. tracing: spans of requests;
+        None: no spans. Raises ConfigError for what is no address."""
         self._followed = Followed()
         if certificates is not None:
             self._followed.add("certificates", certificates)
@@ -72,7 +83,12 @@ class PickerServer:
         self._port = Http2Port(
             "epp",
             self._calls,
-            _bounds(settings, bounds),
+            ServerBounds(
+                connection=Bounds(STREAMS_MAX),
+                port=bounds.port,
+                keepalive_s=keepalive_s,
+                age_s=connection_age_s,
+            ),
             rng=random.Random(),
             tls=lambda: None if self._tls is None else self._tls.now,
             allows_plain=settings.plain,
@@ -160,17 +176,6 @@ class PickerServer:
         picker = self._picker
         assert picker is not None  # it is set before the first connection comes
         return Calls(protocol, picker, self._health)
-
-
-def _bounds(settings: PickerSettings, bounds: HttpSettings) -> ServerBounds:
-    return ServerBounds(
-        connection=Bounds(settings.streams_max),
-        port=PortBounds(
-            bounds.connections_max, bounds.address_connections_max, bounds.head_timeout_s
-        ),
-        keepalive_s=settings.keepalive_s,
-        age_s=settings.max_connection_age_s,
-    )
 
 
 def _context(settings: PickerSettings, certificates: Certificates | None) -> Contexts | None:

@@ -46,7 +46,7 @@ class Order:
     scores: Callable[[Sequence[Waiter], Sight], list[float]] | None = None
     """Of all requests of a line together, in the order of arrival; None: each has its own."""
     length_max: int | None = None
-    """Longest pool that it ranks, where the configuration names none; None: any."""
+    """Longest pool that it ranks; None: any."""
     is_dynamic: bool = False
     """Whether scores change while requests wait."""
     needs_fleet: bool = False

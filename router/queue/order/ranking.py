@@ -20,7 +20,6 @@ from router.queue.order.sight import Sight
 from router.queue.waiter import Key, Waiter
 
 WHERE = "$.queue.order"
-LENGTHS_WHERE = "$.queue.length_max"
 
 
 class Ranking:
@@ -103,9 +102,6 @@ class Rankings:
 
 def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]) -> Rankings:
     """The configured ranking; raises ConfigError."""
-    for name in settings.length_max:
-        if name not in ORDERS:
-            raise ConfigError(f"unknown order {name!r} at `{LENGTHS_WHERE}`; {_known(sight)}")
     ranking, length_max = _ranking(settings, sight, failures)
     return Rankings(ranking, length_max, Ranking([(FCFS, FCFS.aging)], sight))
 
@@ -123,8 +119,8 @@ def _ranking(
             raise ConfigError(f"unknown order {part!r} at `{WHERE}`; {_known(sight)}")
         if order.needs_fleet and sight.fleet is None:
             raise ConfigError(f"order {part!r} needs more than is known here - at `{WHERE}`")
-        own_max = settings.length_max.get(part, order.length_max)
-        length_max = min(length_max, inf if own_max is None else own_max)
+        if order.length_max is not None:
+            length_max = min(length_max, order.length_max)
         parts.append((order, _aging(order, place, len(names), settings)))
     return Ranking(parts, sight), length_max
 

@@ -1,20 +1,25 @@
 """Requests that share a long prefix which no worker holds: the first goes, the others follow. Pure.
 
 Computing the same prefix twice at the same time wastes the second time. When a request goes whose
-next `min_blocks` uncached blocks other waiting requests have, too, those are held until its
-prefill is done, or for hold_s. After that they go to where the prefix is cached. A pool whose load
-is below load_min holds none: computing a prefix twice is sooner there.
+next MIN_BLOCKS uncached blocks other waiting requests have, too, those are held until its
+prefill is done, or for HOLD_S. After that they go to where the prefix is cached. A pool whose load
+is below LOAD_MIN holds none: computing a prefix twice is sooner there.
 
 Source: SGLang's in-batch prefix caching check, over the workers of a pool.
 
-Laws: no request is held for longer than hold_s after the first of its siblings went, which is once
+Laws: no request is held for longer than HOLD_S after the first of its siblings went, which is once
 in KEPT_S at most; leads are LEADS_MAX at most.
 """
 
-from router.config.settings.queue_settings import SiblingsSettings
 from router.queue.order.sight import Sight
 from router.queue.waiter import Waiter
 
+MIN_BLOCKS = 32
+"""Uncached blocks that siblings share at least: shorter prefixes cost less than a hold."""
+HOLD_S = 2.0
+"""Longest hold after the first one went, should no one report its prefill."""
+LOAD_MIN = 0.5
+"""Load of a pool, work in flight over work that can be taken, below which none is held."""
 LEADS_MAX = 4096
 """Requests that lead siblings; over it the one that went first is forgotten."""
 KEPT_S = 60.0
@@ -25,8 +30,9 @@ know only the blocks that workers held when they came."""
 class Siblings:
     """Leads: requests that went, and whose prefill is not known to be done."""
 
-    def __init__(self, settings: SiblingsSettings, sight: Sight) -> None:
-        self._settings = settings
+    def __init__(self, enabled: bool, sight: Sight, min_blocks: int = MIN_BLOCKS) -> None:
+        self.enabled = enabled
+        self.min_blocks = min_blocks
         self._sight = sight
         self._leads: dict[int, tuple[float, str]] = {}
         """By PrefixHash of the shared run: when the first request went, and its reservation; the
@@ -35,17 +41,13 @@ class Siblings:
     def __len__(self) -> int:
         return len(self._leads)
 
-    def configure(self, settings: SiblingsSettings) -> None:
-        """Puts other settings in force; leads that there are keep their times."""
-        self._settings = settings
-
     def run_of(self, waiter: Waiter) -> int | None:
         """PrefixHash of the run by which a request has siblings; None: it has none."""
         chain = waiter.prefixes
-        if not self._settings.enabled or chain is None or waiter.block_size <= 0:
+        if not self.enabled or chain is None or waiter.block_size <= 0:
             return None
         held_blocks = (waiter.prompt_tokens - waiter.new_tokens) // waiter.block_size
-        last = held_blocks + self._settings.min_blocks - 1
+        last = held_blocks + self.min_blocks - 1
         return int(chain[last]) if last < len(chain) else None
 
     def went(self, waiter: Waiter, now_s: float) -> None:
@@ -64,9 +66,9 @@ class Siblings:
         lead = self._leads.get(waiter.run)
         return (
             lead is not None
-            and now_s < lead[0] + self._settings.hold_s
+            and now_s < lead[0] + HOLD_S
             and self._sight.is_prefilling(lead[1])
-            and self._sight.load(waiter) >= self._settings.load_min
+            and self._sight.load(waiter) >= LOAD_MIN
         )
 
     def _forget(self, now_s: float) -> None:

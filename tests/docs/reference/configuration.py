@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import inspect
 
+from router.config.keys import keys
 from router.config.settings.configurations import (
     GatewayConfig,
     PickerConfig,
@@ -23,6 +24,11 @@ with the source of each value.
 A key such as `grpc.listen` has two more names: the variable `KVROUTE_GRPC_LISTEN` and the flag
 `--grpc-listen`. Flags win over variables, and variables over the file. Keys of lists
 (`workers[].id`) and of maps (`routing.parameters`) stand in the file alone.
+
+## What to set in the first week
+
+`kvroute serve --help` and `kvroute check-config --help` list these; their types,
+bounds and defaults are in their sections below.
 """
 PROGRAMS = {
     "kvroute serve": ServeConfig,
@@ -45,7 +51,12 @@ class Row(NamedTuple):
 
 
 def page() -> str:
-    lines = [HEAD]
+    first = [key for key in keys(ServeConfig) if key.first_week]
+    lines = [
+        HEAD,
+        *table(("key", "meaning"), [(code(k.dotted), cell(k.description)) for k in first]),
+        "",
+    ]
     of_serve: set[Row] = set()
     for program, config in PROGRAMS.items():
         rows = list(rows_of(config))

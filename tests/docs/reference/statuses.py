@@ -28,7 +28,7 @@ FAILURES_HEAD = """## Failures of a request on its worker
 The gateway, and `RoutedRequest` and `Attempts` of the Python client, judge failures by this table
 (`kvroute/client/requests/failures.py`). *Reported*: the `FailureReason` in the report to the
 router; only `WORKER` and `TIMEOUT` count against the worker (a refused connection at once).
-*Again*: while no byte of an answer was passed on, within `gateway.attempts_max` and the retry
+*Again*: while no byte of an answer was passed on, within three attempts and the retry
 budget; after the first byte the answer is cut. *Answer*: the gateway's, if nothing is left to try.
 """
 OTHERS = {

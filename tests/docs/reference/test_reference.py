@@ -11,11 +11,11 @@ from kvroute import v1
 from kvroute.client import KvRouteClient
 from router.cli.flags import KeyOption, SharedOption
 from router.config.settings.gateway_settings import GatewaySettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.counters import OWN_PATHS
 from router.front.gateway.gateway import Gateway
 from router.front.refusals import STATUS as HTTP_STATUS
 from router.http.port import HttpPort
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from router.metrics.probes import ProbeServer
 from router.prompts.bodies import PATHS
@@ -47,6 +47,8 @@ def test_each_command_has_a_section_and_each_option_a_row() -> None:
     for name, command in commands():
         section = of(name)
         for option in command.params:
+            if getattr(option, "hidden", False):
+                continue
             named = [flag for flag in option.opts if flag.startswith("--")]
             if isinstance(option, KeyOption):
                 assert "reference-configuration.md#" in section, name
@@ -94,7 +96,7 @@ async def test_the_paths_are_those_that_the_servers_have(monkeypatch: pytest.Mon
         begin(port, app, *words, **about)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HttpPort, "__init__", noted)
-    at, registry, bounds = "127.0.0.1:0", CollectorRegistry(), HttpSettings()
+    at, registry, bounds = "127.0.0.1:0", CollectorRegistry(), HttpBounds()
     MetricsServer(registry, at, bounds, also=pages_of(play()).add_to)
     ProbeServer(at, lambda: True, bounds)
     Gateway(

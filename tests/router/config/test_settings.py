@@ -30,7 +30,6 @@ COMPOUND = (
     ("routing", "affinity", "bonus"),
     ("epp", "objectives"),
     ("discovery", "kubernetes", "ports"),
-    ("queue", "length_max"),
     ("queue", "bands"),
     ("queue", "tenants", "named"),
     ("console", "hosts"),
@@ -89,7 +88,6 @@ def other_value(key: Key) -> object:
     """A value that a key may have, and by default has not."""
     special = {
         "fleet.name": "other",
-        "fleet.beat_timeout_s": 2.5,
         "log.format": "json",
         "log.level": "debug",
         "gateway.client_share": 0.25,
@@ -116,7 +114,7 @@ def other_value(key: Key) -> object:
         case bool():
             return not key.default
         case int():
-            return int(key.default or 0) + 1 if key.dotted != "grpc.max_message_mib" else 5
+            return int(key.default or 0) + 1
         case float():
             return float(str(key.default)) + 1.5
         case _:
@@ -143,11 +141,6 @@ class TestDefaults:
         assert config.routing.policy == "dynamo-adaptive"
         assert config.routing.expected_output_tokens == 1
         assert config.routing.lease_s == 120.0
-        assert config.fleet.beat_timeout_s == 3.0
-        assert config.fleet.forget_s == 30.0
-        assert config.fleet.model_memory_s == 300.0
-        assert config.grpc.max_message_mib is None
-        assert (config.grpc.report_kib_max, config.grpc.message_kib_max) == (1024, 256)
         assert config.grpc.listen.startswith("127.0.0.1:")
         assert config.metrics.listen.startswith("127.0.0.1:")
         assert config.nats.url is None
@@ -270,12 +263,10 @@ class TestMistakes:
             ("routing: {reservations_max: 0}\n", "$.routing.reservations_max"),
             ("routing: {policy_per_request: maybe}\n", "$.routing.policy_per_request"),
             ("routing: {seed: x}\n", "$.routing.seed"),
-            ("grpc: {max_message_mib: 65}\n", "$.grpc.max_message_mib"),
             ("grpc: {listen: 50051}\n", "$.grpc.listen"),
             ("fleet: {name: 'a.b'}\n", "$.fleet.name"),
             ("fleet: {name: ''}\n", "$.fleet.name"),
             ("fleet: {workers_max: 0}\n", "$.fleet.workers_max"),
-            ("fleet: {beat_timeout_s: 31}\n", "$.fleet.forget_s"),
             ("log: {level: loud}\n", "$.log.level"),
             ("log: {format: xml}\n", "$.log.format"),
             ("nats: {password: 5}\n", "$.nats.password"),

@@ -10,7 +10,7 @@ import pytest
 
 from router.config.settings.console_settings import ConsoleSettings
 from router.console.pages import BODY_MAX, LOOK_S
-from router.console.viewers import WAITING_MAX
+from router.console.viewers import WAITING_MAX, Viewers
 from router.keys.certificates import Certificates
 from tests.stage.certificates import Authority, written
 from tests.stage.console import event, served
@@ -239,7 +239,8 @@ async def test_over_tls_the_cookie_is_secure_and_a_certificate_may_sign_in(tmp_p
 
 
 async def test_pages_past_the_bound_are_refused() -> None:
-    async with served(viewers_max=1) as stage, aiohttp.ClientSession() as session:
+    async with served() as stage, aiohttp.ClientSession() as session:
+        stage.console.viewers.most = 1
         async with session.get(f"{stage.url}/console/events") as first:
             assert first.status == 200
             async with session.get(f"{stage.url}/console/events") as second:
@@ -292,9 +293,8 @@ async def test_a_stop_does_not_wait_for_open_pages() -> None:
 
 
 def test_the_defaults_are_bounded() -> None:
-    settings = ConsoleSettings()
-    assert settings.enabled
-    assert settings.viewers_max == 64
+    assert ConsoleSettings().enabled
+    assert Viewers().most == 64
 
 
 async def test_a_decision_is_found_by_its_request_with_the_rows_of_its_receipt() -> None:

@@ -413,7 +413,8 @@ def test_hot_prefixes_are_bounded_in_number_and_the_hotter_half_stays() -> None:
 
 
 def test_hot_prefixes_are_bounded_in_bytes() -> None:
-    fleet = HotFleet(score=1.0, memory_mib=1)
+    fleet = HotFleet(score=1.0)
+    fleet.hot.bytes_max = 1 << 20
     for i in range(40):
         fleet.core.withdraw(fleet.route(prompt(16_400, 20_000 * i)).reservation, fleet.now_s)
         assert fleet.hot.byte_count <= 1 << 20
@@ -587,12 +588,12 @@ def test_other_settings_decide_from_then_on() -> None:
 
 
 def test_less_room_than_before_is_kept_within_by_the_hottest() -> None:
-    fleet = HotFleet(memory_mib=64)
+    fleet = HotFleet()
     for i in range(260):  # some 4 KiB of tokens each, and hashes
         fleet.ask(first=10_000 * (i + 1))
     before = fleet.hot.byte_count
     assert before > 1 << 20
-    fleet.hot.reconfigure(HotPrefixSettings(enabled=True, memory_mib=1))
+    fleet.hot.bytes_max = 1 << 20
     fleet.decide()
     assert before // 2 < fleet.hot.byte_count <= 1 << 20
 

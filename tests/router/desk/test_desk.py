@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
-from router.config.settings.serving_settings import GrpcSettings
 from router.desk.answers import Later, Waiting
 from router.desk.counters import Metrics
 from router.desk.desk import LONG_BYTES, Desk
@@ -28,7 +27,7 @@ class Stage:
         self.fleet = Fleet(index=NativeIndex())
         self.fleet.add("w0", total_blocks=1_000_000)
         self.metrics = Metrics(CollectorRegistry())
-        guard = Guard.of(GrpcSettings(), 1 << 20, self.metrics)
+        guard = Guard.of(1 << 20, self.metrics)
         self.desk = desk_of(self.fleet, self.metrics, guard.fault, watch=watch)
 
     def decide(self, items: RouteItems, *sent: router_pb2.RouteItem) -> list[str]:
@@ -142,7 +141,7 @@ def test_a_verified_tenant_replaces_that_of_the_field(
     fleet = Fleet(index=NativeIndex())
     fleet.add("w0", total_blocks=1_000_000)
     metrics = Metrics(CollectorRegistry())
-    guard = Guard.of(GrpcSettings(), 1 << 20, metrics)
+    guard = Guard.of(1 << 20, metrics)
     desk = desk_of(fleet, metrics, guard.fault, queue=QUOTA)
     desk.route(asked(tenant="paid").SerializeToString())
     request = asked(LONG_BYTES // 4 if face == "long" else 100, tenant=field)
@@ -162,7 +161,7 @@ def test_a_request_that_waits_keeps_the_tenant_of_its_caller() -> None:
     fleet = Fleet(index=NativeIndex())
     fleet.add("w0", total_blocks=1_000_000)
     metrics = Metrics(CollectorRegistry())
-    guard = Guard.of(GrpcSettings(), 1 << 20, metrics)
+    guard = Guard.of(1 << 20, metrics)
     desk = desk_of(fleet, metrics, guard.fault, queue=QUOTA)
     first = desk.route(asked().SerializeToString(), caller=Caller("paid"))
     assert isinstance(first, tuple)

@@ -14,7 +14,6 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import GuardSettings
-from router.config.settings.serving_settings import GrpcSettings
 from router.core.progress import Progress, ProgressState
 from router.desk.answers import Waiting
 from router.desk.counters import Metrics
@@ -37,7 +36,7 @@ class Stage:
     def __init__(self, tracing: Tracing | None = None, **routing: Any) -> None:
         self.fleet = Fleet(index=NativeIndex(), **routing)
         metrics = Metrics(CollectorRegistry())
-        guard = Guard.of(GrpcSettings(), 1 << 20, metrics)
+        guard = Guard.of(1 << 20, metrics)
         about: dict[str, Any] = {"queue": QueueSettings(), "tracing": tracing}
         self.desk: Desk = desk_of(self.fleet, metrics, guard.fault, **about)
 

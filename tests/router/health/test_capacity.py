@@ -14,7 +14,7 @@ from indexer.kernel import NativeIndex
 from router.config.settings.health_settings import CapacitySettings
 from router.core.progress import Pick, Progress, ProgressState
 from router.fleet.table import COLUMNS
-from router.health.capacity import AGREEING, Capacities
+from router.health.capacity import AGREEING, BLOCK_PERCENT_MIN, Capacities
 from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
 from tests.stage.fleet import START_S, Fleet, prompt
@@ -75,9 +75,9 @@ SAMPLES = st.lists(
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(samples=SAMPLES, served=st.integers(0, 60), least=st.integers(1, 100))
-def test_laws_of_what_is_learned(samples: list[dict[str, Any]], served: int, least: int) -> None:
-    worker = Worker(block_percent_min=least)
+@given(samples=SAMPLES, served=st.integers(0, 60))
+def test_laws_of_what_is_learned(samples: list[dict[str, Any]], served: int) -> None:
+    worker = Worker()
     most, agreed = 0, 0
     for sample in samples:
         if "epoch" in sample and sample["epoch"] != worker.heartbeat.epoch:
@@ -92,7 +92,7 @@ def test_laws_of_what_is_learned(samples: list[dict[str, Any]], served: int, lea
             assert worker.slots >= most > 0, "never fewer than ran together"
             assert not worker.heartbeat.total_slots, "what is known is not estimated"
             assert agreed >= AGREEING
-        assert least / 100 <= worker.share <= 1.0
+        assert BLOCK_PERCENT_MIN / 100 <= worker.share <= 1.0
         slots, known, blocks = worker.room[:3]
         assert not slots < 2, "an estimate leaves an idle worker room"
         if worker.heartbeat.total_slots:
@@ -104,7 +104,7 @@ def test_laws_of_what_is_learned(samples: list[dict[str, Any]], served: int, lea
         before = worker.share
         worker.capacities.on_served(KEY)
         assert before <= worker.share <= 1.0
-    if served * 1.0 >= 100 - least:
+    if served * 1.0 >= 100 - BLOCK_PERCENT_MIN:
         assert worker.share == pytest.approx(1.0)
     worker.capacities.on_forgotten([KEY])
     assert (len(worker.capacities), worker.slots, worker.share) == (0, None, 1.0)

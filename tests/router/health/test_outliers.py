@@ -6,13 +6,13 @@ import pytest
 
 from events.feed.peers import Verdict
 from indexer.identity import WorkerKey
-from router.config.settings.health_settings import OutlierSettings
 from router.health.outliers import (
     BEING_PROBED,
     CALLERS_MAX,
     NEWS_MAX,
     OUTCOMES_MAX,
     Fault,
+    OutlierBounds,
     Outliers,
 )
 
@@ -22,12 +22,13 @@ W = [WorkerKey(f"w{i}", 0) for i in range(8)]
 class Bench:
     """Outliers of eight workers, and their time."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, enabled: bool = True, **bounds: Any) -> None:
         self.now_s = 1000.0
         self.sampled_s: dict[WorkerKey, float] = {}
         self.changed: list[WorkerKey] = []
         self.outliers = Outliers(
-            OutlierSettings(**settings),
+            enabled,
+            OutlierBounds(**bounds),
             group=lambda _: W,
             sampled_at_s=self.sampled_s.get,
             on_change=self.changed.append,
@@ -127,7 +128,7 @@ class TestCauses:
     def test_switched_off_nothing_is_ejected_and_what_was_is_back(self) -> None:
         bench = Bench()
         bench.fail(W[0], Fault.REFUSED)
-        bench.outliers.reconfigure(OutlierSettings(enabled=False))
+        bench.outliers.reconfigure(False)
         assert bench.out() == set()
         bench.fail(W[0], Fault.REFUSED, times=20)
         bench.outliers.hear("there", [Verdict(W[1], 1.0, "refused")], bench.now_s)

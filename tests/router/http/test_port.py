@@ -20,6 +20,7 @@ from router.http.bounded import HEAD_TIMES
 from router.http.port import HttpPort
 from router.keys.certificates import Certificates, Contexts
 from router.keys.exposure import split_address
+from router.listener.http_bounds import HttpBounds
 from router.metrics.http import MetricsServer
 from router.metrics.of_http import HttpCollector
 from router.metrics.probes import ProbeServer
@@ -45,7 +46,7 @@ async def a_port(
 ) -> AsyncIterator[HttpPort]:
     app = web.Application()
     app.router.add_route("*", "/", answer)
-    settings = HttpSettings(**bounds)  # type: ignore[arg-type]
+    settings = HttpBounds(**bounds)  # type: ignore[arg-type]
     port = HttpPort(
         app, "127.0.0.1:0", name="metrics", bounds=settings, tls=tls, shutdown_timeout_s=0.1
     )
@@ -212,7 +213,7 @@ async def test_answers_do_not_tell_what_the_server_is_made_of() -> None:
 async def test_an_address_that_is_taken_is_named() -> None:
     async with a_port() as port:
         taken = HttpPort(
-            web.Application(), f"127.0.0.1:{port.port}", name="probes", bounds=HttpSettings()
+            web.Application(), f"127.0.0.1:{port.port}", name="probes", bounds=HttpBounds()
         )
         with pytest.raises(ConfigError, match=r"can't serve probes .* at `\$\.probes\.listen`"):
             await taken.start()
@@ -431,7 +432,7 @@ async def test_odd_heads_get_their_status_at_the_ports_of_metrics_and_probes(
     seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(seed)
-    bounds, registry = HttpSettings(), CollectorRegistry()
+    bounds, registry = HttpBounds(), CollectorRegistry()
     ports = [
         MetricsServer(registry, "127.0.0.1:0", bounds),
         ProbeServer("127.0.0.1:0", lambda: True, bounds),
@@ -462,3 +463,7 @@ async def test_odd_heads_get_their_status_at_the_ports_of_metrics_and_probes(
     finally:
         for port in ports:
             await port.stop()
+
+
+def test_bounds_without_a_configuration_are_those_of_its_defaults() -> None:
+    assert HttpBounds.of(HttpSettings()) == HttpBounds()

@@ -220,15 +220,12 @@ def test_settings_that_contradict_or_cannot_be_read_name_their_keys(tmp_path: Pa
         (EnginesSettings(api_key="a\nb"), None, "no header"),
         (EnginesSettings(api_key_file=str(tmp_path / "no")), None, r"engines\.api_key_file"),
         (EnginesSettings(ca_file=str(file)), None, "holds no certificates"),
-        (EnginesSettings(), GatewaySettings(engine_key_file=str(tmp_path)), "engine_key_file"),
     ):
         with pytest.raises(ConfigError, match=told):
             EngineAccesses.of(engines, gateway)
     worker = EngineSettings(id="w", engine="vllm", address="a", ca_file=str(tmp_path / "no"))
     with pytest.raises(ConfigError, match=r"worker 'w': .*No such file"):
         EngineAccesses.of(EnginesSettings(), workers=[worker])
-    older = EngineAccesses.of(EnginesSettings(), GatewaySettings(engine_key_file=str(file)))
-    assert older.of_worker("w", "").credentials.api_key == "k"
 
 
 def test_no_caller_and_no_pod_can_name_a_file() -> None:

@@ -14,7 +14,7 @@ from router.config.settings.configurations import (
     ServeConfig,
 )
 from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
-from router.config.settings.serving_settings import GrpcSettings, HttpSettings, MetricsSettings
+from router.config.settings.serving_settings import HttpSettings, MetricsSettings
 from router.processes.descriptors import OTHERS, raise_limit, wanted_by
 
 HTTP = HttpSettings(connections_max=100)
@@ -23,15 +23,14 @@ HTTP = HttpSettings(connections_max=100)
 @pytest.mark.parametrize(
     ("config", "wanted"),
     [
-        (ServeConfig(http=HTTP), 10_000 + 100),
-        (ServeConfig(http=HTTP, metrics=MetricsSettings(listen="")), 10_000),
+        (ServeConfig(http=HTTP), 100 + 100),
+        (ServeConfig(http=HTTP, metrics=MetricsSettings(listen="")), 100),
         (
             ServeConfig(
-                grpc=GrpcSettings(connections_max=7),
                 http=HTTP,
                 gateway=GatewaySettings(listen="127.0.0.1:0", open_max=50),
             ),
-            7 + 100 + 100 + 50,
+            100 + 100 + 100 + 50,
         ),
         (GatewayConfig(http=HTTP, gateway=GatewayProcessSettings(open_max=50)), 100 + 50),
         (PickerConfig(http=HTTP), 100 + 100),
@@ -60,7 +59,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
     )
     assert done.stdout.split() == [str(hard), str(hard)]
     assert f"may open {hard} files" in done.stderr
-    assert "lower grpc.connections_max" in done.stderr
+    assert "lower http.connections_max" in done.stderr
 
 
 def test_a_high_limit_is_silent(

@@ -51,10 +51,10 @@ def test_check_config_says_so() -> None:
 
 def test_check_config_reads_the_key_for_engines(tmp_path: Path) -> None:
     file = tmp_path / "key"
-    gateway = ["--gateway-listen", "127.0.0.1:0", "--gateway-engine-key-file", str(file)]
+    gateway = ["--gateway-listen", "127.0.0.1:0", "--engines-api-key-file", str(file)]
     result = CliRunner().invoke(cli, ["check-config", *gateway])
     assert isinstance(result.exception, ConfigError)
-    assert "No such file or directory - at `$.gateway.engine_key_file`" in str(result.exception)
+    assert "No such file or directory - at `$.engines.api_key_file`" in str(result.exception)
     file.write_text("k")
     result = CliRunner().invoke(cli, ["check-config", *gateway])
     assert result.exit_code == 0, result.output

@@ -111,7 +111,6 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
         {"decision_log": {"file": "d", "hashes": True}},
         {"decision_log": {"hashes": True}},
     ),
-    "grpc.max_message_mib": (ServeConfig, {"grpc": {"max_message_mib": 8}}, {}),
     "workers": (ServeConfig, {"workers": []}, {"workers": [ENGINE]}),
 }
 
@@ -174,7 +173,7 @@ def test_only_addresses_that_a_network_reaches_are_risks(**listens: str) -> None
 
 @pytest.mark.parametrize(
     ("text", "key"),
-    [("", "workers"), ("workers: []\n", "workers"), ("grpc: {max_message_mib: 8}", "grpc.max_")],
+    [("", "workers"), ("workers: []\n", "workers")],
 )
 def test_check_config_prints_risks_on_stderr(
     text: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

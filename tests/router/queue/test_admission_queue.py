@@ -191,7 +191,7 @@ class TestDisplacement:
     def test_a_newcomer_takes_a_place_from_the_threshold_on(
         self, priority: int, takes: bool
     ) -> None:
-        queue = queue_of(max_waiting=2, preempt_threshold=10)
+        queue = queue_of(max_waiting=2)
         offered(queue, "a", priority=5)
         offered(queue, "b", priority=7)
         newcomer = Waiter("c", 0.0, priority=priority)

@@ -18,9 +18,7 @@ MIB = 1 << 20
 POOLS = ("one", "two")
 TENANTS = ("", "blue", "red")
 BANDS = tuple(BandSettings(name=str(points), from_priority=points) for points in (-5, 0, 5))
-SETTINGS = QueueSettings(
-    max_waiting=8, max_mib=4, max_waiting_per_tenant=5, max_mib_per_tenant=3, look_past=2
-)
+SETTINGS = QueueSettings(max_waiting=8, max_mib=4, max_waiting_per_tenant=5, max_mib_per_tenant=3)
 
 
 class Laws(RuleBasedStateMachine):
@@ -28,7 +26,7 @@ class Laws(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = AdmissionQueue(SETTINGS, Random(1), Workers())
+        self.queue = AdmissionQueue(SETTINGS, Random(1), Workers(), look_past=2)
         self.now_s = 0.0
         self.settings = SETTINGS
         self.waiting: list[Waiter] = []

@@ -8,6 +8,7 @@ import pytest
 from router.config.keys import ConfigError
 from router.config.settings.queue_settings import QueueSettings
 from router.queue.admission_queue import AdmissionQueue
+from router.queue.order.orders import LPM
 from router.queue.order.own_order import OwnFailure, OwnView
 from router.queue.order.sight import SERVICE_WINDOW_S, TENANTS_MAX, Service
 from router.queue.turns.pool_queue import RANK_EACH_S
@@ -47,15 +48,12 @@ class TestLongestPrefix:
             next(queue.candidates(POOL, version, version * RANK_EACH_S))
         assert workers.looks == 100, "once in 100 times 100 us"
 
-    @pytest.mark.parametrize(("length_max", "limit"), [({}, 128), ({"lpm": 3}, 3)])
-    def test_more_requests_than_it_ranks_go_by_arrival_from_exactly_one_more_on(
-        self, length_max: dict[str, int], limit: int
-    ) -> None:
+    def test_more_requests_than_it_ranks_go_by_arrival_from_exactly_one_more_on(self) -> None:
         workers = Workers()
         workers.overlaps = {"last": 512}
-        queue = queue_of(workers, order="lpm", aging=0.0, length_max=length_max)
+        queue = queue_of(workers, order="lpm", aging=0.0)
         first = offered(queue, "first")
-        for number in range(limit - 2):
+        for number in range(LPM.length_max - 2):
             offered(queue, str(number))
         offered(queue, "last")
         assert next(queue.candidates(POOL, 1, 1.0)).request_id == "last", "as many as it ranks"
@@ -150,18 +148,6 @@ class TestComposites:
     def test_an_unknown_part_is_refused_by_its_name(self, order: str) -> None:
         with pytest.raises(ConfigError, match=r"unknown order '(lifo)?' at `\$.queue.order`"):
             queue_of(order=order)
-
-
-class TestLength:
-    def test_a_length_may_bound_any_order(self) -> None:
-        queue = queue_of(order="priority", length_max={"priority": 1})
-        offered(queue, "a")
-        offered(queue, "b", priority=1)
-        assert turns(queue, 1.0) == "a b"
-
-    def test_a_length_of_an_unknown_order_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"unknown order 'x' at `\$.queue.length_max`"):
-            queue_of(length_max={"x": 5})
 
 
 def longest_wait(request: OwnView) -> float:

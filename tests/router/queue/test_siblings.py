@@ -43,10 +43,8 @@ class Prefilling(Workers):
         return reservation_id not in self.done
 
 
-def holding(
-    load: float = 1.0, workers: Prefilling | None = None, **settings: Any
-) -> AdmissionQueue:
-    siblings = SiblingsSettings(enabled=True, **settings)
+def holding(load: float = 1.0, workers: Prefilling | None = None) -> AdmissionQueue:
+    siblings = SiblingsSettings(enabled=True)
     return queue_of(workers or Prefilling(load), siblings=siblings)
 
 
@@ -63,7 +61,7 @@ def test_the_first_goes_and_the_others_follow_its_prefill() -> None:
 
 
 def test_a_hold_is_over_after_its_time() -> None:
-    queue = holding(hold_s=2.0)
+    queue = holding()
     for number, name in enumerate("ab"):
         offered(queue, name, **prompt(1, number))
     assert drained(queue, 10.0) == "a"
@@ -126,7 +124,7 @@ def test_settings_that_change_hold_from_the_next_request_on() -> None:
 
 
 def test_leads_are_bounded_and_forgotten() -> None:
-    siblings = Siblings(SiblingsSettings(enabled=True, hold_s=1.0), Sight(Random(1), Prefilling()))
+    siblings = Siblings(True, Sight(Random(1), Prefilling()))
     for number in range(LEADS_MAX + 9):
         siblings.went(Waiter(str(number), 0.0, run=number), 0.0)
     assert len(siblings) == LEADS_MAX

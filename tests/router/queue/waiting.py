@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from router.config.settings.queue_settings import QueueSettings
-from router.queue.admission_queue import AdmissionQueue
+from router.queue.admission_queue import LOOK_PAST, AdmissionQueue
 from router.queue.waiter import Fate, Waiter
 
 POOL = "model"
@@ -33,8 +33,10 @@ class Workers:
         return reservation_id in self.prefilling
 
 
-def queue_of(workers: Workers | None = None, **settings: Any) -> AdmissionQueue:
-    return AdmissionQueue(QueueSettings(**settings), Random(7), workers or Workers())
+def queue_of(
+    workers: Workers | None = None, look_past: int = LOOK_PAST, **settings: Any
+) -> AdmissionQueue:
+    return AdmissionQueue(QueueSettings(**settings), Random(7), workers or Workers(), look_past)
 
 
 def offered(queue: AdmissionQueue, name: str, now_s: float = 0.0, **values: Any) -> Waiter:

@@ -52,7 +52,9 @@ def test_what_a_request_names_narrows_its_workers_and_no_other_request_s(field: 
 def test_a_request_that_waits_for_few_workers_holds_no_other(field: str) -> None:
     fleet, case = fleet_of(field, total_slots=1), CASES[field]
     metrics = Metrics(CollectorRegistry())
-    desk = desk_of(fleet, metrics, raised, queue=QueueSettings(look_past=0))
+    desk = desk_of(fleet, metrics, raised, queue=QueueSettings())
+    desk.admission.queue.look_past = 0
+    desk.admission.queue.configure(QueueSettings(), 0.0)
     running = {}
     for _ in "ab":
         answered = desk.route(asked(16).SerializeToString())

@@ -26,6 +26,7 @@ from router.request.refusal import Reason, Refusal
 from router.reservations.reservations import Ending
 from router.service import router_service
 from router.service.calls import LOG_S, Guard
+from router.service.grpc_bounds import GrpcBounds
 from router.service.inbound import SMALL_BYTES, InFlight, Limits
 from router.service.server import http2_server
 from router.wire import received
@@ -47,10 +48,6 @@ END_STREAM, CANCEL = 1, 8
 """Of HTTP/2: a flag, and an error's code."""
 
 
-def settings(**about: Any) -> GrpcSettings:
-    return GrpcSettings(listen="127.0.0.1:0", **about)
-
-
 def raw(stage: Served, method: str) -> Any:
     """A call of one message each way, as bytes."""
     return stage.channel.unary_unary(method)
@@ -62,62 +59,50 @@ def metric(stage: Served, name: str, **labels: str) -> float:
 
 class TestLimits:
     def test_the_defaults(self) -> None:
-        limits = Limits(GrpcSettings(), 1 << 20)
+        limits = Limits(1 << 20)
         of = {name: limits.of(name) for name in (ROUTE, EXPLAIN, ROUTE_STREAM, REPORT, "/x/Y")}
         assert [(one.bytes_max // KIB, one.key) for one in of.values()] == [
-            (8192, "grpc.route_kib_max"),
-            (8192, "grpc.explain_kib_max"),
-            (16384, "grpc.batch_kib_max"),
-            (1024, "grpc.report_kib_max"),
-            (256, "grpc.message_kib_max"),
+            (8192, "routing.prompt_tokens_max"),
+            (8192, "routing.prompt_tokens_max"),
+            (16384, "routing.prompt_tokens_max"),
+            (1024, ""),
+            (256, ""),
         ]
         assert limits.largest == 33 << 20, "a body of a chat, and what is beside it"
 
     def test_longer_prompts_have_room(self) -> None:
-        limits = Limits(GrpcSettings(), 4 << 20)
+        limits = Limits(4 << 20)
         assert limits.of(ROUTE).bytes_max == limits.of(EXPLAIN).bytes_max == 21 << 20
         assert limits.of(ROUTE_STREAM).bytes_max == 22 << 20
-        endless = Limits(GrpcSettings(), 1 << 40)
+        endless = Limits(1 << 40)
         assert endless.largest == endless.of(ROUTE).bytes_max == 64 << 20
-
-    def test_a_key_that_is_set_is_what_counts(self) -> None:
-        limits = Limits(GrpcSettings(route_kib_max=100, batch_kib_max=200), 1 << 20)
-        found = [limits.of(name).bytes_max // KIB for name in (ROUTE, EXPLAIN, ROUTE_STREAM)]
-        assert found == [100, 100, 200]
-
-    def test_the_old_key_bounds_them_all(self) -> None:
-        limits = Limits(GrpcSettings(max_message_mib=2), 1 << 20)
-        assert limits.largest == 2 << 20
-        assert limits.of(ROUTE).key == "grpc.max_message_mib"
-        assert limits.of(REPORT).key == "grpc.report_kib_max"
 
 
 class TestSizes:
     @pytest.mark.parametrize(
         ("method", "key"),
         [
-            (ROUTE, "route_kib_max"),
-            (EXPLAIN, "explain_kib_max"),
-            (REPORT, "report_kib_max"),
-            ("/kvroute.v1.Fleet/ListWorkers", "message_kib_max"),
-            ("/kvroute.v1.Fleet/RegisterWorker", "message_kib_max"),
-            ("/grpc.health.v1.Health/Check", "message_kib_max"),
+            (ROUTE, " (routing.prompt_tokens_max)"),
+            (EXPLAIN, " (routing.prompt_tokens_max)"),
+            (REPORT, ""),
+            ("/kvroute.v1.Fleet/ListWorkers", ""),
+            ("/kvroute.v1.Fleet/RegisterWorker", ""),
+            ("/grpc.health.v1.Health/Check", ""),
         ],
     )
     async def test_a_message_over_the_limit_is_refused_with_the_key(
         self, method: str, key: str
     ) -> None:
-        bounds = {"route_kib_max": 3, "explain_kib_max": 3, "batch_kib_max": 900}
-        bounds |= {"report_kib_max": 3, "message_kib_max": 3}
-        async with served(settings(**bounds)) as stage:
+        async with served(bounds=GrpcBounds(report_kib_max=3, other_kib_max=3)) as stage:
             stage.fleet.add("w0")
+            most = 8192 * KIB if key else 3 * KIB
             # A field that nobody knows, and that protobuf would have kept.
-            at_the_limit = field(9, bytes(3 * KIB - 3))
-            assert len(at_the_limit) == 3 * KIB
+            at_the_limit = field(9, bytes(most - (5 if key else 3)))
+            assert len(at_the_limit) == most
             over = await refusal(raw(stage, method)(at_the_limit + b"\x00"))
             assert (over.code, over.reason) == (Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE")
             assert over.retry_s is None
-            assert f"{3 * KIB + 1} bytes, the limit is {3 * KIB} (grpc.{key})" in over.message
+            assert over.message.endswith(f"{most + 1} bytes, the limit is {most}{key}")
             service, name = method.split("/")[1:]
             labels = {"method": f"{service.rpartition('.')[2]}/{name}"}
             labels["reason"] = "MESSAGE_TOO_LARGE"
@@ -126,12 +111,12 @@ class TestSizes:
             assert await call.code() is not Code.RESOURCE_EXHAUSTED
 
     async def test_batches_and_streams_have_their_limit(self) -> None:
-        async with served(settings(batch_kib_max=3, message_kib_max=2)) as stage:
+        async with served(bounds=GrpcBounds(other_kib_max=2)) as stage:
             call = stage.channel.stream_stream(ROUTE_STREAM)()
-            await call.write(bytes(3 * KIB + 1))
+            await call.write(bytes(16_384 * KIB + 1))
             over = await refusal(call.read())
             assert over.reason == "MESSAGE_TOO_LARGE"
-            assert "grpc.batch_kib_max" in over.message
+            assert "routing.prompt_tokens_max" in over.message
             name = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
             call = stage.channel.stream_stream(name)()
             await call.write(bytes(3 * KIB))
@@ -205,13 +190,13 @@ class TestBytesInFlight:
                 with in_flight.hold(SMALL_BYTES):
                     assert in_flight.bytes == in_flight.bytes_max, "small ones don't count"
             more = in_flight.hold(3 * SMALL_BYTES - big + 1)
-            with pytest.raises(Refusal, match="in_flight_mib_max") as caught, more:
+            with pytest.raises(Refusal, match="are being handled") as caught, more:
                 pass
             assert caught.value.retry_after_s
         assert in_flight.bytes == 0
 
     async def test_a_message_over_the_bound_is_to_be_sent_again(self) -> None:
-        async with served(settings(in_flight_mib_max=1)) as stage:
+        async with served(bounds=GrpcBounds(in_flight_mib_max=1)) as stage:
             stage.fleet.add("w0")
             in_flight = stage.guard.in_flight
             long = asked(200_000)
@@ -418,7 +403,7 @@ def test_faults_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> 
 
     now_s = 100.0
     metrics = Metrics(CollectorRegistry())
-    guard = Guard(Limits(GrpcSettings(), 1), InFlight(1), metrics, lambda: now_s)
+    guard = Guard(Limits(1), InFlight(1), metrics, lambda: now_s)
     for _ in range(5):
         guard.fault(ROUTE, Broken("odd"))
         guard.fault(REPORT, Broken("odd"))

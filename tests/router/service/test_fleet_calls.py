@@ -13,8 +13,8 @@ from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
-from router.config.settings.serving_settings import GrpcSettings
 from router.service import worker_feed
+from router.service.grpc_bounds import GrpcBounds
 from tests.router.service.setting import Code
 from tests.stage.fleet import prompt
 from tests.stage.served import asked, refusal, served
@@ -118,8 +118,7 @@ class TestFleet:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
-        settings = GrpcSettings(listen="127.0.0.1:0", watches_max=5)
-        async with served(settings) as stage, asyncio.timeout(60):
+        async with served(watches_max=5) as stage, asyncio.timeout(60):
             for i in range(100):
                 stage.fleet.add(f"w{i:02}", model="m" if i < 60 else "n")
             feed, request = stage.watched, fleet_pb2.WatchWorkersRequest
@@ -292,8 +291,7 @@ class TestFleet:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
-        settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_grace_s=0.05)
-        async with served(settings) as stage, asyncio.timeout(60):
+        async with served(bounds=GrpcBounds(age_grace_s=0.05)) as stage, asyncio.timeout(60):
             watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())
             assert [len(message.changed) async for message in watch] == [0]
             assert await watch.code() is Code.OK

@@ -12,7 +12,8 @@ import grpc.aio
 import pytest
 
 from kvroute.v1 import RouteBatch, RouteItem, RouterStub
-from router.config.settings.serving_settings import GrpcSettings
+from router.listener.http_bounds import HttpBounds
+from router.service.grpc_bounds import GrpcBounds
 from tests.stage.http2_frames import (
     CONTINUATION,
     DATA,
@@ -79,8 +80,8 @@ async def raw(stage: Served, *, greet: bool = True) -> AsyncIterator[Raw]:
 
 
 @asynccontextmanager
-async def serving(**about: Any) -> AsyncIterator[Served]:
-    async with served(GrpcSettings(listen="127.0.0.1:0", **about)) as stage:
+async def serving(http: HttpBounds | None = None, **bounds: Any) -> AsyncIterator[Served]:
+    async with served(http=http, bounds=GrpcBounds(**bounds)) as stage:
         stage.fleet.add("a")
         yield stage
 
@@ -103,7 +104,7 @@ async def is_served(stage: Served) -> None:
 
 async def test_a_connection_that_never_says_hello_is_closed() -> None:
     async with (
-        serving(handshake_timeout_s=1.0) as stage,
+        serving(HttpBounds(head_timeout_s=1.0)) as stage,
         raw(stage, greet=False) as silent,
         raw(stage, greet=False) as slow,
     ):
@@ -173,7 +174,7 @@ async def test_random_bytes_end_their_connection_alone() -> None:
 
 async def test_of_more_connections_than_the_bound_one_is_closed() -> None:
     """The last one, or one that was idle."""
-    async with serving(connections_max=3) as stage, AsyncExitStack() as stack:
+    async with serving(HttpBounds(connections_max=3)) as stage, AsyncExitStack() as stack:
         taken = [await stack.enter_async_context(raw(stage)) for _ in range(2)]
         for connection in taken:
             await connection.settings()

@@ -17,11 +17,11 @@ from kvroute.client import (
 )
 from kvroute.v1 import MultimodalItem, Progress, ProgressState, ReportRequest
 from router.config.settings.queue_settings import QueueSettings
-from router.config.settings.serving_settings import GrpcSettings
 from router.desk.desk import LONG_BYTES
 from router.prompts.prompts import ModelPrompts, Source
 from router.prompts.settings import RendererSettings
 from router.reservations.reservations import Ending
+from router.service.grpc_bounds import GrpcBounds
 from tests.stage.fleet import prompt
 from tests.stage.gateway import Worker, a_gateway, answering
 from tests.stage.picker import a_picker, picked, request_body, request_headers
@@ -95,11 +95,10 @@ async def test_a_worker_that_comes_serves_a_request_that_is_tried_again() -> Non
 
 
 async def test_messages_have_the_bounds_of_route() -> None:
-    settings = GrpcSettings(listen="127.0.0.1:0", route_kib_max=1)
-    async with served(settings) as stage, stage.local() as router:
+    async with served() as stage, stage.local() as router:
         stage.fleet.add("w0")
         with pytest.raises(KvRouteError) as large:
-            await router.route(token_ids=list(range(1000)))
+            await router.route(token_ids=bytes(9 << 20))
         assert large.value.reason == "MESSAGE_TOO_LARGE"
         labels = {"method": "Router/Route", "reason": "MESSAGE_TOO_LARGE"}
         family = "kvroute_messages_refused_total"
@@ -109,12 +108,12 @@ async def test_messages_have_the_bounds_of_route() -> None:
 
 @pytest.mark.parametrize("is_text", [True, False])
 async def test_requests_count_as_in_flight_by_their_size(is_text: bool) -> None:
-    grpc = GrpcSettings(listen="127.0.0.1:0", in_flight_mib_max=1)
+    bounds = GrpcBounds(in_flight_mib_max=1)
     size = 700 << 10
     prompt: RouteOptions = {"text": "x" * size} if is_text else {"token_ids": bytes(size)}
     off = {"m": ModelPrompts(source=Source.OFF)}
     async with (
-        served(grpc, queue=QueueSettings(), models_prompts=off) as stage,
+        served(bounds=bounds, queue=QueueSettings(), models_prompts=off) as stage,
         stage.local() as router,
     ):
         stage.fleet.add("w0", total_slots=1, total_blocks=100_000)

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.config.settings.queue_settings import QueueSettings
-from router.config.settings.serving_settings import GrpcSettings
+from router.service.grpc_bounds import GrpcBounds
 from router.service.inbound import SMALL_BYTES
 from tests.stage.served import Served, asked, refusal, served
 from tests.stage.waiting import until
@@ -25,8 +25,8 @@ Code = grpc.StatusCode
 async def overloaded() -> AsyncIterator[tuple[Served, str, list[Any]]]:
     """One worker with one slot, which a request has (its reservation's id); as many requests of
     priority 0 wait as may; and messages hold all bytes that may be in flight."""
-    settings = GrpcSettings(listen="127.0.0.1:0", in_flight_mib_max=1)
-    async with served(settings, queue=QueueSettings(max_waiting=WAITING)) as stage:
+    bounds = GrpcBounds(in_flight_mib_max=1)
+    async with served(bounds=bounds, queue=QueueSettings(max_waiting=WAITING)) as stage:
         stage.fleet.add("w0", total_slots=1)
         held = await stage.router.Route(asked())
         waiting = []

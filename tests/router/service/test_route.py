@@ -9,7 +9,6 @@ import pytest
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier
 from kvroute.v1 import router_pb2
-from router.config.settings.serving_settings import GrpcSettings
 from router.desk.statuses import STATUS
 from router.request.prompt import Prompt
 from router.request.refusal import Reason
@@ -287,10 +286,9 @@ class TestRoute:
             assert (refused.code, refused.reason) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
 
     async def test_a_message_over_the_limit_is_refused_and_the_next_one_served(self) -> None:
-        settings = GrpcSettings(listen="127.0.0.1:0", max_message_mib=1)
-        async with served(settings) as stage:
+        async with served() as stage:
             stage.fleet.add("w0")
-            refused = await refusal(stage.router.Route(asked(300_000)))
+            refused = await refusal(stage.router.Route(asked(4_000_000)))
             assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE")
             assert refused.retry_s is None
             assert (await stage.router.Route(asked(200_000))).worker_id == "w0"

@@ -16,6 +16,7 @@ from router.config.settings.serving_settings import GrpcSettings
 from router.core.progress import Pick
 from router.request.request import Request
 from router.reservations.reservations import Ending, Reservation
+from router.service.grpc_bounds import GrpcBounds
 from router.wire.batches import ITEMS_MAX
 from tests.router.service.setting import Code, batch, tasks
 from tests.stage.served import Served, asked, refusal, served, taken_apart
@@ -186,10 +187,12 @@ class TestRouteStream:
             call.cancel()
 
     async def test_no_connection_s_age_ever_breaks_a_stream(self) -> None:
-        settings = GrpcSettings(
-            listen="127.0.0.1:0", max_connection_age_s=0.1, max_connection_age_grace_s=1.0
-        )  # a stream ends by itself 0.2 s before the grace: enough on a busy machine
-        async with served(settings) as stage, asyncio.timeout(60):
+        settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_s=0.1)
+        # A stream ends by itself 0.2 s before the grace: enough on a busy machine.
+        async with (
+            served(settings, bounds=GrpcBounds(age_grace_s=1.0)) as stage,
+            asyncio.timeout(60),
+        ):
             stage.fleet.add("w0")
             written = answered = streams = 0
             while streams < 3:

@@ -60,8 +60,9 @@ async def test_a_function_of_the_operators_ranks() -> None:
 
 
 async def test_a_sibling_follows_the_prefill_of_the_first() -> None:
-    siblings = SiblingsSettings(enabled=True, min_blocks=4)
+    siblings = SiblingsSettings(enabled=True)
     async with full(QueueSettings(siblings=siblings)) as (stage, held):
+        stage.desk.admission.queue.siblings.min_blocks = 4
         first = await called(stage, 1, tokens=160, first=5000)
         second = await called(stage, 2, tokens=176, first=5000)
         stage.fleet.add("w1", total_slots=1)

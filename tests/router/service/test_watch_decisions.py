@@ -11,8 +11,8 @@ import pytest
 from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient
 from kvroute.v1 import WatchDecisionsRequest, WatchDecisionsResponse, WatchedDecision
-from router.config.settings.serving_settings import GrpcSettings
 from router.service import decision_feed
+from router.service.grpc_bounds import GrpcBounds
 from tests.router.service.test_waiting import full, report, waits
 from tests.stage.served import Served, asked, refusal, served
 from tests.stage.waiting import until
@@ -184,8 +184,7 @@ async def test_a_share_of_the_decisions_is_drawn() -> None:
 
 
 async def test_watchers_are_bounded_and_a_share_is_checked() -> None:
-    settings = GrpcSettings(listen="127.0.0.1:0", watches_max=1)
-    async with served(settings) as stage, watching(stage):
+    async with served(watches_max=1) as stage, watching(stage):
         refused = await refusal(stage.workers.WatchDecisions(WatchDecisionsRequest()).read())
         assert refused.reason == "TOO_MANY_WATCHES"
         wrong = WatchDecisionsRequest(share=1.5)
@@ -194,8 +193,7 @@ async def test_watchers_are_bounded_and_a_share_is_checked() -> None:
 
 
 async def test_the_client_goes_on_after_the_end_of_a_stream() -> None:
-    settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_grace_s=0.1)
-    async with served(settings) as stage:
+    async with served(bounds=GrpcBounds(age_grace_s=0.1)) as stage:
         stage.fleet.add("w0")
         async with KvRouteClient(f"127.0.0.1:{stage.server.port}") as client:
             seen: list[str] = []

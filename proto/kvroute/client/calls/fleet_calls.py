@@ -265,7 +265,7 @@ class FleetCalls:
     async def remove_worker(
         self, worker_id: str, *, tombstone_s: float | None = None, timeout_s: float | None = None
     ) -> int:
-        """Forgets a worker and ignores it for tombstone_s (absent: the router's own setting).
+        """Forgets a worker and ignores it for tombstone_s (absent: 60 s).
 
         Returns the ranks reached.
         """

@@ -125,7 +125,7 @@ FAILURES: Mapping[Kind, Judgement] = {
         *(_WORKER, Again.ELSEWHERE, ""),
     ),
     Kind.SILENT: Judgement(
-        "no byte for `gateway.silence_s`, no connection within `gateway.connect_timeout_s`, no"
+        "no byte for `gateway.silence_s`, no connection within 5 s, no"
         " acknowledgement of TCP for 30 s (ETIMEDOUT)",
         *(_TIMEOUT, Again.ELSEWHERE, "WORKER_SILENT"),
     ),
@@ -151,8 +151,7 @@ FAILURES: Mapping[Kind, Judgement] = {
         *(_CLIENT, Again.ELSEWHERE, "HOST_FAILED"),
     ),
     Kind.LONG_HEAD: Judgement(
-        "an answer of status 2xx or 4xx whose head is over `gateway.header_kib_max`, and not over"
-        " four times that",
+        "an answer of status 2xx or 4xx whose head is over 16 KiB, and not over four times that",
         *(_CLIENT, Again.NO, "ANSWER_HEAD_TOO_LARGE"),
     ),
     Kind.NO_MODEL: Judgement(

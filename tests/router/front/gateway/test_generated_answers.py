@@ -12,7 +12,6 @@ from aiohttp import web
 
 from kvroute.client import RetryBudgetPolicy
 from kvroute.client.messages.pick import HAND_OVER_DEPTH_MAX
-from router.config.settings.health_settings import OutlierSettings
 from router.front.gateway import hand_over
 from tests.router.front.gateway.test_engine_answers import beside
 from tests.router.front.gateway.test_gateway import BODY, CHAT, USAGE, WHOLE
@@ -259,7 +258,7 @@ async def test_an_answer_of_any_form_is_no_fault_of_the_gateway(
         beside(engine, *others, dial={"retry_budget": RetryBudgetPolicy(least_per_s=1e4)}) as stage,
         aiohttp.ClientSession(max_line_size=1 << 15, max_field_size=1 << 15) as http,
     ):
-        stage.served.fleet.core.fleet.outliers.reconfigure(OutlierSettings(enabled=False))
+        stage.served.fleet.core.fleet.outliers.reconfigure(False)
         for number in range(ANSWERS):
             given = answer_of(rng)
             about = f"answer {number} of seed {seed}: {given[:200]!r}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.settings.keys_settings import DialSettings
+from router.config.settings.keys_settings import DialSettings, EnginesSettings
 from router.front.gateway.entrance import CREDENTIALS
 from router.keys.dialing import TokenFile, dial_options
 from router.keys.engine_accesses import EngineAccesses
@@ -233,7 +233,9 @@ async def test_workers_get_the_gateways_own_key_in_the_place_of_a_clients(
     file.write_text("first\n")
     worker = Worker(answering(DONE))
     door = a_door(tmp_path, identity("a")) if keyed else None
-    async with a_gateway(worker, door=door, engine_key_file=str(file)) as stage:
+    async with a_gateway(
+        worker, door=door, engines=EnginesSettings(api_key_file=str(file))
+    ) as stage:
         assert await chat(stage, bearer("a-token")) == 200
         assert await chat(stage, {"x-api-key": "a-token"}) == 200
         file.write_text("second\n")
@@ -251,12 +253,11 @@ async def test_workers_get_the_gateways_own_key_in_the_place_of_a_clients(
 
 async def test_a_key_for_engines_that_can_not_be_used_stops_the_start(tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"No such file.*gateway\.engine_key_file"):
-        async with a_gateway(engine_key_file=missing):
+    with pytest.raises(ConfigError, match=r"No such file.*engines\.api_key_file"):
+        async with a_gateway(engines=EnginesSettings(api_key_file=missing)):
             pass
-    (tmp_path / "key").write_text("k")
     with pytest.raises(ConfigError, match=r"either .*pass_keys"):
-        async with a_gateway(engine_key_file=str(tmp_path / "key"), pass_keys=True):
+        async with a_gateway(engines=EnginesSettings(api_key="k"), pass_keys=True):
             pass
 
 

@@ -9,10 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.config.keys import ConfigError
-from router.config.settings.serving_settings import HttpSettings
 from router.http2 import port
 from router.http2.frames import PING, PREFACE, SETTINGS, frame
 from router.keys.certificates import Certificates
+from router.listener.http_bounds import HttpBounds
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Worker, answering
 from tests.stage.picker import Stage, a_picker, request_headers
@@ -100,7 +100,7 @@ async def test_what_is_no_http2_is_closed(sent: bytes) -> None:
 
 
 async def test_a_connection_that_says_nothing_is_closed_and_counted() -> None:
-    async with a_picker(worker(), http=HttpSettings(head_timeout_s=0.05)) as stage:
+    async with a_picker(worker(), http=HttpBounds(head_timeout_s=0.05)) as stage:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
         assert await reader.read() == b""
         assert stage.picker.connections.closed["slow_head"] == 1
@@ -108,7 +108,7 @@ async def test_a_connection_that_says_nothing_is_closed_and_counted() -> None:
 
 
 async def test_silent_connections_make_room_for_others() -> None:
-    async with a_picker(worker(), http=HttpSettings(connections_max=3)) as stage:
+    async with a_picker(worker(), http=HttpBounds(connections_max=3)) as stage:
         opened = [await asyncio.open_connection("127.0.0.1", stage.picker.port) for _ in range(6)]
         for reader, _ in opened[:3]:
             assert await reader.read() == b""
@@ -137,7 +137,7 @@ async def test_an_old_connection_is_left_by_its_gateway_and_its_requests_end(
 ) -> None:
     monkeypatch.setattr(port, "LOOK_S", 0.01)
     monkeypatch.setattr(port, "FAREWELL_S", 0.05)
-    async with a_picker(worker(), max_connection_age_s=0.05) as stage:
+    async with a_picker(worker(), connection_age_s=0.05) as stage:
         call = stage.call()
         await call.write(request_headers("/v1/chat/completions"))
         await until(lambda: stage.sample("kvroute_epp_open_requests") == 1, "it is open")

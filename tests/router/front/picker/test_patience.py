@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.config.settings.picker_settings import PickerSettings
-from router.config.settings.serving_settings import HttpSettings
 from router.front.gateway.pace import BODY_S, GRACE_S, PACE_BYTES_PER_S
 from router.front.picker import picks
 from router.front.picker.calls import PROCESS
@@ -33,6 +32,7 @@ from router.http2.frames import (
     literal,
 )
 from router.http2.sockets import Http2Protocol
+from router.listener.http_bounds import HttpBounds
 from tests.router.front.picker.test_server import BODY, CHAT, USAGE, asked, worker
 from tests.stage.garbage import freed_at_once
 from tests.stage.http2_frames import call_head
@@ -273,7 +273,7 @@ async def counted(stage: Stage, reason: Early) -> None:
 
 
 async def test_a_stream_without_a_message_ends_on_the_port() -> None:
-    async with a_picker(worker(), http=HttpSettings(head_timeout_s=0.2)) as stage:
+    async with a_picker(worker(), http=HttpBounds(head_timeout_s=0.2)) as stage:
         await stage.channel.channel_ready()
         assert await code(stage.call()) == grpc.StatusCode.DEADLINE_EXCEEDED
         await counted(stage, Early.TIMEOUT)
