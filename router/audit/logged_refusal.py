@@ -30,10 +30,8 @@ class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy that the request named."""
     prompt_tokens: int = 0
     output_tokens: int | None = None
-    required_labels: int = 0
-    """How many were named, as with the next two."""
-    allowed_workers: int = 0
-    excluded_workers: int = 0
+    entries: dict[str, int] = {}
+    """How many entries the request's lists and maps had, by the contract's names."""
     exclusions: dict[str, int] = {}
     """Why workers could not take it, and how many each."""
     decision: LoggedDecision | None = None
@@ -58,9 +56,7 @@ def capture_refusal(
         policy=refused.policy,
         prompt_tokens=refused.prompt_tokens,
         output_tokens=refused.output_tokens,
-        required_labels=refused.required_labels,
-        allowed_workers=refused.allowed_workers,
-        excluded_workers=refused.excluded_workers,
+        entries=dict(refused.entries),
         exclusions={} if decision is None else dict(decision.exclusions()),
         decision=capture(decision, replica, labels, hashes) if decision and scored else None,
     )

@@ -6,8 +6,14 @@ from typing import Any, get_origin
 import click
 from msgspec import NODEFAULT
 
-from events.plane.settings import DynamoSettings, EngineSettings, UnusableEngine, read_engine
-from router.cli.flags import Command, kind_of
+from events.plane.settings import (
+    DynamoSettings,
+    EngineSettings,
+    Settings,
+    UnusableEngine,
+    read_engine,
+)
+from router.cli.flags import Command, KeyOption, kind_of
 from router.config.keys import ConfigError, Key, keys
 
 ENGINE = "engine_"
@@ -45,7 +51,9 @@ def engine_flags(
             if key.dotted == "engine" and isinstance(kind, click.Choice):
                 kind = click.Choice([*kind.choices, *engines])
             is_required = required and key.default is NODEFAULT and not _is_multiple(key)
-            command = _option(flag_of(key.dotted), key, kind, is_required)(command)
+            command = _option(flag_of(key.dotted), key, kind, is_required, of=EngineSettings)(
+                command
+            )
         return command
 
     return decorate
@@ -82,7 +90,12 @@ def engine_settings(fields: dict[str, Any], *, id_name: str = "--worker-id") -> 
 
 
 def _option(
-    flag: str, key: Key, kind: Any, required: bool = False, about: str = ""
+    flag: str,
+    key: Key,
+    kind: Any,
+    required: bool = False,
+    about: str = "",
+    of: type[Settings] | None = None,
 ) -> Callable[[Command], Command]:
     description = key.description if about else key.description[:1].upper() + key.description[1:]
     text = f"{about}{description}."
@@ -91,6 +104,7 @@ def _option(
         text += " Repeatable."
     elif key.default not in (NODEFAULT, None, "", False):
         text += f" [{key.default}]"
+    about_key: dict[str, Any] = {"cls": KeyOption, "config": of, "key": key} if of else {}
     return click.option(
         flag,
         ENGINE + key.dotted,
@@ -103,6 +117,7 @@ def _option(
         required=required,
         metavar="NAME=VALUE" if get_origin(key.type) is dict else None,
         help=text,
+        **about_key,
     )
 
 

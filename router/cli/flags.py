@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -30,6 +31,29 @@ class Seconds(click.FloatRange):
         if isnan(number):  # which no comparison refuses
             self.fail(f"{value} is not in the range 0<x<={self.max:g}.", param, ctx)
         return number
+
+
+class SharedOption(click.Option):
+    """An option that several commands have; the reference of commands has it once."""
+
+    def __init__(self, *names: Any, shared_as: str, **about: Any) -> None:
+        super().__init__(*names, **about)
+        self.shared_as = shared_as
+        """Heading of the table that has it."""
+
+
+class KeyOption(click.Option):
+    """The flag of a configuration's key; the reference of configuration has its meaning."""
+
+    def __init__(self, *names: Any, config: type[Settings], key: Key, **about: Any) -> None:
+        super().__init__(*names, **about)
+        self.config = config
+        self.key = key
+
+
+def shared_option(shared_as: str) -> Callable[..., Callable[[Command], Command]]:
+    """click.option, for options that stand in a table of several commands."""
+    return partial(click.option, cls=SharedOption, shared_as=shared_as)
 
 
 model_flag = click.option("--model", "-m", default="", help="Model name.")
@@ -68,7 +92,7 @@ def settings_flags(
     def decorate(command: Command) -> Command:
         for key in reversed([key for key in keys(config) if _is_scalar(key.type)]):
             is_hidden = first_week and not key.first_week
-            command = _flag(key, (short or {}).get(key.dotted), is_hidden)(command)
+            command = _flag(config, key, (short or {}).get(key.dotted), is_hidden)(command)
         return click.option(
             "--config",
             "-c",
@@ -81,7 +105,9 @@ def settings_flags(
     return decorate
 
 
-def _flag(key: Key, short: str | None, is_hidden: bool) -> Callable[[Command], Command]:
+def _flag(
+    config: type[Settings], key: Key, short: str | None, is_hidden: bool
+) -> Callable[[Command], Command]:
     names = [key.flag]
     if short is not None:
         names.append(short)
@@ -94,6 +120,9 @@ def _flag(key: Key, short: str | None, is_hidden: bool) -> Callable[[Command], C
     return click.option(
         *names,
         "__".join(key.path),
+        cls=KeyOption,
+        config=config,
+        key=key,
         type=kind_of(key.type),
         default=None,
         hidden=is_hidden,

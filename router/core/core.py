@@ -153,6 +153,8 @@ class RouterCore:
         else:  # the pick, with its decision, is the answer
             decision.keep_table()
         self.life.open(source, reservation, self.decider.output_tokens(request))
+        if request.tenant:
+            self.fleet.tenants.on_pick(request.tenant, prompt.token_count, overlap.usable)
         try:
             self._on_reserved(source, decision, reservation, now_s)
         except BaseException:

@@ -84,6 +84,7 @@ class ReservationLife:
             opened_at_s=now_s,
             lease_ends_s=now_s + self.lease_s,
             answer=b"",
+            tenant=request.tenant,
         )
 
     def hold(self, reservation: Reservation, decision: Decision) -> PrefillHold:
@@ -242,6 +243,8 @@ class ReservationLife:
         opened_s, hold = reservation.opened_at_s, reservation.prefill
         worker = reservation.worker if hold is None else hold.worker
         self.fleet.first_tokens.on_first(now_s - opened_s)
+        if reservation.tenant:
+            self.fleet.tenants.on_first(reservation.tenant, now_s - opened_s)
         self.fleet.outliers.on_served(worker, reservation.id, caller, opened_s, now_s)
 
     def _decoded(self, reservation: Reservation, caller: str, now_s: float) -> None:

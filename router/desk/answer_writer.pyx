@@ -2,6 +2,7 @@
 """The writer of answers: RouteResponse, Receipt and CandidateRow, from the arrays of their decisions."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.math cimport NAN
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
@@ -40,7 +41,7 @@ cdef extern from "native/answer.h" nogil:
         double decided_at_s
         int32_t best_overlap_tokens
         const Moved *moved
-    void put_answer(Backward *, const Decided *, const uint32_t *, size_t, size_t, const Face *, double, const int32_t *, uint64_t, uint32_t)
+    void put_answer(Backward *, const Decided *, const uint32_t *, size_t, size_t, const Face *, double, const int32_t *, uint64_t, uint32_t, double)
     void put_receipt(Backward *, uint32_t, const Decided *, const About *, const uint32_t *, size_t, const Face *, const Condition *)
     void put_receipt_body(Backward *, const Decided *, const About *, const uint32_t *, size_t, const Face *, const Condition *)
     void put_row_body(Backward *, const Decided *, size_t, const Face *, const Condition *)
@@ -135,7 +136,7 @@ cdef class AnswerWriter:
         cdef int32_t *engine_priority = NULL
         cdef list keep = []
         cdef size_t i, ordered = self._faces_of(decision, WANTED_MAX, order, faces, keep)
-        routing = self._core.routing
+        routing, ttft_s = self._core.routing, decision.computing.ttft_s
         face = keep[0]
         if face.priority_direction:
             priority = face.engine_priority(priority)
@@ -145,6 +146,7 @@ cdef class AnswerWriter:
             engine_priority, new_tokens,
             # LoRAs need the tokens, too
             decision.pool.only_block_size if not self._core.keeps_tokens and not decision.request.prompt.lora_name else 0,
+            NAN if ttft_s is None else 1000 * <double>ttft_s,
         )
         if self._answer.failed:
             raise MemoryError

@@ -46,12 +46,12 @@ class Metrics:
         )
         self.cached_tokens_predicted = Counter(
             "kvroute_cached_tokens_predicted",
-            "What the index had said of the requests whose cached tokens were reported.",
+            "Cached tokens that the index had predicted for the requests with reported ones.",
             registry=registry,
         )
         self.cached_tokens_off = Counter(
             "kvroute_cached_tokens_off",
-            "Tokens by which those predictions were over the report, or under it.",
+            "Tokens by which predicted cached tokens were over, or under, reported ones.",
             ["direction"],
             registry=registry,
         )
@@ -81,7 +81,7 @@ class Metrics:
         )
         self.call_faults = Counter(
             "kvroute_call_faults",
-            "Faults of the router: calls and requests end with INTERNAL, or as the log says.",
+            "Faults of the router, each in the log.",
             ["method"],
             registry=registry,
         )
@@ -98,7 +98,7 @@ class Metrics:
         )
         self._bytes_in_flight_max = Gauge(
             "kvroute_bytes_in_flight_max",
-            "What these may be.",
+            "Bound of kvroute_bytes_in_flight, in bytes.",
             registry=registry,
         )
         self._watches = Gauge(
@@ -108,7 +108,7 @@ class Metrics:
             self.config_reloads.labels(result)
         self.index_bytes_max = Gauge(
             "kvroute_index_bytes_max",
-            "What the index may take up (index.memory_mib).",
+            "Bound of kvroute_index_bytes, in bytes (index.memory_mib).",
             registry=registry,
         )
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
@@ -197,7 +197,7 @@ class TallyCollector(Collector):
         yield overlap
         yield CounterMetricFamily(
             "kvroute_overlap_reachable_tokens",
-            "Usable overlap on the worker that held most; less what was taken: what balance cost.",
+            "Usable overlap on the worker that held most: what picks without regard to load reuse.",
             value=reachable,
         )
         yield from self._by_model()
@@ -208,12 +208,12 @@ class TallyCollector(Collector):
         )
         yield CounterMetricFamily(
             "kvroute_ttft_predicted_seconds",
-            "Time to the first token that it predicted for its picks.",
+            "Predicted time to the first token of picks.",
             value=tally.ttft_s,
         )
         yield CounterMetricFamily(
             "kvroute_ttft_best_seconds",
-            "The shortest that it predicted of any worker; what is more: what others gain.",
+            "Shortest predicted time to the first token of any worker, of the same picks.",
             value=tally.ttft_best_s,
         )
         usable, prompt_tokens = tally.recent.sum(axis=0).tolist()
@@ -231,11 +231,11 @@ class TallyCollector(Collector):
             labels=["model"],
         )
         prompts = CounterMetricFamily(
-            "kvroute_model_prompt_tokens", "Prompt tokens of these picks.", labels=["model"]
+            "kvroute_model_prompt_tokens", "Prompt tokens of picks, by model.", labels=["model"]
         )
         overlaps = CounterMetricFamily(
             "kvroute_model_overlap_tokens",
-            "Usable overlap on the picked worker of these picks.",
+            "Usable overlap on the picked worker, by model.",
             labels=["model"],
         )
         for model, counts in self._tally.models().items():

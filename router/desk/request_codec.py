@@ -42,7 +42,10 @@ FIELDS_MAX = 5 * ENTRIES_MAX
 ASIDE_BYTES_MAX = 1 << 20
 """Bytes of them."""
 _TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
-_LISTS = ("required_labels", "allowed_worker_ids", "excluded_worker_ids", "multimodal_items")
+_LISTS = (
+    "required_labels", "excluded_labels", "allowed_worker_ids", "excluded_worker_ids",
+    "multimodal_items",
+)  # fmt: skip
 _ROLES: dict[int, Role] = {
     router_pb2.PHASE_UNSPECIFIED: Role.BOTH,
     router_pb2.PHASE_AGGREGATED: Role.BOTH,
@@ -126,6 +129,7 @@ def read_request(
             required_labels=frozenset((message.required_labels or {}).items()),
             allowed_workers=frozenset(message.allowed_worker_ids or ()),
             excluded_workers=frozenset(message.excluded_worker_ids or ()),
+            excluded_labels=frozenset((message.excluded_labels or {}).items()),
         ).or_none
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
@@ -171,9 +175,7 @@ def read_refused(
         message.policy[:TEXT_MAX],
         _prompt_tokens(message),
         message.expected_output_tokens,
-        len(message.required_labels or ()),
-        len(message.allowed_worker_ids or ()),
-        len(message.excluded_worker_ids or ()),
+        {name: len(entries) for name in _LISTS if (entries := getattr(message, name))},
     )
 
 

@@ -21,6 +21,7 @@ from router.fleet.models import Models
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pools
 from router.fleet.rates import PrefillRates
+from router.fleet.tenants import Tenants
 from router.fleet.topology import PlaceLabels
 from router.fleet.working_set import WorkingSets
 from router.health.capacity import Capacities
@@ -84,6 +85,7 @@ class Fleet:
             on_change=lambda key: self.pools.on_ejected(key),
         )
         self.first_tokens = FirstTokens()
+        self.tenants = Tenants()
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.self_check = SelfCheck(view)
         self.ignored_priorities = IgnoredPriorities()

@@ -52,11 +52,11 @@ class WatchCollector(Collector):
         )
         yield change(
             "kvroute_shadow_overlap_tokens",
-            "Usable overlap that its own choices would have won or lost.",
+            "Usable overlap that the shadow policy's choices would have won or lost.",
             shadow.overlap_tokens,
         )
         yield change(
             "kvroute_shadow_ttft_seconds",
-            "Predicted time to the first token that its own choices would have won or lost.",
+            "Predicted TTFT that the shadow policy's choices would have won or lost, in seconds.",
             shadow.ttft_s,
         )

@@ -41,7 +41,9 @@ class HotPrefixCollector(Collector):
             REASONS,
         )
         yield gauge("kvroute_hot_prefixes", "Prefixes that are hot at the moment.", len(hot))
-        yield gauge("kvroute_hot_prefix_bytes", "What is kept of them.", hot.byte_count)
+        yield gauge(
+            "kvroute_hot_prefix_bytes", "Memory that hot prefixes take, in bytes.", hot.byte_count
+        )
         yield CounterMetricFamily(
             "kvroute_hot_prefixes_forgotten",
             "Prefixes whose hits were forgotten for want of room.",

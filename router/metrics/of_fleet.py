@@ -1,6 +1,7 @@
 """Metrics of the fleet and of the requests that are open, read from the core at each scrape."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -15,6 +16,7 @@ from typing_extensions import override
 from events.feed.fence import PLANES
 from router.core.core import RouterCore
 from router.decision.decision import Prefill
+from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
 from router.health.outliers import PROBES, WITHHELD, Cause
 from router.health.self_check import CheckResult
 from router.health.ttft_check import RATIOS
@@ -55,6 +57,7 @@ class RouterCollector(Collector):
             {how.value: count for how, count in core.pair_picks.items()},
             tuple(Prefill),
         )
+        yield from self._tenants()
         yield from self._index()
         yield from self._sessions()
         yield from self._facts()
@@ -209,7 +212,7 @@ class RouterCollector(Collector):
         )
         yield CounterMetricFamily(
             "kvroute_callers_forgotten",
-            "Callers whose word on a worker was forgotten for want of room.",
+            "Callers whose reports on a worker were forgotten for want of room.",
             value=outliers.callers_forgotten,
         )
         yield CounterMetricFamily(
@@ -233,6 +236,23 @@ class RouterCollector(Collector):
             "From picks to their first tokens, as reported, in the mean over the last 16 or so.",
             core.fleet.first_tokens.mean_s,
         )
+
+    def _tenants(self) -> Iterator[Metric]:
+        whose = f"by tenant: the first {TENANTS_MAX} that get a pick, and {OTHER} for the rest"
+        of_each = [
+            CounterMetricFamily(f"kvroute_tenant_{name}", f"{about}, {whose}.", labels=["tenant"])
+            for name, about in (
+                ("prompt_tokens", "Prompt tokens of picks"),
+                ("overlap_tokens", "Usable overlap on the picked workers"),
+                ("first_tokens", "Reported first tokens"),
+                ("first_token_seconds", "Seconds from picks to reported first tokens"),
+            )
+        ]
+        shown = {OTHER: TenantNumbers(), **self._core.fleet.tenants.by_name}
+        for tenant, numbers in shown.items():
+            for family, number in zip(of_each, astuple(numbers), strict=True):
+                family.add_metric([tenant], number)
+        yield from of_each
 
     def _policy_failures(self) -> Metric:
         family = CounterMetricFamily(
@@ -276,12 +296,12 @@ class RouterCollector(Collector):
         )
         yield CounterMetricFamily(
             "kvroute_ttft_measured_seconds",
-            "Time to the first token of those picks, from the pick to its report.",
+            "Reported time to the first token, of picks with a predicted one.",
             value=check.measured_s,
         )
         off = CounterMetricFamily(
             "kvroute_ttft_off_seconds",
-            "Seconds by which those first tokens came later than predicted, or sooner.",
+            "Seconds by which first tokens came later, or sooner, than predicted.",
             labels=["direction"],
         )
         off.add_metric(["late"], check.late_s)
@@ -291,7 +311,7 @@ class RouterCollector(Collector):
     def _warnings(self) -> Metric:
         family = GaugeMetricFamily(
             "kvroute_worker_warnings",
-            "1 while there is something to mend; the code says what.",
+            "1 while a warning of the worker holds, by its code.",
             labels=["worker", "rank", "code"],
         )
         now_s = self._clock()

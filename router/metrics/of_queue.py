@@ -131,10 +131,12 @@ class QueueCollector(Collector):
             "Longest wait of a request that names none (queue.timeout_s).",
             queue.settings.timeout_s,
         )
-        yield gauge("kvroute_queue_bytes", "Memory that waiting requests take.", queue.size_bytes)
+        yield gauge(
+            "kvroute_queue_bytes", "Memory that waiting requests take, in bytes.", queue.size_bytes
+        )
         yield gauge(
             "kvroute_queue_bytes_max",
-            "What that may be (queue.max_mib).",
+            "Bound of kvroute_queue_bytes, in bytes (queue.max_mib).",
             queue.settings.max_mib << 20,
         )
         yield gauge(

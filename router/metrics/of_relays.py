@@ -59,7 +59,13 @@ class BrokerCollector(Collector):
         kinds = ("not_connected", "slow_consumer", "error", "listener_failed")
         counts = {kind: sum(broker.counts.get(kind, 0) for broker in brokers) for kind in kinds}
         counts["unreadable"] = sum(broker.unreadable for broker in brokers)
-        yield counter("kvroute_broker_errors", "What went wrong with NATS.", "kind", counts, ())
+        yield counter(
+            "kvroute_broker_errors",
+            "Errors of the connections to NATS, by kind.",
+            "kind",
+            counts,
+            (),
+        )
 
 
 class NatsChildCollector(Collector):
@@ -136,7 +142,7 @@ class RelayCollector(Collector):
         )
         socket_errors = CounterMetricFamily(
             "kvroute_relay_socket_errors",
-            "What went wrong at a relay's sockets, and with the maps it keeps.",
+            "Errors of a relay's sockets and of its kept maps, by kind.",
             labels=["worker", "kind"],
         )
         for relay in self._relays():

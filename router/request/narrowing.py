@@ -16,6 +16,7 @@ class Narrowing(NamedTuple):
     required_labels: frozenset[tuple[str, str]] = frozenset()
     allowed_workers: frozenset[str] = frozenset()
     excluded_workers: frozenset[str] = frozenset()
+    excluded_labels: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def or_none(self) -> "Narrowing | None":
@@ -25,7 +26,7 @@ class Narrowing(NamedTuple):
     @property
     def names(self) -> int:
         """Number of the workers and labels in it."""
-        return len(self.required_labels) + len(self.allowed_workers) + len(self.excluded_workers)
+        return sum(map(len, self[1:]))
 
     @property
     def confines(self) -> bool:
@@ -42,6 +43,9 @@ class Narrowing(NamedTuple):
         for name, value in self.required_labels:
             if heartbeat.labels.get(name) != value:
                 return "labels differ"
+        for name, value in self.excluded_labels:
+            if heartbeat.labels.get(name) == value:
+                return "label excluded"
         loras = heartbeat.lora_names  # an engine that lists none may have any
         if loras and self.lora_name and self.lora_name not in loras and not heartbeat.loads_loras:
             return "LoRA not loaded"

@@ -1,5 +1,6 @@
 """Why a request gets no worker. Pure; which gRPC status a reason has: router/desk/statuses.py."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -80,9 +81,7 @@ class Refused:
     """0: it had no prompt, or one that can't be read."""
     output_tokens: int | None = None
     """Output tokens that the request expected."""
-    required_labels: int = 0
-    """Number of labels in the request, as with the next two."""
-    allowed_workers: int = 0
-    excluded_workers: int = 0
+    entries: Mapping[str, int] = field(default_factory=dict)
+    """How many entries its lists and maps had, by the contract's names; empty ones left out."""
     waited_s: float = 0.0
     """In the router's queue; 0: it did not wait."""

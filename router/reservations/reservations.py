@@ -99,6 +99,8 @@ class Reservation(msgspec.Struct, eq=False, gc=False):
     """The other half of a pair."""
     shared: bool = False
     """Whether several callers have this answer: a caller that leaves does not end it."""
+    tenant: str = ""
+    """Empty: its request named none."""
     owner: str = ""
     """Name of the identity whose request it is; empty: its caller needed no key."""
 

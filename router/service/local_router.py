@@ -12,11 +12,12 @@ Laws:
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, Unpack
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
 
 from kvroute.client import (
     KvRouteError,
@@ -57,11 +58,18 @@ _FORMS = {
     field.name: field.number for field in RouteRequest.DESCRIPTOR.oneofs_by_name["prompt"].fields
 } | {"token_ids": TOKEN_BYTES}
 """Options that are prompts, and the field of each."""
-_CONVERTED: Mapping[str, Callable[[Any], object]] = {
-    "required_labels": dict,
-    "allowed_worker_ids": list,
-    "excluded_worker_ids": list,
-    "multimodal_items": lambda items: [item.SerializeToString() for item in items],
+
+
+def _converter(field: FieldDescriptor) -> Callable[[Any], object]:
+    if field.message_type is None:
+        return list
+    if field.message_type.GetOptions().map_entry:
+        return dict
+    return lambda messages: [message.SerializeToString() for message in messages]
+
+
+_CONVERTED = {
+    field.name: _converter(field) for field in RouteRequest.DESCRIPTOR.fields if field.is_repeated
 }
 """Options that a ReceivedRequest has in another form."""
 

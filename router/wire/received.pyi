@@ -49,6 +49,7 @@ class ReceivedRequest:
     require_tokens: bool
     queue_progress: bool
     required_labels: dict[str, str] | None
+    excluded_labels: dict[str, str] | None
     allowed_worker_ids: list[str] | None
     excluded_worker_ids: list[str] | None
     multimodal_items: list[bytes] | None

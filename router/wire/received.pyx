@@ -21,7 +21,7 @@ cdef extern from "native/field_numbers.h" nogil:
         ROUTE_REQUEST_PHASE, ROUTE_REQUEST_REQUIRED_LABELS, ROUTE_REQUEST_ALLOWED_WORKER_IDS
         ROUTE_REQUEST_EXCLUDED_WORKER_IDS, ROUTE_REQUEST_POLICY, ROUTE_REQUEST_OMIT_RECEIPT
         ROUTE_REQUEST_WAITED_MS, ROUTE_REQUEST_QUEUE_PROGRESS, ROUTE_REQUEST_TRACEPARENT
-        ROUTE_REQUEST_CHARGED_TOKENS, ROUTE_REQUEST_RETURN_TOKENS, ROUTE_REQUEST_REQUIRE_TOKENS
+        ROUTE_REQUEST_EXCLUDED_LABELS, ROUTE_REQUEST_CHARGED_TOKENS, ROUTE_REQUEST_RETURN_TOKENS, ROUTE_REQUEST_REQUIRE_TOKENS
 
 cdef extern from "native/received.h" nogil:
     int TOO_MANY
@@ -102,7 +102,7 @@ cdef class ReceivedRequest:
     cdef public int32_t phase
     cdef public uint32_t waited_ms, charged_tokens
     cdef public bint omit_receipt, return_tokens, require_tokens, queue_progress
-    cdef public dict required_labels
+    cdef public dict required_labels, excluded_labels
     cdef public list allowed_worker_ids, excluded_worker_ids, multimodal_items
     """None: not set. Items: the bytes of each MultimodalItem."""
     cdef readonly size_t longest, entries
@@ -150,7 +150,10 @@ cdef class ReceivedRequest:
                 self.traceparent = _text(field.bytes)
             elif field.number == ROUTE_REQUEST_REQUIRED_LABELS:
                 self.entries += 1
-                self._read_label(field.bytes)
+                self.required_labels = _with_label(self.required_labels, field.bytes)
+            elif field.number == ROUTE_REQUEST_EXCLUDED_LABELS:
+                self.entries += 1
+                self.excluded_labels = _with_label(self.excluded_labels, field.bytes)
             elif field.number == ROUTE_REQUEST_ALLOWED_WORKER_IDS:
                 self.entries += 1
                 if self.allowed_worker_ids is None:
@@ -191,26 +194,28 @@ cdef class ReceivedRequest:
                 self.queue_progress = field.value != 0
         return 0
 
-    cdef int _read_label(self, Span entry) except -1:
-        cdef Field field
-        cdef size_t fields = 0
-        cdef str key = "", value = ""
-        cdef bint is_known = True
-        while entry.size:
-            if read_any(&entry, &field, &fields):
-                raise ValueError("Error parsing message")
-            if field.type == BYTES and field.number == <uint32_t>MAP_KEY:
-                key = _text(field.bytes)
-            elif field.type == BYTES and field.number == <uint32_t>MAP_VALUE:
-                value = _text(field.bytes)
-            else:
-                is_known = False
-        if not is_known:  # protobuf takes no entry that holds more than a key and a value
-            return 0
-        if self.required_labels is None:
-            self.required_labels = {}
-        self.required_labels[key] = value
-        return 0
+
+cdef dict _with_label(dict labels, Span entry):
+    """The labels with one more; None: there are none so far."""
+    cdef Field field
+    cdef size_t fields = 0
+    cdef str key = "", value = ""
+    cdef bint is_known = True
+    while entry.size:
+        if read_any(&entry, &field, &fields):
+            raise ValueError("Error parsing message")
+        if field.type == BYTES and field.number == <uint32_t>MAP_KEY:
+            key = _text(field.bytes)
+        elif field.type == BYTES and field.number == <uint32_t>MAP_VALUE:
+            value = _text(field.bytes)
+        else:
+            is_known = False
+    if not is_known:  # protobuf takes no entry that holds more than a key and a value
+        return labels
+    if labels is None:
+        labels = {}
+    labels[key] = value
+    return labels
 
 
 cdef bytes _prompt_of(const Received *received):

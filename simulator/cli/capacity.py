@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 )
 @fleet_options
 @traffic_options
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the runs.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
 def capacity(
     trace: str,

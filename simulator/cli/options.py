@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from router.cli.flags import shared_option
 from router.config.settings.presets import PRESETS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -81,104 +82,106 @@ def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
     return decorate
 
 
+_option = shared_option("Options of simulated runs")
+_engine_option = shared_option("Options of simulated engines")
 run_options = _options(
-    click.option("--policy", default=None,
-                 help="Routing policy: one that `kvroute policies` lists, or module:function."
-                      " [routing.policy of preset or file]"),
-    click.option("--json", "json_file", type=File, callback=as_output,
-                 help="Write the numbers to this file; - for stdout."),
+    _option("--policy", default=None,
+            help="Routing policy: one that `kvroute policies` lists, or module:function."
+                 " [routing.policy of preset or file]"),
+    _option("--json", "json_file", type=File, callback=as_output,
+            help="Write the numbers to this file; - for stdout."),
 )  # fmt: skip
 
 traffic_options = _options(
-    click.option("--trace-block-size", type=click.IntRange(8, 1 << 16), default=512,
-                 show_default=True,
-                 help="Tokens of each of a trace's hash_ids: 512 in Mooncake's files, 16 in"
-                      " Bailian's. In a trace without hash_ids, prompts of a session or prefix"
-                      " share whole blocks of so many tokens."),
-    click.option("--tick-s", type=NotNegative, default=None,
-                 help="Spread requests with the same time stamp over so many seconds."
-                      " [the distance between the stamps]"),
-    click.option("--from", "from_s", type=NotNegative, default=0.0, show_default=True,
-                 help="Leave out requests that arrive before this second of the trace."),
-    click.option("--until", "until_s", type=Positive, default=None,
-                 help="Leave out requests that arrive from this second of the trace on."),
-    click.option("--warm-up", "warm_up_s", type=NotNegative, default=0.0, show_default=True,
-                 help="Seconds of the trace that are run but not counted."),
-    click.option("--warm-up-requests", type=click.IntRange(min=0), default=0, show_default=True,
-                 help="Requests that are run but not counted."),
-    click.option("--tenants", type=click.IntRange(0, 10_000), default=0, show_default=True,
-                 help="Requests, or sessions, belong to one of so many tenants, drawn by the seed;"
-                      " 0: to those of the trace."),
-    click.option("--tenant-skew", type=click.FloatRange(0, 10), default=1.0, show_default=True,
-                 help="Exponent s of Zipf's law for --tenants: tenant-K sends a share of the"
-                      " requests proportional to 1 / K^s; 0: all send alike."),
-    click.option("--priority-of", default="trace", show_default=True, metavar="FORM",
-                 help="Priorities of the requests, higher is sooner: trace, or"
-                      " random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; further ones"
-                      " follow with commas, as in random:0,10,20:0.5,0.2), or"
-                      " tenant:NAME=PRIORITY,..."),
+    _option("--trace-block-size", type=click.IntRange(8, 1 << 16), default=512,
+            show_default=True,
+            help="Tokens of each of a trace's hash_ids: 512 in Mooncake's files, 16 in"
+                 " Bailian's. In a trace without hash_ids, prompts of a session or prefix"
+                 " share whole blocks of so many tokens."),
+    _option("--tick-s", type=NotNegative, default=None,
+            help="Spread requests with the same time stamp over so many seconds."
+                 " [the distance between the stamps]"),
+    _option("--from", "from_s", type=NotNegative, default=0.0, show_default=True,
+            help="Leave out requests that arrive before this second of the trace."),
+    _option("--until", "until_s", type=Positive, default=None,
+            help="Leave out requests that arrive from this second of the trace on."),
+    _option("--warm-up", "warm_up_s", type=NotNegative, default=0.0, show_default=True,
+            help="Seconds of the trace that are run but not counted."),
+    _option("--warm-up-requests", type=click.IntRange(min=0), default=0, show_default=True,
+            help="Requests that are run but not counted."),
+    _option("--tenants", type=click.IntRange(0, 10_000), default=0, show_default=True,
+            help="Requests, or sessions, belong to one of so many tenants, drawn by the seed;"
+                 " 0: to those of the trace."),
+    _option("--tenant-skew", type=click.FloatRange(0, 10), default=1.0, show_default=True,
+            help="Exponent s of Zipf's law for --tenants: tenant-K sends a share of the"
+                 " requests proportional to 1 / K^s; 0: all send alike."),
+    _option("--priority-of", default="trace", show_default=True, metavar="FORM",
+            help="Priorities of the requests, higher is sooner: trace, or"
+                 " random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; further ones"
+                 " follow with commas, as in random:0,10,20:0.5,0.2), or"
+                 " tenant:NAME=PRIORITY,..."),
 )  # fmt: skip
 
 engine_options = _options(
-    click.option("--engine", default="vllm", show_default=True,
-                 type=click.Choice(["vllm", "sglang", "chitu", "chitu-skew", "chitu-dp"]),
-                 help="Scheduler of the engines."),
-    click.option("--engine-option", "engine_options", callback=as_options, multiple=True,
-                 metavar="NAME=VALUE",
-                 help="Option of the engine's own: max_num_seqs=64, or policy=lpm for sglang; an"
-                      " unknown name prints the list of all. Repeatable."),
-    click.option("--profile", default="llama-8b-h100", show_default=True,
-                 help="Model and GPU: llama-8b-h100, llama-70b-4xh100, qwen3-32b-2xh100, mocker"
-                      " (NVIDIA Dynamo's mock engine), or a YAML file."),
-    click.option("--block-size", type=Count, default=64, show_default=True,
-                 help="Tokens of a block."),
-    click.option("--blocks", type=Count, default=None,
-                 help="Blocks of each worker. [as many as the profile's memory holds]"),
-    click.option("--host-blocks", type=Count, default=None,
-                 help="Blocks of each worker's host cache, with vllm only. [none]"),
+    _engine_option("--engine", default="vllm", show_default=True,
+                   type=click.Choice(["vllm", "sglang", "chitu", "chitu-skew", "chitu-dp"]),
+                   help="Scheduler of the engines."),
+    _engine_option("--engine-option", "engine_options", callback=as_options, multiple=True,
+                   metavar="NAME=VALUE",
+                   help="Option of the engine's own: max_num_seqs=64, or policy=lpm for sglang; an"
+                        " unknown name prints the list of all. Repeatable."),
+    _engine_option("--profile", default="llama-8b-h100", show_default=True,
+                   help="Model and GPU: llama-8b-h100, llama-70b-4xh100, qwen3-32b-2xh100, mocker"
+                        " (NVIDIA Dynamo's mock engine), or a YAML file."),
+    _engine_option("--block-size", type=Count, default=64, show_default=True,
+                   help="Tokens of a block."),
+    _engine_option("--blocks", type=Count, default=None,
+                   help="Blocks of each worker. [as many as the profile's memory holds]"),
+    _engine_option("--host-blocks", type=Count, default=None,
+                   help="Blocks of each worker's host cache, with vllm only. [none]"),
 )  # fmt: skip
 
 fleet_options = _options(
     engine_options,
-    click.option("--ranks", type=Count, default=1, show_default=True,
-                 help="Data-parallel ranks of each engine."),
-    click.option("--config", "-c", "config_file", type=File, default=None,
-                 help="A router's YAML file; only its sections `routing` and `queue` are used."),
-    click.option("--queue", "queue_settings", callback=as_options, multiple=True,
-                 metavar="KEY=VALUE",
-                 help="A key of the section `queue` and its value in YAML, over the file's:"
-                      " max_waiting=0, timeout_s=30, tenants.fair=true, or"
-                      " 'bands=[{name: low, from_priority: 0}, {name: high, from_priority: 10}]'."
-                      " Repeatable."),
-    click.option("--preset", type=click.Choice(list(PRESETS)), default=None,
-                 help="Named routing settings; `kvroute policies --presets` lists them. A key of"
-                      " the file overrides the preset's. [routing.preset of the file]"),
-    click.option("--replicas", type=Count, default=1, show_default=True,
-                 help="Routers, each with a view of its own."),
-    click.option("--event-delay-ms", type=NotNegative, default=5.0, show_default=True,
-                 help="Milliseconds from the end of an engine's step to the routers' index."),
-    click.option("--event-jitter-ms", type=NotNegative, default=0.0, show_default=True,
-                 help="Milliseconds by which a message's delay may be longer or shorter."),
-    click.option("--event-loss", type=Share, default=0.0, show_default=True,
-                 help="Share of the event messages that are lost."),
-    click.option("--approximate-workers", type=click.IntRange(min=0), default=0, show_default=True,
-                 help="Workers that publish no events: routers predict their blocks from their own"
-                      " picks."),
-    click.option("--past-router", "past_router_share", type=click.FloatRange(0, 1), default=0.0,
-                 show_default=True,
-                 help="Share of the requests that go to a random worker, past the routers."),
-    click.option("--prefill-workers", type=Count, default=None,
-                 help="Workers that compute prompts; the others fetch the KV cache and decode."
-                      " [every worker does both]"),
-    click.option("--engines-per-host", type=Count, default=1, show_default=True,
-                 help="Decides, with --hosts-per-rack, by which of the profile's links KV cache"
-                      " travels."),
-    click.option("--hosts-per-rack", type=Count, default=8, show_default=True,
-                 help="All racks are of one cluster."),
-    click.option("--hot-prefixes", is_flag=True,
-                 help="Copy prefixes that many requests share from engine to engine."),
-    click.option("--fail", "failures", callback=as_failures, multiple=True,
-                 metavar="WORKER@S[+DOWN_S]",
-                 help="This worker, counted from 0, dies at second S of the run and is back, empty,"
-                      " after DOWN_S, or 30. Repeatable."),
+    _option("--ranks", type=Count, default=1, show_default=True,
+            help="Data-parallel ranks of each engine."),
+    _option("--config", "-c", "config_file", type=File, default=None,
+            help="A router's YAML file; only its sections `routing` and `queue` are used."),
+    _option("--queue", "queue_settings", callback=as_options, multiple=True,
+            metavar="KEY=VALUE",
+            help="A key of the section `queue` and its value in YAML, over the file's:"
+                 " max_waiting=0, timeout_s=30, tenants.fair=true, or"
+                 " 'bands=[{name: low, from_priority: 0}, {name: high, from_priority: 10}]'."
+                 " Repeatable."),
+    _option("--preset", type=click.Choice(list(PRESETS)), default=None,
+            help="Named routing settings; `kvroute policies --presets` lists them. A key of"
+                 " the file overrides the preset's. [routing.preset of the file]"),
+    _option("--replicas", type=Count, default=1, show_default=True,
+            help="Routers, each with a view of its own."),
+    _option("--event-delay-ms", type=NotNegative, default=5.0, show_default=True,
+            help="Milliseconds from the end of an engine's step to the routers' index."),
+    _option("--event-jitter-ms", type=NotNegative, default=0.0, show_default=True,
+            help="Milliseconds by which a message's delay may be longer or shorter."),
+    _option("--event-loss", type=Share, default=0.0, show_default=True,
+            help="Share of the event messages that are lost."),
+    _option("--approximate-workers", type=click.IntRange(min=0), default=0, show_default=True,
+            help="Workers that publish no events: routers predict their blocks from their own"
+                 " picks."),
+    _option("--past-router", "past_router_share", type=click.FloatRange(0, 1), default=0.0,
+            show_default=True,
+            help="Share of the requests that go to a random worker, past the routers."),
+    _option("--prefill-workers", type=Count, default=None,
+            help="Workers that compute prompts; the others fetch the KV cache and decode."
+                 " [every worker does both]"),
+    _option("--engines-per-host", type=Count, default=1, show_default=True,
+            help="Decides, with --hosts-per-rack, by which of the profile's links KV cache"
+                 " travels."),
+    _option("--hosts-per-rack", type=Count, default=8, show_default=True,
+            help="All racks are of one cluster."),
+    _option("--hot-prefixes", is_flag=True,
+            help="Copy prefixes that many requests share from engine to engine."),
+    _option("--fail", "failures", callback=as_failures, multiple=True,
+            metavar="WORKER@S[+DOWN_S]",
+            help="This worker, counted from 0, dies at second S of the run and is back, empty,"
+                 " after DOWN_S, or 30. Repeatable."),
 )  # fmt: skip

@@ -122,14 +122,10 @@ def replay(
     """Replay a trace on simulated engines, in virtual time, and compare policies.
 
     TRACE is an included slice (conversation, synthetic, agentic) or a file of requests in
-    order of time: JSON lines or CSV with a header. Columns are known by their names: Mooncake's
-    (timestamp, input_length, output_length, hash_ids), Azure's (TIMESTAMP, ContextTokens,
-    GeneratedTokens, or arrived_at, num_prefill_tokens, num_decode_tokens), BurstGPT's (Timestamp,
-    Request tokens, Response tokens, Session ID, Model), Bailian's (chat_id and so on), arrival_s.
-    More columns, of any form: session_id, turn, think_ms (the turn starts so long after the end of
-    the turn before), prefix_id, prefix_tokens, model, lora_name, tenant, priority (higher is
-    sooner), deadline_ms, ttft_slo_ms. The first lines of the output give the meaning of each
-    column, and the columns that are not read; docs/simulate.md lists them all.
+    order of time: JSON lines or CSV with a header, with the columns of Mooncake's, Azure's,
+    BurstGPT's or Bailian's traces, or arrival_s, input_tokens, output_tokens. The first lines of
+    the output give the meaning of each column, and the columns that are not read;
+    docs/simulate.md#traces lists them all.
 
     The router's own decision core picks, each policy from cold caches. Times are those of the
     profile's cost model, not of this machine.

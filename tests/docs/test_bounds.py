@@ -10,7 +10,6 @@ from events.feed import feed, fence, fleet_view, intake, peers, stream
 from events.plane import facts
 from events.relay import heartbeats, ledger_file, rank, warmer
 from router.config.settings.configurations import ServeConfig
-from router.config.settings.gateway_settings import GatewaySettings
 from router.front import response_workers
 from router.front.exchange import ESTIMATE_MAX
 from router.front.gateway import pace, upstreams
@@ -25,7 +24,7 @@ from router.service.grpc_bounds import GRPC_BOUNDS
 from tests.stage.pages import text_of
 
 MIB = 1 << 20
-SERVE, GATEWAY = ServeConfig(), GatewaySettings()
+SERVE = ServeConfig()
 NATS, SECURITY, GATE = Path("docs/nats.md"), Path("docs/security.md"), Path("docs/gateway.md")
 ENVOY = Path("docs/envoy.md")
 CALLS = Path("docs/call-it.md")
@@ -97,6 +96,8 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (SECURITY, "48 s at most by default", GRPC_BOUNDS.stream_age_s(300.0) == 48),
     (SECURITY, "`connections_max` (10,000)", SERVE.http.connections_max == 10_000),
     (SECURITY, "20 s from acceptance", HEAD_TIMEOUT_S == 20),
+    (GATE, "line and headers of at most 16 KiB", upstreams.HEADER_KIB_MAX == 16),
+    (GATE, "connection to a worker may take 5 s", upstreams.CONNECT_TIMEOUT_S == 5),
     (SECURITY, "`http.idle_timeout_s` (300 s)", SERVE.http.idle_timeout_s == 300),
     (ENVOY, "after 20 s (", HEAD_TIMEOUT_S == 20),
     (ENVOY, "10 s and 1 s more for each 1,024 bytes", pace.GRACE_S == 10),
@@ -110,16 +111,6 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (GATE, "all within 120 s of waiting", pace.BODY_S == 120),
     (GATE, "the last 65,536 responses", response_workers.RESPONSES_MAX == 65_536),
     (GATE, "each for 24 hours", response_workers.RESPONSE_TTL_S == 24 * 3600),
-    (GATE, "bytes of one body | 32 MiB", GATEWAY.body_mib_max == 32),
-    (GATE, "bodies of all open requests | 1 GiB", GATEWAY.bodies_mib_max == 1024),
-    (GATE, "open requests | 4,096", GATEWAY.open_max == 4096),
-    (GATE, "for one client | 0.5", GATEWAY.client_share == 0.5),
-    (GATE, "`ANSWER_HEAD_TOO_LARGE` | 16 KiB", upstreams.HEADER_KIB_MAX == 16),
-    (GATE, "the router's queue included | 30 s", GATEWAY.route_timeout_s == 30),
-    (GATE, "connection to a worker | 5 s", upstreams.CONNECT_TIMEOUT_S == 5),
-    (GATE, "inside an answer | 600 s", GATEWAY.silence_s == 600),
-    (GATE, "requests after SIGTERM | 5 s", GATEWAY.accept_after_stop_s == 5),
-    (GATE, "these 5 s included | 300 s", GATEWAY.drain_timeout_s == 300),
 ]
 
 

@@ -1,5 +1,5 @@
 """Commands, flags, targets of make and settings that the pages show are those of the program, and
-what four pages promise has tests (promises.yaml)."""
+what three pages promise has tests (promises.yaml)."""
 
 import ast
 import re
@@ -92,8 +92,7 @@ HELD = yaml.safe_load((ROOT / "tests/docs/promises.yaml").read_text(encoding="ut
 EXPLAINS = {
     "docs/nats.md": {"Speed"},
     "docs/gateway.md": set(),
-    "docs/threat-model.md": {"What kvroute doesn't defend against"},
-    "docs/security.md": set(),
+    "docs/security.md": {"What kvroute doesn't defend against"},
 }
 """Sections that promise nothing, or only numbers of a benchmark."""
 

@@ -240,7 +240,8 @@ def _check_read(read: ReceivedRequest, message: Any) -> None:
         same(getattr(read, name), value, name)
     for name in ("allowed_worker_ids", "excluded_worker_ids"):
         same(getattr(read, name) or [], list(getattr(message, name)), name)
-    same(read.required_labels or {}, dict(message.required_labels), "required_labels")
+    for name in ("required_labels", "excluded_labels"):
+        same(getattr(read, name) or {}, dict(getattr(message, name)), name)
     items = [router_pb2.MultimodalItem.FromString(one) for one in _list(read)]
     same(_items(items), _items(message.multimodal_items), "multimodal_items")
 

@@ -15,6 +15,8 @@ from tests.stage.exported import (
     router_families,
 )
 
+OPEN_MAX = 30
+"""Panels that are open, and asked for, when the dashboard opens."""
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes")
 """Of what the Prometheus client adds of its own, those worth a panel."""
 
@@ -25,7 +27,9 @@ def dashboard() -> Object:
 
 
 def panels_of(dashboard: Object) -> list[Object]:
-    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    """Those of folded rows, too."""
+    rows = [panel["panels"] for panel in dashboard["panels"] if panel["type"] == "row"]
+    return [panel for panel in sum(rows, dashboard["panels"]) if panel["type"] != "row"]
 
 
 def metrics_in(text: str) -> set[str]:
@@ -95,10 +99,17 @@ def test_every_query_goes_through_the_variables(dashboard: Object) -> None:
 
 
 def test_panels_have_their_own_ids_and_places(dashboard: Object) -> None:
-    ids = [panel["id"] for panel in dashboard["panels"]]
+    rows = [panel for panel in dashboard["panels"] if panel["type"] == "row"]
+    ids = [panel["id"] for panel in [*rows, *panels_of(dashboard)]]
     assert len(ids) == len(set(ids))
+    places_are_apart(dashboard["panels"])
+    for row in rows:
+        places_are_apart(row["panels"])
+
+
+def places_are_apart(panels: list[Object]) -> None:
     taken: dict[tuple[int, int], str] = {}
-    for panel in dashboard["panels"]:
+    for panel in panels:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24, panel["title"]
         for x in range(place["x"], place["x"] + place["w"]):
@@ -111,12 +122,19 @@ def test_dashboard_answers_its_questions_in_order(dashboard: Object) -> None:
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
     assert rows == [
         "Is it working?",
-        "Is the index trustworthy?",
+        "What do tenants get?",
         "Is load even?",
-        "Are the picks good?",
         "Do requests wait?",
+        "Is the index trustworthy?",
+        "Are the picks good?",
         "The router itself",
         "Do the gateway's clients get answers?",
         "Do Envoy's requests get endpoints?",
         "Are pods followed?",
     ]
+
+
+def test_a_screen_of_panels_is_open_and_the_other_rows_fold(dashboard: Object) -> None:
+    rows = [panel for panel in dashboard["panels"] if panel["type"] == "row"]
+    assert sum(panel["type"] != "row" for panel in dashboard["panels"]) <= OPEN_MAX
+    assert all(row["collapsed"] == bool(row["panels"]) for row in rows)

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc
@@ -151,3 +152,24 @@ def test_accounts_get_the_pods_token_and_a_way_to_kubernetes(
 def test_accounts_without_a_key_file_are_refused(chart: helm.Chart) -> None:
     with pytest.raises(helm.HelmRenderError, match=r"keys\.accounts needs keys\.existingSecret"):
         chart.render({"keys": {"accounts": True}})
+
+
+def test_a_release_with_secrets_of_its_own_renders_alike_each_time(chart: helm.Chart) -> None:
+    """What docs/kubernetes.md says of tools that render without a cluster, such as Argo CD."""
+    made = {"keys-secret", "tls-secret", "ca-configmap", "nats-secret"}
+    assert changed(chart, {"nats": {"server": {"enabled": True}}}) == made
+    values = {
+        "keys": {"existingSecret": "keys"},
+        "tls": {"existingSecret": "tls"},
+        "config": {"nats": {"url": "tls://nats:4222"}},
+        "nats": {"tlsSecret": {"name": "nats-ca"}, "userSecret": {"name": "nats-user"}},
+    }
+    assert changed(chart, values) == set()
+    certificates = {"certManager": {"enabled": True, "issuerRef": {"name": "internal"}}}
+    assert changed(chart, values | {"tls": certificates}) == set()
+
+
+def changed(chart: helm.Chart, values: dict[str, Any]) -> set[str]:
+    """Templates that two renderings of the same values have not alike."""
+    first, second = (chart.render(values, name="kvroute", namespace="n") for _ in range(2))
+    return {Path(path).stem for path in first if first[path] != second[path]}

@@ -81,6 +81,7 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
         alternatives=[Alternative(worker_id="w8", dp_rank=3, address="http://w8:8000", cost=0.5)],
         overlap_tokens=router_pb2.OverlapTokens(raw=64, usable=48, device=24, host=16, predicted=8),
         new_tokens=16,
+        estimated_ttft_ms=12.5,
         queue_ms=1.5,
         engine_priority=-2,
         lease_s=30.0,
@@ -96,6 +97,7 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
         raw=64, usable=48, device=24, host=16, disk=0, predicted=8
     )
     assert (pick.new_tokens, pick.queue_ms, pick.lease_s) == (16, 1.5, 30.0)
+    assert pick.estimated_ttft_ms == 12.5
     assert pick.engine_priority == -2
     assert pick.prefill_worker is not None
     assert pick.prefill_worker.dp_rank is None

@@ -41,15 +41,17 @@ fi
 
 if [ "$(cat "$VENV/.transfer" 2>/dev/null)" != "$NIXL $MOONCAKE" ]; then
   echo "installing NIXL $NIXL and Mooncake $MOONCAKE (once, half a minute, 0.4 GB)" >&2
-  pip_install "$VENV" --no-deps "nixl==$NIXL" "nixl-cu12==$NIXL" \
+  # NIXL takes the backend of the CUDA that torch was built for, and any where it was built for none.
+  BACKEND=cu$("$VENV/bin/python" -c 'import torch; print((torch.version.cuda or "12").split(".")[0])')
+  pip_install "$VENV" --no-deps "nixl==$NIXL" "nixl-$BACKEND==$NIXL" \
     "mooncake-transfer-engine-non-cuda==$MOONCAKE"
   SITE=$("$VENV/bin/python" -c 'import site; print(site.getsitepackages()[0])')
   cp "$HERE/no_accelerator.py" "$SITE/"
   echo 'import os; exec("import no_accelerator") if os.environ.get("NO_ACCELERATOR") else None' > "$SITE/zz_no_accelerator.pth"
   # Mooncake's library wants libibverbs; NIXL's wheel brings it, under a name of its own.
   mkdir -p "$BUILD/lib"
-  ln -sfn "$SITE/nixl_cu12.libs" "$BUILD/lib/nixl"
-  ln -sfn "$SITE"/nixl_cu12.libs/libibverbs-*.so.1* "$BUILD/lib/libibverbs.so.1"
+  ln -sfn "$SITE/nixl_$BACKEND.libs" "$BUILD/lib/nixl"
+  ln -sfn "$SITE/nixl_$BACKEND.libs"/libibverbs-*.so.1* "$BUILD/lib/libibverbs.so.1"
   echo "$NIXL $MOONCAKE" > "$VENV/.transfer"
 fi
 

@@ -173,8 +173,12 @@ async def a_stage(
     _clear(logs)
     async with AsyncExitStack() as stack:
         sockets = Path(stack.enter_context(TemporaryDirectory(prefix="kvroute-")))
+        # An engine may end an idle connection just as it is used again: each request has its own.
         session = await stack.enter_async_context(
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True, limit=0),
+                timeout=aiohttp.ClientTimeout(total=120),
+            )
         )
         fleet = fleet_of(Ground(build, logs, sockets, session))
         engines = {engine.worker_id: engine for engine in fleet}

@@ -10,7 +10,7 @@ from tests.scraped.release import CHART
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference-metrics.md"
 METRICS = frozenset(
-    re.findall(r"^\| `(kvroute_\w+)`", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+    re.findall(r"^- `(kvroute_\w+)`", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
 )
 AFTER_ERRORS = frozenset(
     {
@@ -45,7 +45,8 @@ def queries() -> list[str]:
     """Of all panels, with the variables' values for `All`."""
     text = (CHART / "dashboards" / "kvroute.json").read_text(encoding="utf-8")
     found = []
-    for panel in json.loads(text)["panels"]:
+    rows = json.loads(text)["panels"]
+    for panel in [*rows, *(panel for row in rows for panel in row.get("panels", ()))]:
         for target in panel.get("targets", ()):
             expression = target["expr"]
             for name, value in _FILLED.items():

@@ -216,8 +216,9 @@ class Fleet:
         Narrowing's fields."""
         self._requests += 1
         named = {name: about.pop(name) for name in Narrowing._fields if name in about}
-        labels = frozenset(named.pop("required_labels", {}).items())
-        narrowing = Narrowing(of.lora_name, labels, **named).or_none
+        for name in {"required_labels", "excluded_labels"} & named.keys():
+            named[name] = frozenset(named[name].items())
+        narrowing = Narrowing(of.lora_name, **named).or_none
         request_id = f"request-{self._requests}"
         return Request(**{"request_id": request_id, "prompt": of, "narrowing": narrowing} | about)
 

@@ -39,6 +39,12 @@ CASES = {
         {},
         {},
     ),
+    "excluded_labels": Case(
+        Narrowing(excluded_labels=frozenset({("capacity", "spot")})),
+        {"excluded_labels": {"capacity": "spot"}},
+        {"labels": {"capacity": "own"}},
+        {"labels": {"capacity": "spot"}},
+    ),
 }
 FIELDS = Narrowing._fields
 """A field without a case fails the tests that go over these."""

@@ -151,13 +151,13 @@ class WorkerStatus(google.protobuf.message.Message):
     blocks_forgotten: builtins.int
     """in its events, and dropped from the index for lack of space"""
     approximate: builtins.bool
-    """the engine sends no events: its blocks are predicted from this router's picks"""
+    """the engine sends no events: its blocks are predictions from this router's picks"""
     reserved_by_peers: builtins.int
     """open reservations of other router replicas"""
     prefill_rate: builtins.float
-    """prompt tokens computed per second, as measured; before the first measurement, the rate of the model's other workers"""
+    """measured prompt tokens a second; before the first measurement, those of the model's other workers"""
     prefills_measured: builtins.int
-    """prompts reported done, from which prefill_rate was measured"""
+    """prompts behind prefill_rate"""
     kv_connector: builtins.str
     """connector that transfers its KV caches, as configured"""
     bootstrap_host: builtins.str
@@ -165,15 +165,15 @@ class WorkerStatus(google.protobuf.message.Message):
     bootstrap_port: builtins.int
     """port for KV transfers; 0: unknown"""
     preemptions: builtins.int
-    """requests preempted for lack of KV blocks, since the engine's start; 0 also if the engine doesn't count them"""
+    """requests preempted for lack of KV blocks since the engine's start; 0 if the engine counts none"""
     token_budget: builtins.int
     """tokens of a step; absent: unknown to its relay"""
     slots_estimated: builtins.int
-    """requests that run at once, as estimated by this router; absent: total_slots is set, or no estimate yet"""
+    """this router's estimate of the requests that run at once; absent: total_slots is set, or no estimate yet"""
     block_share: builtins.float
-    """share of total_blocks that picks fill while another worker has free blocks: below 1 after preemptions; absent: no heartbeat yet, or an older router"""
+    """share of total_blocks that picks fill while another worker has free blocks, below 1 after preemptions; absent: no heartbeat yet"""
     last_resort: builtins.bool
-    """gets requests only while no responsive worker is eligible; unschedulable_reason says why"""
+    """gets requests only while no responsive worker is eligible, for unschedulable_reason"""
     @property
     def model_aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -190,7 +190,7 @@ class WorkerStatus(google.protobuf.message.Message):
 
     @property
     def outcomes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """requests sent there by this router since the worker is known: outcome -> requests"""
+        """outcome -> requests that this router sent there since it knows the worker"""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ Global___WorkerStatus: typing_extensions.TypeAlias = WorkerStatus
 
 @typing.final
 class Ejection(google.protobuf.message.Message):
-    """Ejection keeps requests away from a worker where earlier requests failed, for a time that doubles."""
+    """Ejection keeps requests away from a worker where requests failed, for a time that doubles."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -279,7 +279,7 @@ class Ejection(google.protobuf.message.Message):
     reason: builtins.str
     """refused, failures_in_a_row, failure_share, no_first_token, probe_failed or peer"""
     probing: builtins.bool
-    """the time is over: a bounded number of requests probes the worker"""
+    """a bounded number of requests probes the worker"""
     times: builtins.int
     """consecutive ejections, without a calm time between them"""
     replica: builtins.str
@@ -313,7 +313,7 @@ class ListWorkersRequest(google.protobuf.message.Message):
     model: builtins.str
     """empty: workers of all models"""
     away: builtins.bool
-    """only workers whose relay is silent or whose engine does not answer its relay, unless so many stopped at once that the broker may have failed"""
+    """only workers with a silent relay, or an engine that does not answer its relay; none while so many stopped at once that the broker may have failed"""
     def __init__(
         self,
         *,
@@ -404,8 +404,8 @@ Global___WorkerRef: typing_extensions.TypeAlias = WorkerRef
 
 @typing.final
 class RegisterWorkerRequest(google.protobuf.message.Message):
-    """RegisterWorkerRequest describes one engine, with the same keys as an entry of `workers:` in the configuration. A key that is not set,
-    or an empty text, leaves the setting at its default.
+    """RegisterWorkerRequest describes one engine by the keys of an entry of `workers:` in the configuration. Unset keys and empty texts
+    mean the defaults.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -468,9 +468,7 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     warm: builtins.bool
     """routers may make it compute hot prefixes, over its HTTP base"""
     events_bind: builtins.bool
-    """Fields from here on are ignored by routers of releases that answer without `ranks`.
-    the relay binds the events endpoint, for engines whose publisher connects
-    """
+    """the relay binds the events endpoint, for engines whose publisher connects"""
     topic: builtins.str
     """ZMQ topic prefix of the engine's events; empty: every topic"""
     load: builtins.str
@@ -480,7 +478,7 @@ class RegisterWorkerRequest(google.protobuf.message.Message):
     model: builtins.str
     """model name; empty: the engine's own"""
     block_size: builtins.int
-    """canonical block size, 1 to 65,536 tokens; absent: the model's in the router's `models:`, or the engine's own, at least 16"""
+    """canonical block size, 1 to 65,536 tokens; absent: that of the router's `models:`, or the engine's own, at least 16"""
     kv_connector: builtins.str
     """connector by which vLLM hands KV caches over; empty: none"""
     kv_engine_id: builtins.str
@@ -557,7 +555,7 @@ class RegisterWorkerResponse(google.protobuf.message.Message):
 
     RANKS_FIELD_NUMBER: builtins.int
     ranks: builtins.int
-    """data-parallel ranks that the relay follows; 0: the router's release is older and reads fields 1 to 9 only"""
+    """data-parallel ranks that the relay follows; 0: an older router, which reads fields 1 to 9 only"""
     def __init__(
         self,
         *,
@@ -717,13 +715,13 @@ class QueuedRequest(google.protobuf.message.Message):
     HELD_BY_FIELD_NUMBER: builtins.int
     BEHIND_FIELD_NUMBER: builtins.int
     place: builtins.int
-    """requests of its pool in front of it, as if they went by band, tenant and line"""
+    """requests of its pool in front of it, by band, tenant and line"""
     model: builtins.str
     """of its pool"""
     role: builtins.str
     """of its pool: both, prefill, decode or pair"""
     request_id: builtins.str
-    """the caller's, or the one that the router made up"""
+    """the caller's, or the router's own"""
     band: builtins.str
     tenant: builtins.str
     priority: builtins.int
@@ -732,7 +730,7 @@ class QueuedRequest(google.protobuf.message.Message):
     expires_in_s: builtins.float
     """until its wait ends; below 0: in the router's next turn"""
     held_by: builtins.str
-    """why it still waits: turn (others go first), peers (those of other routers do), room (it is the first of its pool, or no worker had room when it was its turn), or the key of the rule that holds it"""
+    """why it waits: turn (others go first), peers (those of other routers do), room (it is the first of its pool, or no worker had room at its turn), or the key of the rule that holds it"""
     behind: builtins.str
     """request_id of the request in front of it in its pool; empty: there is none"""
     def __init__(
@@ -824,7 +822,7 @@ class ListQueueResponse(google.protobuf.message.Message):
 
     @property
     def peer_bands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QueuedBand]:
-        """requests that wait in other routers, by this router's bands; absent: none is heard of"""
+        """requests that wait in other routers, by this router's bands; absent: none are known"""
 
     def __init__(
         self,
@@ -992,9 +990,9 @@ class WatchDecisionsResponse(google.protobuf.message.Message):
     LEFT_OUT_FIELD_NUMBER: builtins.int
     LIMITED_FIELD_NUMBER: builtins.int
     left_out: builtins.int
-    """decisions that fitted since the last message, and that the caller was too slow for"""
+    """fitting decisions since the last message that the caller was too slow for"""
     limited: builtins.bool
-    """more decisions were made in a second than are looked at"""
+    """more decisions were made in a second than are examined"""
     @property
     def decisions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WatchedDecision]: ...
     def __init__(

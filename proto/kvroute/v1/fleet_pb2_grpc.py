@@ -99,15 +99,15 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchWorkers(self, request, context):
-        """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again.
+        """WatchWorkers sends every worker once, then each worker that changes. The router ends the call now and then, with OK: call again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorker(self, request, context):
-        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
-        worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
+        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops, and takes back a removal and a
+        drain of the worker. INVALID_ARGUMENT names the invalid field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,16 +136,16 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListQueue(self, request, context):
-        """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
-        by band and by tenant. Each router has a queue of its own.
+        """ListQueue shows the requests that wait in this router's queue, those of each pool in their order, and how many wait by band and
+        by tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchDecisions(self, request, context):
-        """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
-        describes. The router ends the call now and then, with OK: call again.
+        """WatchDecisions sends picks and refusals as they are made: of the first 50 in a second those that the request describes. The
+        router ends the call now and then, with OK: call again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

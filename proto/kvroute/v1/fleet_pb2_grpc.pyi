@@ -280,11 +280,11 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     """ListWorkers shows every worker the router knows."""
 
     WatchWorkers: _FleetWatchWorkersType
-    """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again."""
+    """WatchWorkers sends every worker once, then each worker that changes. The router ends the call now and then, with OK: call again."""
 
     RegisterWorker: _FleetRegisterWorkerType
-    """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
-    worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
+    """RegisterWorker makes this router run a relay for an engine that has none, until the router stops, and takes back a removal and a
+    drain of the worker. INVALID_ARGUMENT names the invalid field.
     """
 
     DrainWorker: _FleetDrainWorkerType
@@ -299,13 +299,13 @@ class FleetStub(typing.Generic[_FleetListWorkersType, _FleetWatchWorkersType, _F
     """ResyncWorker forgets the blocks of a worker and requests them from its relay again. Every replica follows."""
 
     ListQueue: _FleetListQueueType
-    """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
-    by band and by tenant. Each router has a queue of its own.
+    """ListQueue shows the requests that wait in this router's queue, those of each pool in their order, and how many wait by band and
+    by tenant.
     """
 
     WatchDecisions: _FleetWatchDecisionsType
-    """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
-    describes. The router ends the call now and then, with OK: call again.
+    """WatchDecisions sends picks and refusals as they are made: of the first 50 in a second those that the request describes. The
+    router ends the call now and then, with OK: call again.
     """
 
     FindDecisions: _FleetFindDecisionsType
@@ -374,7 +374,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.WatchWorkersRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvroute.v1.fleet_pb2.WatchWorkersResponse], collections.abc.AsyncIterator[kvroute.v1.fleet_pb2.WatchWorkersResponse]]:
-        """WatchWorkers sends every worker once, then each worker again when it changes. The router ends the call now and then, with OK: call again."""
+        """WatchWorkers sends every worker once, then each worker that changes. The router ends the call now and then, with OK: call again."""
 
     @abc.abstractmethod
     def RegisterWorker(
@@ -382,8 +382,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.RegisterWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.RegisterWorkerResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.RegisterWorkerResponse]]:
-        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops. It takes back a removal of the
-        worker, and a drain with it. INVALID_ARGUMENT names the invalid field.
+        """RegisterWorker makes this router run a relay for an engine that has none, until the router stops, and takes back a removal and a
+        drain of the worker. INVALID_ARGUMENT names the invalid field.
         """
 
     @abc.abstractmethod
@@ -418,8 +418,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.ListQueueRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvroute.v1.fleet_pb2.ListQueueResponse, collections.abc.Awaitable[kvroute.v1.fleet_pb2.ListQueueResponse]]:
-        """ListQueue shows the requests that wait in this router for a worker with room, those of each pool in their order, and how many wait
-        by band and by tenant. Each router has a queue of its own.
+        """ListQueue shows the requests that wait in this router's queue, those of each pool in their order, and how many wait by band and
+        by tenant.
         """
 
     @abc.abstractmethod
@@ -428,8 +428,8 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: kvroute.v1.fleet_pb2.WatchDecisionsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvroute.v1.fleet_pb2.WatchDecisionsResponse], collections.abc.AsyncIterator[kvroute.v1.fleet_pb2.WatchDecisionsResponse]]:
-        """WatchDecisions sends decisions as they are made, and refusals: of the first 50 in a second those that the request
-        describes. The router ends the call now and then, with OK: call again.
+        """WatchDecisions sends picks and refusals as they are made: of the first 50 in a second those that the request describes. The
+        router ends the call now and then, with OK: call again.
         """
 
     @abc.abstractmethod

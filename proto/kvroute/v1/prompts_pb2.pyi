@@ -38,7 +38,7 @@ class RenderRequest(google.protobuf.message.Message):
     completion_body: builtins.bytes
     messages_body: builtins.bytes
     source: kvroute.v1.router_pb2.PromptSource.ValueType
-    """LOCAL or ENGINE: only from there, without a comparison; else as for Route with require_tokens"""
+    """LOCAL or ENGINE: only from there, without a comparison; else as Route with require_tokens"""
     def __init__(
         self,
         *,
@@ -174,7 +174,7 @@ class ShapeTrust(google.protobuf.message.Message):
     compared: builtins.int
     """prompts whose tokens were compared with the engine's, since the last difference"""
     first_difference: builtins.int
-    """of a barred shape: index of the first token that differs; absent: only the counts are known"""
+    """of a barred shape: index of the first token that differs; absent: only counts are known"""
     own_token: builtins.int
     """at that index; 0: the router's tokens end before it"""
     engine_token: builtins.int

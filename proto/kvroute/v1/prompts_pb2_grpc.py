@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class PromptsStub(object):
-    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven.
-
-    Statuses carry the same details as those of Router.
+    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven. Statuses are as those of
+    Router.
     """
 
     def __init__(self, channel):
@@ -50,9 +49,8 @@ class PromptsStub(object):
 
 
 class PromptsServicer(object):
-    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven.
-
-    Statuses carry the same details as those of Router.
+    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven. Statuses are as those of
+    Router.
     """
 
     def Render(self, request, context):
@@ -91,9 +89,8 @@ def add_PromptsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Prompts(object):
-    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven.
-
-    Statuses carry the same details as those of Router.
+    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven. Statuses are as those of
+    Router.
     """
 
     @staticmethod

@@ -58,9 +58,8 @@ _PromptsListTokenizersType = typing_extensions.TypeVar(
 )
 
 class PromptsStub(typing.Generic[_PromptsRenderType, _PromptsListTokenizersType]):
-    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven.
-
-    Statuses carry the same details as those of Router.
+    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven. Statuses are as those of
+    Router.
     """
 
     @typing.overload
@@ -105,9 +104,8 @@ PromptsAsyncStub: typing_extensions.TypeAlias = PromptsStub[
 ]
 
 class PromptsServicer(metaclass=abc.ABCMeta):
-    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven.
-
-    Statuses carry the same details as those of Router.
+    """Prompts turns prompts into the tokens that engines will see, and shows how far these tokens are proven. Statuses are as those of
+    Router.
     """
 
     @abc.abstractmethod

@@ -62,7 +62,7 @@ class _PromptSourceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     PROMPT_SOURCE_ENGINE: _PromptSource.ValueType  # 2
     """an engine of the model, or its render service"""
     PROMPT_SOURCE_ESTIMATE: _PromptSource.ValueType  # 3
-    """there are none: count is an estimate, and the prompt matches no worker's cache"""
+    """no tokens: count is an estimate, and the prompt matches no worker's cache"""
 
 class PromptSource(_PromptSource, metaclass=_PromptSourceEnumTypeWrapper):
     """PromptSource is where the tokens of a prompt that came without tokens are from."""
@@ -73,7 +73,7 @@ PROMPT_SOURCE_LOCAL: PromptSource.ValueType  # 1
 PROMPT_SOURCE_ENGINE: PromptSource.ValueType  # 2
 """an engine of the model, or its render service"""
 PROMPT_SOURCE_ESTIMATE: PromptSource.ValueType  # 3
-"""there are none: count is an estimate, and the prompt matches no worker's cache"""
+"""no tokens: count is an estimate, and the prompt matches no worker's cache"""
 Global___PromptSource: typing_extensions.TypeAlias = PromptSource
 
 class _ProgressState:
@@ -208,10 +208,9 @@ Global___BlockHashes: typing_extensions.TypeAlias = BlockHashes
 
 @typing.final
 class MultimodalItem(google.protobuf.message.Message):
-    """MultimodalItem is an image, a sound or the like, that covers some of the prompt's tokens. vLLM's KV events name items,
-    so prompts with items match. SGLang's KV events name none: instead of an item's placeholder tokens they have its pad
-    value, 1,000,000 + (hash & (2^30 - 1)) of the hash that SGLang computes of the processed item. A prompt for SGLang
-    workers matches as a whole if it has these pad values as token ids and no items, and up to its first item otherwise.
+    """MultimodalItem is an image, a sound or the like, in the place of some of the prompt's tokens. On SGLang, whose KV events name no
+    items, a prompt with items matches up to its first item. It matches as a whole if it has no items and, as the token ids in their
+    places, SGLang's pad values: 1,000,000 + (hash & (2^30 - 1)) of SGLang's hash of the processed item.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -262,6 +261,22 @@ class RouteRequest(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class ExcludedLabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
@@ -293,6 +308,7 @@ class RouteRequest(google.protobuf.message.Message):
     QUEUE_PROGRESS_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     CHARGED_TOKENS_FIELD_NUMBER: builtins.int
+    EXCLUDED_LABELS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """the same id and prompt get the same answer; empty: a random id"""
     model: builtins.str
@@ -300,10 +316,7 @@ class RouteRequest(google.protobuf.message.Message):
     token_bytes: builtins.bytes
     """little-endian u32, the fast form"""
     text: builtins.str
-    """A prompt without tokens. The router makes the tokens that the engine will see (PromptTokens). Each of the four takes 32 MiB at
-    most. Routers of older releases ignore these fields and refuse the request with EMPTY_PROMPT.
-    of a completion; special tokens are added as the engine adds them
-    """
+    """a completion's prompt, 32 MiB at most like the bodies; the router tokenizes it (PromptTokens) with the engine's special tokens"""
     chat_completion_body: builtins.bytes
     """JSON of POST /v1/chat/completions, as the engine will get it"""
     completion_body: builtins.bytes
@@ -311,8 +324,8 @@ class RouteRequest(google.protobuf.message.Message):
     messages_body: builtins.bytes
     """JSON of POST /v1/messages"""
     estimated_tokens: builtins.int
-    """A prompt of which only the length is known, 1 to routing.prompt_tokens_max tokens: it matches no worker's cache, and is
-    routed by load; cache_salt and multimodal_items have no effect. Blocks of its first 8,192 tokens at most count as load.
+    """Length of a prompt of which nothing else is known, 1 to routing.prompt_tokens_max tokens: the request is routed by load;
+    cache_salt and multimodal_items have no effect. Blocks of its first 8,192 tokens at most count as load.
     """
     lora_name: builtins.str
     cache_salt: builtins.str
@@ -327,22 +340,22 @@ class RouteRequest(google.protobuf.message.Message):
     policy: builtins.str
     """empty: the configured policy"""
     omit_receipt: builtins.bool
-    """true: the answer has no receipt, which makes it cheaper"""
+    """true: the answer has no receipt"""
     return_tokens: builtins.bool
     """true: the answer to a prompt without tokens has prompt.token_bytes"""
     require_tokens: builtins.bool
-    """true: refuse a prompt whose tokens can't be had; false: estimate its length, and route it by load"""
+    """of a prompt whose tokens can't be had: true: refuse it; false: route it by load and estimated length"""
     waited_ms: builtins.int
-    """How long the request has waited in routers that ended before they answered. It counts for the request's turn, up to
-    its queue_timeout_ms, once such a router is known to be gone, and for as many requests as waited there.
+    """Wait so far in routers that ended before they answered. It counts for the request's turn, up to its queue_timeout_ms, once
+    such a router is known to be gone, and for as many requests as waited there.
     """
     queue_progress: builtins.bool
-    """true: on RouteStream, results with `waiting` come while the request waits in the router's queue"""
+    """true: RouteStream sends results with `waiting` while the request waits in the router's queue"""
     traceparent: builtins.str
-    """W3C traceparent of the caller's span; sampled: a router with `tracing.endpoint` exports its own spans below it"""
+    """W3C traceparent of the caller's span; below a sampled span a router with `tracing.endpoint` exports its own"""
     charged_tokens: builtins.int
-    """Prompt tokens that the tenant's quota (queue.tenants tokens_per_s) is charged with, where the prompt's length is an estimate that
-    was lowered for routing. The engine's count takes their place once it is reported (Progress.prompt_tokens).
+    """Prompt tokens that the tenant's quota (queue.tenants tokens_per_s) is charged with, for a prompt whose estimated length was
+    lowered for routing; until the engine's count is reported (Progress.prompt_tokens).
     """
     @property
     def token_ids(self) -> Global___TokenIds: ...
@@ -358,6 +371,10 @@ class RouteRequest(google.protobuf.message.Message):
 
     @property
     def excluded_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def excluded_labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """no worker that has any of these labels"""
+
     def __init__(
         self,
         *,
@@ -392,9 +409,10 @@ class RouteRequest(google.protobuf.message.Message):
         queue_progress: builtins.bool = ...,
         traceparent: builtins.str = ...,
         charged_tokens: builtins.int | None = ...,
+        excluded_labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_labels", b"excluded_labels", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_charged_tokens", b"_charged_tokens"]) -> typing.Literal["charged_tokens"] | None: ...
     @typing.overload
@@ -431,7 +449,7 @@ class PromptTokens(google.protobuf.message.Message):
     """little-endian u32; only with return_tokens, and not of source ESTIMATE"""
     source: Global___PromptSource.ValueType
     verified: builtins.bool
-    """the picked worker's engine or a render service gave these tokens, or engines gave the same tokens as the router for all prompts of this shape so far"""
+    """tokens of the picked worker's engine or of a render service, or of a shape for which engines always gave the router's tokens"""
     tokenizer_digest: builtins.str
     """of the router's own tokenizer and chat template; empty: it has none for the model"""
     shape: builtins.str
@@ -491,15 +509,13 @@ Global___OverlapTokens: typing_extensions.TypeAlias = OverlapTokens
 
 @typing.final
 class PrefillWorker(google.protobuf.message.Message):
-    """PrefillWorker is the prefill half of a PREFILL_DECODE pair: it computes the prompt, and the picked worker
-    takes its KV cache over. The two requests depend on the engine.
+    """PrefillWorker computes the prompt of a PREFILL_DECODE pair; the picked worker takes its KV cache over.
 
-    Of both engines: the request to this worker makes one answer of one token, which nothing but its length ends: n, max_tokens and
-    max_completion_tokens 1, min_tokens 0, ignore_eos true, without best_of, stop, stop_token_ids, stop_regex, stream and stream_options.
-    sglang: the request goes to both workers at once, with bootstrap_host, bootstrap_port and bootstrap_room in its body.
-    vllm: the first request goes to this worker, with prefill_kv_transfer_params as its kv_transfer_params. The second request goes to
-    the picked worker, with decode_kv_transfer_params or, if these are empty, with the kv_transfer_params of this worker's
-    answer. Both have the same X-Request-Id.
+    The request to this worker is for one answer of one token that only its length ends: n, max_tokens and max_completion_tokens 1,
+    min_tokens 0, ignore_eos true, without best_of, stop, stop_token_ids, stop_regex, stream and stream_options.
+    sglang: send the request to both workers at once, with bootstrap_host, bootstrap_port and bootstrap_room in its body.
+    vllm: send it to this worker first, with prefill_kv_transfer_params as its kv_transfer_params; then to the picked worker, with
+    decode_kv_transfer_params or, if these are empty, the kv_transfer_params of this worker's answer, and the same X-Request-Id.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -650,6 +666,7 @@ class RouteResponse(google.protobuf.message.Message):
     HASH_BLOCK_SIZE_FIELD_NUMBER: builtins.int
     PROMPT_FIELD_NUMBER: builtins.int
     QUEUE_AHEAD_FIELD_NUMBER: builtins.int
+    ESTIMATED_TTFT_MS_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     worker_id: builtins.str
     dp_rank: builtins.int
@@ -663,13 +680,13 @@ class RouteResponse(google.protobuf.message.Message):
     """priority in the engine's own direction; absent unless it schedules by priority"""
     lease_s: builtins.float
     hash_block_size: builtins.int
-    """Block size, in tokens, for block_hashes of the model's next prompts, which take an eighth of the bytes or less. Holds
-    for requests like this one, without LoRA, salt and multimodal items. 0: send tokens.
+    """Tokens of a block for block_hashes of the next prompts of requests like this one, without LoRA, salt and multimodal items.
+    0: send tokens.
     """
     queue_ahead: builtins.int
-    """Requests for the same model and role that were to go before this one when it came to the router's queue, by the order of
-    that moment. Absent: the request did not wait.
-    """
+    """Requests for the same model and role that were before this one when it came to the queue; absent: it did not wait."""
+    estimated_ttft_ms: builtins.float
+    """Predicted time from the pick to the first token, at the worker that computes the prompt. Absent: the policy predicts none."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -708,13 +725,16 @@ class RouteResponse(google.protobuf.message.Message):
         hash_block_size: builtins.int = ...,
         prompt: Global___PromptTokens | None = ...,
         queue_ahead: builtins.int | None = ...,
+        estimated_ttft_ms: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_queue_ahead", b"_queue_ahead", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_queue_ahead", b"_queue_ahead", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_queue_ahead", b"_queue_ahead", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "estimated_ttft_ms", b"estimated_ttft_ms", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_queue_ahead", b"_queue_ahead", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "estimated_ttft_ms", b"estimated_ttft_ms", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_engine_priority", b"_engine_priority"]) -> typing.Literal["engine_priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_estimated_ttft_ms", b"_estimated_ttft_ms"]) -> typing.Literal["estimated_ttft_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_queue_ahead", b"_queue_ahead"]) -> typing.Literal["queue_ahead"] | None: ...
 
@@ -733,7 +753,7 @@ class QueueProgress(google.protobuf.message.Message):
     """requests for the same model and role that are to go before it"""
     waited_ms: builtins.float
     expected_ms: builtins.float
-    """wait from now on, from how fast requests went lately; absent: none went yet"""
+    """further wait, by the rate at which requests went lately; absent: none went yet"""
     def __init__(
         self,
         *,
@@ -798,7 +818,7 @@ class CandidateRow(google.protobuf.message.Message):
     """as the engine reported"""
     waiting: builtins.int
     reserved: builtins.float
-    """requests sent and not in the engine's load sample, less those ended since"""
+    """requests sent that are not in the engine's load sample, less those ended after it"""
     total_slots: builtins.int
     prefill_tokens_active: builtins.int
     stream_state: builtins.str
@@ -933,7 +953,7 @@ class Receipt(google.protobuf.message.Message):
     """the largest usable overlap of any candidate"""
     replica: builtins.str
     prefill: builtins.str
-    """of a PREFILL_DECODE request: remote: a pair; local: too little of the prompt is new; absent: no prefill worker"""
+    """of a PREFILL_DECODE request: remote (a pair), local (too little of the prompt is new) or absent (no prefill worker)"""
     @property
     def parameters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """constants of the formula"""
@@ -1159,9 +1179,7 @@ class RouteResult(google.protobuf.message.Message):
     def status(self) -> google.rpc.status_pb2.Status: ...
     @property
     def waiting(self) -> Global___QueueProgress:
-        """Only for requests with queue_progress, in the place of a result: once a second, first within a second of the wait's
-        beginning. The result follows.
-        """
+        """For requests with queue_progress: once a second, the first within a second of the wait's beginning; the result follows."""
 
     def __init__(
         self,
@@ -1179,8 +1197,8 @@ Global___RouteResult: typing_extensions.TypeAlias = RouteResult
 
 @typing.final
 class RouteResults(google.protobuf.message.Message):
-    """RouteResults carries several answers. At least one RouteResults follows every batch at once, empty if there is no
-    answer yet. The router ends a stream now and then, with OK; send unanswered items on another stream.
+    """RouteResults carries several answers. One follows every batch at once, empty if there is no answer yet. The router ends a
+    stream now and then, with OK; send unanswered items on another stream.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1222,22 +1240,20 @@ class Progress(google.protobuf.message.Message):
     """from the engine's usage: prompt_tokens_details.cached_tokens; for a pair: of the prefill worker"""
     failure_reason: Global___FailureReason.ValueType
     refused: builtins.bool
-    """of reason WORKER: the worker refused the connection, so nothing of the request arrived. A single refusal counts"""
+    """of reason WORKER: the worker refused the connection; a single refusal counts"""
     failed_worker_id: builtins.str
     """of a pair: the worker that failed; empty: the prefill worker before PREFILL_DONE, else the picked worker"""
     request_id: builtins.str
-    """A request that waits in this router's queue, in the place of reservation_id. With `priority` its priority changes; with state FAILED
-    and failure_reason CANCELLED its wait ends, and its caller gets CANCELLED. Nothing waits under the id: CANCELLED is for the
-    reservation of that request, if there is one. Routers of older releases ignore it, and find no reservation.
+    """In the place of reservation_id, a request that waits in this router's queue: `priority` changes its priority; state FAILED with
+    failure_reason CANCELLED ends its wait (its caller gets CANCELLED), or its reservation if it waits no longer.
     """
     priority: builtins.int
     """higher is sooner; changes nothing for a request that has its worker"""
     prompt_tokens: builtins.int
-    """from the engine's usage: prompt_tokens. The router compares it with the tokens that it made"""
+    """from the engine's usage: prompt_tokens; compared with the tokens that the router made"""
     unobserved: builtins.bool
-    """With state RUNNING: the caller sees nothing of the answer and will not report its steps. The router takes the end of the prefill from
-    the worker's KV events, and the end of the request from the load that its engine reports; the lease and later reports end it as
-    always. Routers of older releases ignore it.
+    """With state RUNNING: the caller will not see or report the answer's steps. The router takes the end of the prefill from the
+    worker's KV events, and the end of the request from the engine's reported load; the lease and later reports end it, too.
     """
     def __init__(
         self,
@@ -1298,9 +1314,9 @@ class ReportRequest(google.protobuf.message.Message):
     CALLER_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     caller: builtins.str
-    """set by a router that forwards steps to another: the host that reported them. Ignored from clients"""
+    """between routers, ignored from clients: the host that reported the steps"""
     owner: builtins.str
-    """set by a router that forwards steps to another: the identity that may report on its own requests alone; absent: on all. Ignored from clients"""
+    """between routers, ignored from clients: the identity that may report on its own requests alone; absent: on all"""
     @property
     def progress(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
     def __init__(

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from events.plane.clock import unix_now
+from router.cli.flags import shared_option
 from router.config.printable import shown
 from router.config.reading import TARGET_VARIABLES
 from router.config.settings.keys_settings import DialSettings
@@ -39,6 +40,7 @@ _FLAGS = {
     "--tls-name": "Name in the router's certificate, where it is not that of the address.",
     "--token-file": "File with your bearer token.",
 }
+_option = shared_option("Options of calls to a router")
 _KEYS = ("tls", "ca_file", "certificate_file", "key_file", "name", "token_file")
 
 
@@ -47,7 +49,7 @@ def target_flag(command: Command) -> Command:
     flags = zip(_FLAGS.items(), _KEYS, TARGET_VARIABLES, strict=True)
     for (flag, text), key, variable in reversed(list(flags)):
         kind: dict[str, Any] = {"is_flag": True} if key == "tls" else {"type": str}
-        command = click.option(
+        command = _option(
             flag,
             f"target_{key}",
             envvar=variable,
@@ -56,7 +58,7 @@ def target_flag(command: Command) -> Command:
             help=text,
             **kind,
         )(command)
-    return click.option(
+    return _option(
         "--target",
         "-t",
         default="127.0.0.1:50051",

@@ -56,9 +56,9 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     type=click.Choice(["through", "around"]),
     default="through",
     show_default=True,
-    help="through: the picker sees answers, so that it knows their end and their cached tokens."
-    " around: answers cost it nothing and it can't cut them; the router takes their end from the"
-    " engine's load (epp.unobserved_s at the latest).",
+    help="through: the picker sees answers, their end and their cached tokens. around: answers cost"
+    " it nothing and it can't cut them; the router takes their end from the engine's load"
+    " (epp.unobserved_s at the latest).",
 )
 @click.option("--tls-ca-file", default="", help="PEM file that signed the pickers' certificates.")
 @click.option(
@@ -79,9 +79,9 @@ def envoy_config(
     tls_ca_file: str,
     retries: int,
 ) -> None:
-    """Print a configuration of Envoy that asks kvroute where each request goes.
+    """Print a configuration of Envoy by which kvroute picks each request's worker.
 
-    Envoy gets the fleet's addresses once; run this again when workers come that it does not know.
+    It names the fleet's addresses of now: run this again when workers come.
     """
 
     async def running() -> int:

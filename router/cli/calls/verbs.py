@@ -80,9 +80,10 @@ def resync(worker: str, **about: Any) -> None:
 def register(worker: str, target: str, timeout_s: float, as_json: bool, **given: Any) -> None:
     """Have the router run a relay for an engine that has none, as WORKER.
 
-    The flags are the keys of an entry of `workers:` in the router's configuration. The router that
-    is called runs the relay until it stops; for good, list the engine under `workers:`, or run
-    `kvroute relay` beside the engine. A removal of WORKER that is in force is taken back.
+    The flags are the keys of an entry of `workers:` in the router's configuration, but for those
+    that name files. The router that is called runs the relay until it stops; for good, list the
+    engine under `workers:`, or run `kvroute relay` beside the engine. A removal of WORKER that is
+    in force is taken back.
     """
     engine = given_engine(given)
     engine_settings({"id": worker, **engine}, id_name="WORKER")

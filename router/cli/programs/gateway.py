@@ -16,10 +16,10 @@ from router.processes.logs import set_up
 def gateway(config_file: Path | None, **given: Any) -> None:
     """Serve OpenAI's and Anthropic's HTTP API in front of the fleet.
 
-    Requests go to the workers that the routers pick, and answers come back byte for byte. Chats,
-    completions, messages, responses, embeddings and the like; /v1/models, /health, /ready and
-    /metrics are the gateway's own. The gateway checks no keys, and listens on loopback only unless
-    --gateway-any-address is set. Several gateways may stand side by side.
+    Requests go to the workers that the routers pick, and answers come back byte for byte.
+    /v1/models, /health, /ready and /metrics are the gateway's own. An address that is not loopback
+    needs --keys-file, --tls-client-ca-file or --gateway-any-address. Several gateways may stand
+    side by side.
     """
     config = read_config(GatewayConfig, config_file, given)
     set_up(config.log)

@@ -166,11 +166,14 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
  *
  * faces: of the rows in `order`; conditions: of its first two. engine_priority: NULL if the engine
  * has none. about: NULL for an answer whose receipt is written elsewhere, or left out. new_tokens:
- * that the worker computes. hash_block_size: 0 if tokens are wanted. */
+ * that the worker computes. hash_block_size: 0 if tokens are wanted. estimated_ttft_ms: not a number
+ * if the policy predicts none. */
 static void put_answer(Backward *b, const Decided *d, const uint32_t *order, size_t ordered,
                        size_t alternatives, const Face *faces, double lease_s,
                        const int32_t *engine_priority, uint64_t new_tokens,
-                       uint32_t hash_block_size) {
+                       uint32_t hash_block_size, double estimated_ttft_ms) {
+    if (!isnan(estimated_ttft_ms))
+        put_double_always(b, ROUTE_RESPONSE_ESTIMATED_TTFT_MS, estimated_ttft_ms);
     put_uint(b, ROUTE_RESPONSE_HASH_BLOCK_SIZE, hash_block_size);
     put_double(b, ROUTE_RESPONSE_LEASE_S, lease_s);
     if (engine_priority)

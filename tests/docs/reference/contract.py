@@ -13,9 +13,10 @@ FOLDER = Path(__file__).parents[3] / "proto" / "kvroute" / "v1"
 HEAD = """# gRPC
 
 Services, messages and enumerations of `kvroute.v1`. `python -m tests.docs.reference` makes this
-page from [the .proto files](../proto/README.md), which are the contract: fields may be added,
-none changes its number or meaning. [Call it](call-it.md) has examples,
-[statuses](reference-statuses.md) what a refusal means, [security](security.md) the rights.
+page from [the .proto files](../proto/README.md), which are the contract and have the fields'
+numbers: fields may be added, none changes its number or meaning. [Call it](call-it.md) has
+examples, [statuses](reference-statuses.md) what a refusal means, [security](security.md) the
+rights.
 """
 _BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{")
 _EMPTY = re.compile(r"message (\w+) \{\}")
@@ -49,25 +50,23 @@ def page() -> str:
     known = {block.name for block in blocks}
     lines = [HEAD]
     for block in sorted(blocks, key=lambda block: ("service", "message", "enum").index(block.kind)):
-        lines += [f"## {block.name}", "", plain(block.comment), ""]
-        match block.kind:
-            case "service":
-                cells = [
-                    (code(one.name), _types(one.kind, known), _right(block, one), cell(one.comment))
-                    for one in block.members
-                ]
-                head = ("method", "request -> answer", "right", "meaning")
-            case "message":
-                cells = [
-                    (one.number, code(one.name), _types(one.kind, known), cell(one.comment))
-                    for one in block.members
-                ]
-                head = ("number", "field", "type", "meaning")
-            case _:
-                cells = [(one.number, code(one.name), cell(one.comment)) for one in block.members]
-                head = ("number", "value", "meaning")
-        lines += [*table(head, cells), ""] if cells else ["It has no fields.", ""]
+        lines += [f"## {block.name}", "", plain(" ".join(block.comment.split())), ""]
+        if block.kind == "service":
+            cells = [
+                (code(one.name), _types(one.kind, known), _right(block, one), cell(one.comment))
+                for one in block.members
+            ]
+            lines += [*table(("method", "request -> answer", "right", "meaning"), cells), ""]
+        elif block.members:
+            lines += [*(_line(member, known) for member in block.members), ""]
     return "\n".join(lines)
+
+
+def _line(member: Member, known: set[str]) -> str:
+    """A field or a value in a list."""
+    kind = f" {_types(member.kind, known)}" if member.kind else ""
+    meaning = f": {plain(' '.join(member.comment.split()))}" if member.comment else ""
+    return f"- `{member.name}`{kind}{meaning}"
 
 
 def _right(block: Block, method: Member) -> str:
@@ -91,7 +90,7 @@ def blocks_of(name: str) -> Iterator[Block]:
     for line in (FOLDER / f"{name}.proto").read_text(encoding="utf-8").splitlines():
         text, _, behind = (part.strip() for part in line.partition("//"))
         if not text:
-            comment = [*comment, behind] if behind else []
+            comment = [*comment, behind] if line.strip() else []
             continue
         if found := _EMPTY.fullmatch(text):
             yield Block("message", found[1], " ".join(comment))
@@ -122,6 +121,6 @@ def _member(block: Block, text: str, comment: str, choice: str) -> Member:
     if block.kind == "message" and (found := _FIELD.fullmatch(text)):
         label, kind, name, number = found.groups()
         if choice:
-            comment = f"One of `{choice}`. {comment}"
+            comment = f"one of `{choice}`; {comment}" if comment.strip() else f"one of `{choice}`"
         return Member(name, f"{label} {kind}" if label else kind, number, comment.strip())
     raise ValueError(f"a line of another form: {text!r}")

@@ -2,7 +2,7 @@
 
 from prometheus_client.core import Metric
 
-from tests.docs.reference.markdown import cell, code, table
+from tests.docs.reference.markdown import cell, code
 from tests.stage.exported import (
     gateway_families,
     picker_families,
@@ -12,10 +12,10 @@ from tests.stage.exported import (
 
 HEAD = """# Metrics
 
-Every metric with its type, labels and help text, as `/metrics` has them. `python -m
-tests.docs.reference` makes this page from the code. [Operate](operate.md#metrics) groups them by
-subject and says what each value of a label means; [alerts](../helm/ALERTS.md) has what to do.
-Every process also exports `process_*` and `python_*`.
+Every metric with its type, the labels that are there from the start, and its help text.
+`python -m tests.docs.reference` makes this page from the code. [Operate](operate.md#metrics)
+groups them by subject and says what each value of a label means; [alerts](../helm/ALERTS.md) has
+what to do. Every process also exports `process_*` and `python_*`.
 """
 PROGRAMS = {
     "kvroute serve": router_families,
@@ -34,8 +34,12 @@ def page() -> str:
         rows = sorted((row(family) for family in families()), key=lambda cells: cells[0])
         fresh = [cells for cells in rows if cells[0] not in known and "`kvroute_" in cells[0]]
         known |= {cells[0] for cells in fresh}
-        lines += [f"## {program}", "", *table(("name", "type", "labels", "help"), fresh), ""]
+        lines += [f"## {program}", "", *(_line(*cells) for cells in fresh), ""]
     return "\n".join(lines)
+
+
+def _line(name: str, kind: str, labels: str, meaning: str) -> str:
+    return f"- {name} {kind}{f' by {labels}' if labels else ''}: {meaning}"
 
 
 def row(family: Metric) -> tuple[str, str, str, str]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import grpc
 import yaml
 
 from kvroute.client.requests.failures import FAILURES, Kind
@@ -20,18 +19,17 @@ endpoint picker, and what to do. `python -m tests.docs.reference` makes this pag
 in the code.
 
 gRPC refusals carry the reason in `google.rpc.ErrorInfo` (domain `kvroute`), HTTP answers in
-`X-Kvroute-Reason`. *Again*: whether the Python client and the gateway try the request again by
-themselves. `UNAVAILABLE` is tried again, `RESOURCE_EXHAUSTED` only with `RetryInfo`, other
-statuses never. Every 503 and every refusal with `RetryInfo` has `Retry-After` in HTTP.
+`X-Kvroute-Reason`. The Python client and the gateway try a request again by themselves after
+`UNAVAILABLE`, and after `RESOURCE_EXHAUSTED` with `RetryInfo`, which only {without} lacks. Every
+503 and every refusal with `RetryInfo` has `Retry-After` in HTTP.
 """
 FAILURES_HEAD = """## Failures of a request on its worker
 
-The one judgement of failures (`kvroute/client/requests/failures.py`), of the gateway and of
-`RoutedRequest` and `Attempts` of the Python client alike. *Reported*: the `FailureReason` in the
-report to the router; only `WORKER` and `TIMEOUT` count against the worker (a refused connection
-counts at once). *Again*: while no byte of an answer was passed on, within three attempts
-and the retry budget; after the first byte the answer is cut. *Answer*: the gateway's, if nothing is
-left to try.
+The gateway, and `RoutedRequest` and `Attempts` of the Python client, judge failures by this table
+(`kvroute/client/requests/failures.py`). *Reported*: the `FailureReason` in the report to the
+router; only `WORKER` and `TIMEOUT` count against the worker (a refused connection at once).
+*Again*: while no byte of an answer was passed on, within three attempts and the retry
+budget; after the first byte the answer is cut. *Answer*: the gateway's, if nothing is left to try.
 """
 OTHERS = {
     **dict.fromkeys((Kind.FAILED, Kind.NO_MODEL, Kind.REJECTED), "the worker's own"),
@@ -50,15 +48,15 @@ FRONT: Mapping[str, str] = _MEANINGS["front"]
 
 def page() -> str:
     rows = [
-        (code(reason), GRPC[reason].name, str(HTTP[reason]), _again(reason), cell(meaning))
+        (code(reason), GRPC[reason].name, str(HTTP[reason]), cell(meaning))
         for reason, meaning in sorted(ROUTERS.items())
     ]
     own = [
         (code(reason), str(HTTP[reason]), cell(meaning))
         for reason, meaning in sorted(FRONT.items())
     ]
-    lines = [HEAD, "## Of a router", ""]
-    lines += [*table(("reason", "gRPC", "HTTP", "again", "meaning"), rows), ""]
+    lines = [HEAD.format(without=", ".join(map(code, NO_RETRY_INFO))), "## Of a router", ""]
+    lines += [*table(("reason", "gRPC", "HTTP", "meaning"), rows), ""]
     lines += ["## Of the gateway and the endpoint picker", ""]
     lines += [*table(("reason", "HTTP", "meaning"), own), ""]
     rows = [
@@ -67,20 +65,10 @@ def page() -> str:
             cell(judged.about),
             FailureReason.Name(judged.reported).removeprefix("FAILURE_REASON_"),
             judged.again.value,
-            "the worker" if judged.blames else "nobody",
             f"{HTTP[judged.reason]} {code(judged.reason)}" if judged.reason else OTHERS[kind],
         )
         for kind, judged in FAILURES.items()
     ]
     lines += [FAILURES_HEAD]
-    lines += [*table(("kind", "known by", "reported", "again", "blamed", "answer"), rows), ""]
+    lines += [*table(("kind", "known by", "reported", "again", "answer"), rows), ""]
     return "\n".join(lines)
-
-
-def _again(reason: Reason) -> str:
-    match GRPC[reason]:
-        case grpc.StatusCode.UNAVAILABLE:
-            return "yes"
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason not in NO_RETRY_INFO:
-            return "after `RetryInfo`"
-    return "no"

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from events.plane.clock import unix_now
 from kvroute import v1
 from kvroute.client import KvRouteClient
+from router.cli.flags import KeyOption, SharedOption
 from router.config.settings.gateway_settings import GatewaySettings
 from router.front.gateway.counters import OWN_PATHS
 from router.front.gateway.gateway import Gateway
@@ -36,12 +37,25 @@ def test_a_page_is_fresh(path: Path) -> None:
 
 
 def test_each_command_has_a_section_and_each_option_a_row() -> None:
+    """In its command's table, in one that the section links to, or as a key of configuration."""
     made = text_of(Path("docs/reference-commands.md"))
+    keys = text_of(Path("docs/reference-configuration.md"))
+
+    def of(heading: str) -> str:
+        return made.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
     for name, command in commands():
-        section = made.split(f"\n## {name}\n")[1].split("\n## ")[0]
-        shown = [p for p in command.params if not getattr(p, "hidden", False)]
-        options = [option for p in shown for option in p.opts if option.startswith("--")]
-        assert [option for option in options if option not in section] == [], name
+        section = of(name)
+        for option in command.params:
+            named = [flag for flag in option.opts if flag.startswith("--")]
+            if isinstance(option, KeyOption):
+                assert "reference-configuration.md#" in section, name
+                assert f"{option.key.dotted}`" in keys, (name, option.name)
+                named = [flag for flag in named if flag != option.key.flag]
+            rows = section
+            if isinstance(option, SharedOption) and f"[{option.shared_as.lower()}](#" in section:
+                rows += of(option.shared_as)
+            assert [flag for flag in named if flag not in rows] == [], name
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -63,7 +63,7 @@ def test_a_line_tells_why_and_what_was_asked() -> None:
     assert (line.role, line.policy, line.prompt_tokens, line.output_tokens) == (
         "prefill", "ttft", 2, 9,
     )  # fmt: skip
-    assert (line.required_labels, line.allowed_workers, line.excluded_workers) == (1, 0, 2)
+    assert line.entries == {"required_labels": 1, "excluded_worker_ids": 2}
     assert (line.at_s, line.replica) == (START_S, "here")
     assert line.exclusions == {"full": 1, "drained": 1, "role is decode": 1}
     assert line.decision is not None

@@ -32,6 +32,8 @@ def write_pick(
         _write_alternative(answer.alternatives.add(), decision, other)
     answer.new_tokens = pick.reservation.new_tokens
     answer.lease_s = core.routing.lease_s
+    if (ttft_s := decision.computing.ttft_s) is not None:
+        answer.estimated_ttft_ms = 1000 * ttft_s
     if not core.keeps_tokens and not decision.request.prompt.lora_name:  # it copies tokens
         answer.hash_block_size = decision.pool.only_block_size
     if decision.prefill is not None:

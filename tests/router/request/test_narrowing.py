@@ -76,6 +76,7 @@ OPTIONS: dict[str, list[Any]] = {
     "phase": [Phase.PHASE_AGGREGATED, Phase.PHASE_PREFILL, Phase.PHASE_DECODE],
     "lora_name": ["ad", "other"],
     "required_labels": [{"zone": "1"}, {"zone": ""}, {"zone": "1", "disk": "2"}],
+    "excluded_labels": [{"zone": "1"}, {"zone": "2", "disk": "2"}],
     "allowed_worker_ids": [["a"], ["a", "b"], ["x"]],
     "excluded_worker_ids": [["a"], ["b", "x"]],
 }

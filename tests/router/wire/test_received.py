@@ -97,6 +97,7 @@ def test_a_request_in_two_fields_is_whole_in_each() -> None:
 
 NAMES = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
 LISTS = ("allowed_worker_ids", "excluded_worker_ids")
+MAPS = ("required_labels", "excluded_labels")
 OPTIONAL = ("expected_output_tokens", "ttft_slo_ms", "queue_timeout_ms")
 FLAGS = ("omit_receipt", "return_tokens", "require_tokens", "queue_progress")
 PLAIN = ("priority", "phase", "waited_ms", "charged_tokens", *FLAGS)
@@ -124,8 +125,9 @@ def a_request(rng: random.Random) -> router_pb2.RouteRequest:
             setattr(message, name, value > 0 if name in FLAGS else value)
     for name in LISTS:
         getattr(message, name).extend(rng.choices(WORDS, k=rng.choice((0, 0, 1, 3))))
-    for word in rng.choices(WORDS, k=rng.choice((0, 0, 1, 3))):
-        message.required_labels[word] = rng.choice(WORDS)
+    for name in MAPS:
+        for word in rng.choices(WORDS, k=rng.choice((0, 0, 1, 3))):
+            getattr(message, name)[word] = rng.choice(WORDS)
     for _ in range(rng.choice((0, 0, 2))):
         message.multimodal_items.add(id="picture", token_count=rng.randint(0, 9))
     return message
@@ -139,7 +141,7 @@ def fields_of(message: router_pb2.RouteRequest | ReceivedRequest) -> dict[str, A
         is_unset = isinstance(message, router_pb2.RouteRequest) and not message.HasField(name)
         fields[name] = None if is_unset else getattr(message, name)
     fields |= {name: list(getattr(message, name) or ()) for name in LISTS}
-    fields["required_labels"] = dict(message.required_labels or {})
+    fields |= {name: dict(getattr(message, name) or {}) for name in MAPS}
     fields["multimodal_items"] = [
         item if isinstance(item, bytes) else item.SerializeToString()
         for item in message.multimodal_items or ()
@@ -180,7 +182,7 @@ def in_process(message: router_pb2.RouteRequest) -> ReceivedRequest:
     fields: dict[str, Any] = {"block_size": block_size, "prompt_tokens": prompt_tokens}
     for descriptor, value in message.ListFields():
         name = descriptor.name
-        if name == "required_labels":
+        if name in MAPS:
             fields[name] = dict(value)
         elif name == "multimodal_items":
             fields[name] = [item.SerializeToString() for item in value]

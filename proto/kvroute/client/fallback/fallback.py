@@ -286,7 +286,7 @@ class Fallback:
             return []  # ambiguous, as to a router
         allowed, excluded = set(request.allowed_worker_ids), set(request.excluded_worker_ids)
         tokens = _tokens(request) + min(request.expected_output_tokens, OUTPUT_TOKENS_MAX)
-        labels = dict(request.required_labels)
+        labels, unwanted = dict(request.required_labels), set(request.excluded_labels.items())
         model, lora = request.model, request.lora_name
         return [
             each
@@ -298,6 +298,7 @@ class Fallback:
             and (not allowed or each.key[0] in allowed)
             and (not each.max_model_len or tokens <= each.max_model_len)
             and (not labels or labels.items() <= each.labels.items())
+            and unwanted.isdisjoint(each.labels.items())
         ]
 
 

@@ -52,6 +52,7 @@ class RequestAbout(TypedDict, total=False):
     """Longest that the request waits in the router's queue; the call's deadline ends it, too."""
     phase: Phase.ValueType | None
     required_labels: Mapping[str, str] | None
+    excluded_labels: Mapping[str, str] | None
     allowed_worker_ids: Iterable[str] | None
     """Absent or empty: all workers."""
     excluded_worker_ids: Iterable[str] | None

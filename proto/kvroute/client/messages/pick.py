@@ -242,6 +242,12 @@ class Pick:
         return response.queue_ahead if response.HasField("queue_ahead") else None
 
     @property
+    def estimated_ttft_ms(self) -> float | None:
+        """Predicted time from the pick to the first token; None: the policy predicts none."""
+        response = self.response
+        return response.estimated_ttft_ms if response.HasField("estimated_ttft_ms") else None
+
+    @property
     def engine_priority(self) -> int | None:
         """Priority in the engine's own direction; None unless it schedules by priority."""
         response = self.response
