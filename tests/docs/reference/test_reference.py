@@ -47,6 +47,8 @@ def test_each_command_has_a_section_and_each_option_a_row() -> None:
     for name, command in commands():
         section = of(name)
         for option in command.params:
+            if getattr(option, "hidden", False):
+                continue
             named = [flag for flag in option.opts if flag.startswith("--")]
             if isinstance(option, KeyOption):
                 assert "reference-configuration.md#" in section, name
