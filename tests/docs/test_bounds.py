@@ -12,7 +12,7 @@ from events.relay import heartbeats, ledger_file, rank, warmer
 from router.config.settings.configurations import ServeConfig
 from router.front import response_workers
 from router.front.exchange import ESTIMATE_MAX
-from router.front.gateway import pace
+from router.front.gateway import pace, upstreams
 from router.front.gateway.long_bodies import LONG_BYTES
 from router.front.picker.held_body import SLICE_BYTES
 from router.http2 import frames
@@ -96,6 +96,8 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (SECURITY, "48 s at most by default", GRPC_BOUNDS.stream_age_s(300.0) == 48),
     (SECURITY, "`connections_max` (10,000)", SERVE.http.connections_max == 10_000),
     (SECURITY, "20 s from acceptance", HEAD_TIMEOUT_S == 20),
+    (GATE, "line and headers of at most 16 KiB", upstreams.HEADER_KIB_MAX == 16),
+    (GATE, "connection to a worker may take 5 s", upstreams.CONNECT_TIMEOUT_S == 5),
     (SECURITY, "`http.idle_timeout_s` (300 s)", SERVE.http.idle_timeout_s == 300),
     (ENVOY, "after 20 s (", HEAD_TIMEOUT_S == 20),
     (ENVOY, "10 s and 1 s more for each 1,024 bytes", pace.GRACE_S == 10),
