@@ -153,7 +153,8 @@ class BoundedHandler(web.RequestHandler):
 
     @override
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """In a turn of its own: aiohttp would parse what waits while its reader takes the rest."""
+        """Resumes in a turn of its own: aiohttp would parse what waits while its reader still
+        reads."""
         if not resume_parser:
             super().resume_reading(resume_parser=False)
         elif self._reading_paused and not self._resumes:
@@ -181,7 +182,7 @@ class BoundedHandler(web.RequestHandler):
             asyncio.get_running_loop().call_soon(content.set_exception, error)
 
     def _refuse_head(self, waiter: "asyncio.Future[None]") -> None:
-        """As aiohttp's data_received does with a line that is too long."""
+        """Queues a 431 and ends the connection, as aiohttp does for a line that is too long."""
         error = LineTooLong(b"", self._head_bytes_max)
         self._cancel_timer()
         self._request_count += 1
