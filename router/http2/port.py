@@ -33,7 +33,7 @@ FAREWELL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServerBounds:
-    """Of one port."""
+    """Bounds of one port and of its connections: counts, bytes, and seconds of silence and age."""
 
     connection: Bounds
     port: PortBounds

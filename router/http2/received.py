@@ -17,7 +17,7 @@ from router.listener.held import HANDLER_BYTES, MESSAGE_BYTES
 
 
 class Received:
-    """Of one call."""
+    """The received part of one call's request: messages that its handler has not taken."""
 
     __slots__ = (
         "_came", "_content", "_ended", "_held", "_messages", "_packed", "_protocol", "_stream",

@@ -29,7 +29,7 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one connection."""
+    """Bounds of one connection: streams, bytes of messages and headers, and waits."""
 
     streams_max: int
     message_max: int = MESSAGE_MAX
@@ -284,7 +284,7 @@ class Http2Protocol(asyncio.Protocol):
         self._write()
 
     def _drop(self) -> None:
-        """Of all connections of the port, this one holds most, and the port holds too much."""
+        """Closes the connection: it holds the most bytes of its port, which holds too many."""
         self.fault = "held"
         _faults.log(self._clock(), "%s: closed, since its port holds too many bytes", self.peer)
         self.abort()
