@@ -37,7 +37,7 @@ NO_LIMITS = Allowance()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """As the key file says. Patterns have * and ? as in file names."""
+    """An identity as the key file describes it. Patterns have * and ? as in file names."""
 
     name: str
     rights: frozenset[Right] = ALL
@@ -65,8 +65,9 @@ class Identity:
             raise _denied("this key is not for the model of the request", "field", "model")
 
     def check_body(self, model: str, adapters: Iterable[str], engine_fields: Sequence[str]) -> None:
-        """Of a request to an engine; raises Refusal. adapters: models in the place of the named
-        one. engine_fields: of the engines' own plane that it names."""
+        """Checks the models and fields of a request to an engine; raises Refusal. adapters: models
+        in the place of the named one. engine_fields: those in the body by which engines and routers
+        speak to each other."""
         for name in (model, *adapters):
             self.check_model(name)
         if engine_fields and Right.ENGINE_FIELDS not in self.rights:

@@ -54,7 +54,7 @@ class Bucket:
 
 
 class Usage:
-    """Of one identity."""
+    """One identity's use of the process: requests, bytes, streams and open reservations."""
 
     def __init__(self, identity: Identity, clock: Callable[[], float]) -> None:
         """clock: of seconds that only go forward."""
