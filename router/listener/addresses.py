@@ -69,7 +69,7 @@ def unmapped(host: str) -> str:
 
 
 def client_of(host: str) -> str:
-    """Under which name connections of a client's address are counted."""
+    """The name by which connections of a client are counted: its IPv4 address, or its IPv6 /64."""
     if ":" not in host:
         return host
     packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])

@@ -38,7 +38,7 @@ held most of a port that held too much, see held.PortHeld."""
 
 @dataclass(frozen=True, slots=True)
 class PortBounds:
-    """On the connections of one port."""
+    """Bounds of one port's connections: open ones, those of one client, and seconds to begin."""
 
     connections_max: int
     address_max: int | None = None

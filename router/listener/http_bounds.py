@@ -36,7 +36,7 @@ class HttpBounds:
 
     @classmethod
     def of(cls, keys: HttpKeys) -> "HttpBounds":
-        """As configured."""
+        """The bounds that the section `http` sets; no key sets head_timeout_s and linger_s."""
         return cls(
             connections_max=keys.connections_max,
             address_connections_max=keys.address_connections_max,
