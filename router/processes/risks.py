@@ -67,7 +67,7 @@ def warnings_of(config: Settings) -> list[str]:
 
 
 def log_risks(config: Settings) -> None:
-    """For the start of a process."""
+    """Logs a warning for each risk of a process's configuration, at its start."""
     for sentence in warnings_of(config):
         log.warning("%s", sentence)
 
