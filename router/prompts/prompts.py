@@ -214,7 +214,7 @@ class Prompts:
 
     @property
     def models(self) -> Mapping[str, ModelPrompts]:
-        """As configured."""
+        """Settings by model name, as configured."""
         return self._models
 
     @property
@@ -234,7 +234,7 @@ class Prompts:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children that run."""
+        """Process ids of the children that run, of all models."""
         return [pid for pool in self._children.values() for pid in pool.pids]
 
     def configure(self, models: Mapping[str, ModelPrompts]) -> None:
@@ -270,7 +270,7 @@ class Prompts:
         await self._engines.close()
 
     async def _end(self, pool: Children) -> None:
-        """Of a model whose configuration changed."""
+        """Ends children of an earlier configuration of their model, and keeps their kill counts."""
         await pool.close()
         self._killed.update(pool.killed)
 

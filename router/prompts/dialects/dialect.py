@@ -45,7 +45,7 @@ class ModelFacts:
     """Under tool_choice none, on vLLM."""
 
     def template_for(self, tools: object) -> ChatTemplate:
-        """By transformers: `tool_use` if there are tools, else `default`."""
+        """The template that transformers takes: `tool_use` if there are tools, else `default`."""
         if tools is not None and "tool_use" in self.templates:
             return self.templates["tool_use"]
         if (template := self.templates.get("default")) is not None:

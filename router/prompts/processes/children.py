@@ -75,7 +75,7 @@ class Children:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children that run."""
+        """Process ids of the children that run."""
         return [child.pid for child in self._children if child.pid is not None]
 
     async def load(self, model: str, settings: RendererSettings) -> str:
@@ -340,7 +340,7 @@ def _spawned(command: list[str], connection: int) -> int:
 
 
 def _exit_code(pid: int) -> int:
-    """Of a process that has ended."""
+    """The exit code of a process that has ended; below 0 it is the number of a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

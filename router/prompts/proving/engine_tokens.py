@@ -332,8 +332,8 @@ def _check_refused(status: int, answer: bytes) -> None:
 
 
 def _read_rendered(answer: bytes, tokens_max: int) -> EngineTokens:
-    """Of a render endpoint; a completion's answer is a list, an entry for each prompt. Raises
-    ValueError, RecursionError."""
+    """Tokens from a render endpoint's answer; a completion's is a list, an entry for each prompt.
+    Raises ValueError, RecursionError."""
     rendered: Any = msgspec.json.decode(answer, type=_Rendered | list[_Rendered])
     first: _Rendered = rendered[0] if isinstance(rendered, list) and rendered else rendered
     if not isinstance(first, _Rendered):
@@ -366,7 +366,7 @@ def _items(features: _Features | None, tokens: int) -> tuple[Item, ...]:
 
 
 def _read_tokenized(answer: bytes, tokens_max: int) -> EngineTokens:
-    """Of /tokenize; raises ValueError, RecursionError."""
+    """Tokens from an answer of /tokenize; raises ValueError, RecursionError."""
     tokens = msgspec.json.decode(answer, type=_Tokenized).tokens
     return EngineTokens(_packed(tokens, tokens_max))
 

@@ -35,7 +35,8 @@ _OPTIONS = (
 
 
 def shape_of(body: Body) -> str:
-    """For example `chat+kwargs(enable_thinking)+system+tools`: the kind, then features in order."""
+    """The name of a shape, such as `chat+kwargs(enable_thinking)+system+tools`: the kind, then
+    features in order."""
     return "+".join([body.kind.name, *sorted(set(_features(body)))])
 
 
