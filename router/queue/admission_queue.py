@@ -106,7 +106,7 @@ class AdmissionQueue:
 
     @property
     def settings(self) -> QueueSettings:
-        """In force."""
+        """The settings in force."""
         return self._settings
 
     def check(self, settings: QueueSettings) -> None:
@@ -201,8 +201,8 @@ class AdmissionQueue:
         return queue.rate.wait_s(queue.count + 1, now_s)
 
     def band_waits_s(self, now_s: float) -> dict[str, float | None]:
-        """Of each band: the expected wait of a request that comes last in it, in the pool with the
-        longest; None: of some pool that requests wait for none went yet."""
+        """Expected wait by band, seconds, of a request that comes last in it, in the pool with the
+        longest; None: no request of some pool with waiting ones went yet."""
         queues = [queue for queue in self._pools.values() if queue.count]
         waits: dict[str, float | None] = {}
         for number, band in enumerate(self.bands):
@@ -281,8 +281,8 @@ class AdmissionQueue:
         return self._early.mode != "never"
 
     def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
-        """Of a request that waits: requests of its pool that are to go before it, and its expected
-        wait from now on; None: no request of the pool went yet."""
+        """Outlook of a waiting request: requests of its pool that are to go before it, and its
+        expected wait from now on, seconds; None: no request of the pool went yet."""
         queue = self._pools[waiter.pool]
         places = queue.places(waiter, now_s)
         return _before(places), queue.rate.wait_s(places, now_s)

@@ -79,8 +79,8 @@ class Bounds:
         return None
 
     def worst(self, waiter: Waiter, bound: Bound) -> Waiter | None:
-        """Of the requests that a bound counts with a newcomer, the one of the lowest priority, of
-        equal ones the last that came."""
+        """The request of the lowest priority, of equal ones the last that came, among those that a
+        bound counts with a newcomer; None: there is none."""
         of_tenant = bound in (Bound.TENANT_WAITING, Bound.TENANT_MIB)
         tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all
         return tally.worst()
@@ -150,7 +150,7 @@ class _Tally:
         return next(reversed(self._by_points[self._lowest]))
 
     def count_with(self, without: Waiter | None) -> int:
-        """With one more, and without one."""
+        """Waiting requests with one more, less `without` if there is such a one."""
         return self.count + (1 if without is None else 0)
 
     def bytes_with(self, waiter: Waiter, without: Waiter | None) -> int:

@@ -53,7 +53,7 @@ class EarlyRefusals:
         return due
 
     def short_s(self, waiter: Waiter, wait_s: float, now_s: float) -> float:
-        """By how much an expected wait is too long; 0 or less: the request may go in time."""
+        """Seconds by which an expected wait is too long; 0 or less: the request may go in time."""
         due_s = waiter.expires_s
         if self.mode == "slo":
             due_s = min(due_s, waiter.deadline_s)

@@ -54,7 +54,7 @@ class Order:
 
 
 def _weight(waiter: Waiter) -> float:
-    """Of a priority p: 1 + p, or 1 / (1 - p) below 0; positive, and 1 for priority 0."""
+    """Weight of a priority p: 1 + p, or 1 / (1 - p) below 0; positive, and 1 for priority 0."""
     p = waiter.points
     return 1.0 + p if p >= 0 else 1.0 / (1.0 - p)
 

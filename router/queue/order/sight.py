@@ -66,7 +66,7 @@ class Sight:
         return self.fleet.overlap_tokens(waiter) if self.fleet is not None else 0
 
     def load(self, waiter: Waiter) -> float:
-        """Of the request's pool."""
+        """Load of the request's pool; 0 where no fleet is known."""
         return self.fleet.load(waiter) if self.fleet is not None else 0.0
 
     def is_prefilling(self, reservation_id: str) -> bool:

@@ -64,7 +64,7 @@ class Band:
         return {**self.tenants, REST: others} if others > 0 else dict(self.tenants)
 
     def added(self, other: "Band") -> "Band":
-        """With what waits in another band of the same router."""
+        """The sum of this band and another one of the same router."""
         tenants = Counter(self.tenants)
         tenants.update(other.tenants)
         return Band(
@@ -265,7 +265,7 @@ class PoolShare:
         return shares
 
     def _parts(self, keys: Sequence[Key]) -> list[float]:
-        """Of a band's flows; the sum is 1."""
+        """Shares of a band's flows, in the order of the keys; the sum is 1."""
         bands = [self._flows[key].band for key in keys]
         if not any(band.tenants for band in bands):
             every = sum(band.waiting for band in bands)
