@@ -152,7 +152,8 @@ class PeerLink:
             self._due.set()
 
     async def _tell(self) -> None:
-        """At once when there is news, and then not again for a while."""
+        """Publishes this replica's load to its peers: at once when there is news, and then not
+        again for a while."""
         while True:
             wait_s = FULL_S
             if self._broker.connected:
@@ -207,8 +208,8 @@ class PeerLink:
         self._say_commands(now_s, f"commands for {hello.replica}")
 
     def _connection_changed(self, connected: bool) -> None:
-        """After an outage others may have said hello before we were back to hear it, and a command
-        that was given here meanwhile has reached nobody."""
+        """Says fleet commands again after an outage: others may have said hello before we were back
+        to hear it, and a command that was given here meanwhile has reached nobody."""
         if connected:
             self._say_commands(self._clock(), "commands after an outage")
 
