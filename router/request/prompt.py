@@ -141,7 +141,7 @@ class Prompt:
 
     @property
     def hash_bytes(self) -> int:
-        """Of its hashes, about: those that the caller made, and PrefixHashes in blocks of 16."""
+        """Bytes of its hashes, roughly: those of its caller, and PrefixHashes in blocks of 16."""
         return 2 * self._hashes.nbytes or self.token_count // 2
 
     def prefixes(self, block_size: int) -> HashArray:
