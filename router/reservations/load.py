@@ -158,8 +158,8 @@ class WorkerLoad:
         return self.active_requests() - self.running - self.waiting
 
     def _forget_some(self, now_s: float) -> None:
-        """Down to half of what may be kept, FORGOTTEN_MAX at a time, so that many histories that
-        are full at once cost no caller a long step."""
+        """Cuts the history to half of what may be kept, FORGOTTEN_MAX at a time, so that many
+        histories that are full at once cost no caller a long step."""
         history, since_s = self._history, now_s - HISTORY_S / 2
         old = max(self._held_at(since_s), len(history) - HISTORY_MAX // 2)
         del history[: min(old, FORGOTTEN_MAX)]
