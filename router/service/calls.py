@@ -82,7 +82,7 @@ async def sent(context: Context, content: bytes, read_s: float) -> None:
 
 
 class Guard:
-    """Of one server."""
+    """Checks of one server before and around its handlers: rights, sizes, and bytes in flight."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Guard:
         door: Door | None = None,
         bounds: GrpcBounds = GRPC_BOUNDS,
     ) -> "Guard":
-        """As configured."""
+        """The guard with the bounds that the settings give."""
         limits = Limits(prompt_tokens_max, bounds)
         in_flight = InFlight(bounds.in_flight_mib_max << 20)
         entrance = None if door is None else Entrance(door, metrics)
@@ -182,7 +182,7 @@ class Guard:
         return None
 
     def bytes_max(self, method: str) -> int:
-        """Of a message of a method."""
+        """The most bytes that a message of a method may have, text prompts included."""
         most = self._bytes_max.get(method)
         if most is None:
             limit = self.limits.of(method)
@@ -331,7 +331,7 @@ def _entered(entrance: Entrance | None, context: Context) -> AbstractContextMana
 
 
 def _reader(handler: Handler) -> Callable[[bytes], Any]:
-    """From a message's bytes to what a handler takes."""
+    """The function that makes a handler's request of a message's bytes; it raises Refusal."""
     parse = handler.request_deserializer
     if parse is None:
         return _same

@@ -211,11 +211,11 @@ class _Watcher:
 
 
 def _predicted_s(decision: Decision) -> float:
-    """Of the worker that computes the prompt."""
+    """Predicted seconds from the pick to the first token, where the prompt is computed."""
     computing = decision.computing
     return first_token(computing.rows).total_s.item(computing.order[0])
 
 
 def _first_token_s(decision: Decision) -> float:
-    """From the arrival of the request to its first token, as predicted."""
+    """Predicted seconds from the request's arrival to its first token."""
     return decision.waited_s + _predicted_s(decision)

@@ -40,7 +40,7 @@ class Limit:
     """Of a message whose prompt is a text or a body; less than bytes_max: no more than others."""
 
     def check_message(self, content: RouteMessage) -> None:
-        """As `check`; a prompt without tokens has a limit of its own."""
+        """Checks a Route's size as `check` does; a prompt without tokens has a limit of its own."""
         size = len(content)
         if size <= self.bytes_max or size > self.text_bytes_max or not text_form(content):
             self.check(size)
@@ -51,7 +51,7 @@ class Limit:
             raise self.too_large(size)
 
     def too_large(self, size: int) -> Refusal:
-        """Of a message of too many bytes."""
+        """The refusal of a message of too many bytes."""
         named = f" ({self.key})" if self.key else ""
         return Refusal(
             Reason.MESSAGE_TOO_LARGE,
