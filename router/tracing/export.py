@@ -54,9 +54,9 @@ class SpanExport:
 
     @classmethod
     def of(cls, settings: TracingSettings, process: str, version: str) -> "SpanExport | None":
-        """As configured; None: no endpoint is. process: `service.name` of the spans. Raises
-        ConfigError for an endpoint that is none, a CA file that can't be read, and where
-        OpenTelemetry isn't installed."""
+        """The export that the settings describe; None: no endpoint is set. process: `service.name`
+        of the spans. Raises ConfigError for an endpoint that is none, a CA file that can't be read,
+        and where OpenTelemetry isn't installed."""
         if not settings.endpoint:
             return None
         return cls(_otlp(settings, process, version))

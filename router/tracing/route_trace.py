@@ -75,4 +75,4 @@ class RenderSpan(Protocol):
 
 
 def no_span(about: Mapping[str, Value], error: str = "") -> None:
-    """Of a request that is not sampled."""
+    """Drops what is said of a request that is not sampled."""

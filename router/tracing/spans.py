@@ -67,8 +67,8 @@ class Tracing:
         self._rng = rng
 
     def begin(self, header: str) -> "Trace | None":
-        """For a request's own span; None: the request is not sampled. A request with a traceparent
-        is sampled as its caller's span is."""
+        """The trace of a request's own span; None: the request is not sampled. A request with a
+        traceparent is sampled as its caller's span is."""
         parent = SpanContext.read(header) if header else None
         if parent is not None:
             if not parent.sampled:
@@ -79,7 +79,8 @@ class Tracing:
         return Trace(self, new_trace(self._rng), 0)
 
     def below(self, header: str) -> "Trace | None":
-        """As `begin`, for a process that begins no traces."""
+        """The trace below a caller's sampled span, for a process that begins none; None: there is
+        none."""
         parent = SpanContext.read(header)
         if parent is None or not parent.sampled:
             return None
