@@ -73,7 +73,7 @@ class EngineAccess:
 
     @property
     def tls(self) -> ssl.SSLContext | bool:
-        """For aiohttp's `ssl`."""
+        """The TLS context for aiohttp's `ssl`; True: the system's CAs."""
         return self.credentials.tls
 
     def headers(self, others: Mapping[str, str] | None = None) -> dict[str, str]:

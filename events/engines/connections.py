@@ -174,7 +174,7 @@ class Connector(aiohttp.TCPConnector):
 
 
 def first_line(error: BaseException) -> str:
-    """Of a message whose others quote the bytes."""
+    """The first line of an error's message, 200 characters at most; later lines quote the bytes."""
     return str(getattr(error, "message", error)).split("\n", 1)[0][:200]
 
 

@@ -80,7 +80,7 @@ class Removed(Struct, tag="BlockRemoved"):
 
 
 class Cleared(Struct, tag="AllBlocksCleared"):
-    """Of every engine."""
+    """All blocks of the cache are gone; the same in every engine."""
 
 
 class ClearedArray(Cleared, array_like=True, tag="AllBlocksCleared"):

@@ -78,7 +78,7 @@ class _Listening:
 
 
 class Fence:
-    """Of one router."""
+    """Publishers that one router has shut out, by plane, and how long each stays out."""
 
     def __init__(self) -> None:
         self._planes: dict[Plane, _Listening] = {plane: _Listening() for plane in PLANES}

@@ -24,7 +24,7 @@ log = logging.getLogger("kvroute.feed")
 
 
 class Subscriptions:
-    """Of one feed."""
+    """Subscriptions of one feed: one to all workers of a plane, or one to each that is let in."""
 
     def __init__(self, broker: Broker, fleet: str, opened: Callable[[], Awaitable[None]]) -> None:
         """opened: to call when a plane is open to strangers again."""

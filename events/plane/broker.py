@@ -349,7 +349,7 @@ class Broker:
 
 
 async def _ignore(_message: Msg) -> None:
-    """Of a subscription that ends at once."""
+    """Callback of a subscription that ends at once."""
 
 
 @contextmanager
