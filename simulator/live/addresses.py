@@ -9,7 +9,7 @@ _EVERY = frozenset(("0.0.0.0", "::"))
 
 
 class Ports(NamedTuple):
-    """Of one engine; 0: any free port."""
+    """Ports of one engine; 0: any free port."""
 
     http: int = 0
     events: int = 0

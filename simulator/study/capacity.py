@@ -52,7 +52,7 @@ class Capacity:
         return kept == sorted(kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, in which an infinite time is null."""
+        """The result for JSON, in which an infinite time is null."""
         trials = [
             {"workers": trial.workers, "ttft_ms": 1e3 * trial.ttft_s, "kept": trial.kept}
             for trial in self.trials
