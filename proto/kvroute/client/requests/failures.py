@@ -213,7 +213,7 @@ def judge(error: BaseException, *, unanswered_reuse: bool = False) -> Kind:
 
 
 def of_status(status: int) -> Kind:
-    """Of an HTTP answer that is a failure."""
+    """The kind of a failure, by the status of its HTTP answer."""
     if status in {408, 429} or 500 <= status < 600:
         return Kind.FAILED
     return Kind.REJECTED if 400 <= status < 500 else Kind.UNUSABLE

@@ -321,6 +321,6 @@ class RoutedRequest:
 
 
 def _no_count(name: str, value: object) -> InvalidRequest:
-    """For a count in an engine's answer that is no count: the step is reported without it."""
+    """The error for a count in an engine's answer that is no count: the step goes without it."""
     message = f"{name} is {value!r:.80}; a whole number below 2^32 is wanted: it was not reported"
     return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, None, message)
