@@ -27,11 +27,11 @@ from router.listener.http_bounds import HttpBounds
 HEAD_TIMES = 4
 """Bytes of an unfinished head, by those of its longest line: nginx has four buffers of 8 KiB."""
 REST_BYTES_MAX = 1 << 25
-"""Of a body that nobody reads any more: past it the connection is closed."""
+"""Bytes that are read of a body that nobody reads any more; past it the connection is closed."""
 REST_SHORT = 1 << 16
 """Bytes of a rest that is soon over; one of unknown length is not."""
 READ_BYTES = 1 << 14
-"""Of a body that wait for their reader; twice as many, and the connection is read no further. A
+"""Bytes of a body that wait for their reader; at twice as many the connection is read no further. A
 sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
 
 
@@ -153,8 +153,8 @@ class BoundedHandler(web.RequestHandler):
 
     @override
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resumes in a turn of its own: aiohttp would parse what waits while its reader still
-        reads."""
+        """Resumes in a turn of its own: aiohttp would parse what waits while its reader takes the
+        rest."""
         if not resume_parser:
             super().resume_reading(resume_parser=False)
         elif self._reading_paused and not self._resumes:
