@@ -38,7 +38,7 @@ class Received:
         if streams:
             self._came = asyncio.Event()
             self._messages: deque[tuple[bytes, bool]] = deque()
-            """With whether they are packed."""
+            """Messages that the handler has not taken, each with whether it is packed."""
         self._ended = False
         """Whether no more messages come."""
 

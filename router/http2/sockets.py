@@ -24,7 +24,7 @@ from router.listener.seldom import Seldom
 log = logging.getLogger("kvroute.http2")
 _faults = Seldom(log)
 LOOK_S = 1.0
-"""Between two looks at what waits for a peer."""
+"""Seconds between two looks at what waits for a peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Bounds:
     ping_every_s: float = 0.0
     """See calm.Calm."""
     read_s: float = 20.0
-    """In which a peer must take some of what waits for it."""
+    """Seconds in which a peer must take some of what waits for it."""
 
 
 class Http2Protocol(asyncio.Protocol):

@@ -48,7 +48,7 @@ class Streams:
         self._answered: OrderedDict[int, Callable[[], None]] = OrderedDict()
         """Streams whose answers were sent lately -> what to do if their peers give them up."""
         self._work = 0
-        """In this turn."""
+        """Work in this turn. See frames.TURN_WORK."""
         self.trouble = ""
         """What was wrong with the last stream that was reset from here."""
 
