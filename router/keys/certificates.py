@@ -18,7 +18,7 @@ from router.config.settings.serving_settings import MetricsSettings
 from router.keys.followed import reason_of
 
 SUITES = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2. All of TLS 1.3 are such suites."""
+"""Cipher suites of TLS 1.2. All of TLS 1.3 are such suites."""
 
 
 class Pem(NamedTuple):

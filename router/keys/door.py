@@ -29,7 +29,7 @@ from router.request.refusal import Refusal
 
 FILE_BYTES_MAX = 16 << 20
 IDENTITIES_SHOWN = 64
-"""Of which metrics name the refusals."""
+"""Identities that metrics of refusals name, at most; the others are counted as `other`."""
 _CERTIFIED_MAX = 4096
 """Callers without a key file whose certificates' names are kept."""
 

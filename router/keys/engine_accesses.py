@@ -28,7 +28,7 @@ class EngineAccesses:
         self.on_model_missing: Callable[[str], None] = lambda _: None
         """Called with the id of a worker whose engine answered as if it lacked a model."""
         self._own: dict[str, Credentials] = {}
-        """Of workers that have their own, by worker id."""
+        """Credentials by worker id, of workers that have their own."""
 
     @classmethod
     def of(

@@ -9,9 +9,9 @@ from router.request.refusal import Reason, Refusal
 
 TENANT_MAX = 256
 PRIORITY_MAX = 0
-"""Of a gateway's clients, unless their key says more: a request may stand back, and may not push
-in. Fair shares by default would not do: they change the order of all requests, and a rank still
-decides within a tenant's bands."""
+"""Greatest priority of a gateway's clients, unless their key says more: a request may stand back,
+and may not push in. Fair shares by default would not do: they change the order of all requests, and
+a rank still decides within a tenant's bands."""
 EVERYTHING = ("*",)
 
 
@@ -26,7 +26,8 @@ class Allowance:
     streams: int | None = None
     """Calls open at once that stream."""
     mib_per_s: float | None = None
-    """Of messages to the router; a burst may have those of one second, and one message."""
+    """MiB a second of messages to the router; a burst may have those of one second, and one
+    message."""
     priority: int | None = None
     """The greatest that a request may have; None: PRIORITY_MAX through a gateway, any over gRPC,
     whose callers rank the requests of others."""

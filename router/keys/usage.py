@@ -13,7 +13,7 @@ from router.keys.identity import Identity
 from router.request.refusal import Reason, Refusal
 
 PRUNE_S = 0.05
-"""Between two looks at reservations that may have ended."""
+"""Seconds between two looks at reservations that may have ended."""
 MIB = 1 << 20
 
 
