@@ -24,7 +24,7 @@ _MISSING = frozenset(
 )
 """Errors for an address, or a family of addresses, that this host does not have."""
 _ATTEMPTS = 8
-"""At a free port that every address of a name has."""
+"""Attempts to get a free port that every address of a name has."""
 _MAPPED = bytes(10) + b"\xff\xff"
 UNIX_CLIENT = "unix"
 """The address of all clients of a Unix socket."""
