@@ -47,7 +47,7 @@ class Candidates:
         """
         self.workers = pool.workers
         self.prompt_tokens = request.prompt.token_count
-        """At least 1."""
+        """Tokens of the prompt, 1 at least."""
         self.overlap_tokens: Column = table[_TRUST] * tokens[1]
         """Usable: what the engine will reuse of the prompt, times trust."""
         self.new_tokens = self.prompt_tokens - self.overlap_tokens
