@@ -54,7 +54,7 @@ class Risk:
     """A setting that is not safe as it is."""
 
     key: str
-    """To turn."""
+    """The configuration key to turn."""
     shows: Callable[[Values], Any]
     """Whether it shows; a text is in the place of {} in the sentence."""
     sentence: str
