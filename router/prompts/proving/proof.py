@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SHAPES_MAX = 256
-"""Of a model."""
+"""Shapes of a model that are kept by name; further ones are OTHER."""
 OTHER = "other"
 """The shape of all bodies whose own shape is over the bound."""
 PROVEN_AFTER = 3
