@@ -33,9 +33,9 @@ from router.queue.waiter import Fate, Waiter
 from router.request.refusal import Reason, Refusal
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 10.0
-"""Of RetryInfo."""
+"""Bounds of RetryInfo, seconds."""
 RETRY_UNKNOWN_S = 1.0
-"""Of RetryInfo, before any request was dispatched."""
+"""RetryInfo before any request was dispatched, seconds."""
 IDLE_POOLS_MAX = 1024
 """Pools without waiting requests whose drain rate is kept."""
 
@@ -44,8 +44,8 @@ LOOK_PAST = 16
 """Requests without room that later ones may overtake at a time: a long prompt that has no room
 holds none of those behind it, and a round of turns still ends after few attempts."""
 PREEMPT_POINTS = 10
-"""By which a request's priority must exceed the lowest waiting one to take its place in a full
-queue, so that two requests can't displace one another."""
+"""Points by which a request's priority must exceed the lowest waiting one to take its place in a
+full queue, so that two requests can't displace one another."""
 
 
 class QueueFull(Refusal):
@@ -70,9 +70,9 @@ class AdmissionQueue:
         """
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
-        """Of the refused requests, by the bound that refused."""
+        """Refused requests, by the bound that refused."""
         self.own_failures: Counter[OwnFailure] = Counter()
-        """Of orders that are functions of the operator's."""
+        """Failures of orders that are functions of the operator's."""
         self._sight = Sight(rng, fleet)
         self._settings = settings
         self.look_past = look_past
@@ -84,7 +84,7 @@ class AdmissionQueue:
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
         self._by_id: dict[str, list[Waiter]] = {}
-        """In order of arrival."""
+        """Waiting requests by their id, in order of arrival."""
         self._expiries = Standing()
         self._early = EarlyRefusals(settings.early_refusal, (), 0.0)
         self.recent_tenants = RecentTenants()

@@ -116,7 +116,7 @@ class _Tally:
         self.count = 0
         self.size_bytes = 0
         self._by_points: dict[int, dict[Waiter, None]] = {}
-        """By priority, the request that came last at the end."""
+        """Waiting requests by priority, the one that came last at the end."""
         self._lowest: int | None = None
         """The lowest priority; None: to be looked for."""
 
@@ -158,4 +158,4 @@ class _Tally:
 
 
 _NONE = _Tally()
-"""Of a tenant without a waiting request; never changed."""
+"""The tally of a tenant without a waiting request; never changed."""

@@ -17,7 +17,7 @@ from router.queue.limits.standing import Standing
 from router.queue.waiter import Waiter
 
 LOOK_EACH_S = 1.0
-"""Between two looks at a request: 4,096 that wait take about a hundredth of a core."""
+"""Seconds between two looks at a request: 4,096 that wait take about a hundredth of a core."""
 
 
 class EarlyRefusals:

@@ -21,7 +21,7 @@ from router.config.settings.queue_settings import TenantSettings, TenantsSetting
 TENANTS_MAX = 4096
 """Tenants whose buckets are remembered; over it the one that took least recently is forgiven."""
 BURST_S = 1.0
-"""Of a bucket, in seconds of its rate."""
+"""Size of a bucket, in seconds of its rate."""
 
 
 class Tenants:

@@ -83,7 +83,7 @@ class Rankings:
     length_max: float
     """Waiting requests of the longest pool that it ranks; inf: of any."""
     longer: Ranking
-    """Of longer pools."""
+    """The ranking of longer pools."""
 
     @property
     def look_at_service(self) -> bool:

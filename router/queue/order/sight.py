@@ -59,7 +59,7 @@ class Sight:
         """None: the driver says nothing of the fleet, and orders that need it are refused."""
         self.service = Service()
         self.now_s = 0.0
-        """Of the ranking under way."""
+        """Time of the ranking under way."""
 
     def overlap_tokens(self, waiter: Waiter) -> int:
         """Leading prompt tokens that some worker with room holds."""

@@ -27,7 +27,7 @@ class Level:
         self._lines: dict[str, Line] = {}
         self._shares: Shares[str] = Shares()
         self._weights = 0.0
-        """Of the tenants of all lines."""
+        """Sum of the weights of all lines' tenants."""
 
     @override
     def __repr__(self) -> str:
