@@ -39,7 +39,7 @@ REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,127}")
 """What a replica may be called; see RouterApp.replica."""
 HELLO_JITTER_S = 0.2
 HELLO_S = 1.0
-"""Between two answers to hellos, at least."""
+"""Least seconds between two answers to hellos."""
 
 log = logging.getLogger("kvroute.peers")
 
