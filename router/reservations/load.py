@@ -58,7 +58,7 @@ class WorkerLoad:
     _reported: tuple[float, float] = (0.0, 0.0)
     """Requests and blocks of the last sample, less ours of that time; may be below zero."""
     _users: BlockUsers = field(default_factory=BlockUsers)
-    """Of each prompt block: our open reservations."""
+    """Users of each prompt block: our open reservations."""
     _tails: int = 0
     """Blocks of ours that no other request can share: see Prompt.own_blocks."""
     _history: list[Step] = field(default_factory=lambda: [(0.0, 0, 0)])
