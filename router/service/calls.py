@@ -45,11 +45,11 @@ from router.service.inbound import InFlight, Limit, Limits
 from router.wire.received import TooMuch, check_fields
 
 FIELDS_MAX = 8192
-"""Of a message that has no bound of its own."""
+"""Fields of a message that has no bound of its own, at most."""
 LOG_S = 10.0
-"""Between two logged faults of one method."""
+"""Least seconds between two logged faults of one method."""
 REPORTS_SHARE = 8
-"""Of the bytes in flight, the part that Report's messages have beside it."""
+"""Divisor of the bytes in flight: the part that Report's messages have beside them."""
 
 UNREAD = "UNREAD"
 """The reason in metrics of a stream whose client doesn't read."""
@@ -57,7 +57,7 @@ UNREAD = "UNREAD"
 log = logging.getLogger("kvroute.grpc")
 
 Context: TypeAlias = Call
-"""Of a handler."""
+"""The call of a handler."""
 
 
 class Unread(Refusal):
@@ -101,7 +101,8 @@ class Guard:
         self.limits = limits
         self.in_flight = in_flight
         self.reports_in_flight = InFlight(in_flight.bytes_max // REPORTS_SHARE)
-        """Of Report's messages, so that reservations end while requests hold all the rest."""
+        """Bytes in flight of Report's messages, so that reservations end while requests hold all
+        the rest."""
         self.metrics = metrics
         self._clock = clock
         self._logged_s: dict[str, float] = {}
@@ -109,9 +110,9 @@ class Guard:
         self.methods: set[str] = set()
         """All that are served, as /package.Service/Method."""
         self._entrances: dict[str, Entrance] = {}
-        """Of methods that need a key."""
+        """Entrances by method, of methods that need a key."""
         self._bytes_max: dict[str, int] = {}
-        """Of a message, by method: those of `methods` at most."""
+        """Bytes of a message by method, at most: only of methods in `methods`."""
 
     @classmethod
     def of(

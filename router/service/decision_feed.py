@@ -26,7 +26,7 @@ LOOKED_A_SECOND = 50
 WAITING_MAX = 256
 """Decisions that wait for one watcher."""
 EVERY_S = 0.2
-"""Between two messages to a watcher."""
+"""Seconds between two messages to a watcher."""
 VIEWER = "WatchDecisions"
 
 
@@ -47,7 +47,7 @@ class DecisionFeed:
         self._rng = random.Random()  # for watchers' shares alone
         self._open: list[_Watcher] = []
         self._looked = 0
-        """In this second."""
+        """Decisions that were looked at in this second."""
         self._second: asyncio.TimerHandle | None = None
 
     @property

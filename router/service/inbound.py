@@ -35,9 +35,10 @@ class Limit:
 
     bytes_max: int
     key: str = ""
-    """By which it grows; empty: it is fixed."""
+    """The key by which the limit grows; empty: it is fixed."""
     text_bytes_max: int = 0
-    """Of a message whose prompt is a text or a body; less than bytes_max: no more than others."""
+    """Bytes of a message with a text or a body for a prompt, at most; less than bytes_max: as for
+    others."""
 
     def check_message(self, content: RouteMessage) -> None:
         """Checks a Route's size as `check` does; a prompt without tokens has a limit of its own."""

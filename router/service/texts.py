@@ -38,7 +38,7 @@ from router.wire.received import ReceivedRequest, text_form
 OPEN_MAX = 4096
 """Prompts whose tokens are being made."""
 RETRY_S = 0.1
-"""For a caller that requires tokens while there are none to be had for the moment."""
+"""RetryInfo for a caller that requires tokens while there are none for the moment, seconds."""
 _MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
 
 
