@@ -15,7 +15,7 @@ from router.tracing.traceparent import SpanContext, new_trace
 TEXT_MAX = 256
 """Characters of an attribute."""
 ATTRIBUTES_MAX = 48
-"""Of a span; those past it are left out."""
+"""Attributes of a span; those past it are left out."""
 
 Value: TypeAlias = str | int | float | bool
 
@@ -79,8 +79,7 @@ class Tracing:
         return Trace(self, new_trace(self._rng), 0)
 
     def below(self, header: str) -> "Trace | None":
-        """The trace below a caller's sampled span, for a process that begins none; None: there is
-        none."""
+        """The trace below a caller's span, for a process that begins none; None: not sampled."""
         parent = SpanContext.read(header)
         if parent is None or not parent.sampled:
             return None
