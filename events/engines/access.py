@@ -37,7 +37,7 @@ class Credentials:
         self.api_key = ""
         """Empty: engines get none."""
         self.tls: ssl.SSLContext | bool = True
-        """As aiohttp takes it; True: by the system's CAs."""
+        """The form that aiohttp takes: a context; True: the system's CAs."""
         self.reload()
 
     def reload(self) -> bool:
@@ -66,7 +66,7 @@ class EngineAccess:
     """http://HOST:PORT, with the path in front of the engine's own if there is one."""
     credentials: Credentials = NO_CREDENTIALS
     timeout_s: float = PAGE_S
-    """Of one of its pages."""
+    """Time limit of one of its pages, seconds."""
 
     def url(self, path: str) -> str:
         return self.base.rstrip("/") + path

@@ -18,7 +18,7 @@ from events.plane.nats_client import OnRaw, RawSubscription
 PING_MAX_S = 10.0
 """Longest wait for a PONG, seconds; longer than a router is ever behind with its budgets' parts."""
 _PAUSE_S = 0.25
-"""Between a PONG and the next PING."""
+"""Seconds between a PONG and the next PING."""
 
 log = logging.getLogger("kvroute.feed")
 
