@@ -15,7 +15,7 @@ class Ports(NamedTuple):
     events: int = 0
     replay: int = 0
     bootstrap: int = 0
-    """Of a prefill engine."""
+    """Port of a prefill engine's bootstrap server."""
 
 
 FREE = Ports()

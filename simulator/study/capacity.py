@@ -40,7 +40,7 @@ class Capacity:
     workers: int | None
     """None: not even the largest allowed fleet keeps the promise."""
     trials: Sequence[Trial]
-    """In order of size."""
+    """Trials in order of size."""
     alone_s: float | None = None
     """The promised statistic of requests that wait for no other, where it alone misses the promise;
     None: larger fleets may keep it, or one does."""

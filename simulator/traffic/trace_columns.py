@@ -29,7 +29,7 @@ class TraceError(ValueError):
 
 
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
-"""At most as long as a router accepts."""
+"""A text, at most as long as a router accepts."""
 _Time = Annotated[float, Meta(ge=0, le=1e15)]
 # No prompt is longer: a mistake is reported before its ids fill the memory.
 _PromptTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -46,7 +46,7 @@ class Column(NamedTuple):
     type: Any
     meaning: str
     per_second: float = 1.0
-    """For times: the column's units in a second."""
+    """The column's units in a second, for times."""
     is_clock: bool = False
     """Seconds, or a date and time, with any origin: the first row's time counts as 0."""
 

@@ -38,8 +38,8 @@ class Rank:
         """Tasks that hold blocks."""
         self.counts = Counts()
         self.blocked_hashes: list[int] = []
-        """For each new task of this round that didn't fit: the hash of the first block that it
-        misses in the cache."""
+        """Hash of the first block that the cache lacks, of each new task of this round that didn't
+        fit."""
         self._arrivals: dict[Task, float] = {}
         """Tasks that hold blocks, and when their KV will be in them."""
 
