@@ -85,11 +85,12 @@ class Judgement:
     about: str
     """How it is known."""
     reported: FailureReason.ValueType
-    """To the router, which blames the worker for WORKER and TIMEOUT alone."""
+    """The reason that is reported to the router, which blames the worker for WORKER and TIMEOUT
+    alone."""
     again: Again
     reason: str
-    """Of the gateway's answer, if nothing is left to try; empty: the worker's own answer, or
-    none."""
+    """The reason in the gateway's answer, if nothing is left to try; empty: the worker's own
+    answer, or none."""
     refused: bool = False
     """Nothing of the request arrived: a single one counts against the worker."""
 
