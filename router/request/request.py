@@ -61,8 +61,8 @@ class Request(msgspec.Struct, frozen=True):
     tenant: str = ""
     session_id: str = ""
     narrowing: Narrowing | None = None
-    """What narrows it to some workers, its prompt's LoRA included; None: any worker of its model
-    and role may take it."""
+    """Narrowing to some workers, by its prompt's LoRA, too; None: any worker of its model and role
+    may take it."""
     charged_tokens: int = 0
     """Tokens by which a tenant's quota counts an estimated prompt until its engine has counted it;
     0: the prompt's length is no estimate."""

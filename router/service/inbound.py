@@ -35,7 +35,7 @@ class Limit:
 
     bytes_max: int
     key: str = ""
-    """The key by which the limit grows; empty: it is fixed."""
+    """The configuration key by which the limit grows; empty: it is fixed."""
     text_bytes_max: int = 0
     """Bytes of a message with a text or a body for a prompt, at most; less than bytes_max: as for
     others."""
