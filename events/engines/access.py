@@ -37,7 +37,7 @@ class Credentials:
         self.api_key = ""
         """Empty: engines get none."""
         self.tls: ssl.SSLContext | bool = True
-        """As aiohttp takes it; True: by the system's CAs."""
+        """The form that aiohttp takes: a context; True: the system's CAs."""
         self.reload()
 
     def reload(self) -> bool:
@@ -66,14 +66,14 @@ class EngineAccess:
     """http://HOST:PORT, with the path in front of the engine's own if there is one."""
     credentials: Credentials = NO_CREDENTIALS
     timeout_s: float = PAGE_S
-    """Of one of its pages."""
+    """Time limit of one of its pages, seconds."""
 
     def url(self, path: str) -> str:
         return self.base.rstrip("/") + path
 
     @property
     def tls(self) -> ssl.SSLContext | bool:
-        """For aiohttp's `ssl`."""
+        """The TLS context for aiohttp's `ssl`; True: the system's CAs."""
         return self.credentials.tls
 
     def headers(self, others: Mapping[str, str] | None = None) -> dict[str, str]:

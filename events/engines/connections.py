@@ -60,7 +60,7 @@ class AnswerProtocol(ResponseHandler):
         """Bytes up to the end of the awaited head; None: no head is awaited."""
         self._interim = 0
         self._body: aiohttp.StreamReader | None = None
-        """Of the present answer."""
+        """The body of the present answer; None: there is none."""
         self.uses = 0
         """Requests so far, the present one included."""
         self.heard = False
@@ -174,7 +174,7 @@ class Connector(aiohttp.TCPConnector):
 
 
 def first_line(error: BaseException) -> str:
-    """Of a message whose others quote the bytes."""
+    """The first line of an error's message, 200 characters at most; later lines quote the bytes."""
     return str(getattr(error, "message", error)).split("\n", 1)[0][:200]
 
 

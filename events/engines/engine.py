@@ -55,7 +55,7 @@ class Reading:
     loads_need_identity: bool = False
     """Whether loads are in tokens, so that the block size must be known first."""
     read_load_feed: ReadLoadFeed | None = None
-    """Of the engine's feed of loads over ZMQ; None: it has none."""
+    """Reads the engine's feed of loads over ZMQ; None: it has none."""
 
 
 class HandOver(Enum):
@@ -74,9 +74,9 @@ class Engine:
     """A kind of engine. The defaults are what an unknown one is treated like."""
 
     name: str
-    """In settings, heartbeats, answers and metrics."""
+    """The name in settings, heartbeats, answers and metrics."""
     title: str
-    """In sentences."""
+    """The name in sentences."""
     reading: Reading | None = None
     """None: no relay of ours reads it."""
     owned_by: str = ""

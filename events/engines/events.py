@@ -32,7 +32,7 @@ class BlocksStored:
     cache_salt: str | None = None
     """vLLM: with a chain's first block only; SGLang: with each event."""
     item_ids: tuple[tuple[str, ...], ...] | None = None
-    """For each block, the ids of the multimodal items in it; None: no items at all."""
+    """Ids of the multimodal items in each block; None: no items at all."""
     unhashable: bool = False
     """The blocks depend on content that only the engine has (prompt embeddings)."""
     group: int | None = None
@@ -43,7 +43,7 @@ class BlocksStored:
     If False, the block's tokens are left out.
     """
     remote: bool = False
-    """In a pool that all workers share: on no worker."""
+    """Whether the blocks are in a pool that all workers share: on no worker."""
 
 
 @dataclass(frozen=True, slots=True)

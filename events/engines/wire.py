@@ -44,7 +44,8 @@ U32_LIMIT = 1 << 32
 U64_MASK = (1 << 64) - 1
 
 Hashes = Annotated[list[int | bytes], Meta(max_length=TOKENS_MAX)]
-"""On the wire: unsigned (vLLM) or signed (SGLang) 64-bit numbers, or digests of 8 to 32 bytes."""
+"""Block hashes on the wire: unsigned (vLLM) or signed (SGLang) 64-bit numbers, or digests of 8 to
+32 bytes."""
 
 KINDS = frozenset(("BlockStored", "BlockRemoved", "AllBlocksCleared"))
 
@@ -80,7 +81,7 @@ class Removed(Struct, tag="BlockRemoved"):
 
 
 class Cleared(Struct, tag="AllBlocksCleared"):
-    """Of every engine."""
+    """All blocks of the cache are gone; the same in every engine."""
 
 
 class ClearedArray(Cleared, array_like=True, tag="AllBlocksCleared"):

@@ -1,1 +1,1 @@
-"""In the router: ordered facts become the fleet view and the index."""
+"""The router's side of events: ordered facts become the fleet view and the index."""

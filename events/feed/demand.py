@@ -17,7 +17,7 @@ DEMANDS_MAX = 64
 TENANTS_MAX = 16
 """Tenants of an entry that are named; the others count as one."""
 NAME_BYTES_MAX = 512
-"""Of a model's name; pools of models with longer names are left out."""
+"""Bytes of a model's name; pools of models with longer names are left out."""
 
 _HASH_MAX = (1 << 64) - 1
 

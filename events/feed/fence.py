@@ -45,7 +45,7 @@ BEHIND_S = ((2.0, 16), (0.5, 4))
 """Seconds behind from which a publisher has the n-th part of its budget. A router reads some 60,000
 small messages a second, and a budget is 30,000 of them."""
 ALL = b""
-"""In the place of a publisher: all of them."""
+"""All publishers, in the place of one."""
 
 
 def budget_part(behind_s: float) -> int:
@@ -78,7 +78,7 @@ class _Listening:
 
 
 class Fence:
-    """Of one router."""
+    """Publishers that one router has shut out, by plane, and how long each stays out."""
 
     def __init__(self) -> None:
         self._planes: dict[Plane, _Listening] = {plane: _Listening() for plane in PLANES}

@@ -79,7 +79,7 @@ FACT_BYTES = 128
 """2 us of work, as for 128 bytes of hashes: a slice has 512 facts at most."""
 SLICE_FACTS = SLICE_BYTES // FACT_BYTES
 _MASS_SILENCE_PATIENCE = 10
-"""In a mass silence, a worker is forgotten after this many times forget_s."""
+"""Times forget_s after which a worker is forgotten in a mass silence."""
 
 
 class Pull(NamedTuple):

@@ -345,7 +345,7 @@ def _totals(
 
 
 def _thinned(steps: list[Step], steps_max: int) -> list[Step]:
-    """At most steps_max steps: the latest, and a regular sample of the others."""
+    """Steps, steps_max at most: the latest, and a regular sample of the others."""
     if len(steps) <= steps_max:
         return steps
     half = steps_max // 2

@@ -18,13 +18,13 @@ from events.plane.nats_client import OnRaw, RawSubscription
 PING_MAX_S = 10.0
 """Longest wait for a PONG, seconds; longer than a router is ever behind with its budgets' parts."""
 _PAUSE_S = 0.25
-"""Between a PONG and the next PING."""
+"""Seconds between a PONG and the next PING."""
 
 log = logging.getLogger("kvroute.feed")
 
 
 class Subscriptions:
-    """Of one feed."""
+    """Subscriptions of one feed: one to all workers of a plane, or one to each that is let in."""
 
     def __init__(self, broker: Broker, fleet: str, opened: Callable[[], Awaitable[None]]) -> None:
         """opened: to call when a plane is open to strangers again."""

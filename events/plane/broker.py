@@ -38,9 +38,9 @@ _FLUSH_S = 1.0
 _CLOSE_S = 2.0
 _PROBE_S = 3.0
 _OVERLAP_S = 0.05
-"""Between the beginning of subscriptions and the end of those that they replace. A server that gets
-both at once drops what it is handing to the old ones at that moment: some 20 messages of a fast
-publisher."""
+"""Seconds between the beginning of subscriptions and the end of those that they replace. A server
+that gets both at once drops what it is handing to the old ones at that moment: some 20 messages of
+a fast publisher."""
 
 log = logging.getLogger("kvroute.broker")
 
@@ -349,7 +349,7 @@ class Broker:
 
 
 async def _ignore(_message: Msg) -> None:
-    """Of a subscription that ends at once."""
+    """Callback of a subscription that ends at once."""
 
 
 @contextmanager

@@ -79,8 +79,8 @@ class _Tcp(TcpTransport):
 
     @override
     async def connect_tls(self, *about: Any, **named: Any) -> None:
-        """As nats-py has it. Its protocol is made before the handshake and takes itself for one
-        without TLS, so that asyncio warns of each connection that a server ends."""
+        """Connects with TLS as nats-py does. Its protocol is made before the handshake and takes
+        itself for one without TLS, so that asyncio warns of each connection that a server ends."""
         await super().connect_tls(*about, **named)
         assert self._io_writer is not None  # the handshake is over
         self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]

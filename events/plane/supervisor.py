@@ -34,7 +34,7 @@ class Trouble:
 
     error: str
     failures: int
-    """In a row, without STEADY_S between them."""
+    """Failures in a row, without STEADY_S between them."""
     until: float
     """Loop time until which the trouble is shown."""
 

@@ -1,1 +1,1 @@
-"""Beside the engine: its bytes become ordered facts on NATS."""
+"""The engine's side of events: its bytes become ordered facts on NATS."""

@@ -34,7 +34,7 @@ class LedgerHead(msgspec.Struct, frozen=True):
 
     engine_block_size: Annotated[int, Meta(ge=1, le=BLOCK_SIZE_MAX)] | None
     groups: Annotated[list[int | None], Meta(min_length=1, max_length=GROUPS_MAX)]
-    """In the order of their places in `Block.copies`."""
+    """Groups in the order of their places in `Block.copies`."""
     other_groups: list[int | None]
     may_miss: bool
     count: int
@@ -51,9 +51,10 @@ class BlockRows(msgspec.Struct, frozen=True, array_like=True):
     copies: list[Annotated[bytes, Meta(max_length=_COPIES_BYTES)]]
     """`Block.copies`, little-endian."""
     prefixes: list[Annotated[PrefixHash, Meta(ge=0)]]
-    """For each block, as many as it has canonical blocks inside; empty where blocks are pages."""
+    """Prefix hashes of the blocks, for each as many as it has canonical blocks inside; empty where
+    blocks are pages."""
     ends: list[Annotated[PrefixHash, Meta(ge=0)] | None]
-    """For each page, as the columns below."""
+    """Prefix hash at the end of each page, as the columns below for each page."""
     pendings: list[Annotated[bytes, Meta(max_length=4 * BLOCK_SIZE_MAX)]]
     parents: list[int | None]
     """Row of the page before inside the same chunk, counted over all parts."""

@@ -40,8 +40,8 @@ HELD_BYTES_MAX = 128 * 1024 * 1024
 OVERTAKEN_MAX = 1024
 """Live messages that a replay may overtake in transit."""
 CATCH_UP_BYTES = 64 * 1024
-"""Of a replay's messages, applied between two looks at the relay's other sockets and timers: some
-10 ms."""
+"""Bytes of a replay's messages, applied between two looks at the relay's other sockets and timers:
+some 10 ms."""
 MESSAGE_BYTES = 256
 """What a message counts besides its own bytes."""
 OVERTAKEN_BYTES_MAX = 8 * 1024 * 1024

@@ -27,11 +27,11 @@ from router.listener.http_bounds import HttpBounds
 HEAD_TIMES = 4
 """Bytes of an unfinished head, by those of its longest line: nginx has four buffers of 8 KiB."""
 REST_BYTES_MAX = 1 << 25
-"""Of a body that nobody reads any more: past it the connection is closed."""
+"""Bytes that are read of a body that nobody reads any more; past it the connection is closed."""
 REST_SHORT = 1 << 16
 """Bytes of a rest that is soon over; one of unknown length is not."""
 READ_BYTES = 1 << 14
-"""Of a body that wait for their reader; twice as many, and the connection is read no further. A
+"""Bytes of a body that wait for their reader; at twice as many the connection is read no further. A
 sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
 
 
@@ -153,7 +153,8 @@ class BoundedHandler(web.RequestHandler):
 
     @override
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """In a turn of its own: aiohttp would parse what waits while its reader takes the rest."""
+        """Resumes in a turn of its own: aiohttp would parse what waits while its reader takes the
+        rest."""
         if not resume_parser:
             super().resume_reading(resume_parser=False)
         elif self._reading_paused and not self._resumes:
@@ -181,7 +182,7 @@ class BoundedHandler(web.RequestHandler):
             asyncio.get_running_loop().call_soon(content.set_exception, error)
 
     def _refuse_head(self, waiter: "asyncio.Future[None]") -> None:
-        """As aiohttp's data_received does with a line that is too long."""
+        """Queues a 431 and ends the connection, as aiohttp does for a line that is too long."""
         error = LineTooLong(b"", self._head_bytes_max)
         self._cancel_timer()
         self._request_count += 1

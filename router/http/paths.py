@@ -14,7 +14,8 @@ PARTS_MAX = 8
 
 
 class Paths(web.UrlDispatcher):
-    """Of a port with few paths."""
+    """Dispatcher of a port with few paths: one of too many parts is a 404, an expectation other
+    than 100-continue a 417."""
 
     @override
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:

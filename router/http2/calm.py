@@ -23,7 +23,7 @@ from router.http2.frames import (
 
 
 class Calm:
-    """Of one connection."""
+    """Counters of one connection's frames that carry nothing, and of its resets."""
 
     def __init__(self, ping_every_s: float, sent: Callable[[], int]) -> None:
         """ping_every_s: between two pings with no answer of a call between them; PING_STRIKES may

@@ -29,7 +29,7 @@ from router.listener.held import Held
 
 
 class Control(Streams):
-    """Of one connection."""
+    """One connection's control frames: windows, settings, pings, resets and GOAWAY."""
 
     def __init__(self, service: Service, held: Held, ping_every_s: float) -> None:
         """held: the account of this connection. ping_every_s: see Calm."""

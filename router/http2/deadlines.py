@@ -27,7 +27,7 @@ class Timed(Protocol):
 
 
 class Deadlines:
-    """Of one connection."""
+    """Deadlines of one connection's open calls, and their timers."""
 
     def __init__(self, protocol: Http2Protocol) -> None:
         self._protocol = protocol

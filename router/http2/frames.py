@@ -21,12 +21,12 @@ TURN_WORK = 512
 """Work of one connection in one turn, in which no other connection is served: below 1 ms. A frame
 is 1, what it causes is added."""
 OPEN_WORK = 63
-"""Of a stream that is opened."""
+"""Work of a stream that is opened."""
 UNREAD_WORK = 8
-"""Of a stream that is opened, for each answer that its peer has not read: a peer that asks on and
-reads nothing has one call begun in a turn."""
+"""Work of a stream that is opened, for each answer that its peer has not read: a peer that goes on
+with calls and reads nothing has one call begun in a turn."""
 RESET_WORK = 16
-"""Of a call that is broken off."""
+"""Work of a call that is broken off."""
 MESSAGE_WORK = 2
 TURN_STREAMS = TURN_WORK // OPEN_WORK
 """Streams of one connection that are opened, or ended with it, in one turn."""
@@ -37,10 +37,10 @@ PUMP_STREAMS = 64
 CONTROL_MAX = 1000
 """Frames a second that carry nothing. See calm.Calm."""
 CONTROL_PER_ANSWER = 4
-"""Of these frames, how many more each frame of an answer allows: updates of both windows, a ping,
-and one to spare."""
+"""Frames that carry nothing and that each frame of an answer allows besides CONTROL_MAX: updates of
+both windows, a ping, and one to spare."""
 CONTROL_SAVED_MAX = 100_000
-"""Of these, how many a connection may have saved."""
+"""Frames that carry nothing for which a connection may have saved room, at most."""
 ASIDE = "/grpc."
 """Begin of the paths of health and reflection, which need no key."""
 SMALL_FRAME = 1024
@@ -50,12 +50,13 @@ SETTINGS_STREAMS = 64
 RESETS_MAX = 10_000
 """RST_STREAM a second: clients that leave."""
 PING_SLACK = 0.9
-"""Of the time between two pings, which clients and networks keep roughly."""
+"""Share of the least time between two pings after which a ping is in time: clients and networks
+keep that time roughly."""
 PING_STRIKES = 2
 """Pings that come too soon, before their connection ends."""
 FAREWELL = b"farewell"
-"""Of a PING behind a GOAWAY: once it comes back, the peer has read that, and what it sent before is
-here."""
+"""Payload of a PING behind a GOAWAY: once it comes back, the peer has read the GOAWAY, and what it
+sent before is here."""
 REMEMBERED_MAX = 4096
 """Streams that are over, of one connection, of which something is still known."""
 
@@ -144,13 +145,13 @@ def _string(text: bytes) -> bytes:
 
 
 ALONE = b"\x88" + literal(b"content-type", b"application/grpc")  # 0x88: `:status: 200`
-"""Before the trailers of an answer without a message."""
+"""Header fields before the trailers of an answer without a message."""
 OPENING = ALONE + literal(b"grpc-accept-encoding", ACCEPTED)
 CLOSING = literal(b"grpc-status", b"0")
 NO_GRPC = b"\x08\x03415"
 """`:status: 415`, with which gRPC answers a content-type that is none of its own."""
 MESSAGE_BYTES_MAX = 1024
-"""Of a status message; its details have it whole."""
+"""Bytes of a status message, at most; the status details have it whole."""
 
 
 def percent(message: str) -> bytes:

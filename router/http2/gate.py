@@ -28,7 +28,7 @@ class Gate(Protocol):
         RefusedError."""
 
     def bytes_max(self, method: str) -> int:
-        """Of a message of a method."""
+        """The most bytes that a message of a method may have."""
 
     def too_large(self, call: Any, method: str, size: int) -> RefusedError:
         """How a call with a message of so many bytes ends."""

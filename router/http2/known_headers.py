@@ -34,7 +34,7 @@ class KnownHeaders:
         self._decoder = Decoder(max_header_list_size=hard_max)
         self._known: dict[bytes, Head] = {}
         self.work = 0
-        """Of the last block."""
+        """Work of decoding the last block; 0: it was known. See frames.TURN_WORK."""
 
     def read(self, block: bytes) -> Head | None:
         """A block's fields, in their order. None: there are more than list_bytes_max. Raises

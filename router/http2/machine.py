@@ -75,7 +75,7 @@ class HeaderBlock:
         self.trouble = trouble
         self._bytes_max = bytes_max
         self.flags = flags
-        """Of the first frame."""
+        """Flags of the first frame."""
         self.content = bytearray()
 
     def add(self, payload: bytes) -> None:

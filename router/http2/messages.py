@@ -45,7 +45,7 @@ class Over:
 
 
 class Messages:
-    """Of one connection.
+    """Messages of one connection's streams, assembled from DATA and handed to the service.
 
     Laws:
     - a message has its stream's bytes_max at most, unpacked or not; what would exceed that ends its

@@ -7,7 +7,7 @@ from router.listener.addresses import unmapped
 
 
 class Peer:
-    """As grpc.aio's context has them: `peer()` and `auth_context()`."""
+    """The address and certificate names of a peer, as grpc.aio's `peer()` and `auth_context()`."""
 
     def __init__(self, transport: Any) -> None:
         """transport: asyncio's."""

@@ -26,14 +26,14 @@ from router.listener.listener import Listener, Speaks
 KEEPALIVE_TIMEOUT_S = 20.0
 """What a peer has to answer a ping."""
 LOOK_S = 1.0
-"""Between two looks at the connections' ages."""
+"""Seconds between two looks at the connections' ages."""
 FAREWELL_S = 1.0
-"""At most, between a GOAWAY and the refusal of new calls: those on their way are served."""
+"""Seconds between a GOAWAY and the refusal of new calls, at most: those on their way are served."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerBounds:
-    """Of one port."""
+    """Bounds of one port and of its connections: counts, bytes, and seconds of silence and age."""
 
     connection: Bounds
     port: PortBounds

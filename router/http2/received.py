@@ -17,7 +17,7 @@ from router.listener.held import HANDLER_BYTES, MESSAGE_BYTES
 
 
 class Received:
-    """Of one call."""
+    """The received part of one call's request: messages that its handler has not taken."""
 
     __slots__ = (
         "_came", "_content", "_ended", "_held", "_messages", "_packed", "_protocol", "_stream",
@@ -38,7 +38,7 @@ class Received:
         if streams:
             self._came = asyncio.Event()
             self._messages: deque[tuple[bytes, bool]] = deque()
-            """With whether they are packed."""
+            """Messages that the handler has not taken, each with whether it is packed."""
         self._ended = False
         """Whether no more messages come."""
 

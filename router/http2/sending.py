@@ -60,7 +60,7 @@ class Stream:
     def __init__(self, number: int, bytes_max: int = MESSAGE_MAX) -> None:
         self.number = number
         self.bytes_max = bytes_max
-        """Of a message; what is more ends the call."""
+        """Bytes of a message, at most; what is more ends the call."""
         self.granted = 0
         """Bytes that the peer takes beside the window of every stream, less what was sent."""
         self.inbox = bytearray()
@@ -74,7 +74,7 @@ class Stream:
         self.unread = 0
         """Bytes of the window that the peer has used."""
         self.credit = 0
-        """Of these, bytes that it may use again as soon as a WINDOW_UPDATE says so."""
+        """Bytes of `unread` that the peer may use again as soon as a WINDOW_UPDATE says so."""
         self.ended = False
         """Whether the peer's side is over."""
         self.finished = False
@@ -86,7 +86,7 @@ class Stream:
         self.began = False
         """Whether the headers of this side were sent."""
         self.encoding = "identity"
-        """Of the peer's compressed messages."""
+        """The encoding of the peer's compressed messages."""
         self.content_left: int | None = None
         """Bytes of DATA that `content-length` says are still to come."""
         self.held = False
@@ -119,9 +119,9 @@ class Sending:
         self._waiting: OrderedDict[int, Stream] = OrderedDict()
         """Streams with bytes that wait, the one that waits longest in front."""
         self._ready: OrderedDict[int, Stream] = OrderedDict()
-        """Of these, those that have room of their own, or had."""
+        """Waiting streams that have room of their own, or had."""
         self.waiting_bytes = 0
-        """Of all streams."""
+        """Bytes that wait in all streams."""
         self._room = 65_535
         self.window = 65_535
         """Room of a stream that begins."""

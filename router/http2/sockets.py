@@ -24,12 +24,12 @@ from router.listener.seldom import Seldom
 log = logging.getLogger("kvroute.http2")
 _faults = Seldom(log)
 LOOK_S = 1.0
-"""Between two looks at what waits for a peer."""
+"""Seconds between two looks at what waits for a peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one connection."""
+    """Bounds of one connection: streams, bytes of messages and headers, and waits."""
 
     streams_max: int
     message_max: int = MESSAGE_MAX
@@ -39,7 +39,7 @@ class Bounds:
     ping_every_s: float = 0.0
     """See calm.Calm."""
     read_s: float = 20.0
-    """In which a peer must take some of what waits for it."""
+    """Seconds in which a peer must take some of what waits for it."""
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -284,7 +284,7 @@ class Http2Protocol(asyncio.Protocol):
         self._write()
 
     def _drop(self) -> None:
-        """Of all connections of the port, this one holds most, and the port holds too much."""
+        """Closes the connection: it holds the most bytes of its port, which holds too many."""
         self.fault = "held"
         _faults.log(self._clock(), "%s: closed, since its port holds too many bytes", self.peer)
         self.abort()

@@ -28,7 +28,7 @@ _Known = TypeVar("_Known")
 
 
 class Streams:
-    """Of one connection."""
+    """Open streams of one connection, and the REMEMBERED_MAX that were over last."""
 
     def __init__(self, service: Service, held: Held) -> None:
         """held: the account of this connection."""
@@ -48,7 +48,7 @@ class Streams:
         self._answered: OrderedDict[int, Callable[[], None]] = OrderedDict()
         """Streams whose answers were sent lately -> what to do if their peers give them up."""
         self._work = 0
-        """In this turn."""
+        """Work in this turn. See frames.TURN_WORK."""
         self.trouble = ""
         """What was wrong with the last stream that was reset from here."""
 
@@ -171,7 +171,7 @@ def _give_up(stream: Stream) -> None:
 
 
 def _remember(streams: "OrderedDict[int, _Known]", number: int, known: _Known) -> None:
-    """Of REMEMBERED_MAX streams, the last ones."""
+    """Adds a stream to the remembered ones; past REMEMBERED_MAX the oldest is forgotten."""
     streams[number] = known
     if len(streams) > REMEMBERED_MAX:
         streams.popitem(last=False)

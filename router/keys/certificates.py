@@ -18,7 +18,7 @@ from router.config.settings.serving_settings import MetricsSettings
 from router.keys.followed import reason_of
 
 SUITES = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2. All of TLS 1.3 are such suites."""
+"""Cipher suites of TLS 1.2. All of TLS 1.3 are such suites."""
 
 
 class Pem(NamedTuple):
@@ -44,7 +44,7 @@ class Contexts:
 
 
 class Certificates:
-    """Of one process; all its TLS servers show the same certificate."""
+    """The certificate of one process, which all its TLS servers show."""
 
     def __init__(self, settings: TlsSettings) -> None:
         """Raises ConfigError for files that can't be read or don't fit together."""
@@ -64,7 +64,7 @@ class Certificates:
 
     @classmethod
     def of(cls, settings: TlsSettings) -> "Certificates | None":
-        """As configured; None: plain text. Raises ConfigError."""
+        """The certificate that the settings name; None: plain text. Raises ConfigError."""
         if settings.certificate_file is None and settings.key_file is None:
             if settings.client_ca_file is not None:
                 raise ConfigError(
@@ -93,7 +93,8 @@ class Certificates:
     def contexts(
         self, verify: ssl.VerifyMode = ssl.CERT_NONE, protocols: Sequence[str] = ()
     ) -> Contexts:
-        """For a server that is not gRPC; `reload` keeps it up to date. protocols: of ALPN."""
+        """TLS contexts of a server that is not gRPC; `reload` keeps them up to date. protocols: the
+        names that ALPN offers."""
 
         def make() -> ssl.SSLContext:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -29,7 +29,7 @@ from router.request.refusal import Refusal
 
 FILE_BYTES_MAX = 16 << 20
 IDENTITIES_SHOWN = 64
-"""Of which metrics name the refusals."""
+"""Identities that metrics of refusals name, at most; the others are counted as `other`."""
 _CERTIFIED_MAX = 4096
 """Callers without a key file whose certificates' names are kept."""
 
@@ -73,7 +73,7 @@ class Door:
         *,
         clock: Callable[[], float],
     ) -> "Door | None":
-        """As configured; None: callers need no keys. Raises ConfigError."""
+        """The door that the settings describe; None: callers need no keys. Raises ConfigError."""
         asks = certificates is not None and certificates.asks_callers
         if settings.file is None and not asks:
             return None
@@ -153,7 +153,7 @@ class Door:
     async def enter_after(
         self, error: UnknownKeyError, token: str, names: Callable[[], Iterable[str]]
     ) -> Usage:
-        """Like `enter`, after keys of the token's issuer were fetched; raises Refusal."""
+        """Fetches the keys of the token's issuer, then enters as `enter` does; raises Refusal."""
         try:
             # In a task of its own: the first step of a call may have none, which HTTP clients need.
             await asyncio.create_task(self.issuers.fetch(str(error)))

@@ -19,7 +19,7 @@ log = logging.getLogger("kvroute")
 
 
 class EngineAccesses:
-    """Of one process."""
+    """Accesses of one process to its engines: the shared one, and those of single workers."""
 
     def __init__(self, settings: EnginesSettings | None = None) -> None:
         """Raises OSError or ValueError for files that can't be used."""
@@ -28,7 +28,7 @@ class EngineAccesses:
         self.on_model_missing: Callable[[str], None] = lambda _: None
         """Called with the id of a worker whose engine answered as if it lacked a model."""
         self._own: dict[str, Credentials] = {}
-        """Of workers that have their own, by worker id."""
+        """Credentials by worker id, of workers that have their own."""
 
     @classmethod
     def of(
@@ -37,8 +37,8 @@ class EngineAccesses:
         gateway: GatewaySettings | None = None,
         workers: Iterable[EngineSettings] = (),
     ) -> Self:
-        """As configured; raises ConfigError for files that can't be used. workers: those whose
-        files are checked now."""
+        """The accesses that the settings describe; raises ConfigError for files that can't be used.
+        workers: those with files that are checked now."""
         if settings.api_key and settings.api_key_file is not None:
             raise ConfigError(
                 "give the engines' key or its file - at `$.engines.api_key`,"

@@ -9,7 +9,8 @@ from collections import Counter
 from typing import Protocol
 
 FOLLOW_S = 5.0
-"""Between two looks: kubelet takes up to a minute to write a changed Secret to a pod's files."""
+"""Seconds between two looks: kubelet takes up to a minute to write a changed Secret to a pod's
+files."""
 
 log = logging.getLogger("kvroute.keys")
 

@@ -9,9 +9,9 @@ from router.request.refusal import Reason, Refusal
 
 TENANT_MAX = 256
 PRIORITY_MAX = 0
-"""Of a gateway's clients, unless their key says more: a request may stand back, and may not push
-in. Fair shares by default would not do: they change the order of all requests, and a rank still
-decides within a tenant's bands."""
+"""Greatest priority of a gateway's clients, unless their key says more: a request may stand back,
+and may not push in. Fair shares by default would not do: they change the order of all requests, and
+a rank still decides within a tenant's bands."""
 EVERYTHING = ("*",)
 
 
@@ -26,7 +26,8 @@ class Allowance:
     streams: int | None = None
     """Calls open at once that stream."""
     mib_per_s: float | None = None
-    """Of messages to the router; a burst may have those of one second, and one message."""
+    """MiB a second of messages to the router; a burst may have those of one second, and one
+    message."""
     priority: int | None = None
     """The greatest that a request may have; None: PRIORITY_MAX through a gateway, any over gRPC,
     whose callers rank the requests of others."""
@@ -37,7 +38,7 @@ NO_LIMITS = Allowance()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """As the key file says. Patterns have * and ? as in file names."""
+    """An identity as the key file describes it. Patterns have * and ? as in file names."""
 
     name: str
     rights: frozenset[Right] = ALL
@@ -65,8 +66,9 @@ class Identity:
             raise _denied("this key is not for the model of the request", "field", "model")
 
     def check_body(self, model: str, adapters: Iterable[str], engine_fields: Sequence[str]) -> None:
-        """Of a request to an engine; raises Refusal. adapters: models in the place of the named
-        one. engine_fields: of the engines' own plane that it names."""
+        """Checks the models and fields of a request to an engine; raises Refusal. adapters: models
+        in the place of the named one. engine_fields: those in the body by which engines and routers
+        speak to each other."""
         for name in (model, *adapters):
             self.check_model(name)
         if engine_fields and Right.ENGINE_FIELDS not in self.rights:

@@ -27,16 +27,17 @@ from router.keys.key_ring import Issuer
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 """Public keys only: with a shared secret a router could make tokens itself."""
 FETCH_S = 10.0
-"""Between two fetches for tokens with unknown keys."""
+"""Least seconds between two fetches for tokens with unknown keys."""
 REFRESH_S = 300.0
-"""After which keys are fetched again in any case: an issuer takes a key back by leaving it out."""
+"""Seconds after which keys are fetched again in any case: an issuer takes a key back by leaving it
+out."""
 TIMEOUT_S = 5.0
 BYTES_MAX = 1 << 20
 TOKEN_MAX = 16_384
 """Characters."""
 CACHED_MAX = 4096
 LEEWAY_S = 30
-"""By which the clocks of issuer and router may differ."""
+"""Seconds by which the clocks of issuer and router may differ."""
 
 log = logging.getLogger("kvroute.keys")
 

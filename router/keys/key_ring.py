@@ -22,7 +22,7 @@ from router.keys.rights import Right
 
 IDENTITIES_MAX = 10_000
 KEYS_MAX = 64
-"""Of each kind of an identity: more than a rotation needs."""
+"""Tokens, certificates or accounts of one identity: more than a rotation needs."""
 TOKEN_BYTES = 32
 PREFIX = "sha256:"
 INT32_MAX = (1 << 31) - 1

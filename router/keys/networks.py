@@ -22,7 +22,7 @@ METADATA = frozenset(
         ("169.254.169.254", "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "192.0.0.192"),
     )
 )
-"""Of AWS, Google, Azure (IPv4 and IPv6), Alibaba and Oracle."""
+"""Addresses of the metadata services of AWS, Google, Azure (IPv4 and IPv6), Alibaba and Oracle."""
 
 
 def networks_of(text: str) -> tuple[Network, ...]:

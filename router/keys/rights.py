@@ -14,13 +14,13 @@ class Right(StrEnum):
     REPORT = "report"
     """Moves reservations on, and ends them."""
     REPORT_ANY = "report_any"
-    """With `report`: on requests of other identities, too."""
+    """Extends `report` to requests of other identities."""
     OBSERVE = "observe"
     """Reads the state of fleet and queue, and explanations; changes nothing."""
     ADMINISTER = "administer"
     """Commands to the fleet."""
     ENGINE_FIELDS = "engine_fields"
-    """Through a gateway: names fields by which engines and routers speak to each other."""
+    """Names, through a gateway, fields by which engines and routers speak to each other."""
 
 
 ALL = frozenset(Right)
@@ -56,4 +56,4 @@ RIGHTS: dict[str, Right | None] = {
     _HEALTH + "Watch": None,
     _HEALTH + "List": None,
 }
-"""By /package.Service/Method; None: needs no key."""
+"""The right of each method, by /package.Service/Method; None: it needs no key."""

@@ -13,7 +13,7 @@ from router.keys.identity import Identity
 from router.request.refusal import Reason, Refusal
 
 PRUNE_S = 0.05
-"""Between two looks at reservations that may have ended."""
+"""Seconds between two looks at reservations that may have ended."""
 MIB = 1 << 20
 
 
@@ -54,7 +54,7 @@ class Bucket:
 
 
 class Usage:
-    """Of one identity."""
+    """One identity's use of the process: requests, bytes, streams and open reservations."""
 
     def __init__(self, identity: Identity, clock: Callable[[], float]) -> None:
         """clock: of seconds that only go forward."""

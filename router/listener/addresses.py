@@ -24,7 +24,7 @@ _MISSING = frozenset(
 )
 """Errors for an address, or a family of addresses, that this host does not have."""
 _ATTEMPTS = 8
-"""At a free port that every address of a name has."""
+"""Attempts to get a free port that every address of a name has."""
 _MAPPED = bytes(10) + b"\xff\xff"
 UNIX_CLIENT = "unix"
 """The address of all clients of a Unix socket."""
@@ -69,7 +69,7 @@ def unmapped(host: str) -> str:
 
 
 def client_of(host: str) -> str:
-    """Under which name connections of a client's address are counted."""
+    """The name by which connections of a client are counted: its IPv4 address, or its IPv6 /64."""
     if ":" not in host:
         return host
     packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])

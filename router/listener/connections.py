@@ -38,11 +38,11 @@ held most of a port that held too much, see held.PortHeld."""
 
 @dataclass(frozen=True, slots=True)
 class PortBounds:
-    """On the connections of one port."""
+    """Bounds of one port's connections: open ones, those of one client, and seconds to begin."""
 
     connections_max: int
     address_max: int | None = None
-    """Of one client; None: as FREE_TIMES says."""
+    """Open connections of one client, at most; None: as FREE_TIMES says."""
     begin_s: float = 20.0
 
 
@@ -100,13 +100,13 @@ class Connections:
         self.bounds = bounds
         self.open = 0
         self.closed: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-        """By the port itself, by reason."""
+        """Connections that the port itself closed, by reason."""
         self.held: PortHeld | None = None
         """Bytes that are kept for the peers; None: of a port that keeps no account."""
         self._clients: dict[str, _Client] = {}
         self._waiting: dict[Place, None] = {}
         self._begun: dict[Place, None] = {}
-        """As a client's."""
+        """Connections of all clients that have begun; those that were looked at last are last."""
         self._left = asyncio.Event()
 
     @property

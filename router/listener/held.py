@@ -24,7 +24,7 @@ MESSAGE_BYTES = 128
 
 
 class PortHeld:
-    """Of all connections of one port."""
+    """Bytes that all connections of one port hold."""
 
     def __init__(self, bytes_max: int = PORT_HELD_MAX) -> None:
         self.bytes_max = bytes_max
@@ -41,7 +41,7 @@ class PortHeld:
 
 
 class Held:
-    """Of one connection."""
+    """Bytes that one connection holds, counted for its port as well."""
 
     def __init__(self, port: PortHeld, drop: Callable[[], None], bytes_max: int = HELD_MAX) -> None:
         """drop: ends the connection, since its port holds too much."""

@@ -6,8 +6,8 @@ from typing import Protocol
 from router.listener.connections import PortBounds
 
 HEAD_TIMEOUT_S = 20.0
-"""For TLS and the first request's line and headers, or HTTP/2's first bytes, and then for each
-later request's: a client far away needs a few seconds, and a hostile one holds a place this
+"""Seconds for TLS and the first request's line and headers, or HTTP/2's first bytes, and then for
+each later request's: a client far away needs a few seconds, and a hostile one holds a place this
 long."""
 
 
@@ -31,12 +31,12 @@ class HttpBounds:
     idle_timeout_s: float = 300.0
     head_timeout_s: float = HEAD_TIMEOUT_S
     linger_s: float = 2.0
-    """For which the rest of a body is read after its request's answer, so that its client reads the
-    answer before the connection is closed."""
+    """Seconds for which the rest of a body is read after its request's answer, so that its client
+    reads the answer before the connection is closed."""
 
     @classmethod
     def of(cls, keys: HttpKeys) -> "HttpBounds":
-        """As configured."""
+        """The bounds that the section `http` sets; no key sets head_timeout_s and linger_s."""
         return cls(
             connections_max=keys.connections_max,
             address_connections_max=keys.address_connections_max,

@@ -38,10 +38,10 @@ HANDSHAKES_TURN = 4
 HANDSHAKE_SPARE_S = 10.0
 LATE_TURN = 256
 NO_DESCRIPTORS_S = 0.1
-"""Before the next attempt to accept a connection, after one failed."""
+"""Seconds from a failed attempt to accept a connection to the next one."""
 LINGER_S = 1.0
-"""For which the rest of a refused request is read, so that its client gets to see the answer, and
-a connection that is given up may say so."""
+"""Seconds for which the rest of a refused request is read, so that its client gets to see the
+answer, and a connection that is given up may say so."""
 _LINGER_BYTES = 1 << 20
 _LINGER_READ = 1 << 16
 _TLS_HANDSHAKE = 0x16
@@ -80,7 +80,7 @@ class Speaks:
     """The protocols of a port."""
 
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
-    """In force now; None: connections with TLS are closed."""
+    """The TLS context in force now; None: connections with TLS are closed."""
     plain: bool = True
     """Else connections without TLS are closed."""
     alpn: str | None = None
@@ -106,7 +106,7 @@ class Listener:
         self._came = came
         self._sockets: list[socket.socket] = []
         self._path: Path | None = None
-        """Of a Unix socket."""
+        """The file of a Unix socket; None: there is none."""
         self._hellos: deque[tuple[socket.socket, Place]] = deque()
         """Connections whose handshake is to begin."""
         self._late: asyncio.TimerHandle | None = None

@@ -4,7 +4,7 @@ import logging
 from math import inf
 
 LOG_S = 10.0
-"""Between two log lines about connections that broke their protocol or a bound."""
+"""Least seconds between two log lines about connections that broke their protocol or a bound."""
 
 
 class Seldom:
@@ -15,7 +15,7 @@ class Seldom:
         self._level = level
         self._logged_s = -inf
         self._more = 0
-        """Since the last one."""
+        """Lines left out since the last one."""
 
     def log(self, now_s: float, words: str, *about: object) -> None:
         """now_s: of a clock that only goes forward."""

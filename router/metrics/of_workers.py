@@ -19,7 +19,7 @@ from router.reservations.reservations import Ending
 
 LABELS = ("worker", "rank")
 _OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
-"""Of workers: what is exported from 0 on."""
+"""Outcomes that are exported for each worker from 0 on."""
 
 
 class WorkerCollector(Collector):

@@ -31,7 +31,7 @@ class Scrapes:
         self._registries = [registry]
         self._turn = asyncio.Lock()
         self._next: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
-        """By format, the scrape that has not read its values yet."""
+        """The scrape of each format that has not read its values yet."""
         self._not_before_s = 0.0
         """Loop time at which the pause after the last scrape ends."""
 

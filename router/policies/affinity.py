@@ -26,7 +26,7 @@ from router.policies.policy import Policy
 
 OTHER_WORKER = "the session goes on at another worker"
 _POLICIES_MAX = 256
-"""With a bonus, kept so that each has one identity."""
+"""Policies with a bonus that are kept, so that each has one identity."""
 
 
 @lru_cache(_POLICIES_MAX)

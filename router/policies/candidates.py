@@ -47,7 +47,7 @@ class Candidates:
         """
         self.workers = pool.workers
         self.prompt_tokens = request.prompt.token_count
-        """At least 1."""
+        """Tokens of the prompt, 1 at least."""
         self.overlap_tokens: Column = table[_TRUST] * tokens[1]
         """Usable: what the engine will reuse of the prompt, times trust."""
         self.new_tokens = self.prompt_tokens - self.overlap_tokens
@@ -170,17 +170,17 @@ class Candidates:
 
     @property
     def device_tokens(self) -> Column:
-        """Of overlap_tokens: on the device, or predicted to be."""
+        """The part of overlap_tokens that is on the device, or predicted to be."""
         return self._trusted(self._tokens[2] + self._tokens[5])
 
     @property
     def host_tokens(self) -> Column:
-        """Of overlap_tokens: on the host and not on the device."""
+        """The part of overlap_tokens that is on the host and not on the device."""
         return self._trusted(self._tokens[3])
 
     @property
     def disk_tokens(self) -> Column:
-        """Of overlap_tokens: on disk alone."""
+        """The part of overlap_tokens that is on disk alone."""
         return self._trusted(self._tokens[4])
 
     @property
@@ -195,7 +195,7 @@ class Candidates:
 
     @property
     def new_blocks(self) -> Column:
-        """Of prompt_blocks: those that no open request of ours on that worker uses already."""
+        """The prompt's blocks, but for those that our open requests on that worker use already."""
         return self.prompt_blocks - self._further.blocks_in_use(self._pool, self.request.prompt)
 
     @property
@@ -215,12 +215,12 @@ class Candidates:
 
     @property
     def recent_blocks(self) -> Column:
-        """About how many distinct blocks this replica sent each worker in the last minute."""
+        """Distinct blocks that this replica sent each worker in the last minute, estimated."""
         return self._further.recent_blocks(self._pool)
 
     @property
     def name_hashes(self) -> npt.NDArray[np.uint64]:
-        """Of each worker's id and rank; the same in every process."""
+        """Hashes of each worker's id and rank; the same in every process."""
         return self._pool.name_hashes
 
     @property
@@ -247,11 +247,11 @@ class Candidates:
 
     @property
     def kv_distance(self) -> Column:
-        """To where the prompt's KV cache has to come from, as mean_distance tells it; 0 where
-        nothing has to come, and everywhere for requests that are about one worker."""
+        """Distance to where the prompt's KV cache has to come from, on the scale of mean_distance;
+        0 where nothing has to come, and everywhere for requests that are about one worker."""
         return np.zeros(len(self)) if self._kv_distance is None else self._kv_distance
 
     def mean_distance(self, targets: Flags) -> Column:
-        """From each worker to those where targets is True, on average: 0 the same host, 1 the same
-        rack, 2 the same cluster, 3 beyond or unknown; 0 without targets."""
+        """Mean distance from each worker to those where targets is True: 0 the same host, 1 the
+        same rack, 2 the same cluster, 3 beyond or unknown; 0 without targets."""
         return self._further.mean_distance(self._pool, targets)

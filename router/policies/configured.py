@@ -21,7 +21,7 @@ class PolicySettings:
 
     routing: RoutingSettings
     policies: dict[str, Policy]
-    """By name, with the numbers of routing.parameters."""
+    """Policies by name, with the numbers of routing.parameters."""
     default: Policy = field(init=False)
     """The one of routing.policy."""
 
@@ -35,7 +35,7 @@ class DecisionSettings:
 
     of_fleet: PolicySettings
     of_models: Mapping[str, PolicySettings]
-    """By any name of a model that has settings of its own."""
+    """Settings of models that have their own, by any name of the model."""
 
     @classmethod
     def of(cls, routing: RoutingSettings, models: Iterable[ModelSettings]) -> "DecisionSettings":

@@ -25,7 +25,7 @@ class FirstToken(NamedTuple):
 
     @property
     def total_s(self) -> Column:
-        """From the pick to the first token."""
+        """Seconds from the pick to the first token."""
         seconds: Column = self.wait_s + self.load_s + self.prefill_s
         return seconds
 

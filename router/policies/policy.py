@@ -49,7 +49,8 @@ class Policy:
     draws: bool = False
     """Whether its picks are drawn by chances, so that costs decide nothing."""
     affinity_bonus: float = 0.0
-    """Off the cost of the worker of the request's session (router/policies/affinity.py)."""
+    """Reduction of the cost of the worker of the request's session, in the policy's unit
+    (router/policies/affinity.py)."""
 
     def described(self) -> dict[str, str]:
         """Each parameter's meaning and range."""

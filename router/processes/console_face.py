@@ -41,7 +41,8 @@ class ConsoleFace:
         connected: Callable[[], bool],
         clock: Callable[[], float],
     ) -> "ConsoleFace | None":
-        """As configured; None: it is off, or would be open to a network. connected: to NATS."""
+        """The console that the configuration describes; None: it is off, or would be open to a
+        network. connected: whether there is a connection to NATS."""
         if not config.console.enabled or not config.metrics.listen:
             return None
         if locks.door is None and not is_private(config.metrics.listen):

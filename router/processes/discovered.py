@@ -45,7 +45,7 @@ class DiscoveredWorkers:
         """Workers whose relays discovery has started, and not left."""
         self._held: frozenset[str] = frozenset()
         self._beating: dict[str, Epoch] = {}
-        """By worker id, and by address: the highest epoch of relays that beat."""
+        """Highest epoch of relays that beat, by worker id and by address."""
 
     def knows(self, worker_id: str) -> bool:
         """Whether a worker beats."""

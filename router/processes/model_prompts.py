@@ -1,4 +1,4 @@
-"""From the configuration to how each model's prompts get tokens."""
+"""Each model's way to prompt tokens, from its section of the configuration."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from router.prompts.settings import RendererSettings
 
 
 def model_prompts(models: Iterable[ModelSettings]) -> dict[str, ModelPrompts]:
-    """By the models' names; models without a section of their own are left out."""
+    """Prompt settings by model name; models without a section of their own are left out."""
     return {model.name: _of(model.prompts) for model in models if model.prompts is not None}
 
 

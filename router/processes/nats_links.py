@@ -31,7 +31,7 @@ from router.replicas.fleet_commands import ControlDesk
 from router.replicas.peer_link import PeerLink
 
 LINK_S = 5.0
-"""For the connection to other replicas, before the router begins without it."""
+"""Seconds for the connection to other replicas, before the router begins without it."""
 
 
 class NatsLinks:

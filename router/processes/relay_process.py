@@ -69,7 +69,7 @@ class RelayApp:
         ]
         self._dynamo: list[DynamoRelay] = []
         self._sources: list[Broker | None] = []
-        """Of each Dynamo relay, the connection to its fleet's own NATS server."""
+        """The connection of each Dynamo relay to its fleet's own NATS server."""
         for settings in dynamo:
             source = _source(settings, allow_plaintext=config.nats.allow_plaintext)
             relay = DynamoRelay(

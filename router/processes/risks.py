@@ -54,7 +54,7 @@ class Risk:
     """A setting that is not safe as it is."""
 
     key: str
-    """To turn."""
+    """The configuration key to turn."""
     shows: Callable[[Values], Any]
     """Whether it shows; a text is in the place of {} in the sentence."""
     sentence: str
@@ -67,7 +67,7 @@ def warnings_of(config: Settings) -> list[str]:
 
 
 def log_risks(config: Settings) -> None:
-    """For the start of a process."""
+    """Logs a warning for each risk of a process's configuration, at its start."""
     for sentence in warnings_of(config):
         log.warning("%s", sentence)
 

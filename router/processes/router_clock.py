@@ -22,7 +22,7 @@ JUDGED_A_TICK = 5
 """How often in a tick what one caller alone says of workers is judged: every 50 ms."""
 WARN_S = 5.0
 HELLO_GRACE_S = 1.0
-"""After the first connection, how long relays have to say that they are there."""
+"""Seconds after the first connection in which relays have to say that they are there."""
 
 log = logging.getLogger("kvroute")
 

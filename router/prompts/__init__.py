@@ -1,1 +1,1 @@
-"""From a request's body to the tokens that its engine will compute, without asking an engine."""
+"""Prompt tokens of a request's body, as its engine will compute them, without a call to it."""

@@ -16,11 +16,12 @@ class BodyFormat:
     """What differs between formats. The defaults are those of OpenAI's API."""
 
     name: str
-    """In `kvroute render --kind`, in metrics, and at the beginning of a prompt's shape."""
+    """The format's name in `kvroute render --kind`, in metrics, and at the beginning of a prompt's
+    shape."""
     about: str
     """A request of it, for the pages."""
     paths: tuple[str, ...] = ()
-    """Of its POST requests."""
+    """Paths of its POST requests."""
     option: str = ""
     """The prompt's field in RouteRequest, and the client's option; empty: routers make no tokens of
     it, and requests go by load and estimated length."""

@@ -27,7 +27,8 @@ class ErrorForm(NamedTuple):
     """One form."""
 
     body: Callable[[int, str, str, str | None], Json]
-    """Of an HTTP status, a code, a message, and the body's field at fault."""
+    """The body of an error, from an HTTP status, a code, a message, and the body's field at
+    fault."""
     event: Callable[[Json, int], Json] = lambda body, number: body
     """The data of a stream's last event, of a body and the event's number."""
     event_head: bytes = b"event: error\ndata: "

@@ -21,7 +21,7 @@ class PromptReason(StrEnum):
     RENDERER_UNAVAILABLE = "RENDERER_UNAVAILABLE"
     """No process renders it, and no engine gives its tokens, at the moment."""
     RENDER_QUEUE_FULL = "RENDER_QUEUE_FULL"
-    """As many bodies wait for their tokens as may."""
+    """The queue is full: as many bodies wait for their tokens as may."""
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     """More tokens or prompts than the settings allow."""
 

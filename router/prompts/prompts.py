@@ -48,7 +48,7 @@ from router.prompts.proving.proof import Difference, Proof, State, Target
 from router.prompts.settings import CACHE_BYTES, MEMORY_BYTES, RendererSettings
 
 BYTES_A_TOKEN = 4
-"""Of a body, for an estimate."""
+"""Bytes of a body that an estimate takes for a token."""
 REMEMBERED_MAX = 65_536
 """Reservations whose count is compared when their answer is reported."""
 WORKERS_MAX = 4096
@@ -56,11 +56,11 @@ WORKERS_MAX = 4096
 CANARIES_MAX = 2
 """Workers whose canaries run at once: children and engines have the prompts of clients, too."""
 CANARIES_AGAIN_S = 60.0
-"""After canaries of which the worker gave no tokens."""
+"""Seconds from canaries of which the worker gave no tokens to the next ones."""
 AUDITS_MAX = 4
 """Comparisons after the fact at once; further ones are left out."""
 AFFINITY_BYTES = 2048
-"""Of a body, from its begin, that say to which child it goes."""
+"""Bytes of a body, from its begin, that say to which child it goes."""
 REFUSED = frozenset(
     (PromptReason.MALFORMED_BODY, PromptReason.TEMPLATE_REFUSED, PromptReason.PROMPT_TOO_LONG)
 )
@@ -99,7 +99,7 @@ class ModelPrompts(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = MEMORY_BYTES + CACHE_BYTES
     """Address space of each."""
     audit_share: float = 0.001
-    """Of the prompts with proven tokens, compared with the engine's after the fact."""
+    """Share of the prompts with proven tokens that is compared with the engine's after the fact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,10 @@ class PromptAsk:
     engine: EngineAt | None
     """None: no worker of the model can be reached now."""
     left_s: float = inf
-    """Until the caller's deadline."""
+    """Seconds until the caller's deadline; inf: it has none."""
     require: bool = False
     source: Source | None = None
-    """In the place of the configured one."""
+    """The source in the place of the configured one; None: the configured one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class PromptTokens:
     digest: str = ""
     shape: str = ""
     reason: str = ""
-    """Of an estimate: why there are no tokens."""
+    """The reason of an estimate: why there are no tokens; empty: there are."""
     items: tuple[Item, ...] = ()
     own: "Own | None" = None
     """What the answer's count is compared with; None: nothing is."""
@@ -177,12 +177,12 @@ class Prompts:
         at an address, by its id, or to a render service (no id); None: without keys."""
         self.proof = Proof()
         self.digests: dict[str, str] = {}
-        """Of the tokenizers that were loaded, by model."""
+        """Digests of the tokenizers that were loaded, by model."""
         self.faults: dict[str, str] = {}
         """Why a model has no tokenizer here."""
         self.made: Counter[tuple[MadeBy, BodyFormat]] = Counter()
         self.estimates: Counter[str] = Counter()
-        """By reason."""
+        """Estimated prompts by reason."""
         self.unverified = 0
         """Prompts with the router's own tokens, of a shape that was not proven."""
         self.differences: Counter[str] = Counter()
@@ -199,9 +199,9 @@ class Prompts:
         self._engines = Engines()
         self._access = access or (lambda _, base: EngineAccess(base))
         self._killed: Counter[str] = Counter()
-        """Of pools that are closed."""
+        """Lost children of pools that are closed, by cause."""
         self._remembered: OrderedDict[str, tuple[Own, str]] = OrderedDict()
-        """By reservation, with its worker."""
+        """The router's own tokens by reservation, each with the id of its worker."""
         self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Models and identities of workers whose canaries ran, or run -> when they run again."""
         self._canaries_open = asyncio.Semaphore(CANARIES_MAX)
@@ -214,7 +214,7 @@ class Prompts:
 
     @property
     def models(self) -> Mapping[str, ModelPrompts]:
-        """As configured."""
+        """Settings by model name, as configured."""
         return self._models
 
     @property
@@ -234,7 +234,7 @@ class Prompts:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children that run."""
+        """Process ids of the children that run, of all models."""
         return [pid for pool in self._children.values() for pid in pool.pids]
 
     def configure(self, models: Mapping[str, ModelPrompts]) -> None:
@@ -270,7 +270,7 @@ class Prompts:
         await self._engines.close()
 
     async def _end(self, pool: Children) -> None:
-        """Of a model whose configuration changed."""
+        """Ends children of an earlier configuration of their model, and keeps their kill counts."""
         await pool.close()
         self._killed.update(pool.killed)
 

@@ -9,9 +9,9 @@ MEMORY_BYTES = 2 << 30
 """Address space of a process that renders, beside the cache. It takes 0.2 GiB with a small
 tokenizer, and 0.05 GiB more for a body of 800,000 tokens."""
 TOKENS_MAX = 4 << 20
-"""Of one body; more than any engine's context."""
+"""Tokens of one body, at most; more than any engine's context."""
 PROMPTS_MAX = 1024
-"""In one completion's list."""
+"""Prompts in one completion's list, at most."""
 
 
 class RendererSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +30,6 @@ class RendererSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tools_dropped: bool = False
     """vLLM's --exclude-tools-when-tool-choice-none. SGLang always drops them."""
     cache_bytes: int = CACHE_BYTES
-    """Of text segments and their tokens, kept by the encoder; 0: no cache."""
+    """Bytes of text segments and their tokens, kept by the encoder; 0: no cache."""
     tokens_max: int = TOKENS_MAX
     """A body with more tokens has none: PROMPT_TOO_LONG."""

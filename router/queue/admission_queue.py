@@ -33,9 +33,9 @@ from router.queue.waiter import Fate, Waiter
 from router.request.refusal import Reason, Refusal
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 10.0
-"""Of RetryInfo."""
+"""Bounds of RetryInfo, seconds."""
 RETRY_UNKNOWN_S = 1.0
-"""Of RetryInfo, before any request was dispatched."""
+"""RetryInfo before any request was dispatched, seconds."""
 IDLE_POOLS_MAX = 1024
 """Pools without waiting requests whose drain rate is kept."""
 
@@ -44,8 +44,8 @@ LOOK_PAST = 16
 """Requests without room that later ones may overtake at a time: a long prompt that has no room
 holds none of those behind it, and a round of turns still ends after few attempts."""
 PREEMPT_POINTS = 10
-"""By which a request's priority must exceed the lowest waiting one to take its place in a full
-queue, so that two requests can't displace one another."""
+"""Points by which a request's priority must exceed the lowest waiting one to take its place in a
+full queue, so that two requests can't displace one another."""
 
 
 class QueueFull(Refusal):
@@ -70,9 +70,9 @@ class AdmissionQueue:
         """
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
-        """Of the refused requests, by the bound that refused."""
+        """Refused requests, by the bound that refused."""
         self.own_failures: Counter[OwnFailure] = Counter()
-        """Of orders that are functions of the operator's."""
+        """Failures of orders that are functions of the operator's."""
         self._sight = Sight(rng, fleet)
         self._settings = settings
         self.look_past = look_past
@@ -84,7 +84,7 @@ class AdmissionQueue:
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
         self._by_id: dict[str, list[Waiter]] = {}
-        """In order of arrival."""
+        """Waiting requests by their id, in order of arrival."""
         self._expiries = Standing()
         self._early = EarlyRefusals(settings.early_refusal, (), 0.0)
         self.recent_tenants = RecentTenants()
@@ -106,7 +106,7 @@ class AdmissionQueue:
 
     @property
     def settings(self) -> QueueSettings:
-        """In force."""
+        """The settings in force."""
         return self._settings
 
     def check(self, settings: QueueSettings) -> None:
@@ -201,8 +201,8 @@ class AdmissionQueue:
         return queue.rate.wait_s(queue.count + 1, now_s)
 
     def band_waits_s(self, now_s: float) -> dict[str, float | None]:
-        """Of each band: the expected wait of a request that comes last in it, in the pool with the
-        longest; None: of some pool that requests wait for none went yet."""
+        """Expected wait by band, seconds, of a request that comes last in it, in the pool with the
+        longest; None: no request of some pool with waiting ones went yet."""
         queues = [queue for queue in self._pools.values() if queue.count]
         waits: dict[str, float | None] = {}
         for number, band in enumerate(self.bands):
@@ -281,8 +281,8 @@ class AdmissionQueue:
         return self._early.mode != "never"
 
     def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
-        """Of a request that waits: requests of its pool that are to go before it, and its expected
-        wait from now on; None: no request of the pool went yet."""
+        """Outlook of a waiting request: requests of its pool that are to go before it, and its
+        expected wait from now on, seconds; None: no request of the pool went yet."""
         queue = self._pools[waiter.pool]
         places = queue.places(waiter, now_s)
         return _before(places), queue.rate.wait_s(places, now_s)

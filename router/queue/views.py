@@ -11,7 +11,7 @@ from router.queue.waiter import Waiter
 
 _ARRIVED_S, _TENANT = attrgetter("arrived_s"), attrgetter("tenant")
 OTHER = "other"
-"""In the place of a tenant's name: all tenants that are not named."""
+"""Name of all tenants that are not named, in the place of a tenant's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Waiter:
     priority: int = 0
     """Higher is sooner."""
     narrowing: Narrowing | None = None
-    """Of the workers of its pool; None: it may use all of them."""
+    """Narrowing to some workers of its pool; None: it may use all of them."""
     needs_prefill: bool = True
     """Whether the prompt is still to be computed: False for the decode half of a pair."""
     prompt_tokens: int = 0

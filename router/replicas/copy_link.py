@@ -23,7 +23,7 @@ log = logging.getLogger("kvroute.copies")
 
 
 class CopyLink:
-    """Of one router replica."""
+    """Copies of hot prefixes that one router replica has begun."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class ControlDesk:
             "drain": OrderedDict(),
             "remove": OrderedDict(),
         }
-        """By worker id, the one that was written to longest ago in front."""
+        """Commands by action and worker id, the one that was written to longest ago in front."""
         self.changes = 0
         """Times that what is in force may have changed."""
         self.counts: Counter[str] = Counter()

@@ -39,7 +39,7 @@ REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,127}")
 """What a replica may be called; see RouterApp.replica."""
 HELLO_JITTER_S = 0.2
 HELLO_S = 1.0
-"""Between two answers to hellos, at least."""
+"""Least seconds between two answers to hellos."""
 
 log = logging.getLogger("kvroute.peers")
 
@@ -152,7 +152,8 @@ class PeerLink:
             self._due.set()
 
     async def _tell(self) -> None:
-        """At once when there is news, and then not again for a while."""
+        """Publishes this replica's load to its peers: at once when there is news, and then not
+        again for a while."""
         while True:
             wait_s = FULL_S
             if self._broker.connected:
@@ -207,8 +208,8 @@ class PeerLink:
         self._say_commands(now_s, f"commands for {hello.replica}")
 
     def _connection_changed(self, connected: bool) -> None:
-        """After an outage others may have said hello before we were back to hear it, and a command
-        that was given here meanwhile has reached nobody."""
+        """Says fleet commands again after an outage: others may have said hello before we were back
+        to hear it, and a command that was given here meanwhile has reached nobody."""
         if connected:
             self._say_commands(self._clock(), "commands after an outage")
 

@@ -26,7 +26,7 @@ from router.replicas.fleet_commands import ControlDesk
 
 VERSION = 1
 RETRY_S = 5.0
-"""Between two attempts at a disk that takes nothing."""
+"""Seconds between two attempts at a disk that takes nothing."""
 
 log = logging.getLogger("kvroute")
 

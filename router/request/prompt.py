@@ -50,10 +50,11 @@ class Prompt:
         self.lora_name = lora_name
         self.cache_salt = cache_salt
         self.hashes_block_size = hashes_block_size
-        """Of the caller's hashes; 0: there are none."""
+        """Block size of the caller's hashes, tokens; 0: there are none."""
         self._token_bytes = token_bytes
         self._digest = digest
-        """Of what a length alone was estimated of."""
+        """Digest of the text or body of which a length alone was estimated; empty: there is
+        none."""
         self._seed = hash_seed(lora_name, cache_salt) if lora_name or cache_salt else HASH_SEED
         self._items = tuple(items)
         self.has_items = bool(self._items)
@@ -141,7 +142,7 @@ class Prompt:
 
     @property
     def hash_bytes(self) -> int:
-        """Of its hashes, about: those that the caller made, and PrefixHashes in blocks of 16."""
+        """Bytes of its hashes, roughly: those of its caller, and PrefixHashes in blocks of 16."""
         return 2 * self._hashes.nbytes or self.token_count // 2
 
     def prefixes(self, block_size: int) -> HashArray:

@@ -84,4 +84,4 @@ class Refused:
     entries: Mapping[str, int] = field(default_factory=dict)
     """How many entries its lists and maps had, by the contract's names; empty ones left out."""
     waited_s: float = 0.0
-    """In the router's queue; 0: it did not wait."""
+    """Seconds in the router's queue; 0: it did not wait."""

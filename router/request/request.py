@@ -12,7 +12,8 @@ from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 
 CLIENT_ID_END = "~"
-"""Between the X-Request-Id of a client's HTTP request and what makes the id of its Route unique."""
+"""Separator of the X-Request-Id of a client's HTTP request and what makes the id of its Route
+unique."""
 
 Fingerprint = tuple[int, int, str, str]
 """The meaning of a request id: the prompt, by its fingerprint in a block size; the model's name,
@@ -26,12 +27,12 @@ class Session:
     worker: WorkerKey
     """The worker of its answer."""
     model: str
-    """By the name that the request gave it."""
+    """The model's name, as the request gave it."""
     lora_name: str
     block_size: int
     """0: the worker's was unknown."""
     prefixes: HashArray
-    """Of the prompt's full blocks."""
+    """Hashes of the prompt's full blocks."""
     prompt_tokens: int
     picked_at_s: float
     announced_at_s: float = -inf
@@ -60,10 +61,11 @@ class Request(msgspec.Struct, frozen=True):
     tenant: str = ""
     session_id: str = ""
     narrowing: Narrowing | None = None
-    """With its prompt's LoRA; None: any worker of its model and role may take it."""
+    """Narrowing to some workers, by its prompt's LoRA, too; None: any worker of its model and role
+    may take it."""
     charged_tokens: int = 0
-    """By which a tenant's quota counts an estimated prompt until its engine has counted it; 0: the
-    prompt's length is no estimate."""
+    """Tokens by which a tenant's quota counts an estimated prompt until its engine has counted it;
+    0: the prompt's length is no estimate."""
     resumed: Session | None = None
     """The session that the prompt was made of, when only a session was named."""
 

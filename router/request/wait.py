@@ -15,6 +15,6 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = inf
     """When the caller's call ends, on the router's clock."""
     ttft_slo_s: float | None = None
-    """From arrival to the first token, as the caller wants it."""
+    """Seconds from arrival to the first token, as the caller wants it; None: no wish."""
     waited_s: float = 0.0
-    """In routers that are gone, as the caller says (router/core/moved_waits.py)."""
+    """Seconds in routers that are gone, as the caller says (router/core/moved_waits.py)."""

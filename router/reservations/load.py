@@ -58,7 +58,7 @@ class WorkerLoad:
     _reported: tuple[float, float] = (0.0, 0.0)
     """Requests and blocks of the last sample, less ours of that time; may be below zero."""
     _users: BlockUsers = field(default_factory=BlockUsers)
-    """Of each prompt block: our open reservations."""
+    """Users of each prompt block: our open reservations."""
     _tails: int = 0
     """Blocks of ours that no other request can share: see Prompt.own_blocks."""
     _history: list[Step] = field(default_factory=lambda: [(0.0, 0, 0)])
@@ -158,8 +158,8 @@ class WorkerLoad:
         return self.active_requests() - self.running - self.waiting
 
     def _forget_some(self, now_s: float) -> None:
-        """Down to half of what may be kept, FORGOTTEN_MAX at a time, so that many histories that
-        are full at once cost no caller a long step."""
+        """Cuts the history to half of what may be kept, FORGOTTEN_MAX at a time, so that many
+        histories that are full at once cost no caller a long step."""
         history, since_s = self._history, now_s - HISTORY_S / 2
         old = max(self._held_at(since_s), len(history) - HISTORY_MAX // 2)
         del history[: min(old, FORGOTTEN_MAX)]

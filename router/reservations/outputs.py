@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass(slots=True)
 class ExpectedOutputs:
-    """Of one worker: our open requests that have an expected output of several tokens."""
+    """Expected outputs of our open requests on one worker that have several tokens to come."""
 
     tokens: int = 0
     """Sum of what is expected of them, what is out already included."""

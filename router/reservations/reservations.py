@@ -32,7 +32,7 @@ class Ending(StrEnum):
     FINISHED = "finished"
     FAILED_WORKER = "failed_worker"
     FAILED_REFUSED = "failed_refused"
-    """By the worker, which takes no connections."""
+    """Refused by the worker, which takes no connections."""
     FAILED_TIMEOUT = "failed_timeout"
     FAILED_CLIENT = "failed_client"
     FAILED_CANCELLED = "failed_cancelled"
@@ -67,7 +67,7 @@ class PrefillHold:
     room: int
     """Key by which the two engines meet; no other request in flight has it."""
     open: bool = True
-    """Until the prompt is computed, or the reservation ends."""
+    """True until the prompt is computed, or the reservation ends."""
 
 
 class Reservation(msgspec.Struct, eq=False, gc=False):
@@ -85,7 +85,7 @@ class Reservation(msgspec.Struct, eq=False, gc=False):
     predicted_tokens: int
     """Usable overlap at the pick, by the worker's events."""
     new_tokens: int
-    """Of the prompt, that the worker computes; 0 when another worker does."""
+    """Prompt tokens that the worker computes; 0 when another worker does."""
     opened_at_s: float
     lease_ends_s: float
     answer: bytes
@@ -133,12 +133,12 @@ class Reservations:
         self._entries_max = entries_max
         self._hash_bytes_max = hash_bytes_max
         self._hash_bytes = 0
-        """Of all prefixes, open and remembered."""
+        """Bytes of all prefixes, open and remembered."""
         self._open_hash_bytes = 0
         self._open: OrderedDict[str, Reservation] = OrderedDict()
-        """By id, the lease that ends first in front."""
+        """Open reservations by id, the lease that ends first in front."""
         self._ended: OrderedDict[str, tuple[float, Reservation]] = OrderedDict()
-        """By id, with when it ended."""
+        """Ended reservations by id, with when each ended."""
         self._by_request: dict[str, Reservation] = {}
 
     def __len__(self) -> int:

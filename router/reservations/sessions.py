@@ -29,9 +29,11 @@ from router.request.request import Session
 from router.reservations.reservations import FORGOTTEN_SLICE, Reservation
 
 ANNOUNCED_AGAIN_S = 60.0
-"""After which a used session that stays at its worker is announced to other replicas again."""
+"""Seconds after which a used session that stays at its worker is announced to other replicas
+again."""
 ANNOUNCED_NAME_BYTES_MAX = 64 * 1024
-"""Of the ids of sessions' workers in a message to other replicas, a single long id apart."""
+"""Bytes of the ids of sessions' workers in a message to other replicas, at most, a single long id
+apart."""
 HASH_BYTES_MAX = 1 << 28
 """A thousand blocks, 16,000 tokens or more, of each of 32,768 sessions."""
 
@@ -43,13 +45,13 @@ class Sessions:
         self, ttl_s: float, entries_max: int, hash_bytes_max: int = HASH_BYTES_MAX
     ) -> None:
         self.forgotten: Counter[str] = Counter()
-        """By reason: expired, no_room."""
+        """Forgotten sessions by reason: expired, no_room."""
         self._ttl_s = ttl_s
         self._entries_max = entries_max
         self._hash_bytes_max = hash_bytes_max
         self._hash_bytes = 0
         self._known: OrderedDict[str, Session] = OrderedDict()
-        """By id, the session with the oldest pick in front."""
+        """Sessions by id, the one with the oldest pick in front."""
         self.announces = False
         """Whether other replicas are there."""
         self._unannounced: dict[str, None] = {}

@@ -45,11 +45,11 @@ from router.service.inbound import InFlight, Limit, Limits
 from router.wire.received import TooMuch, check_fields
 
 FIELDS_MAX = 8192
-"""Of a message that has no bound of its own."""
+"""Fields of a message that has no bound of its own, at most."""
 LOG_S = 10.0
-"""Between two logged faults of one method."""
+"""Least seconds between two logged faults of one method."""
 REPORTS_SHARE = 8
-"""Of the bytes in flight, the part that Report's messages have beside it."""
+"""Divisor of the bytes in flight: the part that Report's messages have beside them."""
 
 UNREAD = "UNREAD"
 """The reason in metrics of a stream whose client doesn't read."""
@@ -57,7 +57,7 @@ UNREAD = "UNREAD"
 log = logging.getLogger("kvroute.grpc")
 
 Context: TypeAlias = Call
-"""Of a handler."""
+"""The call of a handler."""
 
 
 class Unread(Refusal):
@@ -82,7 +82,7 @@ async def sent(context: Context, content: bytes, read_s: float) -> None:
 
 
 class Guard:
-    """Of one server."""
+    """Checks of one server before and around its handlers: rights, sizes, and bytes in flight."""
 
     def __init__(
         self,
@@ -101,7 +101,8 @@ class Guard:
         self.limits = limits
         self.in_flight = in_flight
         self.reports_in_flight = InFlight(in_flight.bytes_max // REPORTS_SHARE)
-        """Of Report's messages, so that reservations end while requests hold all the rest."""
+        """Bytes in flight of Report's messages, so that reservations end while requests hold all
+        the rest."""
         self.metrics = metrics
         self._clock = clock
         self._logged_s: dict[str, float] = {}
@@ -109,9 +110,9 @@ class Guard:
         self.methods: set[str] = set()
         """All that are served, as /package.Service/Method."""
         self._entrances: dict[str, Entrance] = {}
-        """Of methods that need a key."""
+        """Entrances by method, of methods that need a key."""
         self._bytes_max: dict[str, int] = {}
-        """Of a message, by method: those of `methods` at most."""
+        """Bytes of a message by method, at most: only of methods in `methods`."""
 
     @classmethod
     def of(
@@ -121,7 +122,7 @@ class Guard:
         door: Door | None = None,
         bounds: GrpcBounds = GRPC_BOUNDS,
     ) -> "Guard":
-        """As configured."""
+        """The guard with the bounds that the settings give."""
         limits = Limits(prompt_tokens_max, bounds)
         in_flight = InFlight(bounds.in_flight_mib_max << 20)
         entrance = None if door is None else Entrance(door, metrics)
@@ -182,7 +183,7 @@ class Guard:
         return None
 
     def bytes_max(self, method: str) -> int:
-        """Of a message of a method."""
+        """The most bytes that a message of a method may have, text prompts included."""
         most = self._bytes_max.get(method)
         if most is None:
             limit = self.limits.of(method)
@@ -331,7 +332,7 @@ def _entered(entrance: Entrance | None, context: Context) -> AbstractContextMana
 
 
 def _reader(handler: Handler) -> Callable[[bytes], Any]:
-    """From a message's bytes to what a handler takes."""
+    """The function that makes a handler's request of a message's bytes; it raises Refusal."""
     parse = handler.request_deserializer
     if parse is None:
         return _same

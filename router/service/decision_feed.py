@@ -26,7 +26,7 @@ LOOKED_A_SECOND = 50
 WAITING_MAX = 256
 """Decisions that wait for one watcher."""
 EVERY_S = 0.2
-"""Between two messages to a watcher."""
+"""Seconds between two messages to a watcher."""
 VIEWER = "WatchDecisions"
 
 
@@ -47,7 +47,7 @@ class DecisionFeed:
         self._rng = random.Random()  # for watchers' shares alone
         self._open: list[_Watcher] = []
         self._looked = 0
-        """In this second."""
+        """Decisions that were looked at in this second."""
         self._second: asyncio.TimerHandle | None = None
 
     @property
@@ -211,11 +211,11 @@ class _Watcher:
 
 
 def _predicted_s(decision: Decision) -> float:
-    """Of the worker that computes the prompt."""
+    """Predicted seconds from the pick to the first token, where the prompt is computed."""
     computing = decision.computing
     return first_token(computing.rows).total_s.item(computing.order[0])
 
 
 def _first_token_s(decision: Decision) -> float:
-    """From the arrival of the request to its first token, as predicted."""
+    """Predicted seconds from the request's arrival to its first token."""
     return decision.waited_s + _predicted_s(decision)

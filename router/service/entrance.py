@@ -13,7 +13,7 @@ from router.keys.usage import Usage
 from router.request.refusal import Reason, Refusal
 
 LOG_S = 10.0
-"""Between two log lines about refused calls of one method and reason."""
+"""Least seconds between two log lines about refused calls of one method and reason."""
 _BEARER = "bearer "
 
 log = logging.getLogger("kvroute.keys")

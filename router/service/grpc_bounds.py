@@ -8,24 +8,25 @@ class GrpcBounds:
     """Only tests have others."""
 
     report_kib_max: int = 1024
-    """Of a Report."""
+    """KiB of a Report, at most."""
     other_kib_max: int = 256
-    """Of a message of a method without prompts."""
+    """KiB of a message of a method without prompts, at most."""
     batch_kib_max: int = 16_384
-    """Of a message of a RouteStream, or 1 MiB more than Route's if that is more."""
+    """KiB of a message of a RouteStream, at most, or 1 MiB more than Route's if that is more."""
     in_flight_mib_max: int = 128
     """Messages over 64 KiB that are handled at once: sixteen of Route's longest."""
     streams_max: int = 8192
     """Open calls of one connection: twice as many as wait by default (queue.max_waiting), since a
     gateway may be the router's one client."""
     metadata_kib_max: int = 16
-    """Of a call: a token of an issuer takes a few KiB."""
+    """KiB of a call's metadata, at most: a token of an issuer takes a few KiB."""
     read_timeout_s: float = 20.0
-    """In which a client must take a message of a stream's results."""
+    """Seconds in which a client must take a message of a stream's results."""
     keepalive_s: float = 60.0
-    """Of silence, after which a client gets a keepalive ping."""
+    """Seconds of silence after which a client gets a keepalive ping."""
     age_grace_s: float = 60.0
-    """For which calls on a connection past its age may go on; streams end by themselves within."""
+    """Seconds for which calls on a connection past its age may go on; streams end by themselves
+    within."""
 
     def stream_age_s(self, connection_age_s: float | None) -> float | None:
         """Oldest that a stream gets: less than the grace, which may begin right after its opening,

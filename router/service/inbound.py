@@ -35,12 +35,13 @@ class Limit:
 
     bytes_max: int
     key: str = ""
-    """By which it grows; empty: it is fixed."""
+    """The configuration key by which the limit grows; empty: it is fixed."""
     text_bytes_max: int = 0
-    """Of a message whose prompt is a text or a body; less than bytes_max: no more than others."""
+    """Bytes of a message with a text or a body for a prompt, at most; less than bytes_max: as for
+    others."""
 
     def check_message(self, content: RouteMessage) -> None:
-        """As `check`; a prompt without tokens has a limit of its own."""
+        """Checks a Route's size as `check` does; a prompt without tokens has a limit of its own."""
         size = len(content)
         if size <= self.bytes_max or size > self.text_bytes_max or not text_form(content):
             self.check(size)
@@ -51,7 +52,7 @@ class Limit:
             raise self.too_large(size)
 
     def too_large(self, size: int) -> Refusal:
-        """Of a message of too many bytes."""
+        """The refusal of a message of too many bytes."""
         named = f" ({self.key})" if self.key else ""
         return Refusal(
             Reason.MESSAGE_TOO_LARGE,

@@ -14,7 +14,7 @@ from router.service.calls import Context, sent
 
 
 class LateResults:
-    """Of one RouteStream call. Wraps it: items that still wait when it ends are left."""
+    """Late results of one RouteStream call. Wraps it: items that wait when it ends are left."""
 
     def __init__(
         self,

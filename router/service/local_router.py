@@ -51,7 +51,7 @@ from router.service.texts import Texts
 from router.wire.received import TOKEN_BYTES, ReceivedRequest, request_of
 
 TIMEOUT_S = 5.0
-"""Of a request that has no time limit of its own, as in KvRouteClient."""
+"""Time limit of a request that has none of its own, seconds, as in KvRouteClient."""
 PENDING_MAX = 65_536
 """Last reports under way. A report is applied in its task's first turn, so there are few."""
 _FORMS = {

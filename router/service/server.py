@@ -34,7 +34,7 @@ from router.service.reflection import reflection_handlers
 from router.service.router_service import RouterService, byte_handlers
 
 PING_EVERY_S = 10.0
-"""Between two pings of a client, where no answer of a call is between them."""
+"""Least seconds between two pings of a client, where no answer of a call is between them."""
 SERVICES = (
     router_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
     fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,

@@ -38,7 +38,7 @@ from router.wire.received import ReceivedRequest, text_form
 OPEN_MAX = 4096
 """Prompts whose tokens are being made."""
 RETRY_S = 0.1
-"""For a caller that requires tokens while there are none to be had for the moment."""
+"""RetryInfo for a caller that requires tokens while there are none for the moment, seconds."""
 _MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
 
 
@@ -59,8 +59,8 @@ class TextWaiting(Later):
 
 
 class Texts:
-    """Between the gRPC face and the desk. Every request passes; only a prompt without tokens is
-    touched."""
+    """Step between a server's handlers and the desk. Every request passes; only a prompt without
+    tokens is touched."""
 
     def __init__(self, desk: Desk, core: RouterCore, prompts: Prompts) -> None:
         self.prompts = prompts
@@ -75,7 +75,7 @@ class Texts:
         return len(self._open)
 
     def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
-        """For one stream of requests."""
+        """The items of one stream of requests."""
         return self._desk.items(caller, partial(self.item, caller=caller), self.leave)
 
     async def answered(
@@ -124,7 +124,8 @@ class Texts:
     def item(
         self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Later | Steps:
-        """As the desk's."""
+        """The answer to a stream's item, as the desk's `item` gives it; a text has its tokens made
+        first."""
         if request is None or not text_form(request):
             return self._desk.item(request, left_s, caller)
         return self.route(request, left_s, caller)
@@ -157,7 +158,8 @@ class Texts:
         left_s: float,
         caller: Caller,
     ) -> None:
-        """From the prompt to the desk; ends by `finish`, or goes on when the queue does."""
+        """Makes the prompt's tokens and routes it; ends by `finish`, or goes on when the queue
+        does."""
         try:
             answered = await self._routed(waiting, request, left_s, caller)
             if answered is not None:

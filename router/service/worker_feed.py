@@ -34,7 +34,7 @@ class Written:
     """A worker's status; another object as soon as anything but its ages differs."""
 
     settled: bytes
-    """Without the ages, which change with every look."""
+    """The status without the ages, which change with every look."""
     heartbeat: Heartbeat | None
 
 
@@ -56,7 +56,7 @@ class Round:
 
     number: int
     at_s: float
-    """Of the event loop."""
+    """Time on the event loop's clock."""
     statuses: dict[WorkerKey, Written] = field(default_factory=dict)
     ages: dict[WorkerKey, bytes] = field(default_factory=dict)
     messages: dict[tuple[int, Scope], bytes] = field(default_factory=dict)

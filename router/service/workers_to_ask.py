@@ -19,7 +19,7 @@ TRIES_MAX = 64
 
 
 class WorkersToAsk:
-    """Of one router."""
+    """Workers of one router as sources of prompt tokens, each model's in turn."""
 
     def __init__(self, core: RouterCore, prompts: Prompts) -> None:
         self._core = core

@@ -24,15 +24,15 @@ from router.tracing.otel_spans import converter
 from router.tracing.spans import Span
 
 EVERY_S = 1.0
-"""Between two batches."""
+"""Seconds between two batches."""
 BATCH_MAX = 512
 """Spans of a batch."""
 SPANS_MAX = 4096
 """That wait for the collector; more are dropped."""
 EXPORT_TIMEOUT_S = 5.0
-"""Of one batch, with its retries."""
+"""Time limit of one batch with its retries, seconds."""
 LAST_S = 2.0
-"""For what is left when the process ends."""
+"""Seconds for what is left when the process ends."""
 RESULTS = ("exported", "failed", "dropped")
 EXTRA = "pip install 'kvroute[otel]'"
 
@@ -54,9 +54,9 @@ class SpanExport:
 
     @classmethod
     def of(cls, settings: TracingSettings, process: str, version: str) -> "SpanExport | None":
-        """As configured; None: no endpoint is. process: `service.name` of the spans. Raises
-        ConfigError for an endpoint that is none, a CA file that can't be read, and where
-        OpenTelemetry isn't installed."""
+        """The export that the settings describe; None: no endpoint is set. process: `service.name`
+        of the spans. Raises ConfigError for an endpoint that is none, a CA file that can't be read,
+        and where OpenTelemetry isn't installed."""
         if not settings.endpoint:
             return None
         return cls(_otlp(settings, process, version))

@@ -10,7 +10,7 @@ TERMS_MAX = 16
 
 
 def attributes_of(answer: RouteResponse) -> dict[str, Value]:
-    """Of an answer with its receipt."""
+    """Attributes of an answer and its receipt, by their names in a span."""
     about: dict[str, Value] = {
         "kvroute.worker.id": answer.worker_id,
         "kvroute.reservation.id": answer.reservation_id,

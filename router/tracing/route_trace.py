@@ -16,9 +16,10 @@ from router.tracing.receipts import attributes_of
 from router.tracing.spans import Kind, Trace, Value
 
 STAGES = ("hash", "match", "cost")
-"""Of a decision, in order; what is left of its total is `reserve`."""
+"""Stages of a decision, in order; what is left of its total is `reserve`."""
 QUEUED_S_MIN = 0.001
-"""Of a wait that is worth a span: a decision comes this much later than its request."""
+"""Shortest wait that is worth a span, seconds: a decision comes this much later than its
+request."""
 
 
 class RouteTrace:
@@ -75,4 +76,4 @@ class RenderSpan(Protocol):
 
 
 def no_span(about: Mapping[str, Value], error: str = "") -> None:
-    """Of a request that is not sampled."""
+    """Drops what is said of a request that is not sampled."""

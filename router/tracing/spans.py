@@ -15,7 +15,7 @@ from router.tracing.traceparent import SpanContext, new_trace
 TEXT_MAX = 256
 """Characters of an attribute."""
 ATTRIBUTES_MAX = 48
-"""Of a span; those past it are left out."""
+"""Attributes of a span; those past it are left out."""
 
 Value: TypeAlias = str | int | float | bool
 
@@ -67,8 +67,8 @@ class Tracing:
         self._rng = rng
 
     def begin(self, header: str) -> "Trace | None":
-        """For a request's own span; None: the request is not sampled. A request with a traceparent
-        is sampled as its caller's span is."""
+        """The trace of a request's own span; None: the request is not sampled. A request with a
+        traceparent is sampled as its caller's span is."""
         parent = SpanContext.read(header) if header else None
         if parent is not None:
             if not parent.sampled:
@@ -79,7 +79,7 @@ class Tracing:
         return Trace(self, new_trace(self._rng), 0)
 
     def below(self, header: str) -> "Trace | None":
-        """As `begin`, for a process that begins no traces."""
+        """The trace below a caller's span, for a process that begins none; None: not sampled."""
         parent = SpanContext.read(header)
         if parent is None or not parent.sampled:
             return None

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 HEADER = "traceparent"
 CHARACTERS_MAX = 512
-"""Of a header that is read; later versions may have more parts than the first."""
+"""Characters of a header that is read, at most; later versions may have more parts than the
+first."""
 _SAMPLED = 1
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 

@@ -28,7 +28,7 @@ SLOTS = 2
 """Requests that an engine runs at once: few, so that a burst fills one."""
 ANSWER_TOKENS = 100
 BURST_TOKENS = 500
-"""Of answers that are to be under way at the same time: 5 s."""
+"""Tokens of answers that are to be under way at the same time: 5 s."""
 _RULES = (
     "Answer in the language of the question. Name your sources. Ask back if a question has several"
     " meanings. Keep to the facts that are in the manual below, and say so if it has none. Never"

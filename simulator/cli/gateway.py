@@ -26,9 +26,9 @@ from simulator.live.run import engines_table, live_engines, show_commands, warn_
 from simulator.live.stand_ins import StandIn
 
 READY_S = 60.0
-"""For a router and its workers to be ready."""
+"""Seconds for a router and its workers to be ready."""
 DRAIN_S = 2.0
-"""For open requests at Ctrl-C."""
+"""Seconds for open requests at Ctrl-C."""
 ROUTER = "127.0.0.1:50051"
 _SYSTEM = (
     "You are one of several engines behind a router. The router knows the cache of every engine,"

@@ -1,4 +1,4 @@
-"""From the options of a command to the traffic and the fleets that it runs.
+"""The traffic and the fleets that a command runs, from its options.
 
 Modules that take long to import are imported when a command runs, so that `kvroute --help` is fast.
 """

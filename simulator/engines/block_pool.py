@@ -40,7 +40,7 @@ class Stored:
     token_ids: tuple[int, ...]
     """Tokens of these blocks only."""
     extra_keys: tuple[tuple[str, ...] | None, ...]
-    """For each block, the hashed keys besides its tokens: LoRA name, cache salt."""
+    """Hashed keys of each block besides its tokens: LoRA name, cache salt."""
     lora_name: str | None = None
     lora_id: int | None = None
     session_id: str | None = None

@@ -25,7 +25,7 @@ from simulator.engines.profile import Linear
 _Floats = npt.NDArray[np.float64]
 
 PRICES = ("base_s", "sequence_s", "context_token_s", "prefill_token_s", "pair_s")
-"""In the order of `Measurement.work`."""
+"""Names of the prices, in the order of `Measurement.work`."""
 
 
 class CalibrationError(ValueError):

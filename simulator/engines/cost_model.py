@@ -65,9 +65,9 @@ class KvTransfer:
     bytes_per_token: int
     """Keys and values of all layers, over all GPUs of the engine."""
     tiers: Mapping[Tier, Link] = field(default_factory=lambda: MappingProxyType({}))
-    """From a lower tier to the device."""
+    """Links from a lower tier to the device."""
     distances: Mapping[Distance, Link] = field(default_factory=lambda: MappingProxyType({}))
-    """From one engine's device to another's."""
+    """Links from one engine's device to another's."""
 
 
 class NoLink(LookupError):

@@ -109,7 +109,7 @@ class Submission:
     max_tokens: int | None = None
     """Longest answer that it allows, all that a scheduler knows beforehand. None: output_tokens."""
     priority: int | None = None
-    """In the engine's own order."""
+    """Priority in the engine's own order; None: the request has none."""
     lora_name: str = ""
     session_id: str | None = None
     dp_rank: int | None = None

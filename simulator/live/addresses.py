@@ -9,13 +9,13 @@ _EVERY = frozenset(("0.0.0.0", "::"))
 
 
 class Ports(NamedTuple):
-    """Of one engine; 0: any free port."""
+    """Ports of one engine; 0: any free port."""
 
     http: int = 0
     events: int = 0
     replay: int = 0
     bootstrap: int = 0
-    """Of a prefill engine."""
+    """Port of a prefill engine's bootstrap server."""
 
 
 FREE = Ports()

@@ -108,8 +108,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return tokenize(chat_text(self.messages))
 
     def limit(self) -> tuple[int, str]:
-        """As for completions; max_completion_tokens overrides max_tokens, as in vLLM. A call ends
-        with its arguments: in vLLM with "stop" if the request named the function."""
+        """The most tokens, and the finish reason, as for completions; max_completion_tokens
+        overrides max_tokens, as in vLLM. A call ends with its arguments: in vLLM with "stop" if the
+        request named the function."""
         call = self.call()
         needed = inf if call is None else len(call.arguments)
         for most in (self.max_completion_tokens, self.max_tokens):

@@ -77,9 +77,9 @@ class Completion:
     cached_tokens: int
     """Prompt tokens in the prefix cache when the request was first admitted."""
     queue_s: float
-    """From arrival to the first step that computed part of it."""
+    """Seconds from arrival to the first step that computed part of it."""
     ttft_s: float
-    """From arrival to the first token."""
+    """Seconds from arrival to the first token."""
     e2e_s: float
     preemptions: int
 

@@ -19,7 +19,7 @@ _LATENCIES = (
     "sglang:time_to_first_token_seconds", "sglang:request_time_per_output_token_seconds",
     "sglang:e2e_request_latency_seconds", "sglang:queue_time_seconds",
 )  # fmt: skip
-"""In the order of simulator.live.latencies."""
+"""Names of the histograms, in the order of simulator.live.latencies."""
 
 
 def _server_info(engine: Engine, publisher: Publisher | None, bootstrap: int | None) -> Any:

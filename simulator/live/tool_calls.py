@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 DEPTH_MAX = 8
-"""Of objects and references within a schema; below, a value is null."""
+"""Depth of objects and references within a schema, at most; below, a value is null."""
 _SIMPLE: Mapping[str, Any] = {
     "string": "text", "integer": 0, "number": 0, "boolean": False, "array": [], "null": None,
 }  # fmt: skip

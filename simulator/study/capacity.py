@@ -40,7 +40,7 @@ class Capacity:
     workers: int | None
     """None: not even the largest allowed fleet keeps the promise."""
     trials: Sequence[Trial]
-    """In order of size."""
+    """Trials in order of size."""
     alone_s: float | None = None
     """The promised statistic of requests that wait for no other, where it alone misses the promise;
     None: larger fleets may keep it, or one does."""
@@ -52,7 +52,7 @@ class Capacity:
         return kept == sorted(kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, in which an infinite time is null."""
+        """The result for JSON, in which an infinite time is null."""
         trials = [
             {"workers": trial.workers, "ttft_ms": 1e3 * trial.ttft_s, "kept": trial.kept}
             for trial in self.trials

@@ -34,7 +34,7 @@ class Traffic:
     """A trace, and the part of it that is played. Times are those of the trace's own clock."""
 
     trace: Trace
-    """As recorded."""
+    """The trace as recorded."""
     tick_s: float | None = None
     """Requests of a time stamp are spread over so many seconds; None: see `Trace.spread`."""
     from_s: float = 0.0

@@ -62,7 +62,7 @@ class Comparison:
     grouped_by: str = ""
     """What the groups are: tenant, priority; empty: there is one."""
     groups: Sequence[str] = ()
-    """Of each request."""
+    """The group of each request; empty: there is one."""
 
     def to_dict(self) -> dict[str, Any]:
         """The form of `kvroute replay --json`. Hit rates and the ceiling are shares, 0 to 1."""

@@ -27,7 +27,7 @@ _KEY_COLUMNS, _KEY_ROW = 3, 18
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From values to a share of the picture, 0 to 1."""
+    """Scale from values to a share of the picture, 0 to 1."""
 
     low: float
     high: float

@@ -113,7 +113,7 @@ class Callers:
 
 
 def _shares(text: str) -> tuple[tuple[int, float], ...]:
-    """Of `LOW,HIGH:SHARE`: the first priority has what the shares of the others leave."""
+    """Priorities and shares from `LOW,HIGH:SHARE`; the first priority has what the others leave."""
     words, _, numbers = text.partition(":")
     values = [_priority(word) for word in words.split(",")]
     others = [float(word) for word in numbers.split(",")]

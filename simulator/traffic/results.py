@@ -22,7 +22,7 @@ NOTHING_COUNTS = "the warm-up takes all requests: none is left to count"
 """The error for a run that can't be measured."""
 
 NO_WORKER = -1
-"""In `RunResult.worker`: no worker was ever picked."""
+"""Value in `RunResult.worker`: no worker was ever picked."""
 
 
 class Outcome(IntEnum):
@@ -70,7 +70,7 @@ class RunResult:
 
     policy: str
     order: str
-    """Of the router's queue."""
+    """Order of the router's queue."""
     workers: Sequence[str]
     """Worker ids; `worker` has indexes into them."""
     block_size: int
@@ -78,13 +78,14 @@ class RunResult:
     arrival_s: Floats
     """When the client sent it, since the start of the run."""
     queue_s: Floats
-    """From arrival to the first step that computed part of it, with the wait in the router."""
+    """Seconds from arrival to the first step that computed part of it, with the wait in the
+    router."""
     ttft_s: Floats
-    """From arrival to the first token."""
+    """Seconds from arrival to the first token."""
     itl_s: Floats
     """Mean time between its tokens: (last token - first token) / (output tokens - 1)."""
     e2e_s: Floats
-    """From arrival to the last token, or to the failure."""
+    """Seconds from arrival to the last token, or to the failure."""
     prompt_tokens: Integers
     cached_tokens: Integers
     """Tokens in the worker's cache, any tier, when first admitted; at most prompt_tokens - 1."""
@@ -176,7 +177,7 @@ class Aggregates:
     """Cached / all prompt tokens of the requests served."""
     ttft_ms: Distribution
     wait_ms: Distribution
-    """From arrival to the router's pick."""
+    """Milliseconds from arrival to the router's pick."""
     queue_ms: Distribution
     itl_ms: Distribution
     e2e_ms: Distribution

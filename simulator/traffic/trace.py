@@ -41,7 +41,7 @@ class TraceRequest:
     """Seconds since the start of the run. For a turn with `think_s`: as recorded."""
     prompt_tokens: int
     output_tokens: int
-    """At least 1: an engine always samples one."""
+    """Tokens of the answer, 1 at least: an engine always samples one."""
     hash_ids: HashIds
     session_id: str | None = None
     turn: int = 0

@@ -29,7 +29,7 @@ class TraceError(ValueError):
 
 
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
-"""At most as long as a router accepts."""
+"""A text, at most as long as a router accepts."""
 _Time = Annotated[float, Meta(ge=0, le=1e15)]
 # No prompt is longer: a mistake is reported before its ids fill the memory.
 _PromptTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -46,7 +46,7 @@ class Column(NamedTuple):
     type: Any
     meaning: str
     per_second: float = 1.0
-    """For times: the column's units in a second."""
+    """The column's units in a second, for times."""
     is_clock: bool = False
     """Seconds, or a date and time, with any origin: the first row's time counts as 0."""
 
@@ -146,7 +146,7 @@ class TraceColumns:
 
     @property
     def missing(self) -> list[str]:
-        """For each required field without a column so far: its possible names."""
+        """Possible names of each required field that has no column so far."""
         return [_names_of(field) for field in _REQUIRED if field not in self._names]
 
     def uses(self) -> tuple[ColumnUse, ...]:
@@ -244,7 +244,7 @@ def _date_s(text: str) -> float:
 
 
 def _bad_cell(number: int, name: str, cell: Any, error: Exception) -> str:
-    """For example `line 3, column input_length: '-4': expected int >= 1`."""
+    """The error of a cell, such as `line 3, column input_length: '-4': expected int >= 1`."""
     mistake, _, place = str(error).replace("`", "").partition(" - at $")
     where = f" at {place}" if place else f": {str(cell)[:60]!r}"
     return f"line {number}, column {name}{where}: {mistake[0].lower()}{mistake[1:]}"

@@ -36,7 +36,8 @@ from simulator.world.virtual_router import VirtualRouter
 
 BACKOFF_S = 0.1
 BACKOFF_S_MAX = 2.0
-"""As in kvroute's client: RetryInfo + uniform(0, min(max, backoff * 2^(failures - 1)))."""
+"""Longest back-off, seconds. A wait is as in kvroute's client:
+RetryInfo + uniform(0, min(max, backoff * 2^(failures - 1)))."""
 CALLERS = 16
 """Number of hosts that send requests, by the addresses that routers see."""
 WAITING_BYTES = 1024

@@ -21,7 +21,7 @@ TELL_S = 0.02
 LOOK_S = 0.05
 """Seconds between turns of requests that wait, as in router/processes/router_clock.py."""
 _PULL_JITTER_S = 0.2
-"""As in the feed, so that routers' requests don't come all at once."""
+"""Jitter of pulls, seconds, as in the feed, so that routers' requests don't come all at once."""
 _PULL_TIMEOUT_S = 2.0
 
 

@@ -131,7 +131,7 @@ class Heads:
 
 
 HEADS = Heads()
-"""Of all pages that this process reads: engines of a model differ in few labels."""
+"""Heads of all pages that this process reads: engines of a model differ in few labels."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,15}(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?|Inf)|NaN")
 """Values that the parser reads as `_number` does."""
 

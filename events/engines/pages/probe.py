@@ -39,7 +39,7 @@ class EngineSilent(Exception):
         self.refused = refused
         """Whether the connection was refused: no process listens at the engine's port."""
         self.status = status
-        """Of an answer that says nothing that can be used; None: no answer."""
+        """HTTP status of an answer that says nothing that can be used; None: no answer."""
 
 
 class Answer(Enum):

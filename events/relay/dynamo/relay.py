@@ -53,7 +53,8 @@ _LOG_S = 10.0
 _BLOCKS_PLAUSIBLE = 1_000_000_000
 
 INSTANCE_LABEL = "kvroute.io/dynamo-instance"
-"""Of which the client library makes the header by which Dynamo's frontend finds the worker."""
+"""Label of which the client library makes the header by which Dynamo's frontend finds the
+worker."""
 
 log = logging.getLogger("kvroute.dynamo")
 

@@ -183,12 +183,12 @@ def error_from_status(status: Status) -> KvRouteError:
 
 
 def unreachable(message: str) -> RouterUnreachable:
-    """For a failure that the client itself detected."""
+    """The error for a failure that the client itself detected."""
     return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, message)
 
 
 def unreadable(call: str) -> RouterUnreachable:
-    """For an answer that is no message, which gRPC returns as None. Another router may answer."""
+    """The error for an answer that is no message: gRPC returns None. Another router may answer."""
     return unreachable(f"the answer to {call} can't be read")
 
 

@@ -15,7 +15,7 @@ class ChatTemplate(Protocol):
     """Names that the template takes from its caller."""
 
     loops_over_content: bool
-    """By vLLM's reading of its syntax tree: contents are wanted as lists of parts."""
+    """Whether contents are wanted as lists of parts, by vLLM's reading of its syntax tree."""
     loops_over_named_content: bool
     """The same by SGLang's, which goes by the names of variables."""
 
@@ -42,10 +42,10 @@ class ModelFacts:
     content_format: str
     """auto, string or openai."""
     tools_dropped: bool
-    """Under tool_choice none, on vLLM."""
+    """Whether the template gets no tools under tool_choice none, on vLLM."""
 
     def template_for(self, tools: object) -> ChatTemplate:
-        """By transformers: `tool_use` if there are tools, else `default`."""
+        """The template that transformers takes: `tool_use` if there are tools, else `default`."""
         if tools is not None and "tool_use" in self.templates:
             return self.templates["tool_use"]
         if (template := self.templates.get("default")) is not None:

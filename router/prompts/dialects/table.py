@@ -47,6 +47,6 @@ DIALECTS = {
         has_render=False,
     ),
 }
-"""By the engine's name in events/engines/table.py."""
+"""Dialects by the engine's name in events/engines/table.py."""
 DEFAULT = "vllm"
 """The engine whose treatment is reproduced where no worker is known."""

@@ -26,7 +26,7 @@ def tokenize_completion(content: bytes) -> bytes:
 
 
 def json_object(fields: dict[str, msgspec.Raw]) -> bytes:
-    """Without what is absent or null."""
+    """A JSON object of the fields that have a value; absent ones and null are left out."""
     return msgspec.json.encode({name: value for name, value in fields.items() if is_set(value)})
 
 

@@ -27,11 +27,11 @@ from router.prompts.settings import MEMORY_BYTES, RendererSettings
 QUEUE_MAX = 64
 """Bodies that wait for one child."""
 RENDER_S = 5.0
-"""For one body."""
+"""Longest time for one body, seconds."""
 LOAD_S = 60.0
-"""For a model's tokenizer, which a child loads before the first body."""
+"""Longest time for a model's tokenizer, seconds, which a child loads before the first body."""
 AWAY_S = 1.0
-"""After a child that died before its first answer, until another one is started."""
+"""Seconds from a child's death before its first answer to the start of another one."""
 SPILL = 2
 """Bodies that wait for a child before the next one goes to an idle one, whose cache is colder."""
 _PROGRAM = ("-m", "router.prompts.processes.child")
@@ -75,7 +75,7 @@ class Children:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children that run."""
+        """Process ids of the children that run."""
         return [child.pid for child in self._children if child.pid is not None]
 
     async def load(self, model: str, settings: RendererSettings) -> str:
@@ -340,7 +340,7 @@ def _spawned(command: list[str], connection: int) -> int:
 
 
 def _exit_code(pid: int) -> int:
-    """Of a process that has ended."""
+    """The exit code of a process that has ended; below 0 it is the number of a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

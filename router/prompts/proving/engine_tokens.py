@@ -41,16 +41,16 @@ ASK_S = 0.8
 PATIENT_S = 2.0
 """The same for a caller that requires tokens, and for comparisons."""
 ANSWER_BYTES_MAX = 32 << 20
-"""Of one answer: a render of images has their pixels."""
+"""Bytes of one answer, at most: a render of images has their pixels."""
 ANSWERS_BYTES_MAX = 256 << 20
 TOKENS_BESIDE_MAX = 1 << 16
 """Tokens of a prompt beside one for each byte of its body: of a template's own text, and of images
 that the body has as URLs."""
 TOKEN_BYTES_MAX = 16
-"""Of a token in JSON: ten digits, a comma, white space."""
+"""Bytes of a token in JSON, at most: ten digits, a comma, white space."""
 SHORT_BYTES = 1 << 16
-"""Of a body or an answer that is read on the event loop: 10,000 tokens take 0.3 ms, and waking a
-thread and waiting for it costs as much."""
+"""Bytes of a body or an answer that is read on the event loop, at most: 10,000 tokens take 0.3 ms,
+and waking a thread and waiting for it costs as much."""
 ITEMS_MAX = 4096
 REASON_CHARS = 300
 REFUSAL_CHARS = 500
@@ -155,9 +155,9 @@ class Engines:
         self._ask_s = ask_s
         self._session: aiohttp.ClientSession | None = None
         self._turns: dict[str, _Turns] = {}
-        """By engine, while questions to it are open."""
+        """Turns by engine, while questions to it are open."""
         self._answer_bytes = 0
-        """Of all answers that are being read."""
+        """Bytes of all answers that are being read."""
         self.unusable = 0
         """Unusable answers, of all engines."""
         self._unused: OrderedDict[str, _Unused] = OrderedDict()
@@ -332,8 +332,8 @@ def _check_refused(status: int, answer: bytes) -> None:
 
 
 def _read_rendered(answer: bytes, tokens_max: int) -> EngineTokens:
-    """Of a render endpoint; a completion's answer is a list, an entry for each prompt. Raises
-    ValueError, RecursionError."""
+    """Tokens from a render endpoint's answer; a completion's is a list, an entry for each prompt.
+    Raises ValueError, RecursionError."""
     rendered: Any = msgspec.json.decode(answer, type=_Rendered | list[_Rendered])
     first: _Rendered = rendered[0] if isinstance(rendered, list) and rendered else rendered
     if not isinstance(first, _Rendered):
@@ -366,7 +366,7 @@ def _items(features: _Features | None, tokens: int) -> tuple[Item, ...]:
 
 
 def _read_tokenized(answer: bytes, tokens_max: int) -> EngineTokens:
-    """Of /tokenize; raises ValueError, RecursionError."""
+    """Tokens from an answer of /tokenize; raises ValueError, RecursionError."""
     tokens = msgspec.json.decode(answer, type=_Tokenized).tokens
     return EngineTokens(_packed(tokens, tokens_max))
 

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SHAPES_MAX = 256
-"""Of a model."""
+"""Shapes of a model that are kept by name; further ones are OTHER."""
 OTHER = "other"
 """The shape of all bodies whose own shape is over the bound."""
 PROVEN_AFTER = 3
@@ -32,7 +32,7 @@ WORKERS_MAX = 4096
 
 
 class State(StrEnum):
-    """Of a shape; the label of a metric."""
+    """State of a shape; the label of a metric."""
 
     UNPROVEN = "unproven"
     PROVEN = "proven"
@@ -59,7 +59,7 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class Trust:
-    """In one shape."""
+    """Trust in the tokens of one shape."""
 
     state: State = State.UNPROVEN
     compared: int = 0
@@ -97,7 +97,7 @@ class _Model:
 
 
 class Proof:
-    """Of all models."""
+    """Trust in the tokens of all models, by target and shape."""
 
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}

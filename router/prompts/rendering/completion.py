@@ -19,7 +19,8 @@ Prompt = tuple[str | list[int], bool]
 
 
 def completion_prompts(fields: dict[str, Any]) -> list[Prompt]:
-    """At least one, at most PROMPTS_MAX. Raises PromptError."""
+    """Prompts of a completion, 1 to PROMPTS_MAX, and their add_special_tokens. Raises
+    PromptError."""
     for name in ("prompt_embeds", "suffix", "truncate_prompt_tokens"):
         if fields.get(name):
             raise unsupported(f"{name} changes the prompt in the engine")

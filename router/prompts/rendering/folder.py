@@ -95,7 +95,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
-    """By transformers' precedence: files win over tokenizer_config.json."""
+    """Chat templates by name, as transformers ranks them: files win over tokenizer_config.json."""
     files = {
         file.stem: read_text(file) or ""
         for file in sorted((path / "additional_chat_templates").glob("*.jinja"))

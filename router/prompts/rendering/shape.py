@@ -11,7 +11,7 @@ from router.prompts.rendering.body import Body
 KWARGS_MAX = 4
 """Names of keyword arguments in a shape's name; a body with more is `kwargs(many)`."""
 NAME_CHARACTERS_MAX = 24
-"""Of one such name; a longer one is `kwargs(many)`, too."""
+"""Characters of a keyword argument's name; a body with a longer one is `kwargs(many)`, too."""
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _TOOL = frozenset({"type", "function", "name", "description", "input_schema", "cache_control"})
@@ -35,7 +35,8 @@ _OPTIONS = (
 
 
 def shape_of(body: Body) -> str:
-    """For example `chat+kwargs(enable_thinking)+system+tools`: the kind, then features in order."""
+    """The name of a shape, such as `chat+kwargs(enable_thinking)+system+tools`: the kind, then
+    features in order."""
     return "+".join([body.kind.name, *sorted(set(_features(body)))])
 
 

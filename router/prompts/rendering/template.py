@@ -26,7 +26,7 @@ from router.prompts.rendering.content_format import loops_over_content, loops_ov
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """transformers' own: its last blank shows whether the template strips a message."""
 MESSAGE_CHARACTERS_MAX = 500
-"""Of a template's own sentence in an error."""
+"""Characters of a template's own sentence in an error, at most."""
 
 
 _LATER_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]

@@ -79,8 +79,8 @@ class Bounds:
         return None
 
     def worst(self, waiter: Waiter, bound: Bound) -> Waiter | None:
-        """Of the requests that a bound counts with a newcomer, the one of the lowest priority, of
-        equal ones the last that came."""
+        """The request of the lowest priority, of equal ones the last that came, among those that a
+        bound counts with a newcomer; None: there is none."""
         of_tenant = bound in (Bound.TENANT_WAITING, Bound.TENANT_MIB)
         tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all
         return tally.worst()
@@ -116,7 +116,7 @@ class _Tally:
         self.count = 0
         self.size_bytes = 0
         self._by_points: dict[int, dict[Waiter, None]] = {}
-        """By priority, the request that came last at the end."""
+        """Waiting requests by priority, the one that came last at the end."""
         self._lowest: int | None = None
         """The lowest priority; None: to be looked for."""
 
@@ -150,7 +150,7 @@ class _Tally:
         return next(reversed(self._by_points[self._lowest]))
 
     def count_with(self, without: Waiter | None) -> int:
-        """With one more, and without one."""
+        """Waiting requests with one more, less `without` if there is such a one."""
         return self.count + (1 if without is None else 0)
 
     def bytes_with(self, waiter: Waiter, without: Waiter | None) -> int:
@@ -158,4 +158,4 @@ class _Tally:
 
 
 _NONE = _Tally()
-"""Of a tenant without a waiting request; never changed."""
+"""The tally of a tenant without a waiting request; never changed."""

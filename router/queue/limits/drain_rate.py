@@ -21,7 +21,7 @@ class DrainRate:
         self._span_s = 0.0
         """Weighted time, WINDOW_S at most."""
         self._at_s: float | None = None
-        """Up to when time was counted; None: no request waits."""
+        """Time up to which time was counted; None: no request waits."""
 
     def began(self, now_s: float) -> None:
         """The first request waits."""

@@ -17,7 +17,7 @@ from router.queue.limits.standing import Standing
 from router.queue.waiter import Waiter
 
 LOOK_EACH_S = 1.0
-"""Between two looks at a request: 4,096 that wait take about a hundredth of a core."""
+"""Seconds between two looks at a request: 4,096 that wait take about a hundredth of a core."""
 
 
 class EarlyRefusals:
@@ -53,7 +53,7 @@ class EarlyRefusals:
         return due
 
     def short_s(self, waiter: Waiter, wait_s: float, now_s: float) -> float:
-        """By how much an expected wait is too long; 0 or less: the request may go in time."""
+        """Seconds by which an expected wait is too long; 0 or less: the request may go in time."""
         due_s = waiter.expires_s
         if self.mode == "slo":
             due_s = min(due_s, waiter.deadline_s)

@@ -21,7 +21,7 @@ from router.config.settings.queue_settings import TenantSettings, TenantsSetting
 TENANTS_MAX = 4096
 """Tenants whose buckets are remembered; over it the one that took least recently is forgiven."""
 BURST_S = 1.0
-"""Of a bucket, in seconds of its rate."""
+"""Size of a bucket, in seconds of its rate."""
 
 
 class Tenants:
@@ -64,7 +64,7 @@ class Tenants:
         return self._settings.named.get(tenant, self._settings.default)
 
     def cost(self, uncached_tokens: int, cached_tokens: int) -> float:
-        """Of a request, in uncached tokens; 1 at least."""
+        """Cost of a request in uncached tokens, 1 at least; a cached token counts cached_price."""
         return max(1.0, uncached_tokens + self._settings.cached_price * cached_tokens)
 
     def took(self, tenant: str, cost: float, now_s: float) -> None:

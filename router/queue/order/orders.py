@@ -33,9 +33,9 @@ class Order:
 
     name: str
     formula: str
-    """Of the score."""
+    """Formula of the score."""
     unit: str
-    """Of the score; aging is in this unit per second of waiting."""
+    """Unit of the score; aging is in this unit per second of waiting."""
     aging: float
     """That holds where the configuration names none."""
     good_for: str
@@ -44,7 +44,8 @@ class Order:
     source: str
     score: Score
     scores: Callable[[Sequence[Waiter], Sight], list[float]] | None = None
-    """Of all requests of a line together, in the order of arrival; None: each has its own."""
+    """Scores of all requests of a line together, in the order of arrival; None: each has its
+    own."""
     length_max: int | None = None
     """Longest pool that it ranks; None: any."""
     is_dynamic: bool = False
@@ -54,7 +55,7 @@ class Order:
 
 
 def _weight(waiter: Waiter) -> float:
-    """Of a priority p: 1 + p, or 1 / (1 - p) below 0; positive, and 1 for priority 0."""
+    """Weight of a priority p: 1 + p, or 1 / (1 - p) below 0; positive, and 1 for priority 0."""
     p = waiter.points
     return 1.0 + p if p >= 0 else 1.0 / (1.0 - p)
 

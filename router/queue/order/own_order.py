@@ -35,7 +35,7 @@ class OwnView:
 
     waited_s: float
     load: float
-    """Of the request's pool: work in flight over work that can be taken."""
+    """Load of the request's pool: work in flight over work that can be taken."""
     tenant: str
     labels: Mapping[str, str]
     priority: int

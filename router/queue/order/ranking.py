@@ -83,7 +83,7 @@ class Rankings:
     length_max: float
     """Waiting requests of the longest pool that it ranks; inf: of any."""
     longer: Ranking
-    """Of longer pools."""
+    """The ranking of longer pools."""
 
     @property
     def look_at_service(self) -> bool:
@@ -126,7 +126,7 @@ def _ranking(
 
 
 def _aging(order: Order, place: int, count: int, settings: QueueSettings) -> float:
-    """Of a part of a composite, or of an order alone."""
+    """Aging of an order that stands alone or at a place of a composite, per second of waiting."""
     if place == 0 and settings.aging is not None:
         return settings.aging
     return order.aging if count == 1 or order is FCFS else 0.0

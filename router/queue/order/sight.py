@@ -59,14 +59,14 @@ class Sight:
         """None: the driver says nothing of the fleet, and orders that need it are refused."""
         self.service = Service()
         self.now_s = 0.0
-        """Of the ranking under way."""
+        """Time of the ranking under way."""
 
     def overlap_tokens(self, waiter: Waiter) -> int:
         """Leading prompt tokens that some worker with room holds."""
         return self.fleet.overlap_tokens(waiter) if self.fleet is not None else 0
 
     def load(self, waiter: Waiter) -> float:
-        """Of the request's pool."""
+        """Load of the request's pool; 0 where no fleet is known."""
         return self.fleet.load(waiter) if self.fleet is not None else 0.0
 
     def is_prefilling(self, reservation_id: str) -> bool:

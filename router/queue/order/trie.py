@@ -22,7 +22,7 @@ class _Node:
         self.end = end
         """Depth in blocks at which the node's run ends."""
         self.children: dict[int, _Node] = {}
-        """By the PrefixHash of their first block."""
+        """Nodes behind this one, by the PrefixHash of their first block."""
         self.own: list[int] = []
         """Requests that end here, by number."""
         self.weight = 0

@@ -27,7 +27,7 @@ class Level:
         self._lines: dict[str, Line] = {}
         self._shares: Shares[str] = Shares()
         self._weights = 0.0
-        """Of the tenants of all lines."""
+        """Sum of the weights of all lines' tenants."""
 
     @override
     def __repr__(self) -> str:
@@ -49,7 +49,7 @@ class Level:
         return min((entry[1] for line in lines for entry in line.entries), default=inf)
 
     def lines(self) -> Iterator[Line]:
-        """In the order of their turns; none may come or go meanwhile."""
+        """Lines in the order of their turns; none may come or go meanwhile."""
         return (self._lines[tenant] for tenant in self._shares)
 
     def places(self, tenant: str, weight: float, waiter: Waiter) -> float:

@@ -29,7 +29,7 @@ class Line:
         self.tenant = tenant
         """The requests' tenant; empty: all tenants."""
         self.weight = weight
-        """Of the tenant."""
+        """Weight of the tenant."""
         self.entries: list[Entry] = []
         """The next request in front."""
         self.narrowings: Counter[Narrowing] = Counter()

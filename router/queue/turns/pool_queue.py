@@ -41,9 +41,9 @@ class PoolQueue:
         self._rank_again_s = -inf
         self._levels = [Level(number) for number in range(len(rules.bands.settings))]
         self._shares: Shares[int] = Shares()
-        """Of bands, by number, in requests."""
+        """Shares of bands, by number, in requests."""
         self._weights = 0.0
-        """Of the bands that requests wait in."""
+        """Sum of the weights of the bands that requests wait in."""
         self._shares_by_tenant = rules.tenants.share
         self._rises = Standing()
         """When requests come into the next higher band."""

@@ -44,7 +44,7 @@ _EQUAL = 1e-6
 """Wants that differ by less are equal: sums of the same shares in another order."""
 
 REST = 0
-"""In the place of a tenant's number: those that are not named."""
+"""Number of the tenants that are not named, in the place of a tenant's."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Band:
     """Requests that waited and have a worker now, since the router began to count."""
     credit: float = 0.0
     tenants: Mapping[int, int] = field(default_factory=dict)
-    """Of these, by number of the tenant; the others count as one tenant, REST."""
+    """Waiting requests by number of the tenant; the others count as one tenant, REST."""
 
     def by_tenant(self) -> dict[int, int]:
         """All of them."""
@@ -64,7 +64,7 @@ class Band:
         return {**self.tenants, REST: others} if others > 0 else dict(self.tenants)
 
     def added(self, other: "Band") -> "Band":
-        """With what waits in another band of the same router."""
+        """The sum of this band and another one of the same router."""
         tenants = Counter(self.tenants)
         tenants.update(other.tenants)
         return Band(
@@ -81,7 +81,7 @@ class _Flow:
 
     band: Band
     owed_s: float | None = None
-    """Since when room is left for it; None: there is none, or it took some."""
+    """Time since which room is left for it; None: there is none, or it took some."""
     rests_until_s: float = -inf
 
 
@@ -110,10 +110,10 @@ class PoolShare:
         self._flows: dict[Key, _Flow] = {}
         """Flows with waiting requests."""
         self._own: dict[int, Band] = {}
-        """Of our router, by number: what went, and what was taken too early, outlast the waiting
-        requests."""
+        """Bands of our router, by number: what went, and what was taken too early, outlast the
+        waiting requests."""
         self._shares: dict[Key, float] | None = None
-        """Of flows that don't rest; None: to be worked out again."""
+        """Shares of flows that don't rest; None: to be worked out again."""
         self._went = False
         """Whether requests of ours went since `wait`: shares are worked out again with the next,
         and are nearly the same until then."""
@@ -265,7 +265,7 @@ class PoolShare:
         return shares
 
     def _parts(self, keys: Sequence[Key]) -> list[float]:
-        """Of a band's flows; the sum is 1."""
+        """Shares of a band's flows, in the order of the keys; the sum is 1."""
         bands = [self._flows[key].band for key in keys]
         if not any(band.tenants for band in bands):
             every = sum(band.waiting for band in bands)

@@ -73,7 +73,7 @@ class Round:
         self._failures = 0
         self._failures_max = FAILURES_FACTOR * (rules.look_past + 1)
         self._failed: dict[tuple[int | Line, Narrowing | None], int] = {}
-        """By band or line, and narrowing."""
+        """Requests without room, by band or line, and narrowing."""
 
     def over(self) -> bool:
         """Whether enough requests had no room, or were skipped."""

@@ -38,11 +38,12 @@ class Shares(Generic[Flow]):
         self._largest = 0.0
         """Cost of the largest request that went."""
         self._starts: dict[Flow, tuple[float, int]] = {}
-        """Of flows with waiting requests; equal starts go in the order in which they were set."""
+        """Starts of flows with waiting requests; equal ones go in the order in which they were
+        set."""
         self._order: list[tuple[float, int, Flow]] = []
         self._seq = 0
         self._finishes: dict[Flow, float] = {}
-        """Of flows without waiting requests, where that is after the virtual time."""
+        """Finishes of flows without waiting requests, where they are after the virtual time."""
 
     def __len__(self) -> int:
         return len(self._starts)

@@ -35,8 +35,8 @@ class Siblings:
         self.min_blocks = min_blocks
         self._sight = sight
         self._leads: dict[int, tuple[float, str]] = {}
-        """By PrefixHash of the shared run: when the first request went, and its reservation; the
-        lead that went first in front."""
+        """Leads by PrefixHash of the shared run: when the first request went, and its reservation;
+        the lead that went first in front."""
 
     def __len__(self) -> int:
         return len(self._leads)

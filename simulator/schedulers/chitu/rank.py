@@ -38,8 +38,8 @@ class Rank:
         """Tasks that hold blocks."""
         self.counts = Counts()
         self.blocked_hashes: list[int] = []
-        """For each new task of this round that didn't fit: the hash of the first block that it
-        misses in the cache."""
+        """Hash of the first block that the cache lacks, of each new task of this round that didn't
+        fit."""
         self._arrivals: dict[Task, float] = {}
         """Tasks that hold blocks, and when their KV will be in them."""
 
@@ -63,7 +63,7 @@ class Rank:
         return task in self._arrivals
 
     def prefill(self, ordered: list[Task], limit: int, budget: int, now_s: float) -> list[Work]:
-        """At most `limit` prefills of at most `budget` tokens, the best first, with their blocks.
+        """Prefills of a step with their blocks, the best first: up to `limit`, and `budget` tokens.
 
         When a new task doesn't fit, no new task behind it is admitted; partly computed prefills go
         on. When a partly computed prefill lacks blocks, the last partly computed prefill behind it
@@ -95,7 +95,7 @@ class Rank:
         return work
 
     def decode(self, ordered: list[Task], limit: int) -> list[Work]:
-        """At most `limit` decodes, the best first, with new blocks where they are needed.
+        """Decodes of a step, the best first, up to `limit`, with the new blocks that they need.
 
         A decode that lacks a block evicts the last partly computed prefill, or else the last
         decode. When there is none to evict, it waits for the batches in flight.

@@ -71,11 +71,11 @@ class ChituScheduler(Scheduler):
         allowed = self.order.allowed
         self.ranks = [Rank(self.options, rank, allowed) for rank in range(self.options.dp_size)]
         self.pool: dict[Sequence, Task] = {}
-        """In order of arrival."""
+        """Tasks in order of arrival."""
         self.free_groups = deque(range(self.options.num_scheduler_groups))
         """The group that was freed first stands first."""
         self.in_flight: deque[Batch] = deque()
-        """In the order in which they will leave the pipeline."""
+        """Batches in the order in which they will leave the pipeline."""
         self._added = 0
         self._check_options()
 

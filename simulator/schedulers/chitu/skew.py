@@ -28,7 +28,7 @@ class SkewScheduler(ChituScheduler):
         super().__init__(config)
         count = self.options.num_scheduler_groups
         self.slots: list[list[Task]] = [[] for _ in range(count)]
-        """In order of entry, so decodes stand before prefills."""
+        """Tasks of each slot in order of entry, so decodes stand before prefills."""
         self.slot_sizes = [len(range(slot, config.max_num_seqs, count)) for slot in range(count)]
 
     @override

@@ -192,7 +192,7 @@ class PrefillBudget:
         return Verdict.GO_ON
 
     def _add_exact(self, sequence: SglangSequence) -> Verdict:
-        """Without a cache and with answers of known length, plans memory to each request's end.
+        """Plans memory to each request's end, for runs without a cache and answers of known length.
 
         Each request that ends frees its tokens. At each end there must be left a token for each
         request that still runs.

@@ -32,7 +32,7 @@ class SglangConfig(SchedulerConfig):
     radix_cache: bool = True
     """Whether KV is kept after its request has ended."""
     conservativeness: float = 1.0
-    """Above 1, more memory is set aside for running requests' answers."""
+    """Factor of the memory first set aside for running requests' answers; above 1 it is more."""
     ignore_eos: bool = False
     """Whether answers have exactly max_tokens, as in benchmarks. The scheduler then sets aside the
     whole answer instead of a share."""

@@ -20,7 +20,7 @@ from simulator.engines.radix_cache import RadixCache, RadixNode
 from simulator.schedulers.sglang.config import SglangConfig, SglangSequence
 
 LPM_WAITING_MAX = 128
-"""With more requests waiting, looking up all prefixes costs more than it saves."""
+"""Waiting requests up to which prefixes are looked up: with more, that costs more than it saves."""
 IN_BATCH_CHECK_TOKENS = 32
 """A request with at most this much cached is compared with the requests before it."""
 IN_BATCH_DEPRIORITIZE_TOKENS = 32

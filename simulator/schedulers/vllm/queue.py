@@ -36,7 +36,7 @@ class WaitingQueue(Protocol):
 
 
 class FcfsQueue:
-    """In order of arrival; a request that is put back goes to the head."""
+    """Queue in order of arrival; a request that is put back goes to the head."""
 
     def __init__(self) -> None:
         self._queue: deque[VllmSequence] = deque()
@@ -67,7 +67,7 @@ class FcfsQueue:
 
 
 class PriorityQueue:
-    """By (priority, arrival), lowest first, for requests that are put back as well."""
+    """Queue by (priority, arrival), lowest first, for requests that are put back as well."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float, int], VllmSequence]] = []

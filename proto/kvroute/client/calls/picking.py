@@ -22,8 +22,8 @@ from kvroute.client.messages.pick import Pick
 from kvroute.v1 import ListWorkersRequest, RouteResponse
 
 MOVED_S_MIN = 0.1
-"""Of the time for which a request waited for routers that ended, to be sent to the next one: a
-shorter wait earns no place in the queue there."""
+"""Shortest wait of a request for routers that ended, seconds, that is sent to the next one: a
+shorter one earns no place in the queue there."""
 
 log = logging.getLogger("kvroute.client")
 

@@ -33,7 +33,8 @@ _PORT = "443"
 """Port of a name without a port, as in gRPC."""
 _PORT_MAX = 65_535
 _SCHEMES = frozenset({"dns", "google-c2p", "unix", "unix-abstract", "vsock", "xds"})
-"""Of targets that gRPC takes as they are. Source: gRPC's documentation, "gRPC Name Resolution"."""
+"""Schemes of targets that gRPC takes as they are. Source: gRPC's documentation, "gRPC Name
+Resolution"."""
 _HOST_AND_PORT = re.compile(r"(\[[^\[\]\s]+\]|[^\[\]:,/\s]+)(?::([0-9]+))?")
 
 
@@ -52,7 +53,7 @@ class Address:
     """One router."""
 
     target: str
-    """For gRPC."""
+    """The router's address, as gRPC takes it."""
     host: str | None = None
     """The name that resolved to it: its certificate must be for this name, which is also the
     authority of calls."""

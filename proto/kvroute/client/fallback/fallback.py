@@ -58,7 +58,7 @@ RESERVATION = "fallback/"
 """Prefix of the fallback's reservation ids; no router's ids have it."""
 _TOKENS_MAX = TOKEN_BYTES_MAX // 4
 TEXT_BYTES_A_TOKEN = 4
-"""Of a text or a body, for its length, as in a router."""
+"""Bytes of a text or a body that count as a token of its length, as in a router."""
 _BOTH = frozenset(("both", ""))
 _ROLES: Mapping[int, frozenset[str]] = {
     Phase.PHASE_UNSPECIFIED: _BOTH,

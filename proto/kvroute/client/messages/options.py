@@ -73,7 +73,7 @@ class RequestKeywords(RequestAbout, total=False):
     """The keywords of request(), without its prompt."""
 
     timeout_s: float | None
-    """For the routing alone; absent: the client's."""
+    """Time limit of the routing alone, seconds; absent: the client's."""
     on_queued: OnQueued | None
     """See route()."""
 

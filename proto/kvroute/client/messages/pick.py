@@ -30,9 +30,9 @@ ONE_TOKEN: Mapping[str, Any] = {
     "stream": False,
     "stream_options": None,
 }
-"""Of a prefill worker's request: one answer of one token, which nothing but its length ends. vLLM's
-connectors hand over no blocks of a request that ends otherwise. vLLM refuses min_tokens above
-max_tokens, and stream_options without stream; chats are bounded by max_completion_tokens."""
+"""Fields of a prefill worker's request: one answer of one token, which nothing but its length ends.
+vLLM's connectors hand over no blocks of a request that ends otherwise. vLLM refuses min_tokens
+above max_tokens, and stream_options without stream; chats are bounded by max_completion_tokens."""
 INSTANCE_LABEL = "kvroute.io/dynamo-instance"
 """Label of a worker behind Dynamo's frontend: the number by which the frontend knows it."""
 
@@ -136,11 +136,11 @@ class PromptTokens:
     """An engine gave these tokens, or gave the same tokens as the router for all prompts of this
     shape so far."""
     tokenizer_digest: str
-    """Of the router's own tokenizer and chat template; empty: it has none for the model."""
+    """Digest of the router's own tokenizer and chat template; empty: it has none for the model."""
     shape: str
     """Features of the body that decide how an engine renders it, such as system+tools."""
     estimate_reason: str
-    """Of source "estimate": why there are no tokens."""
+    """Reason of the source "estimate": why there are no tokens."""
     token_bytes: bytes = field(repr=False)
     """Little-endian u32; empty unless the request had return_tokens."""
 

@@ -173,7 +173,7 @@ class Attempt:
 
     def __init__(self, attempts: Attempts, number: int) -> None:
         self.number = number
-        """From 1."""
+        """Number of the attempt, from 1."""
         self.left = False
         """Whether its block is over."""
         self._attempts = attempts

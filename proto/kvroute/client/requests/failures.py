@@ -85,11 +85,12 @@ class Judgement:
     about: str
     """How it is known."""
     reported: FailureReason.ValueType
-    """To the router, which blames the worker for WORKER and TIMEOUT alone."""
+    """The reason that is reported to the router, which blames the worker for WORKER and TIMEOUT
+    alone."""
     again: Again
     reason: str
-    """Of the gateway's answer, if nothing is left to try; empty: the worker's own answer, or
-    none."""
+    """The reason in the gateway's answer, if nothing is left to try; empty: the worker's own
+    answer, or none."""
     refused: bool = False
     """Nothing of the request arrived: a single one counts against the worker."""
 
@@ -213,7 +214,7 @@ def judge(error: BaseException, *, unanswered_reuse: bool = False) -> Kind:
 
 
 def of_status(status: int) -> Kind:
-    """Of an HTTP answer that is a failure."""
+    """The kind of a failure, by the status of its HTTP answer."""
     if status in {408, 429} or 500 <= status < 600:
         return Kind.FAILED
     return Kind.REJECTED if 400 <= status < 500 else Kind.UNUSABLE

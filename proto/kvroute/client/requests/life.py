@@ -62,7 +62,7 @@ class RoutedRequest:
         """Prompt tokens as the engine counted them: usage.prompt_tokens. The router compares them
         with the tokens that it made of a text or a body."""
         self.failed_worker_id = ""
-        """Of a pair: the worker that a failure is reported of, unless failed() names another; see
+        """The worker of a pair that a failure is reported of, unless failed() names another; see
         there."""
         self.report_error: KvRouteError | None = None
         """The error of the last failed report; None: no report failed."""
@@ -321,6 +321,6 @@ class RoutedRequest:
 
 
 def _no_count(name: str, value: object) -> InvalidRequest:
-    """For a count in an engine's answer that is no count: the step is reported without it."""
+    """The error for an engine's count that is no count: the step is reported without it."""
     message = f"{name} is {value!r:.80}; a whole number below 2^32 is wanted: it was not reported"
     return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, None, message)
