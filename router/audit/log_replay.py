@@ -91,7 +91,7 @@ class SecondOpinion:
         return line.guard if line.guard and line.guard.looks_at(self.policy.name) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: shares, and means over decisions."""
+        """The comparison for JSON: shares, and means over decisions."""
         count, tokens = max(1, self.decisions), max(1, self.prompt_tokens)
         return {
             "policy": self.policy.name,

@@ -17,7 +17,7 @@ from router.audit.logged_refusal import LoggedRefusal
 
 
 class Receipts(NamedTuple):
-    """Of one request."""
+    """The receipts of one request."""
 
     answer: router_pb2.Receipt
     prefill: router_pb2.Receipt | None = None

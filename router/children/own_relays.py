@@ -254,7 +254,7 @@ class OwnRelays:
             return self._process
 
     def _state(self, kept: _Kept) -> RelayState | None:
-        """Of the relay that runs; None between two of them, and until its first status."""
+        """State of the relay that runs; None between two of them, and until its first status."""
         if kept.number is None or self._process is None:
             return None
         return self._process.states.get(kept.number)

@@ -156,7 +156,7 @@ NO_COUNTS = _ENCODER.encode([])
 
 
 def encoded_counts(relays: Iterable[CountedRelay]) -> msgspec.Raw:
-    """For a Status."""
+    """Counts of all relays, encoded for a Status."""
     return msgspec.Raw(_ENCODER.encode([relay_status(relay) for relay in relays]))
 
 

@@ -273,7 +273,7 @@ class ConsolePages:
         return identity
 
     def _session_id(self, request: web.Request) -> str:
-        """Of the cookie; empty: there is none."""
+        """Id of the session that the cookie names; empty: there is no cookie."""
         try:
             morsel = SimpleCookie(request.headers.get("Cookie", "")).get(self._cookie)
         except CookieError:

@@ -64,7 +64,7 @@ class Job(Protocol):
 
     @property
     def request_id(self) -> str:
-        """As the caller named it; empty: the caller named none."""
+        """Id of the request, as its caller named it; empty: the caller named none."""
 
     @property
     def owner(self) -> str:

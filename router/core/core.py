@@ -183,7 +183,7 @@ class RouterCore:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """By name, with their parameters."""
+        """Policies by name, with their parameters."""
         return self.decider.policies
 
     def _on_reserved(

@@ -93,7 +93,7 @@ class FleetTurns:
         self._demands = -1
 
     def held(self, pool: Hashable, now_s: float) -> Callable[[int], bool] | None:
-        """For one round of turns: says of a band of ours whether peers' requests have its place;
+        """Says of a band of ours, in one round of turns, whether peers' requests have its place;
         None: nothing waits in peers."""
         if not self.is_contended or not isinstance(pool, Pool):
             return None

@@ -248,7 +248,7 @@ class ReservationLife:
         self.fleet.outliers.on_served(worker, reservation.id, caller, opened_s, now_s)
 
     def _decoded(self, reservation: Reservation, caller: str, now_s: float) -> None:
-        """Of a pair, the worker that decodes has served its request to the end."""
+        """The worker of a pair that decodes has served its request to the end."""
         opened_s = reservation.opened_at_s
         self.fleet.outliers.on_served(reservation.worker, reservation.id, caller, opened_s, now_s)
 

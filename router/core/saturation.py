@@ -36,7 +36,7 @@ class PoolLoad:
 
     @property
     def slots(self) -> float | None:
-        """Of all workers; None: of none they are known."""
+        """Requests that all workers can run at once; None: known of no worker."""
         if not self.workers_known:
             return None
         return self.slots_known * self.workers / self.workers_known
@@ -49,7 +49,7 @@ class PoolLoad:
 
 
 def pool_loads(fleet: Fleet, waiting: Mapping[Pool, int]) -> dict[tuple[str, str], PoolLoad]:
-    """By model and role. waiting: requests in the queue."""
+    """Loads of pools by model and role. waiting: requests in the queue."""
     loads: dict[tuple[str, str], PoolLoad] = {}
     for key, source in fleet.view.sources.items():
         heartbeat = source.heartbeat

@@ -94,7 +94,7 @@ class Decider:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """By name, with their parameters; models' own apart."""
+        """Policies by name, with their parameters; models' own apart."""
         return self._of_fleet.policies
 
     def settings_of(self, model: str, pool: Pool) -> PolicySettings:

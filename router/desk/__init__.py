@@ -1,1 +1,1 @@
-"""Between any face and the core: reads requests, writes answers, counts."""
+"""What lies between every server and the core: reads requests, writes answers, counts."""

@@ -139,7 +139,7 @@ class RouteItems:
             self._cancel(reservation)
 
     def begin(self, index: int) -> None:
-        """From now on a cancel of the index means another item."""
+        """Begins an item: a cancel of its index means this item from now on."""
         self._answered.pop(index, None)
 
     def answer(
@@ -286,7 +286,7 @@ class Deciding:
         return None
 
     def _left_s(self) -> float:
-        """Until the item's caller gives up; 0: it has."""
+        """Seconds until the item's caller gives up; 0: it has."""
         timeout_ms = self._batch.timeout_ms
         if not timeout_ms:
             return inf

@@ -27,7 +27,7 @@ class Caller(NamedTuple):
     """Name of the caller's identity; empty: the face verified none."""
 
     def allowed(self, priority: int) -> int:
-        """Of a priority, what the caller's key may have."""
+        """The priority that the caller's key may have where a request names this one."""
         usage = self.usage
         most = None if usage is None else usage.identity.limits.priority
         return priority if most is None else min(priority, most)

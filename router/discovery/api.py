@@ -43,11 +43,11 @@ class ServiceAccount:
         self._context: ssl.SSLContext | None = None
 
     def namespace(self) -> str:
-        """Of this pod; raises OSError outside of a cluster."""
+        """Namespace of this pod; raises OSError outside of a cluster."""
         return (self._folder / "namespace").read_text(encoding="utf-8").strip()
 
     def headers(self) -> dict[str, str]:
-        """With the token, if there is one."""
+        """Headers of a request, with the token if there is one."""
         try:
             token = (self._folder / "token").read_text(encoding="utf-8").strip()
         except FileNotFoundError:

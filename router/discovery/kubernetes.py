@@ -83,7 +83,8 @@ class Hands(Workers, Protocol):
         """Stops a relay, and forgets its worker."""
 
     def hold(self, held: frozenset[str]) -> None:
-        """From now on these workers get no requests, and those that were held before do."""
+        """Keeps requests from these workers from now on, and lets those that were held before have
+        requests again."""
 
 
 class _Card(msgspec.Struct):

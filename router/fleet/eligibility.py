@@ -52,7 +52,7 @@ class Barred:
 
     @property
     def reasons(self) -> Sequence[str]:
-        """For each row, empty where it may be picked."""
+        """Why each row may not be picked; empty where it may."""
         if self._reasons is None:
             self._reasons = self._make()
         return self._reasons

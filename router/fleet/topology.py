@@ -46,16 +46,16 @@ class Topology:
         """Between places."""
 
     def between(self, row: int, other: int) -> float:
-        """From one worker to another."""
+        """Distance from one worker to another."""
         return float(self._distance[self._place[row], self._place[other]])
 
     def distances_to(self, row: int) -> Column:
-        """From each worker to one of them."""
+        """Distances from each worker to one of them."""
         distances: Column = self._distance[:, self._place[row]][self._place]
         return distances
 
     def mean_distance(self, targets: npt.NDArray[np.bool_]) -> Column:
-        """From each worker to some of them, on average; 0 where there are none.
+        """Mean distance from each worker to some of them; 0 where there are none.
 
         targets: True for those workers.
         """

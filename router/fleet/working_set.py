@@ -62,7 +62,7 @@ class WorkingSets:
         return self._count
 
     def blocks(self, slots: npt.NDArray[np.intp]) -> Column:
-        """About how many blocks are in each worker's working set."""
+        """Blocks in each worker's working set, estimated."""
         blocks: Column = self.table(int(slots.max(initial=0)))[slots]
         return blocks
 

@@ -302,7 +302,7 @@ class Exchange:
 
     @property
     def response_id(self) -> str:
-        """Of an answer of /v1/responses: the name by which later requests go on from it."""
+        """Id of an answer of /v1/responses, by which later requests go on from it."""
         return self._reader.response_id()
 
     @property
@@ -356,7 +356,7 @@ class Exchange:
             self.identity.check_body(self.facts.model, self.facts.adapters, self.facts.of_plane)
 
     def _allowed(self, priority: int) -> int:
-        """Of a priority, what the client's key may have."""
+        """The priority that the client's key may have where a request names this one."""
         return priority if self.identity is None else min(priority, self.identity.priority_max)
 
     def _of_owner(self) -> str | None:

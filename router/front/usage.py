@@ -121,7 +121,7 @@ class AnswerReader:
         return int(numbers[-1]) + 1 if numbers else self.chunks
 
     def response_id(self) -> str:
-        """Of an answer of /v1/responses, which begins with it; empty: there is none."""
+        """Id that an answer of /v1/responses begins with; empty: there is none."""
         named = _RESPONSE_ID.search(self._head or self._ending())
         return named[1].decode() if self._kind.is_continued and named else ""
 

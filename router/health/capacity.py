@@ -90,7 +90,7 @@ class _Kind(NamedTuple):
 
 @dataclass(slots=True)
 class _Learned:
-    """Of one worker in one epoch."""
+    """What was learned of one worker in one epoch."""
 
     epoch: Epoch
     kind: _Kind
@@ -205,7 +205,7 @@ class Capacities:
         return known.slots
 
     def block_share(self, key: WorkerKey, heartbeat: Heartbeat) -> float:
-        """Of a worker's KV blocks, the share that picks may promise."""
+        """Share of a worker's KV blocks that picks may promise."""
         known = self._of(key, heartbeat)
         if known is None or not self._settings.count_preemptions:
             return 1.0

@@ -30,7 +30,7 @@ class FirstTokens:
         self.mean_s += (after_s - self.mean_s) / kept
 
     def owed_for_s(self, worker: WorkerKey, owes: bool, last_s: float, now_s: float) -> float:
-        """For how long a worker owes a first token, while others gave as many as it takes to tell.
+        """Seconds for which a worker owes a first token, while others gave enough to judge it.
 
         owes: whether enough requests wait there. last_s: when its last first token came.
         """

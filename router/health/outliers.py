@@ -251,7 +251,7 @@ class Outliers:
         return BEING_PROBED if self._busy(standing) else ""
 
     def standing(self, worker: WorkerKey) -> Standing | None:
-        """Of a worker that is ejected or being probed; None of any other."""
+        """Standing of a worker that is ejected or being probed; None for any other."""
         return self._out.get(worker)
 
     def served_s(self, worker: WorkerKey) -> float:

@@ -15,7 +15,7 @@ RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
 
 
 class TtftCheck:
-    """Of one router."""
+    """Predictions of first tokens beside what came, in one router."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(RATIOS) + 1)

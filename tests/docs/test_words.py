@@ -29,6 +29,12 @@ WORDS = (
 )
 NAMES = {"told", "asked", "heard", "found", "some", "one", "ones", "way", "who", "whom"}
 """No variable or argument has one of these names."""
+PREPOSITIONS = re.compile(
+    r"(about|above|across|after|against|along|among|around|as|at|before|behind|below|beside|besides"
+    r"|between|beyond|by|during|for|from|in|inside|into|like|near|of|off|on|out|outside|over|per"
+    r"|since|through|to|toward|towards|under|until|up|upon|via|with|within|without)\s",
+    re.IGNORECASE,
+)
 ALLOWED = re.compile(
     r"def (told|heard)\b|[.>](told|heard)\b|\btold: tuple|\btold, digest|\btold and digest"
     r'|\bdigest and told\b|`told`|"resync asked for"'
@@ -93,6 +99,20 @@ def test_a_word_is_not_used(word: str, folder: str) -> None:
 @pytest.mark.parametrize("word", PAGE_WORDS)
 def test_a_word_is_on_no_page(word: str) -> None:
     assert page_lines_with(word) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_docstring_begins_with_what_it_describes(folder: str) -> None:
+    """It would lean on the line above it, which its reader may not have."""
+    leaning = {
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in sources(folder)
+        if path.suffix == ".py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if (text := ast.get_docstring(node)) and PREPOSITIONS.match(text)
+    }
+    assert leaning == set()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

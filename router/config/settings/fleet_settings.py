@@ -84,5 +84,5 @@ class IndexSettings(Settings, frozen=True):
         return self.memory_mib << 20
 
     def blocks_max(self) -> int:
-        """Of one worker."""
+        """Blocks of one worker that the index keeps, at most."""
         return self.bytes_max() * self.worker_percent // 100 // BLOCK_BYTES

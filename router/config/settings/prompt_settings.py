@@ -9,7 +9,7 @@ from events.plane.settings import Settings
 
 
 class PromptsSettings(Settings, frozen=True):
-    """Of one model."""
+    """How a model's prompts get their tokens."""
 
     source: Annotated[
         Literal["auto", "local", "engine", "off"],

@@ -470,7 +470,7 @@ def _outcome(exchange: Exchange) -> str:
 
 
 def _about(exchange: Exchange, status: int) -> dict[str, Value]:
-    """Of a request that was served: attributes of its span, by OpenTelemetry's names where it has
+    """Attributes of the span of a request that was served, by OpenTelemetry's names where it has
     some."""
     about: dict[str, Value] = {
         "http.response.status_code": status,

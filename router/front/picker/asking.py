@@ -23,7 +23,7 @@ _MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 
 
 class Asking:
-    """Of one picker."""
+    """Requests of one picker to its router."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ SMALL_BYTES = 1000
 
 
 class HeldBody:
-    """Of one request."""
+    """The body of one request, as far as it has come."""
 
     def __init__(self) -> None:
         self._parts: deque[Part] = deque()

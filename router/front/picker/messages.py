@@ -70,8 +70,8 @@ def read(message: bytes) -> tuple[pb.ProcessingRequest, memoryview | None]:
 
 
 def _body_place(message: bytes) -> tuple[range, memoryview, int]:
-    """Of the body that a message begins with: where the fields of its HttpBody lie, its bytes, and
-    where they end; empty: it begins with none."""
+    """Where the fields of the HttpBody lie that a message begins with, its bytes, and where they
+    end; empty: it begins with none."""
     view = memoryview(message)
     if message[0] in (REQUEST_BODY_TAG, RESPONSE_BODY_TAG):
         size, at = _varint(message, 1)
