@@ -197,6 +197,8 @@ def explain(
 
         raise click.exceptions.Exit(show_receipt(receipt_file))
     if request_id:
+        if any(flags[name] for name in ("tokens", "text", *(kind.name for kind in _BODIES))):
+            raise click.UsageError("--request shows a decision that was made; it takes no prompt")
         from router.cli.calls.past import show_past
 
         run(show_past(target, request_id, timeout_s=timeout_s, as_json=as_json))
