@@ -55,7 +55,7 @@ class _Kept:
     began_at_s: float
     supervisor: Supervisor
     number: int | None = None
-    """Of the start of the relay that runs; None between two of them."""
+    """Number of the start of the relay that runs; None between two relays."""
     answered: bool = False
     """Whether its engine has ever answered."""
 
@@ -254,7 +254,7 @@ class OwnRelays:
             return self._process
 
     def _state(self, kept: _Kept) -> RelayState | None:
-        """Of the relay that runs; None between two of them, and until its first status."""
+        """State of the relay that runs; None between two of them, and until its first status."""
         if kept.number is None or self._process is None:
             return None
         return self._process.states.get(kept.number)
