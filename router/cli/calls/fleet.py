@@ -122,7 +122,7 @@ def stream_text(state: str, is_complete: bool) -> Text:
 
 
 def _slots(worker: WorkerStatus) -> str:
-    """Behind the running requests, how many can run at once; ~ marks an estimate."""
+    """Requests that can run at once, as `/N`; ~ marks an estimate; empty: unknown."""
     if worker.HasField("total_slots"):
         return f"/{worker.total_slots}"
     return f"/~{worker.slots_estimated}" if worker.HasField("slots_estimated") else ""
