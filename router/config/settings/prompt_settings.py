@@ -9,7 +9,7 @@ from events.plane.settings import Settings
 
 
 class PromptsSettings(Settings, frozen=True):
-    """Of one model."""
+    """Source of the tokens of one model's prompts that come without tokens."""
 
     source: Annotated[
         Literal["auto", "local", "engine", "off"],
