@@ -183,7 +183,7 @@ class RouterCore:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """By name, with their parameters."""
+        """Policies with their parameters, by name; see Decider.policies."""
         return self.decider.policies
 
     def _on_reserved(
