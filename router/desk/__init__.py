@@ -1,1 +1,1 @@
-"""Between any face and the core: reads requests, writes answers, counts."""
+"""Life of a request between its protocol and the core: reads requests, writes answers, counts."""
