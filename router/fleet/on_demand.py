@@ -86,7 +86,7 @@ class Further:
 
     @property
     def mean_work(self) -> float:
-        """Of a prompt, over all workers, tokens."""
+        """Mean work of a prompt, over all workers, in tokens."""
         return self._rates.mean_work
 
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
@@ -100,7 +100,7 @@ class Further:
         return self._working_sets.blocks(pool.slots)
 
     def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
-        """From each worker to some of them (router/fleet/topology.py), on average."""
+        """Mean distance from each worker to some of them (router/fleet/topology.py)."""
         return self.topology(pool).mean_distance(targets)
 
     def topology(self, pool: Pool) -> Topology:

@@ -43,19 +43,19 @@ class Topology:
             of = np.array([codes.setdefault(place[level], len(codes)) for place in places])
             distance[of[:, None] == of[None, :]] = level
         self._distance = distance
-        """Between places."""
+        """Distance between each two places."""
 
     def between(self, row: int, other: int) -> float:
-        """From one worker to another."""
+        """Distance from one worker to another."""
         return float(self._distance[self._place[row], self._place[other]])
 
     def distances_to(self, row: int) -> Column:
-        """From each worker to one of them."""
+        """Distance from each worker to one of them."""
         distances: Column = self._distance[:, self._place[row]][self._place]
         return distances
 
     def mean_distance(self, targets: npt.NDArray[np.bool_]) -> Column:
-        """From each worker to some of them, on average; 0 where there are none.
+        """Mean distance from each worker to some of them; 0 where there are none.
 
         targets: True for those workers.
         """
