@@ -14,7 +14,7 @@ NAMED_MAX = 8
 
 
 class SilenceLog:
-    """Of one router."""
+    """Log lines of one router about workers that fall silent and that are heard again."""
 
     def __init__(self) -> None:
         self._silent: set[WorkerKey] = set()
