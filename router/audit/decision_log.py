@@ -50,7 +50,7 @@ class DecisionLog:
 
     def __init__(self, replica: str, labels: PlaceLabels) -> None:
         self.lines: Counter[str] = Counter()
-        """By what became of them: RESULTS."""
+        """Lines by what became of them, one of RESULTS."""
         self._settings = DecisionLogSettings()
         self._replica = replica
         self._labels = labels

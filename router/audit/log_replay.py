@@ -35,7 +35,7 @@ class SecondOpinion:
     more_overlap_tokens: float = 0.0
     """Usable overlap that the policy's own choices would have had more than the picks."""
     ttft_s: float = 0.0
-    """To the first token, as predicted of the picks."""
+    """Seconds to the first token, in sum, as predicted of the picks."""
     sooner_s: float = 0.0
     """Seconds to the first token that the policy's own choices would have saved."""
     active_slots: float = 0.0
@@ -91,7 +91,7 @@ class SecondOpinion:
         return line.guard if line.guard and line.guard.looks_at(self.policy.name) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison for JSON: shares, and means over decisions."""
+        """Returns shares, and means over decisions, for JSON."""
         count, tokens = max(1, self.decisions), max(1, self.prompt_tokens)
         return {
             "policy": self.policy.name,

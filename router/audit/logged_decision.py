@@ -96,11 +96,11 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     output_tokens: int | None = None
     """Output tokens that the request expected."""
     guard: GuardSettings | None = None
-    """By which picks were moved; None: by nothing, or by a release that had no guard."""
+    """Guard by which picks were moved; None: no guard, or a release that had none."""
     cheapest: int | None = None
     """The row that would have been picked by its cost, where the guard moved the pick."""
     affinity_bonus: float | None = None
-    """Off the cost of the row of_session; None: nothing was, or the release knew no affinity."""
+    """Cost taken off the row of_session; None: nothing was, or the release knew no affinity."""
     affinity_key: str | None = None
     """16 hexadecimal digits, if hashes are logged."""
     prefixes: str | None = None

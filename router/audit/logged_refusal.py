@@ -22,7 +22,7 @@ class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix time."""
     replica: str
     reason: str
-    """Of router/request/refusal.py. No line of a decision has one."""
+    """Reason as in router/request/refusal.py. No line of a decision has one."""
     request_id: str = ""
     model: str = ""
     role: str = ""

@@ -17,11 +17,11 @@ from router.audit.logged_refusal import LoggedRefusal
 
 
 class Receipts(NamedTuple):
-    """The receipts of one request."""
+    """Receipts of one request: of its answer, and of a pair's prefill worker."""
 
     answer: router_pb2.Receipt
     prefill: router_pb2.Receipt | None = None
-    """Of a pair: the receipt of the prefill worker."""
+    """Receipt of a pair's prefill worker; None: there is none."""
 
 
 def read_receipts(content: bytes) -> Receipts | LoggedDecision:

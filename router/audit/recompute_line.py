@@ -14,7 +14,7 @@ from router.policies.affinity import with_bonus
 from router.policies.policy import Policy
 
 ROWS = 2
-"""Of a verdict: the pick, and the cheapest of the others."""
+"""Rows of a verdict: the pick, and the cheapest of the others."""
 
 
 def check_line(line: LoggedDecision) -> Verdict:

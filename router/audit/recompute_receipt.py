@@ -63,11 +63,11 @@ class MovedFrom:
 
     row: Recomputed
     requests: float
-    """In front there."""
+    """Requests in front of the request at this worker."""
     wait_tokens: float
     picked_wait_tokens: float
     more_overlap_tokens: float
-    """Of the prompt that it holds, more than the pick."""
+    """Tokens of the prompt that this worker holds more than the pick."""
 
     @property
     def sentence(self) -> str:

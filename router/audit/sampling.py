@@ -88,7 +88,7 @@ class Due:
         self._watchers = watchers
         self._on_failure = on_failure
         self.waited_s = 0.0
-        """Of the request in the router's queue, before its outcome."""
+        """Seconds that the request spent in the router's queue before its outcome."""
 
     def __call__(self, decision: Decision) -> None:
         """A decision, before anything of it is reserved."""

@@ -45,7 +45,7 @@ class Difference(NamedTuple):
     overlap_tokens: float = 0.0
     """Usable overlap, more than was taken."""
     ttft_s: float = 0.0
-    """By which the first token would have come sooner."""
+    """Seconds by which the first token would have come sooner."""
     active_slots: float = 0.0
     """Requests on its worker, more than on the one that was picked."""
 

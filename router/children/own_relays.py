@@ -55,7 +55,7 @@ class _Kept:
     began_at_s: float
     supervisor: Supervisor
     number: int | None = None
-    """Of the start of the relay that runs; None between two of them."""
+    """Number of the start of the relay that runs; None between two relays."""
     answered: bool = False
     """Whether its engine has ever answered."""
 

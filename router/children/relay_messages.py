@@ -29,7 +29,7 @@ class Opening(msgspec.Struct, frozen=True, tag=True):
     """The first message: what all relays of the child share."""
 
     name: str
-    """Of its connection to NATS."""
+    """Name of the child's connection to NATS."""
     nats: NatsSettings
     url: str
     fleet: str
@@ -156,7 +156,7 @@ NO_COUNTS = _ENCODER.encode([])
 
 
 def encoded_counts(relays: Iterable[CountedRelay]) -> msgspec.Raw:
-    """Counts of all relays, encoded for a Status."""
+    """Counts of some relays, encoded for a Status."""
     return msgspec.Raw(_ENCODER.encode([relay_status(relay) for relay in relays]))
 
 

@@ -47,14 +47,14 @@ class RelayProcess:
         self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.states: dict[int, RelayState] = {}
-        """Of the relays that run, by the number of their start, in the child's last status."""
+        """States of the running relays by the number of their start, in the child's last status."""
         self.broker: BrokerStatus | None = None
         """Its connection to NATS; None before the child's first status."""
         self._child = child
         self._writer = writer
         self._counts = NO_COUNTS
         self._ends: dict[int, asyncio.Future[str]] = {}
-        """Of the relays that have not ended, by the number of their start."""
+        """Ends of the relays that have not ended, by the number of their start."""
         self._reading = asyncio.create_task(self._read(reader), name="reports of relays")
 
     @override

@@ -16,10 +16,10 @@ first two bound the pause: a look goes over 4,000 objects, about 1 ms. The third
 all objects, which take longer, 100 million objects apart. Measured in docs/decisions.md."""
 
 THREAD_TURN_S = 0.0005
-"""For how long a thread runs Python before another one may (sys.setswitchinterval). The event loop
-waits so long whenever it comes back from the system while another thread works: writing the metrics
-of 1,000 workers takes tenths of a second, and with Python's 5 ms every request met on its way
-several such waits."""
+"""Seconds for which a thread runs Python before another one may (sys.setswitchinterval). The event
+loop waits so long whenever it comes back from the system while another thread works: writing the
+metrics of 1,000 workers takes tenths of a second, and with Python's 5 ms every request met on its
+way several such waits."""
 
 MALLOC = {
     "M_ARENA_MAX": (-8, 2),

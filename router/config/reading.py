@@ -30,11 +30,11 @@ from router.config.sources import KeyPath, Sources
 from router.config.yaml_text import parse_yaml
 
 FILE_BYTES_MAX = 4 << 20
-"""Of a configuration file: thousands of workers."""
+"""Bytes of a configuration file, at most: thousands of workers."""
 
 
 INTEGER_MAX = 1 << 53
-"""Of any key without a bound of its own: what every part of the router can reckon with."""
+"""Largest value of a key without its own bound: what every part of the router can reckon with."""
 
 
 Config = TypeVar("Config", bound=Settings)
@@ -123,7 +123,7 @@ TARGET_VARIABLES = (
     "KVROUTE_TARGET_NAME",
     "KVROUTE_TARGET_TOKEN_FILE",
 )
-"""Of the flags --tls, --tls-ca and so on, in the order of the flags
+"""Variables of the flags --tls, --tls-ca and so on, in the order of the flags
 (router/cli/calls/dialing.py)."""
 _OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET", *TARGET_VARIABLES})
 """Variables of the command line that are no keys of a configuration."""

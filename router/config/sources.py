@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 KeyPath = tuple[str | int, ...]
-"""Of a value: names of sections and keys, numbers of entries in lists."""
+"""Path of a value: names of sections and keys, numbers of entries in lists."""
 _COMMENT_COLUMN = 48
 
 

@@ -29,7 +29,7 @@ ROUND_S = 1.0
 SAMPLES_PER_S = 2.0
 """Decisions that are sampled while there are viewers."""
 SHARE_STEP = 2.0
-"""By which the share must differ before it is changed."""
+"""Factor by which the share of sampled decisions must differ before it is changed."""
 TTFT = "ttft"
 
 log = logging.getLogger("kvroute.console")
@@ -59,9 +59,9 @@ class Console:
         self.rounds = Rounds(subject, self.history, self.decisions, self.prefixes, self.news)
         self._came = asyncio.Event()
         self._share = 0.0
-        """Of decisions that are sampled; 0: none are."""
+        """Share of decisions that are sampled; 0: none are."""
         self._picks = 0, 0.0
-        """At the last round, and when that was."""
+        """Picks since the start at the last round, and the time of that round in seconds."""
         self._first_tokens = 0.0
 
     def join(self, cut: Callable[[], None]) -> Viewer | None:

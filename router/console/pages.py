@@ -46,10 +46,10 @@ ID_MAX = 1024
 LOOK_S = 10
 """Messages, a second each, after which a viewer's key is looked up again."""
 SOCKET_BYTES = 256 * 1024
-"""Of messages in the system's buffer of a connection, which would grow to megabytes for a page that
-reads nothing."""
+"""Bytes of messages in the system's buffer of a connection, at most, which would grow to megabytes
+for a page that reads nothing."""
 RETRY_MS = 2000
-"""After which a browser connects again."""
+"""Milliseconds after which a browser connects again."""
 RESULTS = ("ok", "refused", "malformed")
 
 HEADERS = {
@@ -273,7 +273,7 @@ class ConsolePages:
         return identity
 
     def _session_id(self, request: web.Request) -> str:
-        """Id of the session that the cookie names; empty: there is no cookie."""
+        """Session id of the request's cookie; empty: there is none."""
         try:
             morsel = SimpleCookie(request.headers.get("Cookie", "")).get(self._cookie)
         except CookieError:

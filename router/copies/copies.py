@@ -101,16 +101,16 @@ class Copies:
     def __init__(self, copies_per_minute: float = COPIES_PER_MINUTE) -> None:
         self.fates: Counter[CopyFate] = Counter()
         self.under_way: dict[int, Copy] = {}
-        """By id."""
+        """Copies under way, by id."""
         self._per_s = copies_per_minute / 60.0
         self._allowance = BURST
         self._allowed_at_s: float | None = None
         self._begun: OrderedDict[tuple[PrefixKey, WorkerKey], float] = OrderedDict()
         """When the same one may begin again."""
         self._waiting: dict[int, tuple[Copy, float]] = {}
-        """By id, copies that are done and not used, each with when; the oldest first."""
+        """Copies done and not used, by id, each with when it was done; the oldest first."""
         self._at: dict[WorkerKey, set[Copy]] = {}
-        """The same by target."""
+        """Copies of `_waiting`, by target."""
         self._ids = 0
 
     @override

@@ -57,7 +57,7 @@ TOKENS_MIN = 512
 COUNTED_MAX = 1 << 16
 """Prefixes whose hits are counted, about 200 bytes each."""
 BYTES_MAX = 64 << 20
-"""Of tokens and hashes of hot prefixes."""
+"""Bytes of tokens and hashes of hot prefixes, at most."""
 HOT_MAX = 512
 CONSIDER_S = 1.0
 """A hot prefix is weighed once in so long,"""
@@ -70,10 +70,10 @@ HORIZON_S = 60.0
 OVERHEAD_S = 0.005
 """Cost of a transfer beside its bytes."""
 LOOK_S = 5.0
-"""Between two looks for copies that were evicted."""
+"""Seconds between two looks for copies that were evicted."""
 WARM_OUTPUT_TOKENS = 1
 CONFIRMED_S = 2.0
-"""After a copy is done, until its worker's events have confirmed the copy."""
+"""Seconds after a copy is done, until its worker's events have confirmed the copy."""
 
 _QUEUE, _FULL = COLUMNS.index("active_slots"), COLUMNS.index("full")
 
@@ -89,9 +89,10 @@ class Means(NamedTuple):
     """How copies are made here, and what they cost."""
 
     prefill_s: Callable[[int], float]
-    """Of a prompt of so many tokens."""
+    """Seconds that the prefill of a prompt of so many tokens takes."""
     copy_s: Callable[[int, int], float]
-    """Of so many tokens over such a distance (router/fleet/topology.py); inf: there is no way."""
+    """Seconds that a copy of so many tokens over such a distance (router/fleet/topology.py) takes;
+    inf: no copy is possible."""
     by_relays: bool
     """The target's relay has its engine compute the tokens: it must allow that, and they must be
     known."""
@@ -150,12 +151,12 @@ class HotPrefixes:
         """Why hot prefixes were not copied, or not kept: see REASONS."""
         self.bytes_max = BYTES_MAX
         self.byte_count = 0
-        """Of what is kept of hot prefixes."""
+        """Bytes of the tokens and hashes that are kept of hot prefixes."""
         self._fleet = fleet
         self._settings = settings
         self._means = means
         self._tokens_max = WARM_TOKENS_MAX if means.by_relays else sys.maxsize
-        """Of longer prefixes the beginning is copied."""
+        """Tokens of a copy, at most: of longer prefixes the beginning is copied."""
         self._hot: dict[PrefixKey, _Hot] = {}
         self._lacked_room = False
         self._cooled_at_s = self._looked_at_s = -inf

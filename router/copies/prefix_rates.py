@@ -34,7 +34,7 @@ class PrefixRate:
     hit_s: float
     """When it was last hit."""
     hits: float = 0.0
-    """As of then."""
+    """Hits, faded as of hit_s."""
 
     def hit(self, now_s: float) -> None:
         self.hits = 1.0 + self._hits(now_s)
@@ -60,7 +60,7 @@ class PrefixRates:
 
     def __init__(self, entries_max: int) -> None:
         self.forgotten = 0
-        """For want of room."""
+        """Prefixes forgotten for want of room."""
         self._entries_max = entries_max
         self._rates: OrderedDict[PrefixKey, PrefixRate] = OrderedDict()
 

@@ -64,7 +64,7 @@ class Job(Protocol):
 
     @property
     def request_id(self) -> str:
-        """Id of the request, as its caller named it; empty: the caller named none."""
+        """Id of the request, as the caller named it; empty: the caller named none."""
 
     @property
     def owner(self) -> str:
@@ -87,13 +87,13 @@ class Admission:
         self._sight = FleetSight(core)
         self.queue = AdmissionQueue(settings, rng, self._sight)
         self.waits: dict[str, Waits] = {}
-        """By band: of the requests that got a worker."""
+        """Waits of the requests that got a worker, by band."""
         self.in_vain = VainAttempts()
         self.fleet_turns = FleetTurns(core, self.queue)
         self.moved = MovedWaits(self.queue)
         self._core = core
         self._tenants: dict[str, str] = {}
-        """Of open reservations, where tenants have quotas: reservation id -> tenant."""
+        """Tenants of open reservations, where tenants have quotas: reservation id -> tenant."""
         self._estimates: dict[str, float] = {}
         """What those of them were charged whose length is an estimate."""
         self._is_closed = False

@@ -12,9 +12,10 @@ from math import inf
 ATTEMPT_ROWS = 100
 """Cost of an attempt beside the workers that it weighs, as a number of workers."""
 ROWS_PER_S = 40_000
-"""About a tenth of a core: 240 attempts a second at 64 workers, 36 at 1,000."""
+"""Workers weighed in vain a second: about a tenth of a core, 240 attempts a second at 64 workers,
+36 at 1,000."""
 ROWS_MAX = 10_000
-"""Of the bucket: a quarter of a second."""
+"""Size of the bucket, in workers weighed: a quarter of a second."""
 
 
 class VainAttempts:

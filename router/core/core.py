@@ -183,7 +183,7 @@ class RouterCore:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """Policies by name, with their parameters."""
+        """Policies with their parameters, by name; see Decider.policies."""
         return self.decider.policies
 
     def _on_reserved(

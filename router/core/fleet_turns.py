@@ -29,7 +29,7 @@ from router.request.request import Role
 POOLS_MAX = 256
 """Pools that requests wait for in peers."""
 AGES_S = 1.0
-"""Between two looks at how long requests wait, which go over all of them."""
+"""Seconds between two looks at how long requests wait, which go over all of them."""
 
 
 _ROLES = frozenset(map(str, Role))
@@ -43,13 +43,13 @@ class FleetTurns:
         self._peers = core.fleet.peers
         self._queue = queue
         self._shares: dict[Pool, PoolShare] = {}
-        """Of pools that requests wait for in peers."""
+        """Shares of the pools that requests wait for in peers."""
         self._heard: dict[str, set[Pool]] = {}
         """Peer -> the pools that requests wait for there."""
         self._demands = 0
         """The change of the peers' demand that was taken over last."""
         self._rests = 0
-        """Of shares that are gone."""
+        """Rests of bands, as `rests` counts them, in shares that are gone."""
         self._oldest: dict[tuple[Pool, int], float] = {}
         """Arrival of the request that waits longest, by pool and number of the band."""
         self._oldest_at_s = -inf
@@ -93,8 +93,8 @@ class FleetTurns:
         self._demands = -1
 
     def held(self, pool: Hashable, now_s: float) -> Callable[[int], bool] | None:
-        """Says of a band of ours, in one round of turns, whether peers' requests have its place;
-        None: nothing waits in peers."""
+        """Returns a check for one round of turns, whether peers' requests have the place of a band
+        of ours; None: nothing waits in peers."""
         if not self.is_contended or not isinstance(pool, Pool):
             return None
         share = self._share(pool)

@@ -21,7 +21,7 @@ from router.queue.waiter import Waiter
 from router.request.request import Role
 
 BELIEVED_S = 10.0
-"""After a router's end was known, for callers that come late."""
+"""Seconds that claims are believed after a router's end was known, for callers that come late."""
 POOLS_MAX = 256
 """Pools that requests waited for in routers that are gone; the first one is forgotten."""
 SPARE = 64

@@ -16,7 +16,7 @@ class Pick:
     reservation: Reservation
     decision: Decision
     overlap: Overlap
-    """Of the worker that computes the prompt."""
+    """Overlap of the worker that computes the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Progress(NamedTuple):
     cached_tokens: int | None = None
     failure: Ending = Ending.FAILED_UNKNOWN
     failed_worker_id: str = ""
-    """Of a pair: which half failed; empty, or neither of them: by how far the request came."""
+    """Id of the failed half of a pair; empty, or of neither: how far the request came decides."""
     unobserved: bool = False
-    """Of a request that runs: its caller sees nothing of the answer (router/core/unobserved.py)."""
+    """Whether a running request's caller sees nothing of the answer (router/core/unobserved.py)."""
 
 
 class WaitStep(NamedTuple):

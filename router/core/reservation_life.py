@@ -26,7 +26,7 @@ from router.reservations.reservations import Ending, PrefillHold, Reservation, R
 from router.reservations.steps import open_reservation
 
 ROOM_BITS = 48
-"""Of a pair's room, which stays below 2^63 for any number of ranks."""
+"""Random bits of a pair's room, which stays below 2^63 for any number of ranks."""
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
 _FAULTS = {
     Ending.FAILED_WORKER: Fault.ERROR,
@@ -248,7 +248,7 @@ class ReservationLife:
         self.fleet.outliers.on_served(worker, reservation.id, caller, opened_s, now_s)
 
     def _decoded(self, reservation: Reservation, caller: str, now_s: float) -> None:
-        """The worker of a pair that decodes has served its request to the end."""
+        """Notes that the decode worker of a pair has served its request to the end."""
         opened_s = reservation.opened_at_s
         self.fleet.outliers.on_served(reservation.worker, reservation.id, caller, opened_s, now_s)
 

@@ -32,11 +32,11 @@ class PoolLoad:
     workers_known: int = 0
     """Workers with known or estimated slots."""
     slots_known: float = 0.0
-    """Of these."""
+    """Slots of the `workers_known`."""
 
     @property
     def slots(self) -> float | None:
-        """Requests that all workers can run at once; None: known of no worker."""
+        """Slots of all workers, at the mean of the known ones; None: none are known."""
         if not self.workers_known:
             return None
         return self.slots_known * self.workers / self.workers_known
@@ -49,7 +49,7 @@ class PoolLoad:
 
 
 def pool_loads(fleet: Fleet, waiting: Mapping[Pool, int]) -> dict[tuple[str, str], PoolLoad]:
-    """Loads of pools by model and role. waiting: requests in the queue."""
+    """Work and room of each pool, by model and role. waiting: requests in the queue."""
     loads: dict[tuple[str, str], PoolLoad] = {}
     for key, source in fleet.view.sources.items():
         heartbeat = source.heartbeat

@@ -35,7 +35,7 @@ class PickTally:
     def __init__(self) -> None:
         self.stages = {stage: Durations() for stage in STAGES}
         self.tokens = np.zeros(2 + len(TIERS), np.int64)
-        """Of prompts, of the longest usable overlaps, and of those taken, by tier."""
+        """Tokens of prompts, of the longest usable overlaps, and by tier of those taken."""
         self.recent = np.zeros((RATIO_DECISIONS, 2), np.int64)
         """Usable overlap and prompt tokens of the last picks, in a ring."""
         self.by_model = np.zeros((MODELS_MAX + 1, 3), np.int64)

@@ -32,7 +32,7 @@ class Unobserved:
     def __init__(self, life: ReservationLife) -> None:
         self._life = life
         self._open: dict[WorkerKey, dict[str, Reservation]] = {}
-        """By id, in the order in which their callers left them."""
+        """Reservations of each worker by id, in the order in which their callers left them."""
         self._prefilling: dict[str, Reservation] = {}
         """Those of them whose prompts are not known to be computed, the next to look at in front.
         """

@@ -94,7 +94,7 @@ class Decider:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """Policies by name, with their parameters; models' own apart."""
+        """Policies of the fleet with their parameters, by name; without models' own policies."""
         return self._of_fleet.policies
 
     def settings_of(self, model: str, pool: Pool) -> PolicySettings:

@@ -27,11 +27,11 @@ class Prefill(StrEnum):
     """Where the prompt of a pair is computed; the metric label."""
 
     REMOTE = "remote"
-    """By the prefill worker, which hands its KV cache over."""
+    """The prefill worker computes the prompt, and hands its KV cache over."""
     LOCAL = "local"
-    """By the decode worker: hardly anything is new to it."""
+    """The decode worker computes the prompt: hardly anything is new to it."""
     ABSENT = "absent"
-    """By one worker alone, for want of another."""
+    """One worker alone serves the request, for want of another."""
 
 
 class Overlap(NamedTuple):
@@ -55,9 +55,10 @@ class Decision:
 
     # What most decisions leave as it is has its first value here, which costs them nothing.
     prefill: "Decision | None" = None
-    """Of a pair: the decision about the prefill worker; this object is about the decode worker."""
+    """Decision about a pair's prefill worker, as this one is about its decode worker; None: no
+    pair."""
     how: Prefill | None = None
-    """Of a pair: where the prompt is computed."""
+    """Place where the prompt of a pair is computed; None: the request is for no pair."""
     guard: GuardSettings | None = None
     """The guard of the pick; None: no guard."""
     last_resort = False
@@ -66,9 +67,9 @@ class Decision:
     """Whether the candidates include workers over their learned capacity, since no other has
     room."""
     reservation_id = ""
-    """Of the pick; set for watchers alone."""
+    """Id of the pick's reservation; set for watchers alone."""
     waited_s = 0.0
-    """In the router's queue; set for watchers alone, by router/audit/sampling.py."""
+    """Seconds in the router's queue; set for watchers alone, by router/audit/sampling.py."""
     _rows: Candidates | None = None
     _scores: Scores | None = None
     _excluded: Sequence[str] | None = None
@@ -101,7 +102,7 @@ class Decision:
         """The pick, and the rows next to it that could be picked, cheapest first."""
         self._further = further
         self.kv_distance = kv_distance
-        """From each row to where the KV cache has to come from; None: nothing has to come."""
+        """Distance from each row to the source of the KV cache; None: nothing has to come."""
         self.ranking = ranking
         """Costs and order."""
 

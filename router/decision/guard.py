@@ -73,7 +73,7 @@ class Waits:
 
 
 def kept(rows: Candidates, can: Flags, settings: GuardSettings) -> Flags:
-    """The rows that can be picked and that the guard doesn't pass over."""
+    """Rows that can be picked and that the guard doesn't pass over."""
     return can & ~Waits.of(rows, can, settings).passed_over if can.any() else can
 
 

@@ -74,7 +74,7 @@ class Stages(NamedTuple):
     prefill: Policy
     decode: Policy
     alone: Policy
-    """Of a worker that does both, for want of another."""
+    """Policy of a worker that does both, for want of another."""
     local_tokens: int
     """A prompt with at most so many new tokens is computed by the decode worker,"""
     local_share: float

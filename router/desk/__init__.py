@@ -1,1 +1,1 @@
-"""What lies between every server and the core: reads requests, writes answers, counts."""
+"""Life of a request between its protocol and the core: reads requests, writes answers, counts."""

@@ -17,7 +17,7 @@ from router.fleet.pools import heartbeat_of
 from router.request.refusal import Refusal
 
 ROWS_MAX = 16
-"""Of an Explanation, that are written at once."""
+"""Candidates of an Explanation that are written at once, at most."""
 _DOUBLE = struct.Struct("<d")
 _QUEUE_MS = bytes([router_pb2.RouteResponse.QUEUE_MS_FIELD_NUMBER << 3 | 1])
 """The tag of a double."""

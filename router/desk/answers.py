@@ -29,7 +29,7 @@ class Outlook(NamedTuple):
     """Requests of its pool that are to go before it."""
     waited_s: float
     expected_s: float | None
-    """Of its wait from now on; None: no request of its pool went yet."""
+    """Expected seconds of its wait from now on; None: no request of its pool went yet."""
 
 
 def _nothing() -> None:

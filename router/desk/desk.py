@@ -42,7 +42,7 @@ from router.wire.received import ReceivedRequest
 
 Read: TypeAlias = tuple[ReceivedRequest, Request]
 WAITING_BYTES = 2560
-"""Of a request that waits, beside its message: about what its objects take up."""
+"""Bytes, about, that the objects of a waiting request take up beside its message."""
 LONG_BYTES = 512 * 1024
 """A request up to this size is read, hashed and picked for in one step."""
 
@@ -92,7 +92,7 @@ class Desk:
         item: Callable[[bytes | None, float], Answered | Later | Steps] | None = None,
         leave: Callable[[Later], None] | None = None,
     ) -> RouteItems:
-        """The items of one stream of requests. item, leave: in the place of the desk's own."""
+        """Items of one stream of requests. item, leave: in the place of the desk's own."""
         item = item or partial(self.item, caller=caller)
         return RouteItems(item, self.cancel, leave or self.leave, self.outlook, self.unsent)
 
@@ -122,8 +122,8 @@ class Desk:
     def item(
         self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting | Steps:
-        """Routes the item of a stream as `route` does, or in steps if it is long. None: the item
-        holds no request."""
+        """Answers the item of a stream as `route` does, in steps if it has over LONG_BYTES. None:
+        the item holds no request."""
         if request is None:
             refusal = Refusal(Reason.INVALID_FIELD, "the item holds no request")
             raise self._refused(refusal, b"", self._clock(), None)
@@ -134,8 +134,8 @@ class Desk:
     def steps(
         self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Steps:
-        """Routes a request of more than LONG_BYTES as `route` does, in as many steps as its length
-        needs; the last one reserves."""
+        """Decides a request of more than LONG_BYTES as `route` does, in as many steps as its length
+        needs; the last step reserves."""
         now_s, due = self._clock(), None
         try:
             due = watch.take() if (watch := self._observed.watch) is not None else None

@@ -38,9 +38,9 @@ TEXT_MAX = 1024
 ENTRIES_MAX = 4096
 """Entries in a request's lists and maps."""
 FIELDS_MAX = 5 * ENTRIES_MAX
-"""Of a request, beside its prompt."""
+"""Fields of a request beside its prompt, at most."""
 ASIDE_BYTES_MAX = 1 << 20
-"""Bytes of them."""
+"""Bytes of the fields beside the prompt, at most."""
 _TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
 _LISTS = (
     "required_labels", "excluded_labels", "allowed_worker_ids", "excluded_worker_ids",

@@ -10,8 +10,8 @@ from router.request.refusal import Reason, Refusal
 
 DOMAIN = "kvroute"
 MESSAGE_BYTES_MAX = 1024
-"""Of a status message. It travels twice in the trailers, once percent-encoded, and gRPC drops
-trailers over 8 KiB together with the status in them."""
+"""Bytes of a status message, at most. It travels twice in the trailers, once percent-encoded, and
+gRPC drops trailers over 8 KiB together with the status in them."""
 
 STATUS: dict[Reason, grpc.StatusCode] = {
     Reason.EMPTY_PROMPT: grpc.StatusCode.INVALID_ARGUMENT,

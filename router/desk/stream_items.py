@@ -36,7 +36,7 @@ CANCELLABLE_MAX = 4096
 """Answers of a stream that can still be cancelled: a cancel passes its answer on the way, so it
 names one of the last."""
 TOLD_EACH_S = 1.0
-"""Between two messages of where items stand."""
+"""Seconds between two messages of where items stand."""
 TOLD_MAX = 256
 """Items of such a message: 2 ms. The others have their turn with the next messages."""
 
@@ -67,11 +67,11 @@ class RouteItems:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._answered: OrderedDict[int, Reservation] = OrderedDict()
-        """By item index, the oldest first."""
+        """Reservations of items that can still be cancelled, by item index, the oldest first."""
         self._waiting: dict[int, Later] = {}
         """Items that wait for a worker, by index."""
         self._told: dict[int, None] = {}
-        """Of these, those whose callers want to hear where they stand; the next one in front."""
+        """Indexes of the waiting items that report where they stand; the next one in front."""
         self._late = Results()
         self._late_made: list[Reservation] = []
         """Reservations of the results in `_late`,"""
@@ -139,7 +139,7 @@ class RouteItems:
             self._cancel(reservation)
 
     def begin(self, index: int) -> None:
-        """Begins an item: a cancel of its index means this item from now on."""
+        """Forgets an index's earlier item: from now on a cancel of the index means another item."""
         self._answered.pop(index, None)
 
     def answer(
@@ -216,7 +216,7 @@ class Deciding:
         self._made: list[Reservation] = []
         """Reservations of the message that is made, or was taken and may not be sent yet."""
         self._steps: Steps | None = None
-        """Of the item that the batch is at, if it is a long one."""
+        """Steps of the item that the batch is at, if it is a long one; else None."""
         self._began_s = clock()
         self._sent = False
         self._over = False
@@ -286,7 +286,7 @@ class Deciding:
         return None
 
     def _left_s(self) -> float:
-        """Seconds until the item's caller gives up; 0: it has."""
+        """Seconds until the item's caller gives up; 0: it has; inf: the item has no timeout."""
         timeout_ms = self._batch.timeout_ms
         if not timeout_ms:
             return inf

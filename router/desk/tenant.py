@@ -19,7 +19,7 @@ class Caller(NamedTuple):
     """What a face verified of the caller of a request."""
 
     tenant: str = ""
-    """Of the caller's token or certificate; empty: the face verified none."""
+    """Tenant of the caller's verified token or certificate; empty: none was verified."""
     usage: Usage | None = None
     """Takes part in each request of a caller whose models or use have bounds; None: they have
     none."""
@@ -27,7 +27,7 @@ class Caller(NamedTuple):
     """Name of the caller's identity; empty: the face verified none."""
 
     def allowed(self, priority: int) -> int:
-        """The priority that the caller's key may have where a request names this one."""
+        """Lowers a priority to the highest that the caller's key may have."""
         usage = self.usage
         most = None if usage is None else usage.identity.limits.priority
         return priority if most is None else min(priority, most)

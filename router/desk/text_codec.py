@@ -10,13 +10,13 @@ from router.request.refusal import Reason, Refusal
 from router.wire.received import ReceivedRequest
 
 TEXT_BYTES_MAX = 32 << 20
-"""Of a prompt without tokens."""
+"""Bytes of a prompt without tokens, at most."""
 
 KINDS = {
     router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[option].number: kind
     for option, kind in WITH_TOKENS.items()
 }
-"""By the form of the request's prompt."""
+"""Formats of prompts without tokens, by the number of the prompt's field in RouteRequest."""
 _MADE_BY = {
     MadeBy.LOCAL: router_pb2.PROMPT_SOURCE_LOCAL,
     MadeBy.ENGINE: router_pb2.PROMPT_SOURCE_ENGINE,

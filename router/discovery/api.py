@@ -12,7 +12,7 @@ import aiohttp
 
 PAGE_BYTES_MAX = 32 << 20
 LINE_BYTES_MAX = 4 << 20
-"""Of an event; an object of etcd has 1.5 MiB by default."""
+"""Bytes of an event's line, at most; an object of etcd has 1.5 MiB by default."""
 REQUEST_S = 30.0
 CONNECT_S = 5.0
 LATE_S = 10.0
@@ -27,7 +27,7 @@ class ApiFailed(Exception):
         super().__init__(reason)
         self.status = status
         self.wait_s = wait_s
-        """As the server asks for."""
+        """Seconds to wait before the next request, as the server asks for."""
 
 
 class LineCut(Exception):
@@ -47,7 +47,7 @@ class ServiceAccount:
         return (self._folder / "namespace").read_text(encoding="utf-8").strip()
 
     def headers(self) -> dict[str, str]:
-        """Headers of a request, with the token if there is one."""
+        """Authorization header with the token; empty: there is no token."""
         try:
             token = (self._folder / "token").read_text(encoding="utf-8").strip()
         except FileNotFoundError:

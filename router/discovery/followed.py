@@ -96,7 +96,7 @@ class _Worker:
     endpoint: Endpoint
     was_ready: bool = False
     alone_since_s: float = inf
-    """Since when nobody beats for it, though it was ready."""
+    """Time since which no relay beats for the worker, though it was ready; inf: not now."""
     settings: EngineSettings | None = None
     asking: bool = False
     ask_at_s: float = 0.0
@@ -118,7 +118,7 @@ class FollowedPods:
     """Workers that were `started`, `left` to another relay, `gone`; engines that did not say their
     kind (`silent`), and pods with `unusable` annotations."""
     _workers: dict[str, _Worker] = field(default_factory=dict)
-    """By worker id."""
+    """Workers of all pods, by worker id."""
     _of_pod: dict[str, list[str]] = field(default_factory=dict)
     """Pod name -> worker ids."""
     _unusable: dict[str, str] = field(default_factory=dict)

@@ -54,7 +54,7 @@ POOL_S = 10.0
 PODS_MAX = 1024
 """Pods known at once; more are ignored, and counted."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
-"""Of a node, as clouds set it."""
+"""Label of a node that names its zone, as clouds set it."""
 NODES_MAX = 8192
 """Nodes whose labels are kept."""
 NODE_S = 2.0
@@ -83,8 +83,8 @@ class Hands(Workers, Protocol):
         """Stops a relay, and forgets its worker."""
 
     def hold(self, held: frozenset[str]) -> None:
-        """Keeps requests from these workers from now on, and lets those that were held before have
-        requests again."""
+        """Keeps requests from these workers alone from now on; workers held before get requests
+        again."""
 
 
 class _Card(msgspec.Struct):

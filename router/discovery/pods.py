@@ -1,4 +1,4 @@
-"""Settings of a relay, read off its pod. Pure.
+"""Settings of a relay, made from its pod. Pure.
 
 A pod's annotations say what its engine's pages don't: `kvroute.io/slots: "256"`. Their names are
 the keys of a `workers:` entry with dashes, and `port`, `events-port` and `replay-port`.

@@ -162,12 +162,12 @@ class WatchedPods:
     rng: random.Random
     pods_max: int
     pods: dict[str, Pod] = field(default_factory=dict)
-    """By name."""
+    """Pods that are there, by name; pods_max at most."""
     counts: Counter[str] = field(default_factory=Counter)
     """Lists that were read to their end (`list`), events by type, and failures: `unreadable` pods
     and lines, `too_many` pods, `gone` versions, `failed` requests, `cut` watches."""
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     trouble: str = ""
     """Why the last request failed; empty: it did not."""
     listed: bool = False
@@ -175,7 +175,7 @@ class WatchedPods:
     _version: str = ""
     """Empty: a list is due."""
     _token: str = ""
-    """Of the next page."""
+    """Token of the list's next page; empty: the first page."""
     _fresh: dict[str, Pod] = field(default_factory=dict)
     """The pods of the list's pages so far."""
     _listed_at_s: float = -inf

@@ -52,7 +52,7 @@ class Barred:
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Why each row may not be picked; empty where it may."""
+        """Reason that bars each row, empty where it may be picked."""
         if self._reasons is None:
             self._reasons = self._make()
         return self._reasons

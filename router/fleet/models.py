@@ -7,8 +7,8 @@ MODELS_MAX = 10_000
 """Names remembered after their last worker went."""
 
 MODEL_MEMORY_S = 300.0
-"""For which requests for a model that lost its last worker get UNAVAILABLE, so that their callers
-try again: an engine takes minutes to load a model. Afterwards NOT_FOUND."""
+"""Seconds for which requests for a model that lost its last worker get UNAVAILABLE, so that their
+callers try again: an engine takes minutes to load a model. Afterwards NOT_FOUND."""
 
 
 class Models:

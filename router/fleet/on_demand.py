@@ -86,7 +86,7 @@ class Further:
 
     @property
     def mean_work(self) -> float:
-        """Prompt tokens that a request leaves to compute, in the mean over all workers."""
+        """Mean work of a prompt, over all workers, in tokens."""
         return self._rates.mean_work
 
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:

@@ -74,11 +74,11 @@ class Pool:
     shortest_len: float
     """The least max_model_len, tokens; inf: nobody has one."""
     models: tuple[str, ...]
-    """Of each worker, as its engine calls it."""
+    """Model of each worker, as its engine calls it."""
     only_model: str | None
     """The one that all of them serve; None: there are several, or no worker."""
     name_hashes: npt.NDArray[np.uint64]
-    """Of each worker's id and rank."""
+    """Hash of each worker's id and rank."""
     role_names: npt.NDArray[np.str_]
     """The role of each worker."""
     _of_it: dict[Callable[["Pool"], Any], Any] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class Pools:
         self.columns = np.zeros((len(COLUMNS), 0))
         """A place for each slot; another array once there are more slots."""
         self.others_waiting = np.zeros(0)
-        """Of each slot: requests that wait there and that others have sent
+        """Requests that wait at the worker of each slot and that others have sent
         (Further.others_waiting). Replaced together with `columns`."""
         self.written = LoadColumns()
         """Writes loads into these two."""
@@ -224,7 +224,7 @@ class Pools:
         self._answering: dict[_Group, dict[WorkerKey, None]] = {}
         """Workers that beat and answer, ejected or not."""
         self._up: dict[_Group, list[WorkerKey]] = {}
-        """Of `_answering`: workers that are not ejected, of groups that were looked up."""
+        """Workers of `_answering` that are not ejected, of groups that were looked up."""
         self._group_of: dict[WorkerKey, _Group] = {}
         """The group that each of these is in."""
         self._silence: tuple[bool, frozenset[str]] = (False, frozenset())
@@ -233,7 +233,7 @@ class Pools:
         here, however many workers and LoRAs there are."""
         self._served_loras: Counter[str] = Counter()
         self._served_models: Counter[str] = Counter()
-        """As engines call them; empty: of workers that have not said theirs."""
+        """Model as its engines call it -> workers; empty: workers that have not said theirs."""
         self._loading: Counter[str] = Counter()
         """Models whose workers load LoRAs on demand -> count of such workers."""
         self._served_text: str | None = None

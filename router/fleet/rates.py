@@ -44,7 +44,7 @@ ATTENTION_TOKENS = 50_000
 """Context at which attention makes a token cost twice. By the arithmetic of transformers: about
 6 * hidden size for small ones (30,000 for 8 billion parameters) to 10 * for large ones."""
 MEAN_WORK = 5000.0
-"""Of a prompt, before any was measured."""
+"""Work of a prompt in tokens, before any was measured."""
 PRIOR_WORK = 20_000.0
 """Tokens that the configured rate counts for: a few prompts."""
 ANCHOR_WORK = 300_000.0
@@ -84,7 +84,7 @@ class WorkerRate:
     done_at_s: float = 0.0
     """When a prompt was last done."""
     open: OrderedDict[str, tuple[float, int, float]] = field(default_factory=OrderedDict)
-    """By reservation: work, new tokens, when it was picked; in the order of picks."""
+    """Prompts under way: reservation -> work, new tokens, when it was picked; in order of picks."""
     open_work: float = 0.0
     open_tokens: int = 0
     ends_s: float = 0.0
@@ -101,7 +101,7 @@ class PrefillRates:
         """prior_rate: tokens a second, of a worker whose model nobody was measured with."""
         self._prior_rate = prior_rate
         self._anchors: dict[str, float] = {}
-        """By model, of those that workers were measured with."""
+        """Model -> rate, tokens of work a second; of the models that workers were measured with."""
         self._workers: dict[WorkerKey, WorkerRate] = {}
         self._in_slot: dict[int, WorkerRate] = {}
         """Slot -> the worker of the columns there. A worker that left the slot, without `on_moved`
@@ -109,9 +109,10 @@ class PrefillRates:
         self.under_way = 0
         """Prompts, at all workers; while there are none, nobody need call `on_end`."""
         self.mean_work = MEAN_WORK
-        """Of a prompt, over all workers."""
+        """Mean work of a prompt, over all workers, in tokens; old prompts fade."""
         self._columns = np.zeros((5, 0))
-        """By slot: rate (0: the prior's), ends_s, the least wait, known tokens, prompts open."""
+        """Columns by slot: rate (0: the prior's), ends_s, least wait, known tokens, prompts
+        open."""
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -305,11 +306,11 @@ class PrefillColumns:
     """A number a row."""
 
     mean_work: float
-    """Of a prompt, over all workers."""
+    """Mean work of a prompt, over all workers, in tokens."""
     rate: Column
     """Tokens of work a second."""
     wait_s: Column
-    """Until all prompts that we know to be under way are computed."""
+    """Seconds until all prompts that we know to be under way are computed."""
     tokens: Column
     """New tokens of those prompts."""
     count: Column

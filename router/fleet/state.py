@@ -160,7 +160,7 @@ class Fleet:
         return self.pools.lora_of(model)
 
     def block_sizes(self, model: str) -> Collection[int]:
-        """Block sizes, in tokens, of a model's workers; raises Refusal if no worker serves it."""
+        """Block sizes of a model's workers, in tokens; raises Refusal if nobody serves it."""
         self.pools.refresh()
         pool, _ = self.pools.live(model, self.ready)
         return pool.block_sizes
@@ -240,8 +240,8 @@ class Fleet:
         return "" if source.heartbeat is None else self.models.names(source.heartbeat.model)[0]
 
     def _priority_trouble(self, source: Source) -> str:
-        """Says that a worker schedules by no priority, where it is the first of its model that got
-        a request with one; empty: it is another worker, or none did."""
+        """Trouble of the first worker of a model that got a request with a priority and schedules
+        by none; empty: it is another worker, or none did."""
         heartbeat = source.heartbeat
         if heartbeat is None or heartbeat.priority_scheduling:
             return ""

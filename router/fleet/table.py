@@ -35,8 +35,8 @@ COLUMNS = Row._fields
 
 
 def least(column: npt.NDArray[Any]) -> float:
-    """The least number of a column of one row at least: column.min() at less than half of its cost
-    for some hundred rows."""
+    """Least value of a column of at least one row, as column.min() but at less than half of its
+    cost for some hundred rows."""
     return float(column.item(column.argmin()))
 
 

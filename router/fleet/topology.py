@@ -43,14 +43,14 @@ class Topology:
             of = np.array([codes.setdefault(place[level], len(codes)) for place in places])
             distance[of[:, None] == of[None, :]] = level
         self._distance = distance
-        """Between places."""
+        """Distance between each two places."""
 
     def between(self, row: int, other: int) -> float:
         """Distance from one worker to another."""
         return float(self._distance[self._place[row], self._place[other]])
 
     def distances_to(self, row: int) -> Column:
-        """Distances from each worker to one of them."""
+        """Distance from each worker to one of them."""
         distances: Column = self._distance[:, self._place[row]][self._place]
         return distances
 

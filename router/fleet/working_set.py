@@ -27,12 +27,13 @@ from router.fleet.recent_blocks import RecentBlocks
 from router.fleet.table import Column
 
 WINDOW_S = 60.0
-"""As hot prefixes: agents and people come back within a minute, or mostly not at all."""
+"""Seconds for which a block counts after its last prompt, as for hot prefixes: agents and people
+come back within a minute, or mostly not at all."""
 SAMPLE = 16
 SAMPLES_MAX = 1 << 16
-"""Of a worker: a million blocks, more than any has."""
+"""Samples of a worker, at most: a million blocks, more than any has."""
 ALL_SAMPLES_MAX = 1 << 20
-"""About 70 MB."""
+"""Samples of all workers, at most: about 70 MB."""
 
 
 @dataclass(slots=True)
@@ -54,15 +55,15 @@ class WorkingSets:
         """Slot -> the worker of the number there. A worker that left the slot, without `on_moved`
         yet, isn't here once another worker has come."""
         self._blocks = np.zeros(0)
-        """By slot: about how many blocks are in the worker's working set."""
+        """Estimated number of blocks in the worker's working set, by slot."""
         self._count = 0
-        """Of all workers."""
+        """Samples of all workers."""
 
     def __len__(self) -> int:
         return self._count
 
     def blocks(self, slots: npt.NDArray[np.intp]) -> Column:
-        """Blocks in each worker's working set, estimated."""
+        """Number of blocks in each worker's working set, estimated from the sample."""
         blocks: Column = self.table(int(slots.max(initial=0)))[slots]
         return blocks
 

@@ -25,13 +25,13 @@ FIELDS = (
     "custom_logit_processor",  # SGLang: pickled code
     "nvext",  # Dynamo: instances, ranks, tokens and priorities
 )
-"""Of a body's top level. Null is absent, as for the engines."""
+"""Fields of a body's top level. Null is absent, as for the engines."""
 NESTED = "vllm_xargs"
 NESTED_FIELDS = frozenset((*FIELDS, "kv_cache_report_mode"))
-"""Of vLLM's NESTED, into which it puts kv_transfer_params itself. The last one changes the events
-by which routers know the engine's cache."""
+"""Fields of vLLM's NESTED, into which it puts kv_transfer_params itself. kv_cache_report_mode
+changes the events by which routers know the engine's cache."""
 ADAPTER = "lora_path"
-"""Of SGLang: the adapter, or one for each prompt, in the place of the model's."""
+"""Field of SGLang: the adapter, or one for each prompt, in the place of the model's."""
 
 HEADERS = frozenset((
     "x-data-parallel-rank",  # vLLM, SGLang, Dynamo
@@ -43,9 +43,9 @@ HEADERS = frozenset((
     "x-prefiller-host-port", "x-prefiller-url", "x-encoder-hosts-ports",  # llm-d's sidecar
     "x-data-parallel-host-port",
 ))  # fmt: skip
-"""In lower case."""
+"""Headers of the plane, in lower case."""
 HEADERS_PREFIX = "x-override-"
-"""Of SGLang's, one for each field."""
+"""Prefix of SGLang's headers, one for each field."""
 
 
 def is_of_plane(header: str) -> bool:

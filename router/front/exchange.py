@@ -39,7 +39,7 @@ from router.prompts.bodies import PATHS
 from router.request.request import CLIENT_ID_END
 
 BYTES_A_TOKEN = 4
-"""For a prompt's length where its tokens are not known."""
+"""Bytes of a body that count as a token, for a prompt's length where its tokens are not known."""
 ESTIMATE_MAX = 8192
 """Tokens of an estimated length, at most: an image's bytes, say, are hardly ever tokens."""
 REQUEST_ID_MAX = 256
@@ -66,7 +66,8 @@ _BY_LOAD = frozenset((
 """Reasons for which a request without tokens goes by load: the engine judges what a router can't
 read. EMPTY_PROMPT is the answer of routers of older releases, which don't know bodies."""
 _BY_LOAD_WITHOUT_REASON = frozenset(("UNIMPLEMENTED", "RESOURCE_EXHAUSTED"))
-"""Of routers of older releases; and of gRPC itself, for a message past all limits of the router."""
+"""Status codes for which, without a reason, a request without tokens goes by load: those of routers
+of older releases; and of gRPC itself, for a message past all limits of the router."""
 
 
 class Blame(StrEnum):
@@ -145,7 +146,7 @@ class Exchange:
                 self._forwarded.pop(name, None)
             self._forwarded[TENANT_HEADERS[0]] = self.tenant
         self._salt = self._of_owner() if salts_tenants else None
-        """In the place of the client's; None: the client's stays."""
+        """Cache salt in the place of the client's; None: the client's stays."""
         self.request_id = request_id
         self._changes_bodies = changes_bodies
         self.passed = False
@@ -302,7 +303,7 @@ class Exchange:
 
     @property
     def response_id(self) -> str:
-        """Id of an answer of /v1/responses, by which later requests go on from it."""
+        """Id of an answer of /v1/responses, by which later requests go on from it; empty: none."""
         return self._reader.response_id()
 
     @property
@@ -356,7 +357,7 @@ class Exchange:
             self.identity.check_body(self.facts.model, self.facts.adapters, self.facts.of_plane)
 
     def _allowed(self, priority: int) -> int:
-        """The priority that the client's key may have where a request names this one."""
+        """Lowers a priority to the highest that the client's key may have."""
         return priority if self.identity is None else min(priority, self.identity.priority_max)
 
     def _of_owner(self) -> str | None:

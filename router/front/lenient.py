@@ -12,7 +12,7 @@ from msgspec import Raw
 _TEXT_MAX = 64
 """Characters of a text that may hold a number or a flag."""
 _DIGITS_MAX = 40
-"""Of a number; a longer one is past every bound that counts here."""
+"""Digits of a number, at most; a longer one is past every bound that counts here."""
 _WHOLE = re.compile(r"[+-]?(?:\d+_)*\d+(?:\.0+)?", re.ASCII)
 _FLAGS = {
     **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),

@@ -30,9 +30,9 @@ INT32_MAX = (1 << 31) - 1
 EXPECTED_TOKENS_MAX = 1 << 20
 """A limit on the answer above this says nothing about its length."""
 ANSWERS_MAX = 4096
-"""Of one request, `n`; more are for the engine to refuse."""
+"""Answers of one request (`n`), at most; more are for the engine to refuse."""
 ASIDE_BYTES_MAX = 1 << 16
-"""Of a field beside the prompt that is looked into."""
+"""Bytes of a field beside the prompt that is looked into, at most."""
 PRIORITY_OF_TIER = {"priority": 1, "flex": -1}
 """OpenAI's service_tier as the router's priority; other tiers have none."""
 BOM = b"\xef\xbb\xbf"
@@ -125,7 +125,7 @@ class Facts:
     """The router's: higher is sooner."""
     ttft_slo_ms: int | None
     output_tokens_max: int | None
-    """Of all answers together; None: the client sets no bound."""
+    """Tokens of all answers together, at most; None: the client sets no bound."""
     cache_salt: str
     has_one_prompt: bool
     """False: a completion with a list of prompts, whose usage is that of all."""

@@ -22,7 +22,7 @@ MODELS_MAX = 256
 
 
 class OutputLengths:
-    """Output lengths of the answers that one gateway has passed on."""
+    """Lengths of the answers that one gateway has passed on, in tokens, by model."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()

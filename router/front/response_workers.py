@@ -17,7 +17,7 @@ RESPONSE_TTL_S = 24 * 3600.0
 
 
 class ResponseWorkers:
-    """Workers of the responses that one gateway has passed on, by the responses' ids."""
+    """Workers of the responses that one gateway has passed on."""
 
     def __init__(self, most: int = RESPONSES_MAX, ttl_s: float = RESPONSE_TTL_S) -> None:
         self._most = most

@@ -101,7 +101,7 @@ def _may_have(body: bytes, names: tuple[str, ...]) -> bool:
 
 
 def _cut(body: bytes, values: list[tuple[int, int]]) -> bytes:
-    """The body without the members whose values lie there, and without the commas behind them."""
+    """Removes the members with values at these places from a body, and the commas behind them."""
     view, at = memoryview(body), 0
     kept: list[bytes | memoryview] = []
     for start, end in values:

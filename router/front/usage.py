@@ -23,7 +23,7 @@ from router.prompts.bodies import BodyFormat
 
 TAIL_BYTES = 4096
 KEPT_BYTES = 4 * TAIL_BYTES
-"""Of an answer's end, which is cut to TAIL_BYTES when it has more."""
+"""Bytes of an answer's end, which is cut to TAIL_BYTES when it has more."""
 EVENT_BYTES_MAX = 1 << 18
 USAGES_MAX = 8
 """Places with the word "usage" that are read, from the end."""
@@ -72,7 +72,7 @@ class AnswerReader:
         self._head = b""
         self._tail = bytearray()
         self._usage: Mapping[str, Any] | None = None
-        """Of the chunk that was taken out."""
+        """Usage of the chunk that was taken out."""
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes to pass on now; empty while an event's end has not come."""
@@ -121,7 +121,7 @@ class AnswerReader:
         return int(numbers[-1]) + 1 if numbers else self.chunks
 
     def response_id(self) -> str:
-        """Id that an answer of /v1/responses begins with; empty: there is none."""
+        """Id of an answer of /v1/responses, which begins with it; empty: there is none."""
         named = _RESPONSE_ID.search(self._head or self._ending())
         return named[1].decode() if self._kind.is_continued and named else ""
 

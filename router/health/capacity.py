@@ -33,17 +33,18 @@ from router.config.settings.health_settings import CapacitySettings
 AGREEING = 2
 """Samples that must agree on the requests that run while others wait."""
 BLOCK_PERCENT_MAX = 90
-"""Of a worker's KV blocks in use, from which on waiting requests may wait for blocks. A prompt that
-waits for blocks needs a few percent of a cache; a larger one makes an estimate that the next
-request disproves."""
+"""Percentage of a worker's KV blocks in use, from which on waiting requests may wait for blocks. A
+prompt that waits for blocks needs a few percent of a cache; a larger one makes an estimate that the
+next request disproves."""
 PREEMPTION_PERCENT = 5.0
-"""Of a worker's KV blocks, by which each preempted request lowers the share that picks promise."""
+"""Percentage of a worker's KV blocks by which a preempted request lowers what picks promise."""
 SERVED_PERCENT = 1.0
-"""By which each request that is served to its end raises that share again: a worker that preempts
-less than one request in five is used in full, and ten preemptions at once reach the bound."""
+"""Percentage by which each request that is served to its end raises the share that picks promise: a
+worker that preempts less than one request in five is used in full, and ten preemptions at once
+reach the bound."""
 BLOCK_PERCENT_MIN = 50
-"""Of a worker's KV blocks, which picks promise however many requests it preempts. Chitu's first
-step, half of the cache; Chitu goes on halving, but decides about running requests, too."""
+"""Percentage of a worker's KV blocks that picks promise however many requests it preempts. Chitu's
+first step, half of the cache; Chitu goes on halving, but decides about running requests, too."""
 
 
 class Room(NamedTuple):
@@ -90,14 +91,14 @@ class _Kind(NamedTuple):
 
 @dataclass(slots=True)
 class _Learned:
-    """What was learned of one worker in one epoch."""
+    """Capacity learned of one worker in one epoch."""
 
     epoch: Epoch
     kind: _Kind
     preemptions: int
-    """As the engine last counted them."""
+    """Preemptions, as the engine last counted them."""
     sampled_at_s: float | None = None
-    """Of the last sample, on the relay's clock."""
+    """Time of the last sample, on the relay's clock."""
     running_max: int = 0
     agreeing: int = 0
     """Samples that show so many running while others wait for a slot."""
@@ -205,7 +206,7 @@ class Capacities:
         return known.slots
 
     def block_share(self, key: WorkerKey, heartbeat: Heartbeat) -> float:
-        """Share of a worker's KV blocks that picks may promise."""
+        """Share of a worker's KV blocks that picks may promise, BLOCK_PERCENT_MIN / 100 to 1."""
         known = self._of(key, heartbeat)
         if known is None or not self._settings.count_preemptions:
             return 1.0

@@ -18,10 +18,10 @@ class FirstTokens:
 
     def __init__(self) -> None:
         self.mean_s = 0.0
-        """From the pick on."""
+        """Mean seconds from the pick to the first token."""
         self._count = 0
         self._owed: dict[WorkerKey, tuple[float, int]] = {}
-        """Since when, and how many had come from all workers by then."""
+        """Time since which a worker owes a first token, and how many of all workers came before."""
 
     def on_first(self, after_s: float) -> None:
         """A first token has come, so long after its pick."""
@@ -30,7 +30,7 @@ class FirstTokens:
         self.mean_s += (after_s - self.mean_s) / kept
 
     def owed_for_s(self, worker: WorkerKey, owes: bool, last_s: float, now_s: float) -> float:
-        """Seconds for which a worker owes a first token, while others gave enough to judge it.
+        """Seconds that a worker owes a first token, while others gave as many as it takes to tell.
 
         owes: whether enough requests wait there. last_s: when its last first token came.
         """

@@ -16,7 +16,7 @@ MODELS_MAX = 64
 
 
 class IgnoredPriorities:
-    """The first worker of each model that got a request with a priority and schedules by none."""
+    """First worker of each model that got a request with a priority and schedules by none."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerKey] = {}

@@ -83,39 +83,39 @@ class OutlierBounds:
     """
 
     failures: int = 5
-    """In a row, as Envoy's default: of a worker that fails one request in ten, five in a row are
-    one case in 100,000."""
+    """Failures in a row that eject a worker, as Envoy's default: of a worker that fails one request
+    in ten, five in a row are one case in 100,000."""
     failure_percent: int = 30
-    """Of the worker's last requests."""
+    """Percentage of the worker's last requests that must have failed to eject it."""
     requests_min: int = 10
-    """From which on the percentage counts. Engines get few requests a second, so Envoy's volume of
-    100 would see nothing."""
+    """Requests from which on the percentage counts. Engines get few requests a second, so Envoy's
+    volume of 100 would see nothing."""
     window_s: float = 10.0
-    """For which an outcome counts for the percentage."""
+    """Seconds for which an outcome counts for the percentage."""
     pool_percent: int = 50
-    """Of the workers of a model and role that error answers alone may eject: a fault of all workers
-    must not empty the fleet."""
+    """Percentage of the workers of a model and role that error answers alone may eject: a fault of
+    all workers must not empty the fleet."""
     ejection_s: float = 1.0
-    """Of a first ejection; each further one is twice as long."""
+    """Seconds of a first ejection; each further one is twice as long."""
     ejection_max_s: float = 20.0
-    """So that a worker that is well is back within 30 s."""
+    """Seconds of an ejection, at most, so that a worker that is well is back within 30 s."""
     calm_s: float = 60.0
-    """Without a failure, after which ejections begin short again."""
+    """Seconds without a failure, after which ejections begin short again."""
     probes: int = 3
     """Requests that a worker must serve after an ejection before it is in use."""
     alone_s: float = 1.0
-    """For which one caller's failures wait for those of other callers."""
+    """Seconds for which one caller's failures wait for those of other callers."""
     refused_alone_s: float = 0.3
-    """The same of a refused connection: an engine that is gone refuses all callers, so the second
-    report comes soon."""
+    """Seconds for which one caller's refused connection waits for those of other callers: an engine
+    that is gone refuses all callers, so the second report comes soon."""
     grace_s: float = 0.1
-    """After a failure, within which a success does not undo it: reports of two callers come in any
-    order."""
+    """Seconds after a failure within which a success does not undo it: reports of two callers come
+    in any order."""
     sample_after_s: float = 0.5
-    """By which an engine's answer to its relay must be later than a refused connection to count as
-    later: clocks of two hosts differ."""
+    """Seconds by which an engine's answer to its relay must be later than a refused connection to
+    count as later: clocks of two hosts differ."""
     hang_s: float = 1.0
-    """That a first token may come after hang_factor times the predicted time."""
+    """Seconds that a first token may come after hang_factor times the predicted time."""
     hang_factor: float = 3.0
     hang_requests: int = 3
     """Requests that owe first tokens, from which on a worker may hang."""
@@ -158,7 +158,7 @@ class Standing:
 
     voices: dict[str, _Voice] = field(default_factory=dict)
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     only_hard: bool = True
     """All of these were timeouts or refused connections."""
     accusers: set[str] = field(default_factory=set)
@@ -182,7 +182,7 @@ class Standing:
     accuser: str = ""
     """The caller or replica on whose word alone it is; empty: there is more against it."""
     replica: str = ""
-    """Of cause PEER: which one."""
+    """Name of the replica that ejected the worker, where the cause is PEER."""
     ejected_s: float = 0.0
     until_s: float = 0.0
     times: int = 0
@@ -196,7 +196,7 @@ class Standing:
     """Requests sent since the ejection that were."""
     relay_s: float = -inf
     relay_seq: int = 0
-    """Of the last heartbeat: when, and where the stream was."""
+    """Sequence number of the last facts message by the last heartbeat, which came at relay_s."""
 
 
 class Outliers:
@@ -251,7 +251,7 @@ class Outliers:
         return BEING_PROBED if self._busy(standing) else ""
 
     def standing(self, worker: WorkerKey) -> Standing | None:
-        """Standing of a worker that is ejected or being probed; None for any other."""
+        """Standing of a worker that is ejected or being probed; None of any other."""
         return self._out.get(worker)
 
     def served_s(self, worker: WorkerKey) -> float:

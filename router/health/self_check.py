@@ -73,9 +73,9 @@ class Record:
     phantom_run: int = 0
     """Reports OVER of which nothing was reused, since a predicted hit came true."""
     resyncs: int = 0
-    """Since so many hits came true."""
+    """Resyncs since TRUE_RUN hits came true in a row."""
     wait_s: float = RESYNC_S
-    """From the next resync to the one after it."""
+    """Seconds from the next resync to the one after it, at least."""
     not_before_s: float = 0.0
 
 

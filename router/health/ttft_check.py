@@ -15,20 +15,20 @@ RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
 
 
 class TtftCheck:
-    """Predictions of first tokens beside what came, in one router."""
+    """Checks of one router's predicted times to the first token."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(RATIOS) + 1)
-        """Of requests, by their ratio."""
+        """Requests by their ratio, one number for each bucket."""
         self.ratios = 0.0
-        """In sum, as are the next three."""
+        """Sum of the ratios; measured_s, late_s and early_s are sums, too, in seconds."""
         self.measured_s = 0.0
         self.late_s = 0.0
-        """By which first tokens came later than predicted,"""
+        """Seconds by which first tokens came later than predicted, in sum."""
         self.early_s = 0.0
-        """and sooner."""
+        """Seconds by which first tokens came sooner than predicted, in sum."""
         self.predicted_s: dict[str, float] = {}
-        """By reservation, of those that may be measured yet."""
+        """Predicted seconds by reservation, of those that may be measured yet."""
 
     def __len__(self) -> int:
         """Predictions that may be measured yet."""

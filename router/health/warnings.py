@@ -26,7 +26,7 @@ from router.reservations.load import WorkerLoad
 CLOCK_SKEW_S = 5.0
 """Difference of clocks that is worth a warning."""
 UNHEARD_S = 30.0
-"""From a worker's first pick to its engine's first event: a long prompt takes its time."""
+"""Seconds from a worker's first pick to its engine's first event: a long prompt takes its time."""
 PARTIAL_S = 600.0
 NEVER_RUN = 20
 """Reports in a row that make a pattern."""

@@ -99,6 +99,6 @@ def _hint(text: str) -> str:
 
 
 _CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "GOAWAY")
-"""Of gRPC, for a connection that the other side ended before its first answer."""
+"""gRPC's words for a connection that the other side ended before its first answer."""
 _NO_HANDSHAKE = "Handshake read failed"
-"""Of gRPC, for a connection that the other side ended in the place of its part of the handshake."""
+"""gRPC's words for a connection that the other side ended in place of its part of the handshake."""

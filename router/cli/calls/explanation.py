@@ -52,7 +52,7 @@ class Question:
     text: str | None = None
     tokenize: str | None = None
     bodies: Mapping[str, BodyFile] = field(default_factory=dict)
-    """By their option of a route."""
+    """Files with a request's body, by the body's option of a route."""
     policy: str = ""
     lora: str = ""
     cache_salt: str | None = None

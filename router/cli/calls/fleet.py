@@ -122,7 +122,7 @@ def stream_text(state: str, is_complete: bool) -> Text:
 
 
 def _slots(worker: WorkerStatus) -> str:
-    """Requests that can run at once, written behind those that run; ~ marks an estimate."""
+    """Requests that can run at once, as `/N`; ~ marks an estimate; empty: unknown."""
     if worker.HasField("total_slots"):
         return f"/{worker.total_slots}"
     return f"/~{worker.slots_estimated}" if worker.HasField("slots_estimated") else ""

@@ -15,7 +15,7 @@ from router.cli.text import add_row, console, line, styled, table
 
 _NUMBERS = ("place", "priority", "waited", "ends in")
 _NONE = "-"
-"""In the place of a text that is empty."""
+"""Text in the place of an empty one."""
 
 
 async def show_queue(target: str, model: str, limit: int, as_json: bool, timeout_s: float) -> int:

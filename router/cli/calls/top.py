@@ -17,7 +17,7 @@ from router.cli.calls.dialing import complain, dial
 from router.cli.calls.top_screen import State, screen
 
 WIDTH_MIN = 100
-"""Of what is printed once, where there is no terminal."""
+"""Columns, at least, of a screen that is printed once, where there is no terminal."""
 
 
 async def show_top(target: str, model: str, every_s: float, *, once: bool) -> int:

@@ -92,7 +92,7 @@ def _head(state: State) -> RenderableType:
 
 
 def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
-    """The table of workers; a narrow terminal gets none of the columns that change least."""
+    """Table of the workers; below WIDE columns without those that change least."""
     wide = width >= WIDE
     made = table("worker", "slots", right=("run", "wait", "ours", "in use"))
     if wide:

@@ -40,8 +40,8 @@ def show_receipt(file: IO[bytes]) -> int:
 
 
 def show_receipts(screen: Console, read: Receipts) -> int:
-    """Prints receipts as `show_receipt` does; raises ValueError for one that can't be
-    recomputed."""
+    """Prints receipts as `show_receipt` does, and returns its exit code; raises ValueError for a
+    receipt that can't be recomputed."""
     answer = check(read.answer)
     prefill = None if read.prefill is None else _check_prefill(read.prefill)
     if read.prefill is None:

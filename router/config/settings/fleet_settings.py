@@ -8,8 +8,8 @@ from events.plane.settings import FIRST_WEEK, Settings
 from indexer.index import BLOCK_BYTES
 
 TOMBSTONE_S = 60.0
-"""For which a removed worker's beats are ignored, where the command names no time: its relay has
-ended by then, or its operator stops it."""
+"""Seconds for which a removed worker's beats are ignored, where the command names no time: its
+relay has ended by then, or its operator stops it."""
 TOMBSTONE_MAX_S = 86_400.0
 """Longest time that a removed worker's beats are ignored, whatever the command says."""
 
@@ -55,7 +55,8 @@ class FleetSettings(Settings, frozen=True):
 
 
 MEMORY_MIB_MAX = 64 << 10
-"""Of the index: its entries have 32-bit places, which are too few for more than 16 bytes * 2^32."""
+"""MiB of the index, at most: its entries have 32-bit places, which are too few for more than 16
+bytes * 2^32."""
 
 
 class IndexSettings(Settings, frozen=True):
@@ -84,5 +85,5 @@ class IndexSettings(Settings, frozen=True):
         return self.memory_mib << 20
 
     def blocks_max(self) -> int:
-        """Blocks of one worker that the index keeps, at most."""
+        """Most blocks of one worker that the index holds."""
         return self.bytes_max() * self.worker_percent // 100 // BLOCK_BYTES

@@ -9,7 +9,7 @@ from events.plane.settings import Settings
 
 
 class PromptsSettings(Settings, frozen=True):
-    """How a model's prompts get their tokens."""
+    """Source of the tokens of one model's prompts that come without tokens."""
 
     source: Annotated[
         Literal["auto", "local", "engine", "off"],

@@ -43,7 +43,7 @@ class CandidateRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """None: not a finite number."""
     terms: dict[str, float | None]
     usable_tokens: int
-    """Of the prompt, that its engine will reuse."""
+    """Tokens of the prompt that the worker's engine will reuse."""
     new_tokens: float
     active_blocks: float
     running: int
@@ -76,7 +76,7 @@ class Otherwise(msgspec.Struct, frozen=True, omit_defaults=True):
     """Its own choice, or the likeliest of them."""
     dp_rank: int = 0
     sooner_s: float = 0.0
-    """By which the first token would have come sooner."""
+    """Seconds by which the first token would have come sooner."""
     overlap_tokens: float = 0.0
     """Usable overlap, more than was taken."""
 
@@ -89,7 +89,7 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     at_s: float
     request_id: str
     reservation_id: str = ""
-    """Of the pick."""
+    """Id of the pick's reservation."""
     model: str
     policy: str
     formula: str = ""
@@ -107,15 +107,15 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     last_resort: bool = False
     strained: bool = False
     pair: str = ""
-    """Of a pair: where the prompt is computed."""
+    """Place where a pair's prompt is computed, a value of Prefill; empty: the pick is no pair."""
     otherwise: Otherwise | None = None
     refusal: str = ""
     """A reason; empty: a worker was picked."""
     message: str = ""
     waited_s: float = 0.0
-    """In the router's queue; 0: the request did not wait."""
+    """Seconds in the router's queue; 0: the request did not wait."""
     state: str = ""
-    """Of a decision that was looked up by an id: open, or how its reservation ended."""
+    """State of a decision that was looked up by an id: open, or how its reservation ended."""
 
 
 class _Taken(NamedTuple):
@@ -134,7 +134,7 @@ class Decisions:
     def __init__(self, ttft: Callable[[], Policy | None]) -> None:
         """ttft: the policy that each decision is held against; None: there is none."""
         self.count = 0
-        """Since the start."""
+        """Decisions and refusals that were sampled since the start."""
         self._ttft = ttft
         self._kept: deque[ShownDecision] = deque(maxlen=KEPT_MAX)
         self._taken: deque[_Taken | ShownDecision] = deque(maxlen=KEPT_MAX)

@@ -16,7 +16,7 @@ from typing_extensions import override
 from router.queue.views import OTHER
 
 POINT_S = 10.0
-"""Between two points."""
+"""Seconds between two points."""
 POINTS_MAX = 360
 """An hour of them."""
 NAMES_MAX = 16

@@ -34,7 +34,7 @@ class News:
     def __init__(self) -> None:
         self.kept: deque[Change] = deque(maxlen=NEWS_MAX)
         self.count = 0
-        """Since the start."""
+        """Changes since the start."""
         self._standings: dict[WorkerKey, str] | None = None
 
     def look(self, standings: Mapping[WorkerKey, tuple[str, str]], now_s: float) -> None:

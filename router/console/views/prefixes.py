@@ -42,7 +42,7 @@ class Holder(msgspec.Struct, frozen=True):
     worker_id: str
     dp_rank: int
     share: float
-    """Of the prefix, from its beginning: above 0, at most 1."""
+    """Share of the prefix that the worker holds, from its beginning: above 0, at most 1."""
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,7 +51,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     """16 hexadecimal digits of its last block's PrefixHash."""
     tokens: int
-    """From the prompt's beginning to this node's end."""
+    """Tokens from the prompt's beginning to this node's end."""
     prompts: int
     model: str = ""
     holders: list[Holder] = []

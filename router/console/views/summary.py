@@ -72,7 +72,7 @@ class OtherwiseNow(msgspec.Struct, frozen=True):
     decisions: int
     agreement: dict[str, int]
     sooner_s: float
-    """In sum; below 0: first tokens would have come later."""
+    """Seconds by which first tokens would have come sooner, in sum; below 0: later."""
     overlap_tokens: float
 
 
@@ -81,7 +81,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     ready: bool
     connected: bool
-    """To NATS."""
+    """Whether the router is connected to NATS."""
     policy: str
     picks: int
     refused: dict[str, int]

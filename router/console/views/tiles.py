@@ -12,7 +12,7 @@ from router.fleet.table import COLUMNS
 from router.health.warnings import WorkerWarning
 
 WARNINGS_MAX = 8
-"""Of a tile; `Tile.warnings_left_out` counts the others."""
+"""Warnings of a tile, at most; `Tile.warnings_left_out` counts the others."""
 SENTENCE_MAX = 400
 """Characters of a warning's sentence."""
 LATE_S = 2.0
@@ -38,7 +38,7 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     model: str = ""
     role: str = ""
     engine: str = ""
-    """With its version."""
+    """Name of the engine, with its version."""
     address: str = ""
     stream_state: str
     stream_complete: bool = False
@@ -61,7 +61,7 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     total_blocks: int | None = None
     block_share: float
     blocks_held: int = 0
-    """Of device, host and disk."""
+    """Blocks that the worker holds on device, host and disk."""
     blocks_predicted: int = 0
     prefill_tokens_active: int = 0
     trust: float

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from router.front.gateway.forwarding import Forwarder
 
 PREFILL_TIMEOUT_S = 300.0
-"""For the whole answer of the prefill worker of a pair, which comes after its whole prompt."""
+"""Seconds for the whole answer of the prefill worker of a pair, which comes after its whole
+prompt."""
 WORKER_ERRORS = (
     aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, WorkerGone, UnusableAnswer,
 )  # fmt: skip
@@ -44,7 +45,7 @@ _REASONS = {
     Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
     Blame.CLIENT: FailureReason.FAILURE_REASON_CLIENT,
 }
-"""Of a stream that its engine ended with an error."""
+"""Reasons of a failed stream that its engine ended with an error, by blame."""
 
 
 class ClientLeft(Exception):

@@ -13,7 +13,7 @@ from multidict import istr
 
 ANY = "*"
 MAX_AGE_S = 600
-"""For which a browser keeps the answer to a preflight."""
+"""Seconds for which a browser keeps the answer to a preflight."""
 REQUESTED_MAX = 2048
 """Characters of Access-Control-Request-Headers that are answered."""
 ENGINES = tuple(

@@ -21,7 +21,7 @@ cancelled: the client left."""
 OWN_PATHS = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/NAME")
 MODEL_PATH = OWN_PATHS[-1]
 OTHER_PATH = "other"
-"""Of requests for a path that the gateway does not have, and of heads that are no HTTP."""
+"""Label of requests for a path that the gateway does not have, and of heads that are no HTTP."""
 
 FULL = ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES")
 """Reasons for which a gateway that is itself full refuses requests."""

@@ -38,7 +38,7 @@ _BEARER = "bearer "
 
 
 class Entrance:
-    """The entrance of one gateway: rights and room of requests, before they are served."""
+    """Entrance of one gateway: checks heads and clients, and reads bodies."""
 
     def __init__(self, settings: GatewaySettings, door: Door | None) -> None:
         """door: keys of clients; None: they need none."""
@@ -149,7 +149,8 @@ def names_of(certificate: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _token(headers: Mapping[str, str]) -> str | None:
-    """The key in a request's headers: the first of both headers that holds something."""
+    """Key in the first of both headers that is there; empty: no bearer token; None: neither is
+    there."""
     if (value := headers.get("Authorization")) is not None:
         return value[7:].strip() if value[:7].lower() == _BEARER else ""
     return headers.get("X-Api-Key")

@@ -16,7 +16,7 @@ ANSWER_MAX = 1 << 21
 """Bytes of an answer, which lists the blocks of a prompt: 300 KiB for a million tokens. A longer
 one would hold up other requests while it is read."""
 HAND_OVER_S = 1.0
-"""From the answer's head to its end."""
+"""Seconds from the answer's head to its end, at most."""
 NO_HAND_OVER = (
     aiohttp.ClientError, OSError, UnusableAnswer, msgspec.DecodeError, UnicodeError, RecursionError,
 )  # fmt: skip

@@ -7,7 +7,7 @@ after it.
 BODY_S = 120.0
 """Longest wait for all bytes of one body."""
 GRACE_S = 10.0
-"""Before a body's pace counts."""
+"""Seconds before a body's pace counts."""
 PACE_BYTES_PER_S = 1024
 """Least pace of a body after GRACE_S; Apache's mod_reqtimeout has 500 after 20 s."""
 

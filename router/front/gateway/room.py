@@ -34,7 +34,7 @@ class _Holding:
         self.open = 0
         self.bytes = 0
         self.turn = asyncio.Lock()
-        """Of unpacking: one large body of a client at a time."""
+        """Lock of unpacking: one large body of a client at a time."""
 
 
 class Room:
@@ -52,7 +52,7 @@ class Room:
         self._client_open_max = max(1, int(open_max * share))
         self._client_bytes_max = max(int(self._bytes_max * share), self.body_max)
         self._holdings: dict[Client, _Holding] = {}
-        """Of clients with open requests."""
+        """Holdings of clients with open requests."""
 
     def enter(self, client: Client) -> "Place":
         """The place of a request; raises FrontRefusal."""

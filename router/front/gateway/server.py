@@ -85,10 +85,10 @@ class _Call:
         self.began_s = began_s
         self.outcome = "cancelled"
         self.usage: Usage | None = None
-        """Of the client's identity; None: clients need no keys."""
+        """Use of the client's identity; None: clients need no keys."""
         self.trace: FrontTrace | None = None
         self.about: dict[str, Value] = {}
-        """Of its span."""
+        """Attributes of the request's span."""
         self.id = f"gateway {next(_calls):x}"  # beside ids of gRPC's reservations
         self.ended: bool | None = None
         self.path = request.rel_url.raw_path
@@ -137,7 +137,7 @@ class GatewayServer:
         self._said: dict[str, Seldom] = {}
         """Log lines by the reason of a refusal."""
         self._requests = 0
-        """Without their answer, of all paths."""
+        """Requests without their answer, of all paths."""
         self._leaving = False
         """Each answer is the last of its connection."""
         self._stopping = False

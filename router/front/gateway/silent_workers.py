@@ -16,7 +16,7 @@ from router.front.gateway.upstreams import Upstreams
 from router.front.routers import Router
 
 LOOK_S = 1.0
-"""Between looks, and before the first one at a request."""
+"""Seconds between looks, and before the first one at a request."""
 
 
 class SilentWorkers:

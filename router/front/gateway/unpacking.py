@@ -19,8 +19,8 @@ from router.front.refusals import FrontRefusal
 PIECE_BYTES = 1 << 14
 STEP_BYTES = 1 << 16
 FRAMES_MAX = 1024
-"""Of one body: members of gzip (RFC 1952, 2.2) or frames of zstd (RFC 8878, 3.1); a client sends
-one."""
+"""Frames of one body, at most: members of gzip (RFC 1952, 2.2) or frames of zstd (RFC 8878, 3.1); a
+client sends one."""
 WINDOW_LOG_MAX = 23
 """8 MiB, the largest window of zstd in HTTP (RFC 9659)."""
 

@@ -37,16 +37,16 @@ IDLE_S = 3.0
 """Seconds for which an idle connection is kept: less than the 5 s of vLLM's and SGLang's server, so
 that few requests meet a connection that the worker is closing."""
 LOOKS = 4
-"""In the time for which a worker may be silent: it is noticed up to a fourth of it later."""
+"""Looks in the time for which a worker may be silent: it is noticed up to a fourth of it later."""
 CONNECT_TIMEOUT_S = 5.0
-"""For a connection to a worker: one that takes longer has lost packets more than once."""
+"""Seconds for a connection to a worker: one that takes longer has lost packets more than once."""
 HEADER_KIB_MAX = 16
-"""Of a header of a request, and of the whole head of a worker's answer: tokens of issuers take a
-few KiB, and no head is worth more memory before its request is known."""
+"""KiB of a header of a request, and of the whole head of a worker's answer, at most: tokens of
+issuers take a few KiB, and no head is worth more memory before its request is known."""
 RAW_BODY_MAX = 1 << 16
 """Bytes of a body that are written at once; a longer body goes in pieces."""
 FAILED_BODY_S = 1.0
-"""For the body of an answer that another worker may better: what has come by then counts."""
+"""Seconds for an answer's body that another worker may better: what has come by then counts."""
 
 
 class WorkerGone(Exception):

@@ -23,7 +23,7 @@ _MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 
 
 class Asking:
-    """Requests of one picker to its router."""
+    """Questions of one picker to its routers."""
 
     def __init__(
         self,

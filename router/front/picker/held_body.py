@@ -15,7 +15,7 @@ SMALL_BYTES = 1000
 
 
 class HeldBody:
-    """The body of one request, as far as it has come."""
+    """Parts of one request's body that have not gone back to the gateway."""
 
     def __init__(self) -> None:
         self._parts: deque[Part] = deque()

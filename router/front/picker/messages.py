@@ -28,9 +28,10 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 LB, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"
 """Namespaces of dynamic metadata."""
 PART_BYTES_MAX = 62_000
-"""Of a part of a body in full duplex: Envoy asks for 64 KiB at most, and some gateways insist."""
+"""Bytes of a part of a body in full duplex, at most: Envoy asks for 64 KiB at most, and some
+gateways insist."""
 ASIDE_BYTES_MAX = 1 << 18
-"""Of a message beside the bytes of a body: headers, and what else a gateway says."""
+"""Bytes of a message beside those of a body, at most: headers, and what else a gateway says."""
 HEADERS_MAX = 1024
 REQUEST_BODY_TAG = 0x22
 RESPONSE_BODY_TAG = 0x2A
@@ -70,8 +71,8 @@ def read(message: bytes) -> tuple[pb.ProcessingRequest, memoryview | None]:
 
 
 def _body_place(message: bytes) -> tuple[range, memoryview, int]:
-    """Where the fields of the HttpBody lie that a message begins with, its bytes, and where they
-    end; empty: it begins with none."""
+    """Place of the body that a message begins with: where the fields of its HttpBody lie, its
+    bytes, and where they end; empty: it begins with none."""
     view = memoryview(message)
     if message[0] in (REQUEST_BODY_TAG, RESPONSE_BODY_TAG):
         size, at = _varint(message, 1)

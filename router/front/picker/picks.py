@@ -199,7 +199,7 @@ class PickedRequest:
         self.send: Callable[[bytes], None] = channel.send
         self.close: Callable[[], None] = channel.close
         self._since_s = picker.clock()
-        """Since when the gateway is waited for."""
+        """Time since which the gateway is waited for."""
         self._is_open = False
         """Whether the request is under way."""
         self._early: Early | None = Early.LEFT

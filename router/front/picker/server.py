@@ -38,10 +38,10 @@ from router.tracing.spans import Tracing
 STREAMS_MAX = 40_000
 """Open requests of a connection: a gateway may send all of a fleet's over one."""
 KEEPALIVE_S = 60.0
-"""Of silence, after which a gateway gets a keepalive ping."""
+"""Seconds of silence after which a gateway gets a keepalive ping."""
 CONNECTION_AGE_S = 300.0
-"""At which a connection is closed, after its last request, so that gateways spread over pickers
-again; as grpc.max_connection_age_s."""
+"""Seconds after which a connection is closed, after its last request, so that gateways spread over
+pickers again; as grpc.max_connection_age_s."""
 
 log = logging.getLogger("kvroute.picker")
 
