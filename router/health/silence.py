@@ -14,7 +14,7 @@ NAMED_MAX = 8
 
 
 class SilenceLog:
-    """Log lines of one router about workers that fall silent and that are heard again."""
+    """Log lines of one router about workers that fall silent, and that beat again."""
 
     def __init__(self) -> None:
         self._silent: set[WorkerKey] = set()
