@@ -153,9 +153,9 @@ class RouterCore:
         else:  # the pick, with its decision, is the answer
             decision.keep_table()
         self.life.open(source, reservation, self.decider.output_tokens(request))
-        if request.tenant:
-            self.fleet.tenants.on_pick(request.tenant, prompt.token_count, overlap.usable)
         try:
+            if request.tenant:
+                self.fleet.tenants.on_pick(request.tenant, prompt.token_count, overlap.usable)
             self._on_reserved(source, decision, reservation, now_s)
         except BaseException:
             self.withdraw(reservation, now_s)

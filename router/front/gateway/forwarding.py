@@ -95,10 +95,8 @@ class Forwarder:
             options["return_tokens"] = True
         if settings.pairs == "auto" and self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
-        movable = True
-        if worker_id := self._holder(exchange):
-            movable = False
-            options["allowed_worker_ids"] = (worker_id,)
+        if holder := self._holder(exchange):
+            options["allowed_worker_ids"] = (holder,)
         if trace is not None:
             options["traceparent"] = trace.pick_header()
         async for attempt in self._client.attempts(
@@ -110,7 +108,7 @@ class Forwarder:
                 if trace is not None:
                     trace.picked(routed.pick.worker_id)
                 work = WorkerAttempt(
-                    self, request, exchange, routed, began_s, trace, movable=movable
+                    self, request, exchange, routed, began_s, trace, movable=not holder
                 )
                 return await work.run()
         raise RuntimeError("attempts ended without an answer and without an error")
