@@ -10,7 +10,7 @@ from tests.scraped.release import CHART
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference-metrics.md"
 METRICS = frozenset(
-    re.findall(r"^- `(kvroute_\w+)`", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+    re.findall(r"^- `(kvroute_\w+)", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
 )
 AFTER_ERRORS = frozenset(
     {

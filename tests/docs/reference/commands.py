@@ -1,7 +1,7 @@
 """Every command of `kvroute` with its options."""
 
 import inspect
-import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
@@ -11,14 +11,17 @@ from events.plane.settings import Settings
 from router.cli.flags import KeyOption, SharedOption
 from router.cli.main import cli
 from tests.docs.reference import configuration
-from tests.docs.reference.markdown import cell, code, plain, table
+from tests.docs.reference.markdown import cell, code, plain
 
 HEAD = """# Commands
 
-Every command of `kvroute` with its options. `python -m tests.docs.reference` makes this page from
-the code; `kvroute COMMAND --help` prints the same text. An option in brackets has that default; a
-range bounds its value.
+Every command of `kvroute` with its purpose and options, made from the code by `python -m
+tests.docs.reference`. `kvroute COMMAND --help` prints more of what it does. Brackets hold an
+option's default and bounds.
 """
+OF_SEVERAL = "Options of several commands"
+SEVERAL = 3
+"""Commands from which on an option in the same words is of several commands."""
 OF_KEYS = "a flag for each scalar key of [its configuration](reference-configuration.md#{})"
 OF_ENGINES = (
     "a flag for each key of [an entry of `workers`](reference-configuration.md#serve-workers)"
@@ -43,7 +46,7 @@ def _members(group: click.Group) -> list[click.Command]:
 
 @cache
 def shared() -> Mapping[str, Mapping[tuple[str, str], click.Option]]:
-    """Tables of options that several commands have in the same words, by their headings."""
+    """Options that several commands have in the same words, by their headings."""
     seen: dict[str, list[dict[tuple[str, str], click.Option]]] = {}
     for name, command in commands():
         own: dict[str, dict[tuple[str, str], click.Option]] = {}
@@ -63,41 +66,65 @@ def shared() -> Mapping[str, Mapping[tuple[str, str], click.Option]]:
     }
 
 
+@cache
+def of_several() -> frozenset[tuple[str, str]]:
+    """Options that several commands have in the same words, beside those of `shared`."""
+    seen = Counter(
+        record
+        for name, command in commands()
+        for option, record in _records(name, command)
+        if not isinstance(option, SharedOption | KeyOption)
+    )
+    return frozenset(record for record, count in seen.items() if count >= SEVERAL)
+
+
 def page() -> str:
     """The page as Markdown."""
     lines = [HEAD]
-    for heading, options in sorted(shared().items()):
+    together = {**shared(), OF_SEVERAL: sorted(of_several())}
+    for heading, options in sorted(together.items()):
         lines += [f"## {heading}", "", *_rows(options), ""]
     return "\n".join([*lines, *(section(name, command) for name, command in commands())])
 
 
 def section(name: str, command: click.Command) -> str:
-    """One command: its usage, its help, a table of the options that are its alone."""
-    usage = " ".join(command.collect_usage_pieces(_context(name, command)))
-    lines = [f"## {name}", "", f"    kvroute {name} {usage}", "", _help(command), ""]
+    """One command: its arguments, its purpose, the options that are its alone."""
+    pieces = command.collect_usage_pieces(_context(name, command))
+    arguments = "".join(f" {piece}" for piece in pieces if piece != "[OPTIONS]")
+    lines = [f"## {name}", "", f"`kvroute {name}{arguments}`: {_purpose(command)}", ""]
     own: list[tuple[str, str]] = []
+    several: list[str] = []
     elsewhere: dict[str, None] = {}
-    of_keys = [option for option in command.params if isinstance(option, KeyOption)]
-    has_selection = any(option.hidden for option in of_keys)
     for option, record in _records(name, command):
         if isinstance(option, KeyOption):
-            if has_selection or _stands_out(option):
-                own.append(record)
+            if _stands_out(option):
+                own.append((record[0], f"The key `{option.key.dotted}`."))
             elsewhere[_keys_of(option.config)] = None
         elif isinstance(option, SharedOption) and record in shared().get(option.shared_as, ()):
-            words, anchor = option.shared_as.lower(), option.shared_as.lower().replace(" ", "-")
-            elsewhere[f"[{words}](#{anchor})"] = None
+            elsewhere[_link(option.shared_as)] = None
+        elif record in of_several():
+            several.append(code(max(option.opts, key=len)))
         else:
             own.append(record)
     if own:
         lines += [*_rows(own), ""]
+    if several:
+        elsewhere[f"{', '.join(several)} of [several commands](#{_anchor(OF_SEVERAL)})"] = None
     if elsewhere:
-        lines += [f"{'And' if own else 'It has'} {', and '.join(elsewhere)}.", ""]
+        lines += [f"{'And' if own else 'It has'} {'; '.join(elsewhere)}.", ""]
     return "\n".join(lines)
 
 
+def _link(heading: str) -> str:
+    return f"[{heading.lower()}](#{_anchor(heading)})"
+
+
+def _anchor(heading: str) -> str:
+    return heading.lower().replace(" ", "-")
+
+
 def _rows(records: Iterable[tuple[str, str]]) -> list[str]:
-    return table(("option", "meaning"), [(code(option), cell(text)) for option, text in records])
+    return [f"- {code(option)}: {cell(text)}" for option, text in records]
 
 
 def _records(
@@ -108,7 +135,12 @@ def _records(
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record and record[1] and "--help" not in record[0]:
-            yield parameter, record
+            yield parameter, (_short(record[0]), _short(record[1]))
+
+
+def _short(text: str) -> str:
+    """Without click's words for what the brackets show."""
+    return text.replace(" RANGE", "").replace("[default: ", "[")
 
 
 def _context(name: str, command: click.Command) -> click.Context:
@@ -127,14 +159,7 @@ def _keys_of(config: type[Settings]) -> str:
     return OF_ENGINES
 
 
-def _help(command: click.Command) -> str:
-    """The help's paragraphs; those that keep their lines (after a \\b) as blocks of text."""
-    text = inspect.cleandoc(command.help or "").split("\f")[0]
-    paragraphs = []
-    for paragraph in re.split(r"\n\s*\n", text):
-        if paragraph.startswith("\b"):
-            kept = paragraph.removeprefix("\b").strip("\n")
-            paragraphs.append(f"```text\n{kept}\n```")
-        else:
-            paragraphs.append(plain(" ".join(paragraph.split())))
-    return "\n\n".join(paragraphs)
+def _purpose(command: click.Command) -> str:
+    """The first paragraph of the help."""
+    first = inspect.cleandoc(command.help or "").split("\f")[0].split("\n\n")[0]
+    return plain(" ".join(first.split()))

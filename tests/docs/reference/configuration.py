@@ -13,22 +13,19 @@ from router.config.settings.configurations import (
     RelayConfig,
     ServeConfig,
 )
-from tests.docs.reference.markdown import cell, code, table
+from tests.docs.reference.markdown import cell, code
 
 HEAD = """# Configuration
 
-Every key of the programs' YAML files with its type, bounds and default. `python -m
-tests.docs.reference` makes this page from the code; `kvroute check-config` prints a configuration
-with the source of each value.
+Every key of the programs' YAML files with its type, bounds and default in brackets, made from the
+code by `python -m tests.docs.reference`. `kvroute check-config` prints a configuration with the
+source of each value. A key without a default is required; `null` means unset.
 
-A key such as `grpc.listen` has two more names: the variable `KVROUTE_GRPC_LISTEN` and the flag
+A key such as `grpc.listen` is also the variable `KVROUTE_GRPC_LISTEN` and the flag
 `--grpc-listen`. Flags win over variables, and variables over the file. Keys of lists
 (`workers[].id`) and of maps (`routing.parameters`) stand in the file alone.
 
-## What to set in the first week
-
-`kvroute serve --help` and `kvroute check-config --help` list these; their types,
-bounds and defaults are in their sections below.
+*To set in the first week*, as `kvroute serve --help` lists them: {first}.
 """
 PROGRAMS = {
     "kvroute serve": ServeConfig,
@@ -38,6 +35,8 @@ PROGRAMS = {
 }
 DEFAULT_CHARS = 60
 """A longer default is left to check-config."""
+SECTION_KEYS = 6
+"""Keys from which on a section has a list of its own."""
 
 
 class Row(NamedTuple):
@@ -51,43 +50,51 @@ class Row(NamedTuple):
 
 
 def page() -> str:
-    first = [key for key in keys(ServeConfig) if key.first_week]
-    lines = [
-        HEAD,
-        *table(("key", "meaning"), [(code(k.dotted), cell(k.description)) for k in first]),
-        "",
-    ]
-    of_serve: set[Row] = set()
+    first = ", ".join(code(key.dotted) for key in keys(ServeConfig) if key.first_week)
+    lines = [HEAD.format(first=first)]
+    above: set[Row] = set()
     for program, config in PROGRAMS.items():
         rows = list(rows_of(config))
         lines += [f"## {program}", ""]
-        if of_serve:
-            shared = sorted({row.name.split(".")[0] for row in rows if row in of_serve})
-            names = ", ".join(map(code, shared))
-            lines += [
-                f"Keys that are the same as those of `kvroute serve` stand above: {names}.",
-                "",
-            ]
-            rows = [row for row in rows if row not in of_serve]
-        else:
-            of_serve = set(rows)
-        for section, own in _sections(rows).items():
+        shared = sorted({row.name.split(".")[0] for row in rows if row in above})
+        if shared:
+            lines += [f"Keys that stand above: {', '.join(map(code, shared))}.", ""]
+        fresh = [row for row in rows if row not in above]
+        above |= set(rows)
+        for section, own in _sections(_without_twins(fresh)).items():
             if section:
                 lines += [f"### {program.split()[1]}: {section}", ""]
-            cells = [
-                (code(row.name), row.kind, code(row.default), cell(row.meaning)) for row in own
-            ]
-            lines += [*table(("key", "type", "default", "meaning"), cells), ""]
+            lines += [*map(_line, own), ""]
     return "\n".join(lines)
 
 
+def _line(row: Row) -> str:
+    about = f"{row.kind}; {code(row.default)}" if row.default else row.kind
+    return f"- {code(row.name)} ({about}): {cell(row.meaning)}"
+
+
+def _without_twins(rows: list[Row]) -> list[Row]:
+    """Without keys of a map's entries whose section stands beside it, such as `default`."""
+    seen: set[tuple[str, ...]] = set()
+    kept = []
+    for row in rows:
+        twin = (row.name.rpartition(".")[2], *row[1:])
+        if "[]." not in row.name or twin not in seen:
+            kept.append(row)
+        seen.add(twin)
+    return kept
+
+
 def _sections(rows: list[Row]) -> Mapping[str, list[Row]]:
-    """By the first part of the names; keys of no section first."""
-    sections: dict[str, list[Row]] = {"": []}
+    """By the first part of the names; keys of no section, and of small ones, first."""
+    sections: dict[str, list[Row]] = {}
     for row in rows:
         first, dot, _ = row.name.partition(".")
         sections.setdefault(first if dot else "", []).append(row)
-    return {section: own for section, own in sections.items() if own}
+    small = [own for name, own in sections.items() if not name or len(own) < SECTION_KEYS]
+    large = {name: own for name, own in sections.items() if name and len(own) >= SECTION_KEYS}
+    together = [row for own in small for row in own]
+    return {"": together, **large} if together else large
 
 
 def rows_of(config: type) -> Iterator[Row]:
@@ -107,7 +114,11 @@ def _rows(struct: inspect.StructType, above: str) -> Iterator[Row]:
         if isinstance(kind, inspect.StructType):
             yield from _rows(kind, f"{name}.")
             continue
-        yield Row(name, _kind(kind), _default(field), meaning)
+        default = _default(field)
+        words = _kind(kind)
+        if default == "null":
+            words = words.removesuffix(" or null")
+        yield Row(name, words, default, meaning)
         item = _item(kind)
         if item is not None:
             yield from _rows(item, f"{name}[].")
@@ -143,7 +154,7 @@ def _kind(kind: inspect.Type) -> str:
         case inspect.Metadata():
             return _kind(kind.type)
         case inspect.BoolType():
-            return "true or false"
+            return "bool"
         case inspect.IntType() | inspect.FloatType():
             name = "integer" if isinstance(kind, inspect.IntType) else "number"
             return name + _bounds(kind)
@@ -174,7 +185,8 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     most = kind.le if kind.le is not None else kind.lt
     parts = []
     if least is not None:
-        parts.append(f"{'over' if kind.ge is None else 'from'} {_number(least)}")
+        word = "over " if kind.ge is None else "" if most is not None else "from "
+        parts.append(f"{word}{_number(least)}")
     if most is not None:
         parts.append(f"{'below' if kind.le is None else 'to'} {_number(most)}")
     return f" {' '.join(parts)}" if parts else ""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from router.keys.rights import RIGHTS
@@ -12,11 +13,13 @@ FILES = ("router", "fleet", "prompts")
 FOLDER = Path(__file__).parents[3] / "proto" / "kvroute" / "v1"
 HEAD = """# gRPC
 
-Services, messages and enumerations of `kvroute.v1`. `python -m tests.docs.reference` makes this
-page from [the .proto files](../proto/README.md), which are the contract and have the fields'
-numbers: fields may be added, none changes its number or meaning. [Call it](call-it.md) has
-examples, [statuses](reference-statuses.md) what a refusal means, [security](security.md) the
-rights.
+The methods of `kvroute.v1` with [the right](security.md#keys) that each needs, and the fields of
+its messages, made from the .proto files by `python -m tests.docs.reference`. The meaning, type and
+number of each field stand in these files, which are the contract ({files}): fields may be added,
+none changes its number or meaning. [Call it](call-it.md) has examples,
+[statuses](reference-statuses.md) what a refusal means.
+
+A method `Name` takes `NameRequest` and answers `NameResponse`, unless its row says otherwise.
 """
 _BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{")
 _EMPTY = re.compile(r"message (\w+) \{\}")
@@ -46,40 +49,43 @@ class Block:
 
 
 def page() -> str:
-    blocks = [block for name in FILES for block in blocks_of(name)]
-    known = {block.name for block in blocks}
-    lines = [HEAD]
-    for block in sorted(blocks, key=lambda block: ("service", "message", "enum").index(block.kind)):
-        lines += [f"## {block.name}", "", plain(" ".join(block.comment.split())), ""]
+    links = [f"[{name}](../proto/kvroute/v1/{name}.proto)" for name in FILES]
+    lines = [HEAD.format(files=", ".join(links))]
+    blocks = {name: list(blocks_of(name)) for name in FILES}
+    for block in chain.from_iterable(blocks.values()):
         if block.kind == "service":
-            cells = [
-                (code(one.name), _types(one.kind, known), _right(block, one), cell(one.comment))
-                for one in block.members
-            ]
-            lines += [*table(("method", "request -> answer", "right", "meaning"), cells), ""]
-        elif block.members:
-            lines += [*(_line(member, known) for member in block.members), ""]
+            comment = plain(" ".join(block.comment.split()))
+            lines += [f"## {block.name}", "", comment, "", *_methods(block), ""]
+    for name, link in zip(FILES, links, strict=True):
+        lines += [f"## Messages and enumerations of {name}.proto", "", f"In {link}:", ""]
+        lines += [_line(block) for block in blocks[name] if block.kind != "service"]
+        lines.append("")
     return "\n".join(lines)
 
 
-def _line(member: Member, known: set[str]) -> str:
-    """A field or a value in a list."""
-    kind = f" {_types(member.kind, known)}" if member.kind else ""
-    meaning = f": {plain(' '.join(member.comment.split()))}" if member.comment else ""
-    return f"- `{member.name}`{kind}{meaning}"
+def _methods(service: Block) -> list[str]:
+    cells = [(code(one.name), _right(service, one), cell(_meaning(one))) for one in service.members]
+    return table(("method", "right", "meaning"), cells)
+
+
+def _meaning(method: Member) -> str:
+    """The comment without the method's name before it; with types that the name does not give."""
+    text = method.comment.removeprefix(f"{method.name} ").removeprefix("is ")
+    request, answer = method.kind.replace("stream ", "").split(" -> ")
+    if (request, answer) == (f"{method.name}Request", f"{method.name}Response"):
+        return text if "stream" not in method.kind else f"{text} A stream of answers."
+    return f"{text} `{method.kind}`"
+
+
+def _line(block: Block) -> str:
+    """A message with its fields, an enumeration with its values."""
+    members = ", ".join(code(member.name) for member in block.members)
+    return f"- **{block.name}**: {members or 'no fields'}"
 
 
 def _right(block: Block, method: Member) -> str:
     right = RIGHTS[f"/kvroute.v1.{block.name}/{method.name}"]
     return code(right.value) if right else "none"
-
-
-def _types(text: str, known: set[str]) -> str:
-    """A type whose messages are links to their sections."""
-    if "<" in text:
-        return code(text)
-    words = text.split(" ")
-    return " ".join(f"[{word}](#{word.lower()})" if word in known else word for word in words)
 
 
 def blocks_of(name: str) -> Iterator[Block]:

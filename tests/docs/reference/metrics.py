@@ -2,7 +2,7 @@
 
 from prometheus_client.core import Metric
 
-from tests.docs.reference.markdown import cell, code
+from tests.docs.reference.markdown import cell
 from tests.stage.exported import (
     gateway_families,
     picker_families,
@@ -12,10 +12,10 @@ from tests.stage.exported import (
 
 HEAD = """# Metrics
 
-Every metric with its type, the labels that are there from the start, and its help text.
-`python -m tests.docs.reference` makes this page from the code. [Operate](operate.md#metrics)
-groups them by subject and says what each value of a label means; [alerts](../helm/ALERTS.md) has
-what to do. Every process also exports `process_*` and `python_*`.
+Every metric with the labels that are there from the start and its help text, made from the code by
+`python -m tests.docs.reference`. Counters end in `_total`, histograms are named; all others are
+gauges. [Operate](operate.md#metrics) groups them and has the values of labels,
+[alerts](../helm/ALERTS.md) what to do. Every process also exports `process_*` and `python_*`.
 """
 PROGRAMS = {
     "kvroute serve": router_families,
@@ -32,14 +32,17 @@ def page() -> str:
     known: set[str] = set()
     for program, families in PROGRAMS.items():
         rows = sorted((row(family) for family in families()), key=lambda cells: cells[0])
-        fresh = [cells for cells in rows if cells[0] not in known and "`kvroute_" in cells[0]]
+        fresh = [
+            cells for cells in rows if cells[0] not in known and cells[0].startswith("kvroute_")
+        ]
         known |= {cells[0] for cells in fresh}
         lines += [f"## {program}", "", *(_line(*cells) for cells in fresh), ""]
     return "\n".join(lines)
 
 
 def _line(name: str, kind: str, labels: str, meaning: str) -> str:
-    return f"- {name} {kind}{f' by {labels}' if labels else ''}: {meaning}"
+    named = f"`{name}{f'{{{labels}}}' if labels else ''}`"
+    return f"- {named}{' histogram' if kind == 'histogram' else ''}: {meaning}"
 
 
 def row(family: Metric) -> tuple[str, str, str, str]:
@@ -47,4 +50,4 @@ def row(family: Metric) -> tuple[str, str, str, str]:
     labels: dict[str, None] = {}
     for sample in family.samples:
         labels |= dict.fromkeys(label for label in sample.labels if label not in ABOUT_SAMPLES)
-    return code(name), family.type, ", ".join(map(code, labels)), cell(family.documentation)
+    return name, family.type, ",".join(labels), cell(family.documentation)

@@ -8,10 +8,9 @@ from tests.docs.reference.markdown import code, table
 
 HEAD = """# HTTP
 
-Every path of the programs' HTTP ports. `python -m tests.docs.reference` makes this page; a test
-compares it with the servers. Ports are off unless their `listen` is set, but for the metrics'.
-With `keys.file`, the gateway asks for a key ([security](security.md)). Bounds of connections and
-heads are the keys `http.*` ([configuration](reference-configuration.md)).
+Every path of the programs' HTTP ports, made from the code by `python -m tests.docs.reference`.
+Ports are off unless their `listen` is set, but for the metrics'. [Security](security.md) has their
+keys and the bounds of connections.
 """
 
 
@@ -89,9 +88,12 @@ PORTS: Mapping[str, tuple[str, list[Path]]] = {
 def page() -> str:
     lines = [HEAD]
     for key, (about, paths) in PORTS.items():
+        together: dict[tuple[str, str], list[str]] = {}
+        for one in paths:
+            path = code(one.path) if one.path[0] == "/" else one.path
+            together.setdefault((one.method, one.meaning), []).append(path)
         cells = [
-            (one.method, code(one.path) if one.path[0] == "/" else one.path, one.meaning)
-            for one in paths
+            (method, ", ".join(those), meaning) for (method, meaning), those in together.items()
         ]
         lines += [f"## {key}", "", about, "", *table(("method", "path", "answer"), cells), ""]
     return "\n".join(lines)
