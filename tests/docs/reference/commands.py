@@ -11,7 +11,7 @@ from events.plane.settings import Settings
 from router.cli.flags import KeyOption, SharedOption
 from router.cli.main import cli
 from tests.docs.reference import configuration
-from tests.docs.reference.markdown import cell, code, plain
+from tests.docs.reference.markdown import code, plain
 
 HEAD = """# Commands
 
@@ -124,7 +124,7 @@ def _anchor(heading: str) -> str:
 
 
 def _rows(records: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"- {code(option)}: {cell(text)}" for option, text in records]
+    return [f"- `{option}`: {plain(text)}" for option, text in records]
 
 
 def _records(
