@@ -1,9 +1,8 @@
-"""The Go program of docs/call-it.md, built by buf and Go and run as it stands there."""
+"""The Go program that docs/call-it.md links to, built by buf and Go and run as it stands there."""
 
 import asyncio
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from tests.stage.served import asked
 from tests.stage.waiting import until
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "call-it.md"
+PROGRAM = ROOT / "docs" / "examples" / "go"
 LINES_MAX = 100
 RETRY_AFTER_S = 2
 ROUTE, REPORT = "/kvroute.v1.Router/Route", "/kvroute.v1.Router/Report"
@@ -37,13 +36,9 @@ ROUTE, REPORT = "/kvroute.v1.Router/Route", "/kvroute.v1.Router/Report"
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, built as the page says."""
-    page = PAGE.read_text(encoding="utf-8")
+    assert len((PROGRAM / "main.go").read_text(encoding="utf-8").splitlines()) <= LINES_MAX
     folder = tmp_path_factory.mktemp("caller")
-    for name, content in re.findall(r"```yml\n# (buf\S*)\n(.*?)```", page, re.DOTALL):
-        (folder / name).write_text(content)
-    (program,) = re.findall(r"```go\n(.*?)```", page, re.DOTALL)
-    assert len(program.splitlines()) <= LINES_MAX
-    (folder / "main.go").write_text(program)
+    shutil.copytree(PROGRAM, folder, dirs_exist_ok=True)
     for proto in (ROOT / "proto").rglob("*.proto"):
         copy = folder / "kvroute" / proto.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
