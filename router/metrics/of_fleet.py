@@ -238,7 +238,7 @@ class RouterCollector(Collector):
         )
 
     def _tenants(self) -> Iterator[Metric]:
-        whose = f"by tenant: the first {TENANTS_MAX} that get a pick, and {OTHER} for the rest"
+        whose = f"by tenant: {TENANTS_MAX} of them, the rest as {OTHER}"
         of_each = [
             CounterMetricFamily(f"kvroute_tenant_{name}", f"{about}, {whose}.", labels=["tenant"])
             for name, about in (

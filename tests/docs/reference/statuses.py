@@ -10,26 +10,24 @@ from kvroute.v1 import FailureReason
 from router.desk.statuses import STATUS as GRPC
 from router.front.refusals import STATUS as HTTP
 from router.request.refusal import Reason
-from tests.docs.reference.markdown import cell, code, table
+from tests.docs.reference.markdown import cell, code, plain, table
 
 HEAD = """# Statuses
 
-Every reason for a refusal, with its gRPC status, its HTTP status at the gateway and at Envoy's
-endpoint picker, and what to do. `python -m tests.docs.reference` makes this page from the tables
-in the code.
+Every reason for a refusal, with its status in gRPC and in HTTP (at the gateway and the endpoint
+picker) in brackets, made from the code by `python -m tests.docs.reference`.
 
 gRPC refusals carry the reason in `google.rpc.ErrorInfo` (domain `kvroute`), HTTP answers in
-`X-Kvroute-Reason`. The Python client and the gateway try a request again by themselves after
-`UNAVAILABLE`, and after `RESOURCE_EXHAUSTED` with `RetryInfo`, which only {without} lacks. Every
-503 and every refusal with `RetryInfo` has `Retry-After` in HTTP.
+`X-Kvroute-Reason`. The Python client and the gateway try a request again after `UNAVAILABLE`, and
+after `RESOURCE_EXHAUSTED` with `RetryInfo`, which only {without} lacks. Every 503 and every refusal
+with `RetryInfo` has `Retry-After` in HTTP.
 """
 FAILURES_HEAD = """## Failures of a request on its worker
 
-The gateway, and `RoutedRequest` and `Attempts` of the Python client, judge failures by this table
-(`kvroute/client/requests/failures.py`). *Reported*: the `FailureReason` in the report to the
-router; only `WORKER` and `TIMEOUT` count against the worker (a refused connection at once).
-*Again*: while no byte of an answer was passed on, within three attempts and the retry
-budget; after the first byte the answer is cut. *Answer*: the gateway's, if nothing is left to try.
+By the gateway and by `RoutedRequest` and `Attempts` of the Python client. *Reported*: the
+`FailureReason` in the report to the router; only `WORKER` and `TIMEOUT` count against the worker.
+*Again*: while no byte of an answer was passed on, within three attempts and the retry budget; after
+the first byte the answer is cut. *Answer*: the gateway's, if nothing is left to try.
 """
 OTHERS = {
     **dict.fromkeys((Kind.FAILED, Kind.NO_MODEL, Kind.REJECTED), "the worker's own"),
@@ -47,18 +45,17 @@ FRONT: Mapping[str, str] = _MEANINGS["front"]
 
 
 def page() -> str:
-    rows = [
-        (code(reason), GRPC[reason].name, str(HTTP[reason]), cell(meaning))
+    lines = [HEAD.format(without=", ".join(map(code, NO_RETRY_INFO))), "## Of a router", ""]
+    lines += [
+        f"- `{reason}` ({GRPC[reason].name}, {HTTP[reason]}): {plain(meaning)}"
         for reason, meaning in sorted(ROUTERS.items())
     ]
-    own = [
-        (code(reason), str(HTTP[reason]), cell(meaning))
+    lines += ["", "## Of the gateway and the endpoint picker", ""]
+    lines += [
+        f"- `{reason}` ({HTTP[reason]}): {plain(meaning)}"
         for reason, meaning in sorted(FRONT.items())
     ]
-    lines = [HEAD.format(without=", ".join(map(code, NO_RETRY_INFO))), "## Of a router", ""]
-    lines += [*table(("reason", "gRPC", "HTTP", "meaning"), rows), ""]
-    lines += ["## Of the gateway and the endpoint picker", ""]
-    lines += [*table(("reason", "HTTP", "meaning"), own), ""]
+    lines.append("")
     rows = [
         (
             kind.value.replace("_", " "),
