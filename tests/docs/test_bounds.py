@@ -27,12 +27,10 @@ MIB = 1 << 20
 SERVE = ServeConfig()
 NATS, SECURITY, GATE = Path("docs/nats.md"), Path("docs/security.md"), Path("docs/gateway.md")
 ENVOY = Path("docs/envoy.md")
-CALLS = Path("docs/call-it.md")
 BOUNDS: list[tuple[Path, str, bool]] = [
-    (CALLS, "a connection holds 128 MiB at most", held.HELD_MAX == 128 * MIB),
-    (CALLS, "and 2 KiB for each open call", held.STREAM_BYTES == 2048),
-    (CALLS, "10 KiB for a stream", held.HANDLER_BYTES + held.STREAM_BYTES == 10 << 10),
-    (CALLS, "All connections hold 256 MiB", held.PORT_HELD_MAX == 256 * MIB),
+    (SECURITY, "One holds 128 MiB at most", held.HELD_MAX == 128 * MIB),
+    (SECURITY, "and 2 KiB for each open call", held.STREAM_BYTES == 2048),
+    (SECURITY, "10 KiB for a stream", held.HANDLER_BYTES + held.STREAM_BYTES == 10 << 10),
     (SECURITY, "256 MiB of messages that wait", held.PORT_HELD_MAX == 256 * MIB),
     (SECURITY, "over 1,000 frames a second that carry nothing", frames.CONTROL_MAX == 1000),
     (SECURITY, "four more for each frame of an answer", frames.CONTROL_PER_ANSWER == 4),

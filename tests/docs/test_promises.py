@@ -93,6 +93,7 @@ EXPLAINS = {
     "docs/nats.md": {"Speed"},
     "docs/gateway.md": set(),
     "docs/security.md": {"What kvroute doesn't defend against"},
+    "docs/reference-statuses.md": {"Of a router", "Of the gateway and the endpoint picker"},
 }
 """Sections that promise nothing, or only numbers of a benchmark."""
 

@@ -19,7 +19,8 @@ HEAD = """# Configuration
 
 Every key of the programs' YAML files with its type, bounds and default in brackets, made from the
 code by `python -m tests.docs.reference`. `kvroute check-config` prints a configuration with the
-source of each value. A key without a default is required; `null` means unset.
+source of each value. A key without a default is required; `null` means unset. A default without a
+type is a text, `true` or `false`.
 
 A key such as `grpc.listen` is also the variable `KVROUTE_GRPC_LISTEN` and the flag
 `--grpc-listen`. Flags win over variables, and variables over the file. Keys of lists
@@ -69,7 +70,8 @@ def page() -> str:
 
 
 def _line(row: Row) -> str:
-    about = f"{row.kind}; {code(row.default)}" if row.default else row.kind
+    kind = "" if row.default and row.kind in ("text", "bool") else row.kind
+    about = "; ".join(filter(None, (kind, code(row.default))))
     return f"- {code(row.name)} ({about}): {cell(row.meaning)}"
 
 
