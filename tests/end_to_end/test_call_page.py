@@ -1,4 +1,4 @@
-"""The programs of docs/call-it.md, run as they stand there."""
+"""The programs of docs/call-it.md and those that it links to, run as they stand there."""
 
 import asyncio
 import re
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.stage.loopback import Stage, a_stage
-from tests.stage.pages import python_blocks
+from tests.stage.pages import python_blocks, text_of
 from tests.stage.waiting import until
 
 PAGE = Path("docs/call-it.md")
+EXAMPLES = Path("docs/examples/python")
 
 
 async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
@@ -34,9 +35,11 @@ async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
 
 @pytest.fixture
 def programs() -> list[str]:
-    programs = [block for block in python_blocks(PAGE) if "asyncio.run" in block]
-    assert len(programs) == 3
-    return programs
+    """The page's own, tokens.py, attempts.py."""
+    whole, excerpt = python_blocks(PAGE)
+    tokens, attempts = (text_of(EXAMPLES / name) for name in ("tokens.py", "attempts.py"))
+    assert excerpt in attempts
+    return [whole, tokens, attempts]
 
 
 async def test_the_whole_request_streams_and_the_prediction_meets_the_report(
