@@ -13,8 +13,6 @@ from router.config.settings.configurations import ServeConfig
 from router.front import response_workers
 from router.front.exchange import ESTIMATE_MAX
 from router.front.gateway import pace, upstreams
-from router.front.gateway.long_bodies import LONG_BYTES
-from router.front.picker.held_body import SLICE_BYTES
 from router.http2 import frames
 from router.keys import followed, issuers
 from router.listener import held
@@ -101,8 +99,6 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (ENVOY, "10 s and 1 s more for each 1,024 bytes", pace.GRACE_S == 10),
     (ENVOY, "for each 1,024 bytes, at most 120 s", pace.PACE_BYTES_PER_S == 1024),
     (ENVOY, "sends it whole, 120 s", pace.BODY_S == 120),
-    (ENVOY, "A body of 1 MiB or more is read in a thread", LONG_BYTES == MIB),
-    (ENVOY, "passed on 1 MB in a turn", 0.95e6 < SLICE_BYTES <= 1e6),
     (GATE, "8,192 tokens at most", ESTIMATE_MAX == 8192),
     (GATE, "waited for over 10 s must have brought 1,024", pace.GRACE_S == 10),
     (GATE, "must have brought 1,024 for each", pace.PACE_BYTES_PER_S == 1024),

@@ -124,7 +124,7 @@ def _anchor(heading: str) -> str:
 
 
 def _rows(records: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"- `{option}`: {plain(text)}" for option, text in records]
+    return [f"- `{option}`: {plain(' '.join(text.split()))}" for option, text in records]
 
 
 def _records(
