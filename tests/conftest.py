@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 # As the `kvroute` command does, before anything imports gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 from kvroute.client import KvRouteClient
-from router.decision import decider
+from router.decide.decision import decider
 
 LONG = ("bar", "chaos", "distribution", "end_to_end", "hostile", "simulation")
 """Folders of long tests: processes, whole fleets, packages. They are marked `long`, as single tests

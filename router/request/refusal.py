@@ -1,4 +1,4 @@
-"""Why a request gets no worker. Pure; which gRPC status a reason has: router/desk/statuses.py."""
+"""Reasons for which a request gets no worker; router/api/desk/statuses.py has their statuses. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class Refusal(Exception):
     def copy(self) -> "Refusal":
         """The same answer, without the frames that this one was raised through. What keeps a
         refusal keeps such a one: frames refer to the request, and a request that keeps its refusal
-        would be a cycle, which the collector comes to hours later (router/cli/run.py)."""
+        would be a cycle, which the collector comes to hours later (router/app/cli/run.py)."""
         return Refusal(self.reason, self.message, self.retry_after_s, self.metadata)
 
 

@@ -20,9 +20,9 @@ from events.relay.relay import Relay
 from events.relay.saved_ledger import Source, unpack
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
-from router.children.nats_server import NatsChild
-from router.core.progress import Pick
-from router.processes.router_process import RouterApp
+from router.app.processes.router_process import RouterApp
+from router.cluster.children.nats_server import NatsChild
+from router.decide.core.progress import Pick
 from router.request.prompt import Prompt
 from router.request.request import Request
 from simulator.engines.scheduler import SchedulerConfig
@@ -176,7 +176,7 @@ async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worke
 
 A_RELAY_THAT_KEEPS_OFTEN = (
     "from events.relay import ledger_file; ledger_file.KEEP_S = 0.05;"
-    " from router.cli.main import main; main()"
+    " from router.app.main import main; main()"
 )
 
 

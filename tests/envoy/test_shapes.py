@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.front.picker.messages import ENDPOINT
-from router.keys.certificates import Certificates
-from router.reservations.reservations import Ending
+from router.fleet.reservations.reservations import Ending
+from router.gateway.picker.messages import ENDPOINT
+from router.net.keys.certificates import Certificates
 from tests.envoy.stage import Envoy, an_envoy
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Worker

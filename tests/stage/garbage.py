@@ -10,7 +10,7 @@ from tests.stage.waiting import until
 @asynccontextmanager
 async def freed_at_once(*kinds: type) -> AsyncIterator[None]:
     """All objects of these kinds that begin inside are gone in the end: kvroute's processes look
-    for cycles among old objects only every few hours (router/cli/run.py)."""
+    for cycles among old objects only every few hours (router/app/cli/run.py)."""
 
     def alive() -> int:
         return sum(isinstance(each, kinds) for each in gc.get_objects())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from router.keys.rights import RIGHTS
+from router.net.keys.rights import RIGHTS
 from tests.docs.reference.markdown import cell, code, plain, table
 
 FILES = ("router", "fleet", "prompts")

@@ -7,8 +7,8 @@ import yaml
 
 from kvroute.client.requests.failures import FAILURES, Kind
 from kvroute.v1 import FailureReason
-from router.desk.statuses import STATUS as GRPC
-from router.front.refusals import STATUS as HTTP
+from router.api.desk.statuses import STATUS as GRPC
+from router.gateway.refusals import STATUS as HTTP
 from router.request.refusal import Reason
 from tests.docs.reference.markdown import cell, code, table
 

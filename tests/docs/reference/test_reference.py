@@ -9,16 +9,16 @@ from prometheus_client import CollectorRegistry
 from events.plane.clock import unix_now
 from kvroute import v1
 from kvroute.client import KvRouteClient
-from router.cli.flags import KeyOption, SharedOption
+from router.app.cli.flags import KeyOption, SharedOption
 from router.config.settings.gateway_settings import GatewaySettings
-from router.front.gateway.counters import OWN_PATHS
-from router.front.gateway.gateway import Gateway
-from router.front.refusals import STATUS as HTTP_STATUS
-from router.http.port import HttpPort
-from router.listener.http_bounds import HttpBounds
-from router.metrics.http import MetricsServer
-from router.metrics.probes import ProbeServer
-from router.prompts.bodies import PATHS
+from router.gateway.refusals import STATUS as HTTP_STATUS
+from router.gateway.server.counters import OWN_PATHS
+from router.gateway.server.gateway import Gateway
+from router.net.http.port import HttpPort
+from router.net.listener.http_bounds import HttpBounds
+from router.observe.metrics.http import MetricsServer
+from router.observe.metrics.probes import ProbeServer
+from router.request.bodies import PATHS
 from router.request.refusal import Reason
 from tests.docs.reference import PAGES, statuses
 from tests.docs.reference.commands import commands

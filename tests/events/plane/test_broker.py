@@ -16,7 +16,7 @@ from events.plane import nats_client
 from events.plane.broker import Broker
 from events.plane.nats_wire import Frames
 from events.plane.settings import NatsSettings
-from router.children.nats_server import NatsChild
+from router.cluster.children.nats_server import NatsChild
 from tests.stage.nats_server import nats_server
 from tests.stage.proxy import Proxy, proxy_to
 from tests.stage.waiting import until

@@ -8,11 +8,11 @@ import pytest
 from events.plane import broker as module
 from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
+from router.app.processes.checks import checked_broker
+from router.app.processes.relay_process import RelayApp
+from router.app.processes.risks import warnings_of
 from router.config.keys import ConfigError
 from router.config.settings.configurations import RelayConfig
-from router.processes.checks import checked_broker
-from router.processes.relay_process import RelayApp
-from router.processes.risks import warnings_of
 from tests.stage.certificates import Authority, written
 from tests.stage.nats_server import nats_server
 from tests.stage.waiting import until
