@@ -1,4 +1,7 @@
-"""Reasons for which a request gets no worker; router/api/desk/statuses.py has their statuses. Pure."""
+"""Reasons for which a request gets no worker. Pure.
+
+Their gRPC statuses: router/api/desk/statuses.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

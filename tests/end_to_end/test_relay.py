@@ -30,6 +30,7 @@ from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
 from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.tcp import tcp_server
 from tests.stage.waiting import until
 
 
@@ -127,9 +128,8 @@ async def a_babbler() -> AsyncIterator[int]:
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(babble, "127.0.0.1", 0)
-    async with server:
-        yield int(server.sockets[0].getsockname()[1])
+    async with tcp_server(babble) as port:
+        yield port
 
 
 async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worker() -> None:

@@ -12,7 +12,6 @@ Laws:
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDict

@@ -15,6 +15,7 @@ from router.fleet.reservations.reservations import Ending
 from router.gateway.exchange import Exchange
 from tests.router.gateway.server.test_gateway import BODY, CHAT, DONE, EVENTS, LAST, WHOLE
 from tests.stage.gateway import GUARD_S, Stage, Worker, a_gateway, answering, streaming
+from tests.stage.tcp import tcp_server
 
 STREAMED = {**BODY, "stream": True}
 CONTENT = json.dumps(BODY).encode()
@@ -57,8 +58,8 @@ async def raw_worker(answer: bytes) -> AsyncIterator[str]:
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with tcp_server(serve) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def test_a_query_goes_on_to_the_worker() -> None:
