@@ -17,7 +17,7 @@ def test_a_room_has_the_sums_of_its_files() -> None:
     rows = [line.split() for line in table({"files": files}).splitlines()[1:]]
     assert rows == [
         ["indexer", "20", "100.0%", "6", "100.0%"],
-        ["router/decide/core", "40", "75.0%", "4", "25.0%"],
+        ["router/decide", "40", "75.0%", "4", "25.0%"],
         ["all", "60", "83.3%", "10", "70.0%"],
     ]
 
