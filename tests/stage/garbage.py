@@ -1,6 +1,7 @@
 """Objects that their count of references frees, without a look of the collector."""
 
 import gc
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,7 +16,9 @@ async def freed_at_once(*kinds: type) -> AsyncIterator[None]:
     def alive() -> int:
         return sum(isinstance(each, kinds) for each in gc.get_objects())
 
-    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # what another test left unclosed
+        gc.collect()
     # What was there before is not looked at any more: a look at all objects takes a second.
     gc.freeze()
     gc.disable()
