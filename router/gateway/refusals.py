@@ -1,6 +1,7 @@
-"""The one table from reasons of refusals to HTTP: status, error body, Retry-After. Pure."""
+"""Refusals over HTTP: the gateway's own reasons, error bodies, Retry-After. Pure."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from math import ceil
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import msgspec
 
 from kvroute.client.requests.failures import Kind
 from router.request.error_forms import ErrorForm
+from router.request.refusal import Reason
 
 RETRY_S_MAX = 3600
 """Longest Retry-After."""
@@ -39,69 +41,113 @@ class Answer(NamedTuple):
     body: bytes
 
 
+class GatewayReason(StrEnum):
+    """Reasons of the gateway and the endpoint picker themselves, beside those of a router."""
+
+    http_status: int
+    meaning: str
+    """Sentences for docs/reference-statuses.md."""
+
+    def __new__(cls, value: str, http_status: int, meaning: str) -> "GatewayReason":
+        reason = str.__new__(cls, value)
+        reason._value_ = value
+        reason.http_status = http_status
+        reason.meaning = meaning
+        return reason
+
+    # fmt: off
+    INVALID_BODY = (
+        "INVALID_BODY", 400,
+        "The body can't be read or unpacked, or is no JSON object.",
+    )
+    MALFORMED_REQUEST = (
+        "MALFORMED_REQUEST", 400,
+        "The request is no HTTP, or its target no UTF-8; the connection ends.",
+    )
+    RESPONSE_GONE = (
+        "RESPONSE_GONE", 404,
+        "No worker is known to hold `previous_response_id`.",
+    )
+    UNKNOWN_PATH = (
+        "UNKNOWN_PATH", 404,
+        "The gateway has no such path.",
+    )
+    METHOD_NOT_ALLOWED = (
+        "METHOD_NOT_ALLOWED", 405,
+        "The path takes another method.",
+    )
+    BODY_TOO_SLOW = (
+        "BODY_TOO_SLOW", 408,
+        "The body's bytes were waited for over 120 s, or after 10 s came at less than 1,024 a "
+        "second.",
+    )
+    BODY_TOO_LARGE = (
+        "BODY_TOO_LARGE", 413,
+        "The body is over `gateway.body_mib_max`.",
+    )
+    UNSUPPORTED_ENCODING = (
+        "UNSUPPORTED_ENCODING", 415,
+        "`Content-Encoding` is none of zstd, gzip and deflate, or several in a row.",
+    )
+    EXPECTATION_FAILED = (
+        "EXPECTATION_FAILED", 417,
+        "`Expect` is another than `100-continue`.",
+    )
+    TOO_MANY_REQUESTS = (
+        "TOO_MANY_REQUESTS", 429,
+        "The gateway (`gateway.open_max`) or the client (`gateway.client_share`) has as many open "
+        "requests as it may.",
+    )
+    HEAD_TOO_LARGE = (
+        "HEAD_TOO_LARGE", 431,
+        "The request's line or a header is over 16 KiB; the connection ends.",
+    )
+    GATEWAY_FAULT = (
+        "GATEWAY_FAULT", 500,
+        "A fault of the gateway, or of its key for the router. It is in the log.",
+    )
+    PAIR_UNSUPPORTED = (
+        "PAIR_UNSUPPORTED", 501,
+        "The request needs a prefill and a decode worker, and can't be split for their engine.",
+    )
+    WORKER_FAILED = (
+        "WORKER_FAILED", 502,
+        "Every worker that was tried failed before its first byte.",
+    )
+    ANSWER_HEAD_TOO_LARGE = (
+        "ANSWER_HEAD_TOO_LARGE", 502,
+        "The head of the worker's good answer is over 16 KiB; no other worker is tried.",
+    )
+    HOST_FAILED = (
+        "HOST_FAILED", 503,
+        "The gateway's own host has no file descriptors, memory or ports left, or no name server.",
+    )
+    ROUTER_UNREACHABLE = (
+        "ROUTER_UNREACHABLE", 503,
+        "No router can be reached, and no worker is known.",
+    )
+    STOPPING = (
+        "STOPPING", 503,
+        "This gateway stops. Another one takes the request.",
+    )
+    WORKER_SILENT = (
+        "WORKER_SILENT", 504,
+        "The worker sent no byte for `gateway.silence_s`, or fell silent to the router before its "
+        "first byte.",
+    )
+    RESOURCE_EXHAUSTED = (
+        "RESOURCE_EXHAUSTED", 413,
+        "A message over the size that gRPC itself takes.",
+    )
+    UNAVAILABLE = (
+        "UNAVAILABLE", 503,
+        "The connection to the router broke.",
+    )
+    # fmt: on
+
+
 STATUS: Mapping[str, int] = {
-    # the router's, as in router/request/refusal.py
-    "EMPTY_PROMPT": 400,
-    "MALFORMED_PROMPT": 400,
-    "PROMPT_TOO_LONG": 400,
-    "INVALID_FIELD": 400,
-    "UNKNOWN_POLICY": 400,
-    "MODEL_REQUIRED": 400,
-    "MALFORMED_BODY": 400,
-    "TEMPLATE_REFUSED": 400,
-    "UNSUPPORTED_CONTENT": 400,
-    "UNAUTHENTICATED": 401,
-    "POLICY_NOT_ALLOWED": 403,
-    "PERMISSION_DENIED": 403,
-    "UNKNOWN_MODEL": 404,
-    "UNKNOWN_WORKER": 404,
-    "UNKNOWN_SESSION": 404,
-    "REQUEST_ID_REUSED": 409,
-    "WORKER_EXISTS": 409,
-    "OVERTAKEN": 409,
-    "MESSAGE_TOO_LARGE": 413,
-    "ALL_WORKERS_FULL": 429,
-    "QUEUE_FULL": 429,
-    "TENANT_QUOTA": 429,
-    "KEY_LIMIT": 429,
-    "QUEUE_TIMEOUT": 429,
-    "WAIT_TOO_LONG": 429,
-    "TOO_MANY_RESERVATIONS": 429,
-    "TOO_MANY_BYTES": 429,
-    "TOO_MANY_WATCHES": 429,
-    "RENDER_QUEUE_FULL": 429,
-    "INTERNAL": 500,
-    "NO_TOKENIZER": 503,
-    "RENDERER_UNAVAILABLE": 503,
-    "NO_WORKER": 503,
-    "NO_ELIGIBLE_WORKER": 503,
-    "DRAINING": 503,
-    "NO_BROKER": 503,
-    "CANCELLED": 503,
-    "DEADLINE_EXCEEDED": 504,
-    # the gateway's own
-    "INVALID_BODY": 400,
-    "MALFORMED_REQUEST": 400,
-    "RESPONSE_GONE": 404,
-    "UNKNOWN_PATH": 404,
-    "METHOD_NOT_ALLOWED": 405,
-    "BODY_TOO_SLOW": 408,
-    "BODY_TOO_LARGE": 413,
-    "UNSUPPORTED_ENCODING": 415,
-    "EXPECTATION_FAILED": 417,
-    "TOO_MANY_REQUESTS": 429,
-    "HEAD_TOO_LARGE": 431,
-    "GATEWAY_FAULT": 500,
-    "PAIR_UNSUPPORTED": 501,
-    "WORKER_FAILED": 502,
-    "ANSWER_HEAD_TOO_LARGE": 502,
-    "HOST_FAILED": 503,
-    "ROUTER_UNREACHABLE": 503,
-    "STOPPING": 503,
-    "WORKER_SILENT": 504,
-    # gRPC's own, without a reason
-    "RESOURCE_EXHAUSTED": 413,  # a message over the size that gRPC takes
-    "UNAVAILABLE": 503,
+    reason.value: reason.http_status for table in (Reason, GatewayReason) for reason in table
 }
 """Reason -> HTTP status; a reason that isn't here is a fault of a router, 500."""
 

@@ -31,7 +31,7 @@ from xxhash import xxh3_64_intdigest
 from events.engines.access import EngineAccess
 from router.request.bodies import BodyFormat
 from router.request.dialects.table import DEFAULT
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.prompt_processes.children import Children
 from router.request.prompt_processes.frames import Done
 from router.request.prompt_settings import CACHE_BYTES, MEMORY_BYTES, RendererSettings
@@ -46,6 +46,7 @@ from router.request.proving.engine_tokens import (
     Item,
 )
 from router.request.proving.proof import Difference, Proof, State, Target
+from router.request.refusal import Reason
 
 BYTES_A_TOKEN = 4
 """Bytes of a body that an estimate takes for a token."""
@@ -61,10 +62,17 @@ AUDITS_MAX = 4
 """Comparisons after the fact at once; further ones are left out."""
 AFFINITY_BYTES = 2048
 """Bytes of a body, from its begin, that say to which child it goes."""
-REFUSED = frozenset(
-    (PromptReason.MALFORMED_BODY, PromptReason.TEMPLATE_REFUSED, PromptReason.PROMPT_TOO_LONG)
-)
+REFUSED = frozenset((Reason.MALFORMED_BODY, Reason.TEMPLATE_REFUSED, Reason.PROMPT_TOO_LONG))
 """The body's own fault: it is refused, whether or not its caller requires tokens."""
+ESTIMATED = frozenset(
+    (
+        Reason.UNSUPPORTED_CONTENT,
+        Reason.NO_TOKENIZER,
+        Reason.RENDERER_UNAVAILABLE,
+        Reason.RENDER_QUEUE_FULL,
+    )
+)
+"""Other reasons of a PromptError: the length is estimated, unless the caller requires tokens."""
 
 Access = Callable[[str, str], EngineAccess]
 log = logging.getLogger("kvroute.prompts")
@@ -350,7 +358,7 @@ class Prompts:
         settings = self._models.get(ask.model, self._default)
         source = ask.source or settings.source
         if source is Source.OFF:
-            raise PromptError(PromptReason.NO_TOKENIZER, "prompts.source of the model is off")
+            raise PromptError(Reason.NO_TOKENIZER, "prompts.source of the model is off")
         if ask.engine is not None:
             self._see(ask.model, settings, ask.engine)
             if source is Source.AUTO and self.is_odd(ask.model, ask.engine):
@@ -439,7 +447,7 @@ class Prompts:
         if own is None or state is State.BARRED:
             message = "" if own is None else "the router's own tokens differed for this shape, and "
             raise PromptError(
-                PromptReason.RENDERER_UNAVAILABLE, f"{message}no engine gave tokens: {why}", shape
+                Reason.RENDERER_UNAVAILABLE, f"{message}no engine gave tokens: {why}", shape
             )
         return self._local(ask.model, target, shape, own, state)
 
@@ -468,7 +476,7 @@ class Prompts:
         """Tokens of the router's own making; raises PromptError."""
         if settings.renderer is None:
             raise PromptError(
-                PromptReason.NO_TOKENIZER,
+                Reason.NO_TOKENIZER,
                 f"no tokenizer is configured for model {model!r} (models: prompts.folder)",
             )
         pool = self._children.get(model)
@@ -482,7 +490,7 @@ class Prompts:
                 model, settings.renderer, kind, content, engine, affinity
             )
         except PromptError as error:
-            if error.reason is PromptReason.NO_TOKENIZER and self._in_force(model, settings):
+            if error.reason is Reason.NO_TOKENIZER and self._in_force(model, settings):
                 self.faults[model] = error.message
             raise
         if self._in_force(model, settings):

@@ -30,7 +30,7 @@ from router.api.service.workers_to_ask import WorkersToAsk
 from router.decide.core.core import RouterCore
 from router.fleet.eligibility import OUTPUT_TOKENS_MAX
 from router.net.listener.turns import turned
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.refusal import Reason, Refusal
 from router.request.tokens import REFUSED, MadeBy, PromptAsk, Prompts, PromptTokens, Source
 from router.request.wire.received import ReceivedRequest, text_form
@@ -251,9 +251,8 @@ class Texts:
                     request, left_s, source
                 )  # by another engine, the next in turn
         except PromptError as error:
-            reason = Reason(error.reason)
-            retry_s = RETRY_S if reason in _MOMENTARY else None
-            raise Refusal(reason, error.message, retry_s) from None
+            retry_s = RETRY_S if error.reason in _MOMENTARY else None
+            raise Refusal(error.reason, error.message, retry_s) from None
         except TimeoutError:
             raise _too_late() from None
 
@@ -283,7 +282,7 @@ class Texts:
         if made.only_for and made.count > min(most, self._longest_prompt(request)):
             why = f"{made.count} tokens by worker {made.only_for}, more than any worker takes"
             made = self.prompts.estimate(
-                ask, PromptError(PromptReason.RENDERER_UNAVAILABLE, why, made.shape)
+                ask, PromptError(Reason.RENDERER_UNAVAILABLE, why, made.shape)
             )
         if made.made_by is MadeBy.ESTIMATE:
             count = min(made.count, most, self._workers.estimate_max(request.model))
@@ -312,7 +311,7 @@ def _settle(done: "asyncio.Future[None]") -> None:
 
 def _many() -> PromptError:
     return PromptError(
-        PromptReason.RENDER_QUEUE_FULL,
+        Reason.RENDER_QUEUE_FULL,
         f"the tokens of {OPEN_MAX} prompts are being made, which is the bound",
     )
 

@@ -9,9 +9,8 @@ from typing_extensions import override
 
 from router.observe.metrics.families import counter, gauge
 from router.request.bodies import WITH_TOKENS
-from router.request.prompt_error import PromptReason
 from router.request.proving.proof import State
-from router.request.tokens import REFUSED, MadeBy, Prompts
+from router.request.tokens import ESTIMATED, MadeBy, Prompts
 
 
 class PromptCollector(Collector):
@@ -37,7 +36,7 @@ class PromptCollector(Collector):
             "Prompts without tokens whose length was estimated, by reason.",
             "reason",
             dict(prompts.estimates),
-            tuple(sorted(set(PromptReason) - REFUSED)),
+            tuple(sorted(ESTIMATED)),
         )
         yield self._differences()
         yield self._shapes()

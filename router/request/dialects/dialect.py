@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
+from router.request.refusal import Reason
 
 
 class ChatTemplate(Protocol):
@@ -82,4 +83,4 @@ class TemplateInput:
 
 
 def _no_template(what: str) -> PromptError:
-    return PromptError(PromptReason.NO_TOKENIZER, f"the tokenizer's folder has no {what}")
+    return PromptError(Reason.NO_TOKENIZER, f"the tokenizer's folder has no {what}")

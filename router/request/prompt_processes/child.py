@@ -18,8 +18,9 @@ import sys
 from time import perf_counter
 
 from router.request.bodies import BY_NAME
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.prompt_processes.frames import SIZES, Done, Job, framed, read_header
+from router.request.refusal import Reason
 from router.request.rendering.renderer import Renderer
 
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +56,7 @@ def _render(
         return Done(reason=error.reason, message=error.message, shape=error.shape), b""
     except Exception as error:  # of one body: the next one has its turn
         message = f"rendering failed: {type(error).__name__}: {error}"[:500]
-        return Done(reason=PromptReason.RENDERER_UNAVAILABLE, message=message), b""
+        return Done(reason=Reason.RENDERER_UNAVAILABLE, message=message), b""
     return (
         Done(
             count=rendered.count,

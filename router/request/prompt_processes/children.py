@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from router.request.bodies import BodyFormat
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.prompt_processes.frames import SIZES, Done, Job, framed, read_header
 from router.request.prompt_settings import MEMORY_BYTES, RendererSettings
+from router.request.refusal import Reason
 
 QUEUE_MAX = 64
 """Bodies that wait for one child."""
@@ -158,7 +159,7 @@ class _Child:
             raise _unavailable("the router stops")
         if len(self._queue) >= self._queue_max:
             raise PromptError(
-                PromptReason.RENDER_QUEUE_FULL,
+                Reason.RENDER_QUEUE_FULL,
                 f"{len(self._queue)} bodies wait for tokens, which is the bound for a process"
                 " (prompts.processes)",
             )
@@ -173,7 +174,7 @@ class _Child:
                 self._queue.remove(task)
             raise
         if done.reason:
-            raise PromptError(PromptReason(done.reason), done.message, done.shape)
+            raise PromptError(Reason[done.reason], done.message, done.shape)
         return done, tokens
 
     def stop(self) -> None:
@@ -345,7 +346,7 @@ def _exit_code(pid: int) -> int:
 
 
 def _unavailable(message: str) -> PromptError:
-    return PromptError(PromptReason.RENDERER_UNAVAILABLE, message)
+    return PromptError(Reason.RENDERER_UNAVAILABLE, message)
 
 
 def _fail(task: _Task, error: PromptError) -> None:

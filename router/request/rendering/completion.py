@@ -5,12 +5,12 @@ from typing import Any
 
 from router.request.prompt_error import (
     PromptError,
-    PromptReason,
     malformed,
     type_name,
     unsupported,
 )
 from router.request.prompt_settings import PROMPTS_MAX
+from router.request.refusal import Reason
 
 TOKEN_MAX = (1 << 32) - 1
 
@@ -32,7 +32,7 @@ def completion_prompts(fields: dict[str, Any]) -> list[Prompt]:
         raise malformed("the prompt is an empty array")
     if len(prompts) > PROMPTS_MAX:
         raise PromptError(
-            PromptReason.PROMPT_TOO_LONG,
+            Reason.PROMPT_TOO_LONG,
             f"the body has {len(prompts)} prompts; {PROMPTS_MAX} are allowed",
         )
     return prompts

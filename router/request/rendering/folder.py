@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
+from router.request.refusal import Reason
 
 FILE_BYTES_MAX = 256 << 20
 DIGEST_DIGITS = 16
@@ -58,7 +59,7 @@ def read_folder(path: Path) -> TokenizerFolder:
 
 def no_tokenizer(message: str) -> PromptError:
     """An operator's fault: there is no usable tokenizer."""
-    return PromptError(PromptReason.NO_TOKENIZER, message)
+    return PromptError(Reason.NO_TOKENIZER, message)
 
 
 def read_text(path: Path) -> str | None:

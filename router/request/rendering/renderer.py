@@ -14,8 +14,9 @@ import msgspec
 from router.request.bodies import BodyFormat
 from router.request.dialects.dialect import ChatTemplate, ModelFacts, TemplateInput
 from router.request.dialects.table import DIALECTS
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.prompt_settings import RendererSettings
+from router.request.refusal import Reason
 from router.request.rendering.body import Body, read_body
 from router.request.rendering.completion import completion_prompts
 from router.request.rendering.encoder import TOKEN_BYTES, load_encoder, token_bytes
@@ -87,7 +88,7 @@ class Renderer:
         usage_tokens = sum(map(len, prompts)) // TOKEN_BYTES
         if usage_tokens > self._settings.tokens_max:
             raise PromptError(
-                PromptReason.PROMPT_TOO_LONG,
+                Reason.PROMPT_TOO_LONG,
                 f"the body has {usage_tokens} tokens; {self._settings.tokens_max} are allowed",
             )
         return Rendered(

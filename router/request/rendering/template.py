@@ -20,7 +20,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from typing_extensions import override
 
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
+from router.request.refusal import Reason
 from router.request.rendering.content_format import loops_over_content, loops_over_named_content
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -138,7 +139,7 @@ def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _failed(sentence: str) -> PromptError:
-    return PromptError(PromptReason.TEMPLATE_REFUSED, f"the chat template failed: {sentence}")
+    return PromptError(Reason.TEMPLATE_REFUSED, f"the chat template failed: {sentence}")
 
 
 def _refused(error: Exception) -> PromptError:

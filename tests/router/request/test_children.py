@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from router.request import bodies
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.prompt_processes import children
 from router.request.prompt_processes.children import Children
 from router.request.prompt_processes.frames import SIZES
 from router.request.prompt_settings import RendererSettings
+from router.request.refusal import Reason
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
 TEMPLATE = (
@@ -38,7 +39,7 @@ def chat(content: str) -> bytes:
     return b'{"messages": [{"role": "user", "content": "%s"}]}' % content.encode()
 
 
-async def reason(work: object) -> PromptReason:
+async def reason(work: object) -> Reason:
     with pytest.raises(PromptError) as caught:
         await work  # type: ignore[misc]
     return caught.value.reason
@@ -77,11 +78,11 @@ async def test_bodies_have_their_tokens_and_faulty_ones_their_reason(
         assert len(tokens) == 4 * done.count == 4 * done.usage_tokens > 0
         assert done.shape == "chat"
         refused = pool.render("m", settings, CHAT, chat("bad"), VLLM, 0)
-        assert await reason(refused) is PromptReason.TEMPLATE_REFUSED
+        assert await reason(refused) is Reason.TEMPLATE_REFUSED
         malformed = pool.render("m", settings, CHAT, b"{", VLLM, 0)
-        assert await reason(malformed) is PromptReason.MALFORMED_BODY
+        assert await reason(malformed) is Reason.MALFORMED_BODY
         away = RendererSettings(folder="/nowhere")
-        assert await reason(pool.load("other", away)) is PromptReason.NO_TOKENIZER
+        assert await reason(pool.load("other", away)) is Reason.NO_TOKENIZER
         again = await pool.render("m", settings, CHAT, chat("hello"), VLLM, 0)
         assert again[1] == tokens
         assert not pool.killed
@@ -100,7 +101,7 @@ async def test_a_template_that_hangs_has_its_child_killed_and_the_next_body_is_r
         (pid,) = pool.pids
         hangs = asyncio.create_task(pool.render("m", settings, CHAT, chat("hang"), VLLM, 0))
         after = asyncio.create_task(pool.render("m", settings, CHAT, chat("hello"), VLLM, 0))
-        assert await reason(hangs) is PromptReason.RENDERER_UNAVAILABLE
+        assert await reason(hangs) is Reason.RENDERER_UNAVAILABLE
         assert (await after)[0].count > 0
         assert pool.killed == {"time": 1}
         assert not runs(pid)
@@ -118,7 +119,7 @@ async def test_a_child_that_dies_costs_its_body_and_no_other(settings: RendererS
         after = asyncio.create_task(pool.render("m", settings, CHAT, chat("two"), VLLM, 0))
         await asyncio.sleep(0)
         os.kill(pid, signal.SIGKILL)
-        assert await reason(lost) is PromptReason.RENDERER_UNAVAILABLE
+        assert await reason(lost) is Reason.RENDERER_UNAVAILABLE
         assert (await after)[0].count > 0
         assert pool.killed == {"exit": 1}
     finally:
@@ -139,7 +140,7 @@ async def test_the_queue_is_bounded_and_a_caller_that_leaves_makes_room(
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert pool.waiting == 3
-        assert await reason(pool.load("x", settings)) is PromptReason.RENDER_QUEUE_FULL
+        assert await reason(pool.load("x", settings)) is Reason.RENDER_QUEUE_FULL
         tasks[1].cancel()
         await asyncio.wait({tasks[1]})
         assert pool.waiting == 2
@@ -176,7 +177,7 @@ async def test_a_child_that_can_t_begin_is_not_started_over_and_over() -> None:
     try:
         settings = RendererSettings(folder="/nowhere")
         for _ in range(3):
-            assert await reason(pool.load("m", settings)) is PromptReason.RENDERER_UNAVAILABLE
+            assert await reason(pool.load("m", settings)) is Reason.RENDERER_UNAVAILABLE
         assert pool.killed == {"exit": 1}
     finally:
         await pool.close()
@@ -191,9 +192,9 @@ async def test_closing_ends_bodies_that_wait(settings: RendererSettings) -> None
     await asyncio.sleep(0)
     await pool.close()
     for task in tasks:
-        assert await reason(task) is PromptReason.RENDERER_UNAVAILABLE
+        assert await reason(task) is Reason.RENDERER_UNAVAILABLE
     assert not runs(pid)
-    assert await reason(pool.load("m", settings)) is PromptReason.RENDERER_UNAVAILABLE
+    assert await reason(pool.load("m", settings)) is Reason.RENDERER_UNAVAILABLE
 
 
 PARENT = """
@@ -251,7 +252,7 @@ async def test_a_child_that_answers_nonsense_costs_its_body_and_no_other(
         waits = [pool.render("m", settings, CHAT, chat("a"), VLLM, 0) for _ in range(2)]
         for error in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(error, PromptError)
-            assert error.reason is PromptReason.RENDERER_UNAVAILABLE
+            assert error.reason is Reason.RENDERER_UNAVAILABLE
         assert pool.killed == {"exit": 2}
         assert pool.waiting == 0
     finally:
@@ -279,7 +280,7 @@ async def test_closing_while_a_child_starts_leaves_none_behind(
     waits = asyncio.create_task(pool.load("m", settings))
     await reached.wait()
     await pool.close()
-    assert await reason(waits) is PromptReason.RENDERER_UNAVAILABLE
+    assert await reason(waits) is Reason.RENDERER_UNAVAILABLE
     assert is_reaped(pids[0])
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from router.request import bodies
 from router.request.dialects.table import DIALECTS
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.prompt_processes.children import Children
 from router.request.prompt_settings import PROMPTS_MAX, RendererSettings
+from router.request.refusal import Reason
 from router.request.rendering.renderer import Renderer
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, chat
 from tests.stage.prompts.captures import TEMPLATES
@@ -121,7 +122,7 @@ def test_a_body_that_no_engine_reads_is_malformed(
 ) -> None:
     error = outcome(renderers[0], bodies.CHAT, data, engine)
     assert error is not None
-    assert error.reason is PromptReason.MALFORMED_BODY
+    assert error.reason is Reason.MALFORMED_BODY
     assert sentence in error.message
 
 
@@ -154,7 +155,7 @@ def test_prompts_are_bounded(renderers: list[Renderer]) -> None:
     for count, refused in ((PROMPTS_MAX, False), (PROMPTS_MAX + 1, True)):
         body = json.dumps({"prompt": ["x"] * count}).encode()
         error = outcome(renderers[0], bodies.COMPLETION, body, "vllm")
-        assert (error is not None and error.reason is PromptReason.PROMPT_TOO_LONG) is refused
+        assert (error is not None and error.reason is Reason.PROMPT_TOO_LONG) is refused
 
 
 def in_child(template: str, body: dict[str, Any], folder: Path, **bounds: Any) -> PromptError:
@@ -198,7 +199,7 @@ def in_child(template: str, body: dict[str, Any], folder: Path, **bounds: Any) -
 )
 def test_a_template_that_fails_is_an_outcome(template: str, tmp_path: Path) -> None:
     error = in_child(template, CHATS["user"], tmp_path)
-    assert error.reason is PromptReason.TEMPLATE_REFUSED
+    assert error.reason is Reason.TEMPLATE_REFUSED
     assert error.shape == "chat"
 
 
@@ -224,11 +225,11 @@ def test_a_template_that_takes_memory_is_an_outcome_within_its_bound(
     template = GREEDY[seed].format(n=rng.choice((10**9, 10**10, 10**12, 2**40)))
     body = CHATS["user"]
     error = in_child(template, body, tmp_path, memory_bytes=320 << 20)
-    assert error.reason in (PromptReason.TEMPLATE_REFUSED, PromptReason.RENDERER_UNAVAILABLE)
+    assert error.reason in (Reason.TEMPLATE_REFUSED, Reason.RENDERER_UNAVAILABLE)
 
 
 def test_a_template_that_is_none_is_refused_on_load(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "{% for %}")
     with pytest.raises(PromptError, match="chat template failed") as raised:
         Renderer(RendererSettings(folder=str(folder)))
-    assert raised.value.reason is PromptReason.TEMPLATE_REFUSED
+    assert raised.value.reason is Reason.TEMPLATE_REFUSED

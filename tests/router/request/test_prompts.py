@@ -12,11 +12,12 @@ from typing_extensions import override
 
 from events.engines.access import EngineAccess
 from router.request import bodies
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.prompt_settings import RendererSettings
 from router.request.proving.canaries import canaries
 from router.request.proving.engine_tokens import EngineAway, EngineRefused, Engines
 from router.request.proving.proof import Difference, State, Target
+from router.request.refusal import Reason
 from router.request.rendering.renderer import Renderer
 from router.request.tokens import (
     CANARIES_MAX,
@@ -169,7 +170,7 @@ async def test_without_tokens_the_length_is_estimated_or_the_prompt_refused(requ
             return
         with pytest.raises(PromptError) as caught:
             await prompts.tokens_of(ask)
-        assert caught.value.reason is PromptReason.NO_TOKENIZER
+        assert caught.value.reason is Reason.NO_TOKENIZER
 
 
 async def test_a_body_that_is_wrong_is_refused_though_no_tokens_are_required(
@@ -179,7 +180,7 @@ async def test_a_body_that_is_wrong_is_refused_though_no_tokens_are_required(
         for at in (None, engine.at()):
             with pytest.raises(PromptError) as caught:
                 await prompts.tokens_of(PromptAsk("m", CHAT, b'{"messages": 7}', at))
-            assert caught.value.reason is PromptReason.MALFORMED_BODY
+            assert caught.value.reason is Reason.MALFORMED_BODY
 
 
 async def test_sources_as_configured_or_as_the_caller_wants(

@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from router.request import bodies
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
 from router.request.prompt_settings import RendererSettings
+from router.request.refusal import Reason
 from router.request.rendering.renderer import Renderer
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
@@ -66,11 +67,11 @@ def test_settings_cross_to_a_child(folder: Path) -> None:
 def test_a_missing_folder_and_a_missing_template_say_so(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"holds no tokenizer\.json") as raised:
         Renderer(RendererSettings(folder=str(tmp_path)))
-    assert raised.value.reason is PromptReason.NO_TOKENIZER
+    assert raised.value.reason is Reason.NO_TOKENIZER
     bare = make_folder(tmp_path, None)
     with pytest.raises(PromptError, match="has no chat template") as raised:
         rendered(bare, bodies.CHAT, CHAT)
-    assert raised.value.reason is PromptReason.NO_TOKENIZER
+    assert raised.value.reason is Reason.NO_TOKENIZER
     assert raised.value.shape == "chat"
 
 
@@ -79,7 +80,7 @@ def test_a_prompt_over_the_bound_is_refused(folder: Path) -> None:
     assert len(rendered(folder, bodies.COMPLETION, body, tokens_max=11)) == 11
     with pytest.raises(PromptError) as raised:
         rendered(folder, bodies.COMPLETION, body, tokens_max=10)
-    assert raised.value.reason is PromptReason.PROMPT_TOO_LONG
+    assert raised.value.reason is Reason.PROMPT_TOO_LONG
 
 
 def test_another_template_has_another_digest(folder: Path, tmp_path: Path) -> None:

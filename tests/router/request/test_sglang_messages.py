@@ -6,7 +6,8 @@ import pytest
 
 from router.request.dialects.dialect import ModelFacts
 from router.request.dialects.sglang_messages import to_chat
-from router.request.prompt_error import PromptError, PromptReason
+from router.request.prompt_error import PromptError
+from router.request.refusal import Reason
 
 FACTS = ModelFacts({}, {}, "auto", tools_dropped=False)
 USER = {"role": "user", "content": "Hello"}
@@ -129,7 +130,7 @@ def test_the_rest_is_left_to_the_engine(
 ) -> None:
     with pytest.raises(PromptError) as caught:
         chat(*messages, **fields)
-    assert caught.value.reason is PromptReason.UNSUPPORTED_CONTENT
+    assert caught.value.reason is Reason.UNSUPPORTED_CONTENT
 
 
 @pytest.mark.parametrize(
