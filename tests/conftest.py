@@ -76,14 +76,15 @@ async def accept_connection(
     extra: Any,
     tls: Any = None,
     server: asyncio.Server | None = None,
-    *timeouts: float | None,
+    *others: Any,
+    **named: Any,
 ) -> None:
     """Takes a connection as asyncio does, but closes one whose server was closed in that turn of
     the loop. asyncio forgets it, and the garbage collector finds its socket in another test."""
     if server is not None and not server.sockets:
         connection.close()
         return
-    await ACCEPT(loop, protocol, connection, extra, tls, server, *timeouts)
+    await ACCEPT(loop, protocol, connection, extra, tls, server, *others, **named)
 
 
 ACCEPT = BaseSelectorEventLoop._accept_connection2
