@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-NATIVE := $(wildcard indexer/*.pyx indexer/*.pxd router/*/*.pyx router/*/*.pxd router/*/native/*.pxi indexer/native/*.h router/*/native/*.h)
+NATIVE := $(shell find indexer router -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 $(STAMP): pyproject.toml setup.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvroute needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (once, a minute or two)"
@@ -72,7 +72,7 @@ sanitize: $(STAMP) ## the native parts' tests, and SECONDS=60 of the fuzzer, und
 	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && find $(SANITIZED)/src -name "*.so" -delete
 	@cp -r tests/events tests/indexer tests/router tests/fuzz tests/golden tests/stage tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
 	@CFLAGS="$(SANITIZERS)" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
-	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m pytest -q tests/indexer tests/fuzz tests/router/wire/test_received.py tests/router/fleet/test_recent_blocks.py tests/router/policies/test_kernels.py tests/router/policies/test_kernel_stories.py tests/router/desk $(ARGS)
+	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m pytest -q tests/indexer tests/fuzz tests/router/request/wire/test_received.py tests/router/fleet/test_recent_blocks.py tests/router/decide/policies/test_kernels.py tests/router/decide/policies/test_kernel_stories.py tests/router/api/desk $(ARGS)
 	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
 
 COMPILED := build/compiled
@@ -80,7 +80,7 @@ compiled: $(STAMP) ## tests of the router and the simulator on the modules that 
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	@git ls-files -z | xargs -0 cp -p --parents -t $(COMPILED) && find indexer router -name '*.so' -exec cp -p --parents -t $(COMPILED) {} +
 	@cd $(COMPILED) && KVROUTE_COMPILED=1 $(abspath $(BIN))/python setup.py build_ext --inplace > build.log 2>&1 || { cat build.log >&2; exit 1; }
-	@cd $(COMPILED) && $(abspath $(BIN))/python -c 'import router.decision.decider as made; assert not made.__file__.endswith(".py"), made'
+	@cd $(COMPILED) && $(abspath $(BIN))/python -c 'import router.decide.decision.decider as made; assert not made.__file__.endswith(".py"), made'
 	@cd $(COMPILED) && $(abspath $(BIN))/python -m pytest -q -n $(or $(JOBS),auto) --dist worksteal -m "not long" $(or $(ARGS),tests/router tests/simulator)
 
 fuzz: $(STAMP) ## native, MessagePack and HTTP/2 readers on random bytes: SECONDS=60 SEED=0

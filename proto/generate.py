@@ -16,7 +16,7 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 ROOT = Path(__file__).parent
-NUMBERS = ROOT.parent / "router" / "wire" / "native" / "field_numbers.h"
+NUMBERS = ROOT.parent / "router" / "request" / "wire" / "native" / "field_numbers.h"
 NATIVE = (
     "TokenIds", "BlockHashes", "RouteRequest", "RouteItem", "RouteBatch", "RouteResult",
     "RouteResults", "RouteResponse", "Alternative", "OverlapTokens", "CandidateRow", "Receipt",

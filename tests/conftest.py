@@ -1,12 +1,16 @@
 """What all tests share."""
 
+import asyncio
 import gc
 import logging
 import os
 import random
+import socket
 import traceback
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,7 +18,7 @@ from hypothesis import HealthCheck, settings
 # As the `kvroute` command does, before anything imports gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 from kvroute.client import KvRouteClient
-from router.decision import decider
+from router.decide.decision import decider
 
 LONG = ("bar", "chaos", "distribution", "end_to_end", "hostile", "simulation")
 """Folders of long tests: processes, whole fleets, packages. They are marked `long`, as single tests
@@ -63,6 +67,28 @@ def pytest_collection_finish() -> None:
     """The garbage collector runs from now on, and never goes over what was imported."""
     gc.freeze()
     gc.enable()
+
+
+async def accept_connection(
+    loop: BaseSelectorEventLoop,
+    protocol: Any,
+    connection: socket.socket,
+    extra: Any,
+    tls: Any = None,
+    server: asyncio.Server | None = None,
+    *others: Any,
+    **named: Any,
+) -> None:
+    """Takes a connection as asyncio does, but closes one whose server was closed in that turn of
+    the loop. asyncio forgets it, and the garbage collector finds its socket in another test."""
+    if server is not None and not server.sockets:
+        connection.close()
+        return
+    await ACCEPT(loop, protocol, connection, extra, tls, server, *others, **named)
+
+
+ACCEPT = BaseSelectorEventLoop._accept_connection2
+BaseSelectorEventLoop._accept_connection2 = accept_connection
 
 
 @pytest.hookimpl(wrapper=True)

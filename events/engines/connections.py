@@ -3,7 +3,7 @@
 aiohttp reads interim answers (1xx) for as long as they come, keeps what comes on an idle
 connection, lets the reader of a body wait whose bytes can't be parsed, and does not say whether a
 connection was used before. `_factory` of its connector makes the protocol of each connection: a
-private name, which tests/router/front/gateway/test_engine_answers.py watches.
+private name, which tests/router/gateway/server/test_engine_answers.py watches.
 
 Laws:
 - a head is parsed in pieces of PIECE_BYTES, and the bytes up to its end, those of interim answers

@@ -99,7 +99,7 @@ class Engine:
     decode_caches: bool = True
     """Whether decode workers keep a prefix cache, and publish events of it."""
     unpaired_bodies: frozenset[str] = frozenset()
-    """Names of the body formats (router/prompts/bodies.py) in which it drops what a pair's halves
+    """Names of the body formats (router/request/bodies.py) in which it drops what a pair's halves
     tell each other."""
     chat_tokens: Callable[[Sequence[int]], dict[str, Any]] | None = None
     """Token ids -> the fields of a chat's body that have the engine compute them, and not render

@@ -36,7 +36,7 @@ class Demand(NamedTuple):
     went: int = 0
     """Requests that waited there and have a worker, since the router began to count."""
     credit: float = 0.0
-    """Turns that the band is owed; see router/queue/turns/pool_share.py."""
+    """Turns that the band is owed; see router/decide/queue_turns/pool_share.py."""
     tenants: tuple[tuple[int, int], ...] = ()
     """(64 bits of a tenant's hash, its waiting requests), where tenants share."""
 

@@ -88,7 +88,7 @@ class Verdict(NamedTuple):
     left_s: float
     """Seconds until it is probed."""
     cause: str
-    """See router/health/outliers.py."""
+    """See router/fleet/health/outliers.py."""
 
 
 class Moved(NamedTuple):

@@ -162,7 +162,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     sent_at_s: UnixSeconds
     warnings: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     warning_codes: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
-    """Codes (router/health/warnings.py) of the first warnings; the others have the code `relay`."""
+    """Codes (router/fleet/health/warnings.py) of the first warnings; the others have the code
+    `relay`."""
     kv_connector: Name = ""
     """Connector that transfers KV caches: a name of vLLM's --kv-transfer-config."""
     kv_engine_id: Name = ""

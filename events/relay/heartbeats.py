@@ -158,7 +158,8 @@ class Heartbeats:
         return ids.get(rank) or configured
 
     def _coded_warnings(self, shell: RankShell) -> list[tuple[str, str]]:
-        """(code, sentence) of warnings with a code of their own in router/health/warnings.py."""
+        """(code, sentence) of warnings with a code of their own in
+        router/fleet/health/warnings.py."""
         troubles = {**self._supervisor.troubles(), **shell.supervisor.troubles()}
         coded = [
             (RELAY_FAILING, f"its relay fails at {work}, and retries: {error}")

@@ -124,7 +124,7 @@ TARGET_VARIABLES = (
     "KVROUTE_TARGET_TOKEN_FILE",
 )
 """Variables of the flags --tls, --tls-ca and so on, in the order of the flags
-(router/cli/calls/dialing.py)."""
+(router/app/calls/dialing.py)."""
 _OTHER_VARIABLES = frozenset({"KVROUTE_CONFIG", "KVROUTE_TARGET", *TARGET_VARIABLES})
 """Variables of the command line that are no keys of a configuration."""
 

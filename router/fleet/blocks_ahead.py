@@ -11,7 +11,7 @@
     prompt  the same without the output
     others  blocks of all that is expected of open requests there
     growth  blocks by which answers, the request's own included, outgrow what they hold now before
-            one of them ends (router/reservations/outputs.py)
+            one of them ends (router/fleet/reservations/outputs.py)
 
 Requests of other replicas are taken to be like ours on the same worker. The idea is that of Chitu's
 scheduler, which simulates the blocks ahead before it admits a task. Pure.
@@ -23,8 +23,8 @@ import numpy as np
 
 from indexer.identity import WorkerKey
 from router.fleet.pools import Pool, heartbeat_of
+from router.fleet.reservations.load import WorkerLoad
 from router.request.prompt import Prompt
-from router.reservations.load import WorkerLoad
 
 SIMULATED_MAX = 16
 """Workers whose blocks are looked at step by step for one request: 20 us each. Of others that are

@@ -12,12 +12,12 @@ import numpy.typing as npt
 from indexer.identity import WorkerKey
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.rates import PrefillColumns, PrefillRates
+from router.fleet.reservations.load import WorkerLoad
+from router.fleet.reservations.sessions import Sessions
 from router.fleet.table import Column, Flags
 from router.fleet.topology import PlaceLabels, Topology
 from router.fleet.working_set import WorkingSets
 from router.request.prompt import Prompt
-from router.reservations.load import WorkerLoad
-from router.reservations.sessions import Sessions
 
 
 class Further:

@@ -31,12 +31,12 @@ from events.feed.fleet_view import FleetView, Source, schedulable
 from events.feed.stream import StreamState
 from events.plane.facts import Heartbeat
 from indexer.identity import WorkerKey
-from router.fleet.load_columns import LoadColumns
+from router.fleet.health.capacity import Capacities
 from router.fleet.models import Models
+from router.fleet.reservations.load import WorkerLoad
+from router.fleet.reservations.load_columns import LoadColumns
 from router.fleet.table import COLUMNS
-from router.health.capacity import Capacities
 from router.request.refusal import Reason, Refusal
-from router.reservations.load import WorkerLoad
 
 RECOVERING_TRUST = 0.5
 """Share of a recovering stream's overlap that counts: it was right until the gap."""

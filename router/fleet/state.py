@@ -1,7 +1,7 @@
 """The state of the fleet as one replica knows it: workers, loads, models, rates, sessions. Pure.
 
-`Fleet` owns these tables and answers questions about them; RouterCore (router/core/core.py) is the
-one that changes them. Other modules only read.
+`Fleet` owns these tables and answers questions about them; RouterCore (router/decide/core/core.py)
+is the one that changes them. Other modules only read.
 """
 
 from collections import Counter
@@ -17,24 +17,24 @@ from indexer.identity import WorkerKey
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.fleet.eligibility import DRAINED
+from router.fleet.health.capacity import Capacities
+from router.fleet.health.first_tokens import FirstTokens
+from router.fleet.health.ignored_priorities import IgnoredPriorities
+from router.fleet.health.outliers import Outliers
+from router.fleet.health.self_check import SelfCheck
+from router.fleet.health.warnings import FleetWatch, WarningCode, WorkerWarning
 from router.fleet.models import Models
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pools
 from router.fleet.rates import PrefillRates
+from router.fleet.reservations.load import WorkerLoad
+from router.fleet.reservations.reservations import Ending
+from router.fleet.reservations.sessions import Sessions
 from router.fleet.tenants import Tenants
 from router.fleet.topology import PlaceLabels
 from router.fleet.working_set import WorkingSets
-from router.health.capacity import Capacities
-from router.health.first_tokens import FirstTokens
-from router.health.ignored_priorities import IgnoredPriorities
-from router.health.outliers import Outliers
-from router.health.self_check import SelfCheck
-from router.health.warnings import FleetWatch, WarningCode, WorkerWarning
 from router.request.refusal import Refusal
 from router.request.request import Role
-from router.reservations.load import WorkerLoad
-from router.reservations.reservations import Ending
-from router.reservations.sessions import Sessions
 
 Trouble = Callable[[Source, str], str]
 """What is wrong with a worker of a model (its first name; empty: not known yet), as a sentence;

@@ -8,7 +8,7 @@ from events.plane.facts import Heartbeat
 class Narrowing(NamedTuple):
     """What narrows a request to some workers of its model and role; an empty field narrows nothing.
 
-    A field's rule is in `excludes`, its reading in router/desk/request_codec.py.
+    A field's rule is in `excludes`, its reading in router/api/desk/request_codec.py.
     """
 
     lora_name: str = ""

@@ -46,7 +46,7 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     PAIR = "pair"
-    """Two workers, or one (router/decision/pairs.py). No worker has this role."""
+    """Two workers, or one (router/decide/decision/pairs.py). No worker has this role."""
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from router.cli.run import run
+from router.app.cli.run import run
+from router.app.processes.logs import set_up
 from router.config.settings.serving_settings import LogSettings
-from router.processes.logs import set_up
 from simulator.cli.capacity import capacity
 from simulator.cli.replay import replay
 from simulator.cli.simulate import simulate

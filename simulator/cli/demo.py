@@ -20,10 +20,10 @@ from rich.console import Console
 
 from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressResult
-from router.children.nats_server import NatsChild, NatsChildError
-from router.children.process import end, start
-from router.cli.text import line
-from router.policies import POLICIES
+from router.app.cli.text import line
+from router.cluster.children.nats_server import NatsChild, NatsChildError
+from router.cluster.children.process import end, start
+from router.decide.policies import POLICIES
 from simulator.cli.demo_chats import show_chats
 from simulator.cli.gateway import workers_ready
 from simulator.live import demo
@@ -138,7 +138,7 @@ async def _kvroute(
     file.write_text(yaml.safe_dump(msgspec.to_builtins(config)), encoding="utf-8")
     logfile = folder / f"{command}.log"
     with logfile.open("wb") as output:
-        program = [sys.executable, "-m", "router.cli.main", command, "--config", str(file)]
+        program = [sys.executable, "-m", "router.app.main", command, "--config", str(file)]
         process = await start(program, None if verbose else output)
     try:
         yield

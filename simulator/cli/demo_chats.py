@@ -15,8 +15,8 @@ from rich.console import Console
 
 from kvroute.client import KvRouteClient, read_usage
 from kvroute.v1 import CandidateRow
-from router.cli.text import line
-from router.processes.router_process import RouterApp
+from router.app.cli.text import line
+from router.app.processes.router_process import RouterApp
 from simulator.cli.gateway import gateway_config, workers_ready
 from simulator.engines.profile import load_profile
 from simulator.live.engine import EngineConfig

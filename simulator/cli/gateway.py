@@ -16,10 +16,10 @@ from rich.console import Console
 
 from events.plane.settings import EngineSettings
 from kvroute.client import KvRouteClient
+from router.app.processes.router_process import RouterApp
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.serving_settings import GrpcSettings, LogSettings, MetricsSettings
-from router.processes.router_process import RouterApp
 from simulator.live.addresses import LOOPBACK, Ports
 from simulator.live.engine import EngineConfig
 from simulator.live.run import engines_table, live_engines, show_commands, warn_of_strangers

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from router.cli.flags import shared_option
+from router.app.cli.flags import shared_option
 from router.config.settings.presets import PRESETS
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from router.app.processes.logs import set_up
 from router.config.settings.serving_settings import LogSettings
-from router.processes.logs import set_up
 from simulator.cli.options import File, NotNegative, as_output, engine_options
 from simulator.cli.runs import scheduler_of
 

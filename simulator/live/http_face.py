@@ -21,7 +21,7 @@ from aiohttp import web
 
 from events.engines.sglang.engine import SGLANG
 from events.engines.vllm.engine import VLLM
-from router.prompts.bodies import CHAT, COMPLETION, MESSAGES, BodyFormat
+from router.request.bodies import CHAT, COMPLETION, MESSAGES, BodyFormat
 from simulator.live import sglang_pages, vllm_pages
 from simulator.live.addresses import LOOPBACK, authority
 from simulator.live.completion_wire import (

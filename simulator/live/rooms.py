@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 import aiohttp
 from aiohttp import web
 
-from router.listener.addresses import listening
+from router.net.listener.addresses import listening
 
 WAIT_S = 300.0
 """SGLang's own limit, of both halves."""

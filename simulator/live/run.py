@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.keys.exposure import is_loopback
+from router.net.keys.exposure import is_loopback
 from simulator.live.addresses import LOOPBACK, Ports
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig

@@ -15,13 +15,13 @@ from math import inf
 
 import numpy as np
 
-from router.core.progress import Pick, Progress, ProgressState
+from router.decide.core.progress import Pick, Progress, ProgressState
+from router.fleet.reservations.reservations import Ending, Reservation
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request, Role
 from router.request.wait import Wait
-from router.reservations.reservations import Ending, Reservation
 from simulator.engines.content import ChainContent, TokenContent
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import Content, Output, RequestRefused, Sequence, Submission
@@ -79,7 +79,7 @@ class Life:
 
 @dataclass(slots=True, eq=False)
 class Asking:
-    """A request at a router: a Job of router/core/admission.py."""
+    """A request at a router: a Job of router/decide/core/admission.py."""
 
     clients: "Clients"
     life: Life

@@ -23,10 +23,10 @@ from typing_extensions import override
 
 from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
+from router.decide.waiter import Fate, Waiter
 from router.fleet.pools import heartbeat_of
-from router.queue.waiter import Fate, Waiter
-from router.reservations.load import WorkerLoad
-from router.reservations.reservations import Ending
+from router.fleet.reservations.load import WorkerLoad
+from router.fleet.reservations.reservations import Ending
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.engines.scheduler import Sequence
 from simulator.world.clients import Asking, Clients

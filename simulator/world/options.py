@@ -10,9 +10,9 @@ import msgspec
 
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import RoutingSettings
-from router.policies.configured import configured
-from router.policies.own import is_own
-from router.policies.policy import Policy
+from router.decide.policies.configured import configured
+from router.decide.policies.own import is_own
+from router.decide.policies.policy import Policy
 from router.request.request import Role
 from simulator.engines.cost_model import Distance, NoLink, SlowedCost
 from simulator.engines.scheduler import SchedulerConfig

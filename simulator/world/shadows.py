@@ -3,9 +3,9 @@
 Law: a run with shadows has the same results as without.
 """
 
-from router.audit.shadow_policy import Agreement, Shadow
-from router.decision.decision import Decision
-from router.policies.configured import that_watches
+from router.decide.decision.decision import Decision
+from router.decide.policies.configured import that_watches
+from router.observe.audit.shadow_policy import Agreement, Shadow
 from simulator.traffic.results import ShadowResult
 from simulator.world.options import RunOptions
 

@@ -17,9 +17,9 @@ from simulator.world.virtual_relay import VirtualRelay
 from simulator.world.virtual_router import Plane, VirtualRouter
 
 TELL_S = 0.02
-"""Seconds between a replica's messages to its peers, as in router/replicas/peer_link.py."""
+"""Seconds between a replica's messages to its peers, as in router/cluster/replicas/peer_link.py."""
 LOOK_S = 0.05
-"""Seconds between turns of requests that wait, as in router/processes/router_clock.py."""
+"""Seconds between turns of requests that wait, as in router/app/processes/router_clock.py."""
 _PULL_JITTER_S = 0.2
 """Jitter of pulls, seconds, as in the feed, so that routers' requests don't come all at once."""
 _PULL_TIMEOUT_S = 2.0

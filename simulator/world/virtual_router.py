@@ -18,9 +18,9 @@ from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.settings.fleet_settings import FleetSettings, IndexSettings
-from router.copies.hot_prefixes import HotPrefixes, Means, carried
-from router.core.admission import Admission
-from router.core.core import RouterCore
+from router.decide.copies.hot_prefixes import HotPrefixes, Means, carried
+from router.decide.core.admission import Admission
+from router.decide.core.core import RouterCore
 from router.request.refusal import Reason, Refusal
 from simulator.engines.cost_model import Distance, PrefillChunk
 from simulator.world.options import RunOptions

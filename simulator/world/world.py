@@ -21,8 +21,8 @@ from functools import partial
 from math import ceil
 
 from events.feed.stream import StreamState
-from router.copies.copies import Cancel, Copy, CopyFate
-from router.copies.hot_prefixes import HotPrefixes
+from router.decide.copies.copies import Cancel, Copy, CopyFate
+from router.decide.copies.hot_prefixes import HotPrefixes
 from simulator.engines.content import ChainContent
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import Output, RequestRefused, Submission

@@ -5,8 +5,8 @@ kvroute replay TRACE --compare simulator.world.yardsticks:random
 
 import numpy as np
 
-from router.policies.candidates import Candidates
-from router.policies.policy import Scores
+from router.decide.policies.candidates import Candidates
+from router.decide.policies.policy import Scores
 
 
 def random(rows: Candidates) -> Scores:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexer.kernel import NativeIndex
-from router.core.counts import Counts
-from router.core.progress import Pick, Progress, ProgressState
+from router.decide.core.counts import Counts
+from router.decide.core.progress import Pick, Progress, ProgressState
 from tests.bench.timing import row
 from tests.stage.console import Served, served
 from tests.stage.fleet import Fleet, prompt

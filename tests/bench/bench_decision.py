@@ -26,14 +26,14 @@ from indexer.hashing import block_hashes, prefix_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
+from router.api.desk import request_codec
+from router.api.desk.answer_codec import answer_writer
 from router.config.settings.routing_settings import RoutingSettings
-from router.core.core import RouterCore
-from router.core.progress import Progress, ProgressState
-from router.desk import request_codec
-from router.desk.answer_codec import answer_writer
+from router.decide.core.core import RouterCore
+from router.decide.core.progress import Progress, ProgressState
+from router.fleet.reservations.reservations import Reservation
 from router.request.prompt import Prompt
 from router.request.request import Request
-from router.reservations.reservations import Reservation
 from tests.bench.timing import row
 
 PROMPTS = 50

@@ -17,7 +17,7 @@ import msgspec
 from events.engines.wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, TOKENS_MAX
 from events.plane.facts import Epoch
 from events.relay.rank import Rank
-from router.cli.run import COLLECTED_AFTER
+from router.app.cli.run import COLLECTED_AFTER
 from tests.bench.timing import row
 
 BLOCK_TOKENS = 16

@@ -3,7 +3,7 @@
 10 million blocks in the index and 10,000 open reservations; what the process had at its start is
 frozen. Then decisions go on, each with the end of the oldest reservation. A pause is the CPU time
 of the loop's thread between the collector's begin and its end, so others' turns on the core don't
-count. The command sets other thresholds for this reason (router/cli/run.py, docs/decisions.md).
+count. The command sets other thresholds for this reason (router/app/cli/run.py, docs/decisions.md).
 """
 
 import gc
@@ -18,7 +18,7 @@ import numpy as np
 from events.feed.fleet_view import FleetView
 from events.plane.facts import Epoch, FactsMessage, Stored, encode, pack_hashes
 from indexer.identity import WorkerKey
-from router.cli.run import COLLECTED_AFTER
+from router.app.cli.run import COLLECTED_AFTER
 from tests.bench.bench_decision import DECISIONS, Stage
 from tests.bench.timing import row
 

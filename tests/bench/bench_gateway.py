@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from router.prompts.prompts import ModelPrompts, Source
+from router.request.tokens import ModelPrompts, Source
 from tests.bench.timing import beside, row
 from tests.stage.served import served
 
@@ -124,7 +124,7 @@ async def _gateway(stack: AsyncExitStack, router: int) -> Proxy:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", "gateway", "--router", f"127.0.0.1:{router}"),
+        *(sys.executable, "-m", "router.app.main", "gateway", "--router", f"127.0.0.1:{router}"),
         *("--listen", f"127.0.0.1:{port}", "--log-level", "warning"),
     )
     stack.push_async_callback(process.wait)

@@ -27,8 +27,8 @@ from events.plane.settings import NatsSettings
 from events.relay.relay import Relay
 from kvroute.client import KvRouteClient
 from kvroute.client.messages.options import route_request
-from router.children.nats_server import NatsChild
-from router.children.process import end, start
+from router.cluster.children.nats_server import NatsChild
+from router.cluster.children.process import end, start
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
@@ -196,7 +196,7 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
             }
         file = folder / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "router.cli.main", "serve", "--config", str(file)]
+        command = [sys.executable, "-m", "router.app.main", "serve", "--config", str(file)]
         router = await start(command, None)
         stack.push_async_callback(end, router)
         broker = Broker(NatsSettings(), nats.url, "relays")

@@ -28,7 +28,7 @@ from events.plane.clock import unix_now
 from events.plane.settings import NatsSettings
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.children.nats_server import NatsChild
+from router.cluster.children.nats_server import NatsChild
 from tests.bench.nats_side import EVENT_BLOCKS, FLEET, TOPIC
 from tests.bench.timing import row
 
@@ -94,7 +94,7 @@ async def _latency(url: str, load: float) -> tuple[float, float]:
     async with _child("engine") as engine:
         port = (await engine.hear())["port"]
         relay = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.cli.main", "relay", "--worker-id", PROBE.worker_id),
+            *(sys.executable, "-m", "router.app.main", "relay", "--worker-id", PROBE.worker_id),
             *("--fleet", FLEET, "--nats", url, "--address", "none", "--topic", TOPIC),
             *("--events", f"tcp://127.0.0.1:{port}", "--metrics-listen", ""),
             *("--log-level", "error"),

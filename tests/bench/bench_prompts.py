@@ -18,9 +18,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from router.prompts import bodies
-from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import RendererSettings
+from router.request import bodies
+from router.request.prompt_settings import RendererSettings
+from router.request.rendering.renderer import Renderer
 from tests.bench.environments import Missing, python_of, run
 from tests.bench.timing import beside, row
 from tests.stage.prompts.bodies import TOOLS

@@ -19,8 +19,8 @@ import numpy as np
 
 from indexer.hashing import HashArray
 from router.config.settings.queue_settings import BandSettings, QueueSettings, TenantsSettings
-from router.queue.admission_queue import AdmissionQueue
-from router.queue.waiter import Waiter
+from router.decide.queue.admission_queue import AdmissionQueue
+from router.decide.waiter import Waiter
 from tests.bench.timing import row
 
 POOL = "model"

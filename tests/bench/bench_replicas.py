@@ -28,9 +28,9 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressState
-from router.children.process import end, start
-from router.replicas.peer_link import HEARD_PER_S
-from router.reservations.load import WorkerLoad
+from router.cluster.children.process import end, start
+from router.cluster.replicas.peer_link import HEARD_PER_S
+from router.fleet.reservations.load import WorkerLoad
 from tests.bench.timing import row
 from tests.stage.fleet import START_S, Fleet, hashes
 from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
@@ -131,7 +131,7 @@ async def _imbalance(routers: int, tell: bool, seed: int) -> float:
         for _ in range(routers):
             address = f"127.0.0.1:{free_port()}"
             command = [
-                *(sys.executable, "-m", "router.cli.main", "serve", "--nats", stage.nats.url),
+                *(sys.executable, "-m", "router.app.main", "serve", "--nats", stage.nats.url),
                 *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
                 *("--routing-policy", "least-loaded"),
                 *("--fleet-inflight", str(tell)),

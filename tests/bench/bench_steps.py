@@ -23,25 +23,25 @@ from prometheus_client import CollectorRegistry
 
 from indexer.hashing import block_hashes
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.audit.observers import Watchers
-from router.cli.run import COLLECTED_AFTER
+from router.api.desk.counters import Metrics
+from router.api.desk.desk import Desk
+from router.api.desk.reports import Reports
+from router.api.service.calls import Guard
+from router.api.service.fleet_service import FleetService
+from router.api.service.inbound import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
+from router.api.service.router_service import RouterService
+from router.api.service.server import GrpcServer
+from router.api.service.texts import Texts
+from router.app.cli.run import COLLECTED_AFTER
+from router.cluster.replicas.fleet_commands import ControlDesk
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
-from router.core.admission import Admission
-from router.core.core import RouterCore
-from router.desk.counters import Metrics
-from router.desk.desk import Desk
-from router.desk.reports import Reports
+from router.decide.core.admission import Admission
+from router.decide.core.core import RouterCore
+from router.fleet.reservations.reservations import Ending
 from router.fleet.topology import PlaceLabels
-from router.prompts.prompts import Prompts
-from router.replicas.fleet_commands import ControlDesk
-from router.reservations.reservations import Ending
-from router.service.calls import Guard
-from router.service.fleet_service import FleetService
-from router.service.inbound import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
-from router.service.router_service import RouterService
-from router.service.server import GrpcServer
-from router.service.texts import Texts
+from router.observe.audit.observers import Watchers
+from router.request.tokens import Prompts
 from tests.bench.bench_decision import Stage
 from tests.bench.timing import row
 
@@ -256,7 +256,7 @@ def _call(channel: grpc.Channel, method: str, message: bytes) -> None:
 
 
 async def _leases() -> dict[str, float]:
-    """Leases that end together, in slices as router/processes/router_clock.py takes them."""
+    """Leases that end together, in slices as router/app/processes/router_clock.py takes them."""
     stage = Stage(64)
     core = stage._core
     prompt = tokens(1, 1024)

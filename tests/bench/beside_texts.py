@@ -20,8 +20,8 @@ import numpy as np
 
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2, router_pb2_grpc
-from router.prompts.prompts import ModelPrompts, Source
-from router.prompts.settings import RendererSettings
+from router.request.prompt_settings import RendererSettings
+from router.request.tokens import ModelPrompts, Source
 from tests.bench.bench_prompts import SYLLABLES, tokenizer_folder
 from tests.stage.served import served
 

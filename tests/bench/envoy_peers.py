@@ -271,7 +271,7 @@ def result_of(
 def _kvroute(tree: Path) -> tuple[str, ...]:
     """The command of a checkout; this one's runs in the interpreter at hand."""
     if tree == TREE:
-        return sys.executable, "-m", "router.cli.main"
+        return sys.executable, "-m", "router.app.main"
     return (str(tree / ".venv" / "bin" / "kvroute"),)
 
 

@@ -18,14 +18,14 @@ from prometheus_client import CollectorRegistry
 
 from kvroute.client import KvRouteClient
 from router.config.settings.picker_settings import PickerSettings
-from router.front.picker.calls import EXT_PROC, PROCESS
-from router.front.picker.request_stream import Question, Reading, RequestStream
-from router.front.picker.server import PickerServer
-from router.front.routers import Router
-from router.http2 import frames
-from router.http2.frames import frame
-from router.listener.http_bounds import HttpBounds
-from router.prompts.prompts import ModelPrompts, Source
+from router.gateway.picker.calls import EXT_PROC, PROCESS
+from router.gateway.picker.request_stream import Question, Reading, RequestStream
+from router.gateway.picker.server import PickerServer
+from router.gateway.routers import Router
+from router.net.http2 import frames
+from router.net.http2.frames import frame
+from router.net.listener.http_bounds import HttpBounds
+from router.request.tokens import ModelPrompts, Source
 from tests.stage.picker import request_body, request_headers, response_body, response_headers
 from tests.stage.served import Served, served
 

@@ -157,7 +157,7 @@ async def kvroute_gateway(stack: AsyncExitStack, engines: list[Engine]) -> tuple
     """`kvroute gateway` before a `kvroute serve` whose CPU does not count."""
     port = free_port()
     _, router = await _router(stack, engines)
-    command = ["-m", "router.cli.main", "gateway", "--router", f"127.0.0.1:{router}"]
+    command = ["-m", "router.app.main", "gateway", "--router", f"127.0.0.1:{router}"]
     command += ["--listen", f"127.0.0.1:{port}", "--log-level", "error"]
     process = await started(stack, sys.executable, *command)
     await _serves(port)
@@ -178,7 +178,7 @@ async def _router(
         **more,
     }
     (room / "kvroute.json").write_text(json.dumps(config))
-    command = ["-m", "router.cli.main", "serve", "-c", str(room / "kvroute.json")]
+    command = ["-m", "router.app.main", "serve", "-c", str(room / "kvroute.json")]
     process = await started(stack, sys.executable, *command, "--log-level", "error")
     async with KvRouteClient(f"127.0.0.1:{grpc}") as client:
         await workers_ready(client, len(engines))

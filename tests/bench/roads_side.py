@@ -21,10 +21,10 @@ from events.plane.facts import Beat, Epoch, FactsMessage, Heartbeat, Stored, enc
 from indexer.hashing import block_hashes, hash_seed, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
-from router.cli.run import settle
+from router.app.cli.run import settle
+from router.app.processes.router_process import RouterApp
 from router.config.settings.configurations import ServeConfig
-from router.core.progress import Progress, ProgressState
-from router.processes.router_process import RouterApp
+from router.decide.core.progress import Progress, ProgressState
 
 PROMPTS = 20
 PROMPT_TOKENS = 8192

@@ -116,7 +116,7 @@ def index_mib(workers: int) -> float:
 
 def process_mib() -> float:
     """Of a router's process before it knows a worker."""
-    code = "import router.processes.router_process; print(open('/proc/self/status').read())"
+    code = "import router.app.processes.router_process; print(open('/proc/self/status').read())"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     (line,) = [line for line in output.splitlines() if line.startswith(b"VmRSS:")]
     return int(line.split()[1]) / 1024

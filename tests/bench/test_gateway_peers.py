@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from router.prompts import bodies
-from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import RendererSettings
+from router.request import bodies
+from router.request.prompt_settings import RendererSettings
+from router.request.rendering.renderer import Renderer
 from simulator.live.completion_wire import ChatRequest, Message
 from tests.bench.gateway_peers import CHATS, CLIENTS, MIXES, Result, table_of
 from tests.stage.prompts.byte_tokenizer import make_folder

@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 if TYPE_CHECKING:  # imported by the process once its clock is set
-    from router.processes.router_process import RouterApp
+    from router.app.processes.router_process import RouterApp
 
 
 def put_forward(seconds: float) -> None:
@@ -75,10 +75,10 @@ def memory() -> dict[str, object]:
 
 
 async def run(config_file: Path, seen_file: Path) -> int:
+    from router.app.processes.logs import set_up
+    from router.app.processes.router_process import RouterApp
     from router.config.reading import load
     from router.config.settings.configurations import ServeConfig
-    from router.processes.logs import set_up
-    from router.processes.router_process import RouterApp
     from tests.chaos.trace import trace
 
     read = partial(load, ServeConfig, config_file, {}, {})
@@ -100,7 +100,7 @@ async def run(config_file: Path, seen_file: Path) -> int:
 def seen(app: "RouterApp") -> dict[str, object]:
     """What a router believes: fields of records.WorkerSeen by worker, its open reservations, its
     name, and its memory."""
-    from router.reservations.reservations import Ending
+    from router.fleet.reservations.reservations import Ending
 
     blames = (Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
     core, view = app.core, app.view
@@ -136,7 +136,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come before there is an answer to it
     if asked.ahead_s:
         put_forward(asked.ahead_s)
-    from router.cli.run import settle
+    from router.app.cli.run import settle
 
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     settle()  # as `kvroute serve`

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from router.children.nats_server import server_binary
-from router.children.process import launched
+from router.cluster.children.nats_server import server_binary
+from router.cluster.children.process import launched
 from tests.chaos.locked import write_locks
 from tests.chaos.records import Ended, Held, Memory, RouterSeen, WorkerSeen
 from tests.chaos.schedule import Sizes
@@ -420,7 +420,7 @@ def _add_relay(stage: Stage, i: int) -> None:
     }
     file = stage.folder / f"relay-{i}.yaml"
     file.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "router.cli.main", "relay", "--config", str(file)]
+    command = [sys.executable, "-m", "router.app.main", "relay", "--config", str(file)]
     stage.relays.append(Child(f"relay-{i}", "relay", command, stage.folder / f"relay-{i}.log"))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from indexer.identity import WorkerKey
-from router.core.core import RouterCore
-from router.health.outliers import Standing
+from router.decide.core.core import RouterCore
+from router.fleet.health.outliers import Standing
 
 
 def trace(core: RouterCore, file: Path) -> None:

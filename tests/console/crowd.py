@@ -16,8 +16,8 @@ from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from kvroute.client.errors import KvRouteError
 from kvroute.v1 import Progress, ProgressState
+from router.app.processes.router_process import RouterApp
 from router.config.settings.serving_settings import MetricsSettings
-from router.processes.router_process import RouterApp
 from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet
 from tests.stage.loopback import router_app, serve_config

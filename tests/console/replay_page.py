@@ -15,7 +15,7 @@ CLIP = {"x": 0, "y": 0, "width": 1040, "height": 1620}
 async def replayed(file: Path) -> None:
     """Three policies on the included conversations, written to a file."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", "replay", "conversation", "--workers", "8"),
+        *(sys.executable, "-m", "router.app.main", "replay", "conversation", "--workers", "8"),
         *("--rate", "6", "--policy", "dynamo-adaptive", "--compare", "round-robin,ttft"),
         *("--tenants", "4", "--until", "600", "--html", str(file), "--quiet"),
     )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvroute.v1 import fleet_pb2
+from router.app.processes.router_process import RouterApp
 from router.config.settings.keys_settings import KeysSettings
 from router.config.settings.queue_settings import QueueSettings
-from router.processes.router_process import RouterApp
 from tests.console.browser import AXE, CHROMIUM, a_browser
 from tests.console.crowd import Crowd, a_crowd, many
 from tests.stage.keys import identity, write_keys

@@ -9,15 +9,15 @@ def test_a_room_has_the_sums_of_its_files() -> None:
         return {"summary": dict(zip(names, counts, strict=True))}
 
     files = {
-        "router/core/core.py": file(10, 5, 4, 1),
-        "router/core/below/deep.py": file(30, 25, 0, 0),
+        "router/decide/core/core.py": file(10, 5, 4, 1),
+        "router/decide/core/below/deep.py": file(30, 25, 0, 0),
         "indexer/index.py": file(20, 20, 6, 6),
         "/tmp/installed/indexer/index.py": file(20, 0, 6, 0),
     }
     rows = [line.split() for line in table({"files": files}).splitlines()[1:]]
     assert rows == [
         ["indexer", "20", "100.0%", "6", "100.0%"],
-        ["router/core", "40", "75.0%", "4", "25.0%"],
+        ["router/decide", "40", "75.0%", "4", "25.0%"],
         ["all", "60", "83.3%", "10", "70.0%"],
     ]
 

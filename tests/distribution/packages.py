@@ -40,9 +40,9 @@ IDENTIFIERS = {
 }
 """Wheels that cibuildwheel makes by pyproject.toml."""
 USES = {
-    "kvroute": "import indexer.kernel, router.decision.ranking, kvroute.client; "
-    "from router.decision import decider; assert decider.__file__.endswith('.so'); "
-    "from router.cli.main import cli; cli(['--help'])",
+    "kvroute": "import indexer.kernel, router.decide.decision.ranking, kvroute.client; "
+    "from router.decide.decision import decider; assert decider.__file__.endswith('.so'); "
+    "from router.app.main import cli; cli(['--help'])",
     "kvroute_client": "from kvroute.client import KvRouteClient",
 }
 """What runs in an empty environment, by distribution."""

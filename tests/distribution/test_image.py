@@ -7,7 +7,7 @@ from pathlib import Path
 import helm_python as helm
 import pytest
 
-from router.children.nats_server import server_binary
+from router.cluster.children.nats_server import server_binary
 from tests.distribution import container, image
 from tests.helm.rendered import CHART, Rendered
 
@@ -15,7 +15,7 @@ OVER_BASE_MB = 200
 """What the image may add to its base, in 10^6 bytes on disk."""
 IMPORTS = """
 import fastokens, jinja2, jwt, numpy.linalg, opentelemetry.exporter.otlp.proto.grpc, uvloop
-import indexer.kernel, router.decision.ranking, router.prompts.rendering.template
+import indexer.kernel, router.decide.decision.ranking, router.request.rendering.template
 import sys
 print(*sys.version_info[:2])
 """

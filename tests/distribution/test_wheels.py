@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from router.children.nats_server import server_binary
+from router.cluster.children.nats_server import server_binary
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {name: ROOT / name for name in ("indexer", "events", "router", "simulator")} | {
@@ -37,7 +37,7 @@ for name in sys.argv[1:]:
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
-            if error.name != "jinja2" or not module.name.startswith("router.prompts."):
+            if error.name != "jinja2" or not module.name.startswith("router.request."):
                 raise
             print("needs kvroute[prompts]:", module.name)
 """
@@ -213,7 +213,7 @@ def router(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environm
 def test_the_router_needs_only_its_declared_dependencies(router: Environment) -> None:
     needy = router.run(IMPORT_ALL, *FOLDERS).splitlines()
     assert needy == [
-        f"needs kvroute[prompts]: router.prompts.rendering.{name}"
+        f"needs kvroute[prompts]: router.request.rendering.{name}"
         for name in ("content_format", "template")
     ]
     assert "serve" in run(router.bin / "kvroute", "--help").stdout
@@ -234,6 +234,6 @@ def test_a_router_without_a_nats_server_names_the_command_that_installs_it(
 
 def test_a_nats_server_on_path_is_taken(router: Environment, tmp_path: Path) -> None:
     (tmp_path / "nats-server").symlink_to(server_binary())
-    script = "from router.children.nats_server import server_binary; print(server_binary())"
+    script = "from router.cluster.children.nats_server import server_binary; print(server_binary())"
     command: list[Any] = [router.bin / "python", "-I", "-c", script]
     assert run(*command, PATH=str(tmp_path)).stdout.strip() == str(tmp_path / "nats-server")

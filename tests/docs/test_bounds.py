@@ -9,16 +9,16 @@ from events.engines.pages import load, metrics_page, probe
 from events.feed import feed, fence, fleet_view, intake, peers, stream
 from events.plane import facts
 from events.relay import heartbeats, ledger_file, rank, warmer
+from router.api.service.grpc_bounds import GRPC_BOUNDS
+from router.cluster.replicas.peer_link import HEARD_PER_S
 from router.config.settings.configurations import ServeConfig
-from router.front import response_workers
-from router.front.exchange import ESTIMATE_MAX
-from router.front.gateway import pace, upstreams
-from router.http2 import frames
-from router.keys import followed, issuers
-from router.listener import held
-from router.listener.http_bounds import HEAD_TIMEOUT_S
-from router.replicas.peer_link import HEARD_PER_S
-from router.service.grpc_bounds import GRPC_BOUNDS
+from router.gateway import response_workers
+from router.gateway.exchange import ESTIMATE_MAX
+from router.gateway.server import pace, upstreams
+from router.net.http2 import frames
+from router.net.keys import followed, issuers
+from router.net.listener import held
+from router.net.listener.http_bounds import HEAD_TIMEOUT_S
 from tests.stage.pages import text_of
 
 MIB = 1 << 20

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from events.engines.table import ENGINES
-from router.prompts.bodies import PATHS
+from router.request.bodies import PATHS
 from tests.stage.pages import text_of
 
 

@@ -11,7 +11,7 @@ from tests.stage.pages import ROOT, STATIONS, anchors_of, files, pages, prose_of
 SUFFIXES = "py|pyx|pxd|pyi|h|proto|md|yaml|toml|sh"
 ELSEWHERE = {
     "kvroute.yaml", "engines.yaml", "my_policies.py",  # the reader's own
-    "router/policies/short_work.py",
+    "router/decide/policies/short_work.py",
     "examples/llm/components/kv_router.py", "schedule_policy.py", "schedule_batch.py",  # engines'
 }  # fmt: skip
 """Files that pages name and that are no part of this tree."""
@@ -62,19 +62,15 @@ def test_every_file_in_backquotes_is_in_the_tree(page: Path) -> None:
 @pytest.mark.parametrize("station", ["router", "events", "simulator"])
 def test_a_stations_table_has_its_folders_with_about_their_number_of_files(station: str) -> None:
     tree = [path for path in files() if path.parts[0] == station]
-    packages = {path.parent for path in tree if path.name == "__init__.py"} - {Path(station)}
+    suffixes = (".py", ".pyx")
+    modules = [path for path in tree if path.suffix in suffixes and path.name != "__init__.py"]
+    packages = {path.parent for path in modules} - {Path(station)}
     table = dict(
         re.findall(r"^\| `([\w/]+)` \| (\d+)", text_of(Path(station) / "README.md"), re.MULTILINE)
     )
     assert set(table) == {path.relative_to(station).as_posix() for path in packages}
     for folder, count in table.items():
-        suffixes = (".py", ".pyx")
-        there = sum(
-            path.parent == Path(station) / folder
-            and path.suffix in suffixes
-            and path.name != "__init__.py"
-            for path in tree
-        )
+        there = sum(path.parent == Path(station) / folder for path in modules)
         assert abs(there - int(count)) <= FILES_OFF_MAX, (folder, there)
 
 

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from router.policies import POLICIES
-from router.policies.policy import Policy
+from router.decide.policies import POLICIES
+from router.decide.policies.policy import Policy
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.pages import python_blocks, text_of
 

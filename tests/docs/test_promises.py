@@ -10,7 +10,7 @@ import click
 import pytest
 import yaml
 
-from router.cli.main import cli
+from router.app.main import cli
 from router.config.reading import load
 from router.config.settings.configurations import ServeConfig
 from tests.stage.pages import FENCE, ROOT, pages, text_of

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from router.config.settings.queue_settings import QueueSettings
-from router.queue.order.orders import ORDERS
+from router.decide.queue_order.orders import ORDERS
 from tests.stage.pages import text_of
 
 PAGE = Path("docs/queue.md")

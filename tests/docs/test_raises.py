@@ -2,7 +2,7 @@
 
 A raised error refers to its frames, and these to their names. An error that one of these names has
 is a cycle with all that the frames hold, such as a request's body; kvroute's processes look for
-cycles among old objects only every few hours (router/cli/run.py).
+cycles among old objects only every few hours (router/app/cli/run.py).
 """
 
 import ast

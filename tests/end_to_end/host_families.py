@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from router.http2.frames import PREFACE, SETTINGS, frame
+from router.net.http2.frames import PREFACE, SETTINGS, frame
 from tests.stage.waiting import free_port
 
 PORTS = ("grpc", "epp", "gateway", "metrics", "probes", "relay")
@@ -33,7 +33,7 @@ LOOPBACK = {
     "kernel": ["127.0.0.1"],
 }
 START_S = 60.0
-_COMMAND = [sys.executable, "-m", "router.cli.main"]
+_COMMAND = [sys.executable, "-m", "router.app.main"]
 
 
 def set_up(host: str) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import zmq
 
 from events.relay.relay import Relay
-from router.cli.programs import relay_child
+from router.app.programs import relay_child
 
 FAULTS = (
     zmq.ZMQError(22),

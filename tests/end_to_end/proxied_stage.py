@@ -20,9 +20,9 @@ from events.plane.clock import unix_now
 from events.plane.settings import NatsSettings
 from events.relay.relay import Relay
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
-from router.children.nats_server import NatsChild
-from router.children.process import Child, end, start
-from router.processes.router_process import RouterApp
+from router.app.processes.router_process import RouterApp
+from router.cluster.children.nats_server import NatsChild
+from router.cluster.children.process import Child, end, start
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
@@ -98,7 +98,7 @@ class ProxiedStage:
     async def start_relay(self) -> None:
         events, replay, http = self.relay_engine
         command = [
-            *(sys.executable, "-m", "router.cli.main", "relay", "--worker-id", VICTIM),
+            *(sys.executable, "-m", "router.app.main", "relay", "--worker-id", VICTIM),
             *("--nats", f"nats://127.0.0.1:{self.relay_nats.port}"),
             *("--address", f"http://127.0.0.1:{http.port}", "--topic", self.engine.topic),
             *("--events", f"tcp://127.0.0.1:{events.port}"),

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from kvroute.client import KvRouteClient, cached_tokens
-from router.children.process import Child, end, start
+from router.cluster.children.process import Child, end, start
 from simulator.live.http_face import Generation, HttpFace
 from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
 from tests.stage.waiting import free_port, until
@@ -81,7 +81,7 @@ async def _served_by_a_router(
 
 
 async def _router(stage: Stage, port: int) -> Child:
-    command = [sys.executable, "-m", "router.cli.main", "serve", "--nats", stage.nats.url]
+    command = [sys.executable, "-m", "router.app.main", "serve", "--nats", stage.nats.url]
     listen = ["--grpc-listen", f"127.0.0.1:{port}", "--metrics-listen", "127.0.0.1:0"]
     return await start([*command, *listen, "--log-level", "error"], None)
 

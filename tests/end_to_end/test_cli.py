@@ -17,16 +17,16 @@ import yaml
 from google.protobuf import json_format
 
 from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy
-from router.audit.recompute_receipt import check
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.fleet_settings import FleetSettings
 from router.config.settings.serving_settings import DecisionLogSettings
-from router.policies import POLICIES
+from router.decide.policies import POLICIES
+from router.observe.audit.recompute_receipt import check
 from tests.stage.certificates import Authority, written
 from tests.stage.loopback import Stage, a_stage, router_app, serve_config
 from tests.stage.waiting import until
 
-KVROUTE = (sys.executable, "-m", "router.cli.main")
+KVROUTE = (sys.executable, "-m", "router.app.main")
 
 
 async def kvroute(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:

@@ -23,10 +23,10 @@ from events.relay.dynamo.relay import INSTANCE_LABEL, DynamoRelay
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
-from router.children.nats_server import NatsChild
-from router.children.relay_messages import relay_status
-from router.metrics.of_relays import RelayCollector
-from router.processes.router_process import RouterApp
+from router.app.processes.router_process import RouterApp
+from router.cluster.children.nats_server import NatsChild
+from router.cluster.children.relay_messages import relay_status
+from router.observe.metrics.of_relays import RelayCollector
 from tests.stage.loopback import TurnedClock, router_app, serve_config
 from tests.stage.waiting import until
 
@@ -473,7 +473,7 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
         log = tmp_path / "relay.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.cli.main", "relay", "--engine", "dynamo"),
+                *(sys.executable, "-m", "router.app.main", "relay", "--engine", "dynamo"),
                 *("--nats", nats.url, "--dynamo-nats", theirs.url, "--subject", EVENTS),
                 *("--model", "m", "--block-size", "16", "--worker-id", "dyn-{worker_id}"),
                 *("--address", "http://{worker_id}:8000", "--slots", "8", "--label", "zone=a"),
@@ -521,7 +521,7 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
 async def test_wrong_flags_end_with_one_line(flags: tuple[str, ...], told: str) -> None:
     needed = ("--subject", "a", "--address", "http://x", "--model", "m", "--block-size", "16")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", "relay", "--engine", "dynamo"),
+        *(sys.executable, "-m", "router.app.main", "relay", "--engine", "dynamo"),
         *(needed if flags else ()),
         *flags,
         stderr=asyncio.subprocess.PIPE,

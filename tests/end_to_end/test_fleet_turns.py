@@ -9,15 +9,15 @@ from pathlib import Path
 
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import ListQueueResponse
-from router.children.process import Child, end, start
+from router.cluster.children.process import Child, end, start
 from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
 from tests.stage.waiting import free_port, until
 
 SLOTS = 64
 """Of the stage's worker."""
 SERVE = (
-    "import router.queue.turns.pool_share as share; share.HOLD_S = 600.0;"
-    " from router.cli.main import main; main()"
+    "import router.decide.queue_turns.pool_share as share; share.HOLD_S = 600.0;"
+    " from router.app.main import main; main()"
 )
 """A router that waits for its peers however slow this machine is."""
 QUEUE = """

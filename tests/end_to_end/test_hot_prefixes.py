@@ -19,15 +19,15 @@ from events.relay.warmer import JOBS_MAX, completion_of
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
-from router.children.nats_server import NatsChild
+from router.app.processes.router_process import RouterApp
+from router.cluster.children.nats_server import NatsChild
 from router.config.settings.routing_settings import (
     GuardSettings,
     HotPrefixSettings,
     RoutingSettings,
 )
-from router.copies.copies import CopyFate
-from router.copies.hot_prefixes import HotPrefixes
-from router.processes.router_process import RouterApp
+from router.decide.copies.copies import CopyFate
+from router.decide.copies.hot_prefixes import HotPrefixes
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig

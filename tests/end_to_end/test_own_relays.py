@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from events.plane.settings import EngineSettings
-from router.children import own_relays, relay_process
-from router.children.own_relays import UNHEARD_S
+from router.app.processes.router_process import RouterApp
+from router.cluster.children import own_relays, relay_process
+from router.cluster.children.own_relays import UNHEARD_S
 from router.config.settings.fleet_settings import FleetSettings
-from router.processes.router_process import RouterApp
 from router.request.refusal import Reason, Refusal
 from tests.end_to_end.odd_relay_child import FAULTS
 from tests.stage.loopback import BLOCK_SIZE, TurnedClock, a_stage, router_app, serve_config
@@ -212,7 +212,7 @@ def runs(pid: int | None) -> bool:
 def relay_child_of(pid: int) -> int | None:
     """The process that runs a router's relays; None: there is none yet."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"router.cli.programs.relay_child" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"router.app.programs.relay_child" in Path(f"/proc/{child}/cmdline").read_bytes():
             return int(child)
     return None
 
@@ -246,7 +246,7 @@ async def test_the_child_ends_with_a_router_that_is_killed(tmp_path: Path) -> No
         "grpc: {listen: '127.0.0.1:0'}\nmetrics: {listen: ''}\n"
         "workers: [{id: w0, engine: vllm, address: 'http://127.0.0.1:1'}]\n"
     )
-    command = (sys.executable, "-m", "router.cli.main", "serve", "--config", str(config))
+    command = (sys.executable, "-m", "router.app.main", "serve", "--config", str(config))
     router = await asyncio.create_subprocess_exec(*command)
 
     try:

@@ -31,7 +31,7 @@ from events.relay.relay import Relay
 from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
-from router.processes.router_process import RouterApp
+from router.app.processes.router_process import RouterApp
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig

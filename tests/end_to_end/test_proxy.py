@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from tests.stage.proxy import Proxy, proxy_to
+from tests.stage.tcp import tcp_server
 
 
 @asynccontextmanager
@@ -22,8 +23,7 @@ async def an_echo() -> AsyncIterator[Proxy]:
         finally:
             writer.transport.abort()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    async with server, proxy_to(server.sockets[0].getsockname()[1]) as proxy:
+    async with tcp_server(echo) as port, proxy_to(port) as proxy:
         yield proxy
 
 

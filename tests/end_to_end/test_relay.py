@@ -20,9 +20,9 @@ from events.relay.relay import Relay
 from events.relay.saved_ledger import Source, unpack
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
-from router.children.nats_server import NatsChild
-from router.core.progress import Pick
-from router.processes.router_process import RouterApp
+from router.app.processes.router_process import RouterApp
+from router.cluster.children.nats_server import NatsChild
+from router.decide.core.progress import Pick
 from router.request.prompt import Prompt
 from router.request.request import Request
 from simulator.engines.scheduler import SchedulerConfig
@@ -30,6 +30,7 @@ from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
 from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.tcp import tcp_server
 from tests.stage.waiting import until
 
 
@@ -127,9 +128,8 @@ async def a_babbler() -> AsyncIterator[int]:
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(babble, "127.0.0.1", 0)
-    async with server:
-        yield int(server.sockets[0].getsockname()[1])
+    async with tcp_server(babble) as port:
+        yield port
 
 
 async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worker() -> None:
@@ -176,7 +176,7 @@ async def test_relays_of_engines_that_are_none_harm_no_router_and_no_other_worke
 
 A_RELAY_THAT_KEEPS_OFTEN = (
     "from events.relay import ledger_file; ledger_file.KEEP_S = 0.05;"
-    " from router.cli.main import main; main()"
+    " from router.app.main import main; main()"
 )
 
 

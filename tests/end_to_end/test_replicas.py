@@ -19,10 +19,10 @@ from events.plane.facts import VERSION, Control
 from events.plane.settings import NatsSettings
 from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
-from router.children.process import end, start
-from router.processes.router_process import RouterApp
-from router.replicas import peer_link
-from router.replicas.peer_link import HEARD_PER_S
+from router.app.processes.router_process import RouterApp
+from router.cluster.children.process import end, start
+from router.cluster.replicas import peer_link
+from router.cluster.replicas.peer_link import HEARD_PER_S
 from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage, router_app, serve_config
 from tests.stage.waiting import free_port, until
 
@@ -292,7 +292,7 @@ async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
     async with a_stage(engine_count=2) as stage:
         address = f"127.0.0.1:{free_port()}"
         command = [
-            *(sys.executable, "-m", "router.cli.main", "serve", "--nats", stage.nats.url),
+            *(sys.executable, "-m", "router.app.main", "serve", "--nats", stage.nats.url),
             *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
         ]
         process = await start(command, None)

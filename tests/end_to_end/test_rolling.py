@@ -7,10 +7,10 @@ import grpc
 
 from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressState
+from router.app.processes.router_process import RouterApp
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.keys_settings import KeysSettings
 from router.config.settings.serving_settings import GrpcSettings
-from router.processes.router_process import RouterApp
 from tests.stage.certificates import Authority, written
 from tests.stage.keys import identity, write_keys
 from tests.stage.loopback import a_stage, serve_config

@@ -10,10 +10,10 @@ from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressState
 from router.config.settings.keys_settings import DialSettings
 from router.config.settings.serving_settings import GrpcSettings
-from router.keys.certificates import Certificates
-from router.keys.dialing import dial_options
-from router.keys.door import Door
-from router.keys.followed import FOLLOW_S, Followed
+from router.net.keys.certificates import Certificates
+from router.net.keys.dialing import dial_options
+from router.net.keys.door import Door
+from router.net.keys.followed import FOLLOW_S, Followed
 from tests.stage.certificates import Authority, written
 from tests.stage.keys import hashed, identity, write_keys
 from tests.stage.loopback import TurnedClock

@@ -8,7 +8,7 @@ import pytest
 
 from events.feed.stream import StreamState
 from kvroute.client import NoWorker, UnknownModel
-from router.processes import router_clock as app
+from router.app.processes import router_clock as app
 from tests.stage.loopback import BLOCK_SIZE, a_stage, router_app, serve_config
 from tests.stage.waiting import DEADLINE_S, until
 

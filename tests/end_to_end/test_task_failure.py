@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from router.processes.router_process import RouterApp
+from router.app.processes.router_process import RouterApp
 from tests.stage.loopback import serve_config
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from router.front.picker.envoy_config import Address
-from router.prompts.prompts import ModelPrompts, Source
+from router.gateway.picker.envoy_config import Address
+from router.request.tokens import ModelPrompts, Source
 from tests.envoy.stage import envoy_before
 from tests.stage.served import Served, served
 from tests.stage.waiting import free_port, until
@@ -42,7 +42,7 @@ class Replica:
         flags = [word for name, value in self.flags.items() for word in (f"--{name}", value)]
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.cli.main", "epp", "--router", self.target),
+                *(sys.executable, "-m", "router.app.main", "epp", "--router", self.target),
                 *("--listen", f"127.0.0.1:{self.port}", "--metrics-listen", "127.0.0.1:0", *flags),
                 stdout=log,
                 stderr=log,

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from router.front.picker.counters import OUTCOMES
-from router.front.picker.envoy_config import Address, envoy_config
+from router.gateway.picker.counters import OUTCOMES
+from router.gateway.picker.envoy_config import Address, envoy_config
 from tests.stage.gateway import Worker
 from tests.stage.picker import Stage, a_picker
 from tests.stage.waiting import free_port, until

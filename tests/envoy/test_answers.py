@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.reservations.reservations import Ending
+from router.fleet.reservations.reservations import Ending
 from tests.envoy.stage import an_envoy
 from tests.stage.gateway import Worker
 from tests.stage.waiting import until

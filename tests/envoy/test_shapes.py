@@ -13,12 +13,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.front.picker.messages import ENDPOINT
-from router.keys.certificates import Certificates
-from router.reservations.reservations import Ending
+from router.fleet.reservations.reservations import Ending
+from router.gateway.picker.messages import ENDPOINT
+from router.net.keys.certificates import Certificates
 from tests.envoy.stage import Envoy, an_envoy
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Worker
+from tests.stage.tcp import tcp_server
 from tests.stage.waiting import free_port, until
 
 BODY = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
@@ -93,12 +94,9 @@ class Trailing(Worker):
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
+        async with tcp_server(self._serve) as port:
+            self.address = f"http://127.0.0.1:{port}"
             yield
-        finally:
-            server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

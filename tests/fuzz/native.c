@@ -1,7 +1,7 @@
 /* The native readers on a copy of exactly the bytes given, so that AddressSanitizer sees a read of
  * one byte too many. */
-#include "router/wire/native/batch.h"
-#include "router/wire/native/received.h"
+#include "router/request/wire/native/batch.h"
+#include "router/request/wire/native/received.h"
 
 enum { FIELDS = 1 << 20 };
 static volatile uint64_t kept; /* so that no read is optimized away */

@@ -19,15 +19,15 @@ from zlib import crc32
 from google.protobuf.message import DecodeError
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
-from router.front.exchange import Outcome as ExchangeOutcome
-from router.front.picker import messages
-from router.front.picker.request_stream import Question, Reading, RequestStream
-from router.front.refusals import FrontRefusal
-from router.http2 import frames
-from router.http2.frames import ConnectionFault, Status, frame, literal
-from router.http2.machine import Connection
-from router.http2.requests import Head
-from router.http2.sending import Stream
+from router.gateway.exchange import Outcome as ExchangeOutcome
+from router.gateway.picker import messages
+from router.gateway.picker.request_stream import Question, Reading, RequestStream
+from router.gateway.refusals import FrontRefusal
+from router.net.http2 import frames
+from router.net.http2.frames import ConnectionFault, Status, frame, literal
+from router.net.http2.machine import Connection
+from router.net.http2.requests import Head
+from router.net.http2.sending import Stream
 from tests.fuzz.wire import Difference, same
 from tests.stage.http2_frames import in_one_step
 

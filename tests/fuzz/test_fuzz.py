@@ -3,7 +3,7 @@
 import pytest
 
 from kvroute.v1 import router_pb2
-from router.wire.received import ReceivedRequest
+from router.request.wire.received import ReceivedRequest
 from tests.fuzz import wire
 from tests.fuzz.fuzzer import Failure, Fuzzer
 from tests.fuzz.inputs import varint

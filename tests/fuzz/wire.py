@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.desk.stream_items import read_batch
+from router.api.desk.stream_items import read_batch
 from router.request.refusal import Refusal
-from router.wire.received import (
+from router.request.wire.received import (
     BLOCK_HASHES,
     ESTIMATED_TOKENS,
     TOKEN_BYTES,

@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 from events.engines.pages.probe import EngineHttp, EngineSilent
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
-from router.cli.main import main as kvroute
-from router.front.picker import messages
-from router.front.picker.request_stream import RequestStream
+from router.app.main import main as kvroute
+from router.gateway.picker import messages
+from router.gateway.picker.request_stream import RequestStream
 
 SELECTION = "test-epp-endpoint-selection"
 SERVED = "x-conformance-test-served-endpoint"

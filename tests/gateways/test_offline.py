@@ -10,8 +10,8 @@ import yaml
 
 from events.engines.pages.probe import EngineHttp, EngineSilent
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
-from router.front.picker import messages
-from router.front.picker.request_stream import RequestStream
+from router.gateway.picker import messages
+from router.gateway.picker.request_stream import RequestStream
 from tests.gateways import conformance_epp
 from tests.gateways.gateways import GATEWAYS, OURS
 from tests.helm.rendered import CHART

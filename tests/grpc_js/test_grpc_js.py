@@ -12,7 +12,7 @@ import pytest
 
 from indexer.kernel import NativeIndex
 from router.config.settings.queue_settings import QueueSettings
-from router.keys.certificates import Certificates
+from router.net.keys.certificates import Certificates
 from tests.stage.certificates import Authority, written
 from tests.stage.served import served
 

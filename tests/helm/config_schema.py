@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from router.config.settings.configurations import ServeConfig
-from router.policies import POLICIES
+from router.decide.policies import POLICIES
 
 SCHEMA_FILE = Path(__file__).parents[2] / "helm" / "kvroute" / "values.schema.json"
 WIDTH = 100

@@ -16,7 +16,7 @@ import helm_python as helm
 import pytest
 import yaml
 
-from router.health.warnings import WarningCode
+from router.fleet.health.warnings import WarningCode
 from tests.helm.alert_stories import MINUTES, STORIES, Story
 from tests.helm.config_schema import SCHEMA_FILE
 from tests.helm.rendered import CHART, Object, Rendered, values_of

@@ -14,7 +14,7 @@ import yaml
 from router.config.keys import keys
 from router.config.reading import Config
 from router.config.settings.configurations import RelayConfig, ServeConfig
-from router.policies import POLICIES
+from router.decide.policies import POLICIES
 from tests.helm.config_schema import SCHEMA_FILE, as_text, config_definitions
 from tests.helm.package import NOT_IN_KUBERNETES
 from tests.helm.rendered import CHART, EXAMPLES, Object, Rendered, values_of

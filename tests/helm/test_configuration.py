@@ -6,10 +6,10 @@ from pathlib import Path
 import helm_python as helm
 import pytest
 
+from router.app.processes.risks import warnings_of
 from router.config.reading import load
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.presets import PRESETS
-from router.processes.risks import warnings_of
 from tests.helm.rendered import EXAMPLES, Rendered, program_config, values_of
 
 

@@ -7,8 +7,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from router.discovery.pods import Plan, endpoints, settings_of
-from router.discovery.watched import Pod
+from router.cluster.discovery.pods import Plan, endpoints, settings_of
+from router.cluster.discovery.watched import Pod
 from simulator.cli.simulate import simulate
 from tests.helm.rendered import CHART, Object, Rendered, program_config, values_of
 

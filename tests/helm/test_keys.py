@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from kvroute.client import KvRouteClient, Unauthenticated
-from router.processes.router_process import RouterApp
+from router.app.processes.router_process import RouterApp
 from tests.helm.rendered import Rendered, program_config
 
 

@@ -16,8 +16,8 @@ from events.plane import subjects
 from events.plane.broker import Broker
 from events.plane.settings import NatsSettings
 from indexer.identity import WorkerKey
-from router.children.nats_server import server_binary
-from router.children.process import end, start
+from router.cluster.children.nats_server import server_binary
+from router.cluster.children.process import end, start
 from tests.helm.rendered import Object, Rendered, program_config, values_of
 from tests.stage.waiting import free_port, repeated, until
 

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from events.plane.settings import read_engine
-from router.cli.main import cli
+from router.app.main import cli
 from tests.helm.rendered import CHART, Object, Rendered
 
 FOLDER = CHART.parent / "relay-sidecar"

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from typing_extensions import override
 
-from router.cli.main import cli
+from router.app.main import cli
 from tests.helm.rendered import EXAMPLES, Object, Rendered, values_of
 
 # --- autoscalers ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from router.cli.main import cli
+from router.app.main import cli
 from tests.helm.rendered import CHART, Object, values_of
 
 ROOT = CHART.parents[1]

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from router.front.picker.calls import PROCESS
+from router.gateway.picker.calls import PROCESS
 from tests.hostile.locked_attacks import LOCKED
 from tests.hostile.target import TURN_S, Peer, Target, again_and_again, opened, pin, send
 from tests.stage.channel import lines, say

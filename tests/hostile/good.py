@@ -15,7 +15,7 @@ import msgspec
 
 from kvroute.client import KvRouteClient
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
-from router.front.picker.calls import PROCESS
+from router.gateway.picker.calls import PROCESS
 from tests.stage.picker import picked, request_body, request_headers, response_headers
 
 GOOD, HOSTILE = "good", "hostile"

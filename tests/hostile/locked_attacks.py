@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias
 
-from router.front.picker.calls import PROCESS
+from router.gateway.picker.calls import PROCESS
 from tests.hostile.target import Peer, Target, again_and_again, send, until_left
 from tests.stage.http2_frames import (
     DATA,

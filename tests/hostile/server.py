@@ -17,7 +17,9 @@ import msgspec
 import uvloop
 
 from events.plane.settings import EngineSettings
-from router.cli.run import settle
+from router.app.cli.run import settle
+from router.app.processes.logs import set_up
+from router.app.processes.router_process import RouterApp
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import KeysSettings, ProbesSettings
@@ -28,9 +30,7 @@ from router.config.settings.serving_settings import (
     LogSettings,
     MetricsSettings,
 )
-from router.listener import http_bounds
-from router.processes.logs import set_up
-from router.processes.router_process import RouterApp
+from router.net.listener import http_bounds
 from simulator.cli.gateway import workers_ready
 from tests.hostile.good import GOOD, HOSTILE, a_client
 from tests.hostile.target import pin

@@ -26,7 +26,7 @@ TOKENS_MAX = 1 << 22
 """Of a prompt: 16 MiB."""
 BOTH_FAMILIES = os.geteuid() == 0
 """Whether `localhost` is made a name of 127.0.0.1 and of ::1 for routers."""
-_KVROUTE = (sys.executable, "-m", "router.cli.main")
+_KVROUTE = (sys.executable, "-m", "router.app.main")
 
 
 def _await(condition: Any, what: str, process: subprocess.Popen[bytes]) -> None:

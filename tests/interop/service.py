@@ -14,8 +14,8 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message_factory import GetMessageClass
 
-from router.http2.calls import Call, Handler
-from router.http2.server import Http2Server
+from router.net.http2.calls import Call, Handler
+from router.net.http2.server import Http2Server
 
 _FIELDS = {
     "Payload": ("body bytes 2",),

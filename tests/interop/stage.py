@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from router.api.service.server import http2_server
 from router.config.settings.serving_settings import GrpcSettings
-from router.http2.server import Http2Server
-from router.keys.certificates import Certificates
-from router.service.server import http2_server
+from router.net.http2.server import Http2Server
+from router.net.keys.certificates import Certificates
 from tests.interop.service import add_services
 
 SPAN_S = 120.0

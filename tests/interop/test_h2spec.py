@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from router.keys.certificates import Certificates
+from router.net.keys.certificates import Certificates
 from tests.interop.binaries import H2SPEC
 from tests.interop.stage import run, serving
 from tests.stage.certificates import Authority, written

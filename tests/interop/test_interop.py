@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.keys.certificates import Certificates
+from router.net.keys.certificates import Certificates
 from tests.interop import binaries, java
 from tests.interop.stage import run, serving
 from tests.stage.certificates import Authority, written

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from kvroute.client import InvalidRequest, KvRouteClient, NoTokens, Pick, UnknownModel
-from router.prompts import bodies
-from router.prompts.prompts import ModelPrompts
-from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import RendererSettings
+from router.request import bodies
+from router.request.prompt_settings import RendererSettings
+from router.request.rendering.renderer import Renderer
+from router.request.tokens import ModelPrompts
 from tests.stage.prompts.engine import CHAT, StandIn, quiet, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, local, of_template
 from tests.stage.served import Served, served

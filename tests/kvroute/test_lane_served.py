@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from kvroute.client import KvRouteClient, Pick, RetryPolicy, RouterUnreachable, UnknownModel
+from router.api.service.grpc_bounds import GrpcBounds
 from router.config.settings.serving_settings import GrpcSettings
-from router.reservations.reservations import Ending
-from router.service.grpc_bounds import GrpcBounds
+from router.fleet.reservations.reservations import Ending
 from tests.kvroute.scripted_router import opened, until
 from tests.stage.served import Served, served
 

@@ -14,7 +14,7 @@ from kvroute.client.connections.lines import SILENT_S, Line
 from kvroute.client.connections.silence import Quiet, from_router
 from kvroute.client.errors import ClientClosed, InvalidRequest, unreachable
 from kvroute.v1 import Receipt
-from router.reservations.reservations import Ending
+from router.fleet.reservations.reservations import Ending
 from tests.kvroute.scripted_router import GUARD_S, Server, pick_of, until
 from tests.kvroute.test_fallback import worker
 from tests.stage.proxy import Proxy, proxy_to

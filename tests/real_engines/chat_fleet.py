@@ -188,7 +188,7 @@ async def a_fleet(
         gateways = []
         for number, port in enumerate(ports):
             command = [
-                *(sys.executable, "-m", "router.cli.main", "gateway", "--router", stage.target),
+                *(sys.executable, "-m", "router.app.main", "gateway", "--router", stage.target),
                 *("--listen", f"127.0.0.1:{port}", "--gateway-answer-headers", "true"),
                 *("--gateway-forward", FORWARD[number]),
             ]

@@ -76,7 +76,7 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
     """A client of an Envoy before a picker."""
     logs, target = BUILD / "logs", chats.stage.target
     epp, metrics, listen, admin = (free_ports(4) + number for number in range(4))
-    kvroute = (sys.executable, "-m", "router.cli.main")
+    kvroute = (sys.executable, "-m", "router.app.main")
     picker = Child(
         f"epp-{answers}",
         [

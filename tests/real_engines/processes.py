@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from router.children.process import Child as Started
-from router.children.process import start
+from router.cluster.children.process import Child as Started
+from router.cluster.children.process import start
 
 STOP_S = 15.0
 

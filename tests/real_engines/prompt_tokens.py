@@ -5,7 +5,7 @@ from typing import Any
 
 import aiohttp
 
-from router.prompts.bodies import CHAT, COMPLETION, BodyFormat
+from router.request.bodies import CHAT, COMPLETION, BodyFormat
 
 Tokens = list[int] | str
 """Ids, or the sentence with which the engine refuses."""

@@ -4,7 +4,7 @@ usage: python -m tests.real_engines.record_prompts --build build/real-engines [-
 
 Needs the installation of `make real-engines`. Starts each engine on loopback once a template,
 sends it every body of tests/stage/prompts/bodies.py and random ones, prints each difference, and
-rewrites tests/router/prompts/golden/. About a minute for each of the six engines on two free cores.
+rewrites tests/router/request/golden/. About a minute for each of the six engines on two free cores.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from typing import Any
 import aiohttp
 from tokenizers import Tokenizer
 
-from router.prompts import bodies
-from router.prompts.dialects.table import DIALECTS
-from router.prompts.prompt_error import PromptError
-from router.prompts.rendering.encoder import token_bytes
-from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import RendererSettings
+from router.request import bodies
+from router.request.dialects.table import DIALECTS
+from router.request.prompt_error import PromptError
+from router.request.prompt_settings import RendererSettings
+from router.request.rendering.encoder import token_bytes
+from router.request.rendering.renderer import Renderer
 from tests.real_engines.chat_model import BLOCKS, CLASSES, FLAGS, make_room
 from tests.real_engines.engines import Engine
 from tests.real_engines.prompt_tokens import Tokens, engine_tokens
 from tests.stage.prompts.bodies import random_chat
 from tests.stage.prompts.captures import TEMPLATES, cases, digest_of
 
-GOLDEN = Path(__file__).resolve().parents[1] / "router" / "prompts" / "golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "router" / "request" / "golden"
 START_S = 300.0
 
 

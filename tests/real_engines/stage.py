@@ -15,7 +15,7 @@ import aiohttp
 
 from kvroute.client import KvRouteClient, KvRouteError
 from kvroute.v1 import WorkerStatus
-from router.children.nats_server import server_binary
+from router.cluster.children.nats_server import server_binary
 from tests.real_engines.engines import Engine, Sglang, Vllm, free_ports
 from tests.real_engines.processes import Child
 
@@ -124,7 +124,7 @@ class Stage:
 
 
 def _kvroute() -> list[str]:
-    return [sys.executable, "-m", "router.cli.main"]
+    return [sys.executable, "-m", "router.app.main"]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import numpy as np
 
 from router.config.keys import ConfigError
 from router.config.settings.queue_settings import BandSettings, QueueSettings, TenantsSettings
-from router.queue.order.orders import ORDERS, Order
-from router.queue.waiter import Waiter
+from router.decide.queue_order.orders import ORDERS, Order
+from router.decide.waiter import Waiter
 from simulator.schedulers.vllm.config import VllmConfig
 from simulator.traffic.results import (
     Floats,

@@ -16,7 +16,7 @@ import zmq.asyncio
 from aiohttp import web
 from typing_extensions import override
 
-from router.prompts.bodies import BodyFormat
+from router.request.bodies import BodyFormat
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig

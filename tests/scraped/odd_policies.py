@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from router.policies.candidates import Candidates
+from router.decide.policies.candidates import Candidates
 
 SLOW_S = 0.07
 

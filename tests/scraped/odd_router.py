@@ -3,8 +3,8 @@
 import itertools
 from typing import Any
 
-from router.cli.main import main
-from router.core.core import RouterCore
+from router.app.main import main
+from router.decide.core.core import RouterCore
 
 ONE_IN = 4
 

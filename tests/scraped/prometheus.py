@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from router.children.process import end, spawn
+from router.cluster.children.process import end, spawn
 from tests.scraped.divided import divided
 from tests.stage.waiting import free_port
 

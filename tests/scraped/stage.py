@@ -23,8 +23,8 @@ import msgspec
 import yaml
 
 from kvroute.client import KvRouteClient
-from router.children.process import Child, end, spawn
-from router.front.picker.calls import PROCESS
+from router.cluster.children.process import Child, end, spawn
+from router.gateway.picker.calls import PROCESS
 from tests.scraped.divided import divided_rules
 from tests.scraped.engines import MODEL
 from tests.scraped.prometheus import Prometheus
@@ -51,7 +51,7 @@ tokens in time."""
 UNSCRAPED = {"KvrouteNoRouterReady", "KvrouteRoutersMissing"}
 """Fire with reason where a scrape, which has as little time as there is between two, had no answer
 in time."""
-SERVE = ("router.cli.main", "serve")
+SERVE = ("router.app.main", "serve")
 Found = Callable[[dict[str, Any]], object]
 
 
@@ -128,7 +128,7 @@ class Fleet:
 
     def run_relay(self, name: str = "relay") -> Child:
         return self.run(
-            name, "router.cli.main", "relay", "--config", str(self.folder / f"{name}.yaml")
+            name, "router.app.main", "relay", "--config", str(self.folder / f"{name}.yaml")
         )
 
     def write_relay(self, name: str, port: int, **more: Any) -> None:
@@ -337,7 +337,7 @@ class Fleet:
         }
         (folder / "gateway.yaml").write_text(yaml.safe_dump(config))
         self.gateway = self.run(
-            "gateway", "router.cli.main", "gateway", "--config", str(folder / "gateway.yaml")
+            "gateway", "router.app.main", "gateway", "--config", str(folder / "gateway.yaml")
         )
         self.gateway_pod = Pod("gateway-0", SCRAPED, "gateway", {PORT_NAME: port})
         self.pods.append(self.gateway_pod)

@@ -16,7 +16,7 @@ import zmq.asyncio
 from events.plane.facts import Beat, decode_stream, encode
 from kvroute.client import KvRouteError
 from kvroute.v1 import Progress, ProgressState
-from router.children.process import end
+from router.cluster.children.process import end
 from tests.scraped.engines import MODEL
 from tests.scraped.stage import EPP, TOKENS, Fleet, Setup, stop
 from tests.stage.proxy import Proxy

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from router.core.core import RouterCore
+from router.decide.core.core import RouterCore
 from router.request.request import Request
 from simulator.engines.profile import load_profile
 from simulator.schedulers.options import scheduler_config

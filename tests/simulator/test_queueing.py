@@ -12,7 +12,7 @@ from router.config.settings.queue_settings import (
     TenantSettings,
     TenantsSettings,
 )
-from router.queue.waiter import Fate
+from router.decide.waiter import Fate
 from simulator.traffic.callers import Callers, Priorities
 from simulator.traffic.results import Outcome, RunResult, Slo, aggregate
 from simulator.traffic.trace import Trace

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from events.engines.access import EngineAccess
 from indexer.hashing import pack_tokens
-from router.prompts import bodies
-from router.prompts.proving.engine_tokens import Engines
+from router.request import bodies
+from router.request.proving.engine_tokens import Engines
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.addresses import Ports, authority, endpoint, ports_of
 from simulator.live.clock import ScaledClock

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from router.config.keys import ConfigError
+from router.decide.policies.candidates import Candidates
 from router.fleet.table import Column
-from router.policies.candidates import Candidates
 from simulator.world.options import RunOptions
 from tests.stage.fleet import Fleet, prompt
 

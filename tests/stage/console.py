@@ -11,23 +11,23 @@ from typing import Any
 import aiohttp
 from prometheus_client import CollectorRegistry
 
-from router.audit.observers import Watchers
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.console_settings import ConsoleSettings
 from router.config.settings.queue_settings import QueueSettings
-from router.console.collector import ConsoleCollector
-from router.console.console import Console
-from router.console.pages import ConsolePages
-from router.console.sessions import Sessions
-from router.console.views.rounds import Subject
-from router.core.admission import Admission
-from router.core.core import RouterCore
-from router.core.tally import PickTally
+from router.decide.core.admission import Admission
+from router.decide.core.core import RouterCore
+from router.decide.core.tally import PickTally
 from router.fleet.topology import PlaceLabels
-from router.keys.certificates import Contexts
-from router.keys.door import Door
-from router.listener.http_bounds import HttpBounds
-from router.metrics.http import MetricsServer
+from router.net.keys.certificates import Contexts
+from router.net.keys.door import Door
+from router.net.listener.http_bounds import HttpBounds
+from router.observe.audit.observers import Watchers
+from router.observe.console.collector import ConsoleCollector
+from router.observe.console.console import Console
+from router.observe.console.pages import ConsolePages
+from router.observe.console.sessions import Sessions
+from router.observe.metrics.http import MetricsServer
+from router.observe.views.rounds import Subject
 from tests.stage.fleet import Fleet
 
 LABELS = PlaceLabels("host", "rack", "cluster")

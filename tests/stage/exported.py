@@ -11,39 +11,39 @@ from prometheus_client.core import Metric
 from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
-from router.audit.observers import Watchers
-from router.children.own_relays import OwnRelays
-from router.children.relay_messages import Opening, relay_status
+from router.api.desk.counters import Metrics
+from router.app.processes.discovered import DiscoveredWorkers
+from router.cluster.children.own_relays import OwnRelays
+from router.cluster.children.relay_messages import Opening, relay_status
+from router.cluster.discovery.kubernetes import KubernetesDiscovery
+from router.cluster.replicas.fleet_commands import ControlDesk
+from router.cluster.replicas.peer_link import PeerLink
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.discovery_settings import KubernetesSettings
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.config.settings.serving_settings import DecisionLogSettings
-from router.console.collector import ConsoleCollector
-from router.core.admission import Admission
-from router.desk.counters import Metrics
-from router.discovery.kubernetes import KubernetesDiscovery
+from router.decide.core.admission import Admission
 from router.fleet.topology import PlaceLabels
-from router.front.gateway.counters import ClientCollector, GatewayCounters
-from router.front.picker.counters import PickerCounters
-from router.keys.followed import Followed
-from router.listener.connections import Connections, PortBounds
-from router.metrics.of_audit import WatchCollector
-from router.metrics.of_copies import HotPrefixCollector
-from router.metrics.of_discovery import DiscoveryCollector
-from router.metrics.of_fleet import RouterCollector
-from router.metrics.of_http import HttpCollector
-from router.metrics.of_keys import KeyCollector
-from router.metrics.of_prompts import PromptCollector
-from router.metrics.of_queue import QueueCollector
-from router.metrics.of_relays import BrokerCollector, RelayCollector
-from router.metrics.of_replicas import PeerCollector
-from router.metrics.of_workers import WorkerCollector
-from router.processes.discovered import DiscoveredWorkers
-from router.prompts.prompts import ModelPrompts, Prompts
-from router.replicas.fleet_commands import ControlDesk
-from router.replicas.peer_link import PeerLink
-from router.tracing.export import SpanCollector, SpanExport
+from router.gateway.picker.counters import PickerCounters
+from router.gateway.server.counters import ClientCollector, GatewayCounters
+from router.net.keys.followed import Followed
+from router.net.listener.connections import Connections, PortBounds
+from router.observe.audit.observers import Watchers
+from router.observe.console.collector import ConsoleCollector
+from router.observe.metrics.of_audit import WatchCollector
+from router.observe.metrics.of_copies import HotPrefixCollector
+from router.observe.metrics.of_discovery import DiscoveryCollector
+from router.observe.metrics.of_fleet import RouterCollector
+from router.observe.metrics.of_http import HttpCollector
+from router.observe.metrics.of_keys import KeyCollector
+from router.observe.metrics.of_prompts import PromptCollector
+from router.observe.metrics.of_queue import QueueCollector
+from router.observe.metrics.of_relays import BrokerCollector, RelayCollector
+from router.observe.metrics.of_replicas import PeerCollector
+from router.observe.metrics.of_workers import WorkerCollector
+from router.observe.tracing.export import SpanCollector, SpanExport
+from router.request.tokens import ModelPrompts, Prompts
 from tests.stage.console import pages_of, play
 from tests.stage.fleet import START_S, Fleet
 

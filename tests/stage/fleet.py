@@ -31,13 +31,13 @@ from indexer.identity import Tier, WorkerKey
 from indexer.index import BlockIndex, mix_digest
 from indexer.reference import ReferenceIndex
 from kvroute.v1 import router_pb2
+from router.api.desk.answer_codec import answer_writer
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
-from router.copies.hot_prefixes import HotPrefixes, Means, recomputed
-from router.core.core import RouterCore
-from router.core.progress import Pick
-from router.core.watched import Watched
-from router.desk.answer_codec import answer_writer
+from router.decide.copies.hot_prefixes import HotPrefixes, Means, recomputed
+from router.decide.core.core import RouterCore
+from router.decide.core.progress import Pick
+from router.decide.core.watched import Watched
 from router.fleet.state import Troubles
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt

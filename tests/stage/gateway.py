@@ -15,12 +15,12 @@ from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import EnginesSettings
-from router.front.gateway.gateway import Gateway
-from router.keys.door import Door
-from router.keys.engine_accesses import EngineAccesses
-from router.prompts.prompts import ModelPrompts, Source
-from router.reservations.reservations import Ending
-from router.tracing.spans import Tracing
+from router.fleet.reservations.reservations import Ending
+from router.gateway.server.gateway import Gateway
+from router.net.keys.door import Door
+from router.net.keys.engine_accesses import EngineAccesses
+from router.observe.tracing.spans import Tracing
+from router.request.tokens import ModelPrompts, Source
 from tests.stage.served import Served, served
 
 Play = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]

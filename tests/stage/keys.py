@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from events.plane.clock import unix_now
-from router.keys.door import Door
-from router.keys.key_ring import PREFIX, digest
+from router.net.keys.door import Door
+from router.net.keys.key_ring import PREFIX, digest
 
 RIGHTS = ("route", "report", "observe", "administer")
 

@@ -13,11 +13,11 @@ from events.relay.relay import Relay
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import Progress, ProgressState
-from router.children.nats_server import NatsChild
+from router.app.processes.router_process import RouterApp
+from router.cluster.children.nats_server import NatsChild
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.routing_settings import RoutingSettings
 from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
-from router.processes.router_process import RouterApp
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig

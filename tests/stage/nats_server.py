@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.children.nats_server import server_binary
-from router.children.process import end, start
+from router.cluster.children.nats_server import server_binary
+from router.cluster.children.process import end, start
 from tests.stage.waiting import until
 
 

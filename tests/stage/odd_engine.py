@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.stage.tcp import tcp_server
+
 END = b"\r\n\r\n"
 
 
@@ -171,12 +173,8 @@ class OddEngine:
     address: str = ""
     asked: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    _open: set["asyncio.Task[None]"] = field(default_factory=set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._open.add(task)
         try:
             while True:
                 answer = await self._question(reader)
@@ -187,7 +185,6 @@ class OddEngine:
             pass  # the test is over, or its client left
         finally:
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
-            self._open.discard(task)
 
     async def _question(self, reader: asyncio.StreamReader) -> Odd:
         head = await reader.readuntil(END)
@@ -203,15 +200,9 @@ class OddEngine:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
+        async with tcp_server(self._serve) as port:
+            self.address = f"http://127.0.0.1:{port}"
             yield
-        finally:
-            server.close()
-            for task in list(self._open):
-                task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
 
 
 async def _write(writer: asyncio.StreamWriter, answer: Odd) -> None:

@@ -13,13 +13,13 @@ from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.config.settings.picker_settings import PickerSettings
-from router.front.picker.calls import PROCESS
-from router.front.picker.server import CONNECTION_AGE_S, KEEPALIVE_S, PickerServer
-from router.keys.certificates import Certificates
-from router.listener.http_bounds import HttpBounds
-from router.prompts.prompts import ModelPrompts, Source
-from router.reservations.reservations import Ending
-from router.tracing.spans import Tracing
+from router.fleet.reservations.reservations import Ending
+from router.gateway.picker.calls import PROCESS
+from router.gateway.picker.server import CONNECTION_AGE_S, KEEPALIVE_S, PickerServer
+from router.net.keys.certificates import Certificates
+from router.net.listener.http_bounds import HttpBounds
+from router.observe.tracing.spans import Tracing
+from router.request.tokens import ModelPrompts, Source
 from tests.stage.gateway import Worker
 from tests.stage.served import Served, served
 from tests.stage.waiting import until

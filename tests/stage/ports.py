@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from events.plane.clock import unix_now
+from router.api.service.server import http2_server
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.serving_settings import GrpcSettings
-from router.front.gateway.gateway import Gateway
-from router.front.picker.server import PickerServer
-from router.http2.frames import ACK, PING, PREFACE, SETTINGS, frame
-from router.keys.certificates import Certificates
-from router.keys.exposure import split_address
-from router.listener.connections import Connections
-from router.listener.http_bounds import HttpBounds
-from router.metrics.http import MetricsServer
-from router.metrics.probes import ProbeServer
-from router.service.server import http2_server
+from router.gateway.picker.server import PickerServer
+from router.gateway.server.gateway import Gateway
+from router.net.http2.frames import ACK, PING, PREFACE, SETTINGS, frame
+from router.net.keys.certificates import Certificates
+from router.net.keys.exposure import split_address
+from router.net.listener.connections import Connections
+from router.net.listener.http_bounds import HttpBounds
+from router.observe.metrics.http import MetricsServer
+from router.observe.metrics.probes import ProbeServer
 from tests.stage.served import served
 
 HTTP_PATHS = {"gateway": b"/health", "metrics": b"/metrics", "probes": b"/livez"}

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.stage.tcp import tcp_server
+
 Answer = Callable[["Asked"], Awaitable[bool]]
 """Plays one request; whether the connection stays for another one."""
 
@@ -43,19 +45,11 @@ class RawEngine:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[str]:
-        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
-            self.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            tasks = self._tasks = set[asyncio.Task[None]]()
-            try:
-                yield self.address
-            finally:
-                for task in tasks:
-                    task.cancel()
+        async with tcp_server(self._serve) as port:
+            self.address = f"http://127.0.0.1:{port}"
+            yield self.address
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         self.connections += 1
         try:
             number = 0
@@ -73,7 +67,6 @@ class RawEngine:
         except (ConnectionError, asyncio.CancelledError):
             self.left += 1
         finally:
-            self._tasks.discard(task)
             writer.close()
 
 

@@ -11,18 +11,18 @@ from events.feed.stream import Stream
 from events.plane.facts import Epoch, Heartbeat
 from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
-from router.decision.decision import Overlap
+from router.decide.decision.decision import Overlap
+from router.decide.policies.candidates import Candidates
 from router.fleet.eligibility import Barred
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool
 from router.fleet.rates import PrefillRates
+from router.fleet.reservations.load import WorkerLoad
 from router.fleet.table import COLUMNS, shares
 from router.fleet.topology import PlaceLabels
 from router.fleet.working_set import SAMPLE, WorkingSets
-from router.policies.candidates import Candidates
 from router.request.prompt import Prompt
 from router.request.request import Request
-from router.reservations.load import WorkerLoad
 
 TIERS = ("device_tokens", "host_tokens", "disk_tokens")
 NOW_S = 1_790_000_000.0

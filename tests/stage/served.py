@@ -19,32 +19,32 @@ from events.plane.facts import Control
 from events.plane.settings import EngineSettings
 from indexer.hashing import pack_tokens
 from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
-from router.audit.observers import Watchers
-from router.audit.sampling import Observed, ObservedBy, Watch
+from router.api.desk.counters import Metrics
+from router.api.desk.desk import Desk
+from router.api.desk.reports import Reports
+from router.api.service.calls import Guard
+from router.api.service.fleet_service import FleetService
+from router.api.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
+from router.api.service.local_router import LocalRouter
+from router.api.service.router_service import RouterService
+from router.api.service.server import GrpcServer
+from router.api.service.texts import Texts
+from router.api.service.worker_feed import WATCHES_MAX, WorkerFeed
+from router.api.service.workers_to_ask import proof_trouble, tokens_trouble
+from router.cluster.replicas.fleet_commands import ControlDesk
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
-from router.core.admission import Admission
-from router.desk.counters import Metrics
-from router.desk.desk import Desk
-from router.desk.reports import Reports
+from router.decide.core.admission import Admission
+from router.fleet.health.warnings import WarningCode
 from router.fleet.topology import PlaceLabels
-from router.health.warnings import WarningCode
-from router.keys.certificates import Certificates
-from router.keys.door import Door
-from router.listener.http_bounds import HttpBounds
-from router.prompts.prompts import ModelPrompts, Prompts
-from router.replicas.fleet_commands import ControlDesk
+from router.net.keys.certificates import Certificates
+from router.net.keys.door import Door
+from router.net.listener.http_bounds import HttpBounds
+from router.observe.audit.observers import Watchers
+from router.observe.audit.sampling import Observed, ObservedBy, Watch
+from router.observe.tracing.spans import Tracing
 from router.request.refusal import Refusal
-from router.service.calls import Guard
-from router.service.fleet_service import FleetService
-from router.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
-from router.service.local_router import LocalRouter
-from router.service.router_service import RouterService
-from router.service.server import GrpcServer
-from router.service.texts import Texts
-from router.service.worker_feed import WATCHES_MAX, WorkerFeed
-from router.service.workers_to_ask import proof_trouble, tokens_trouble
-from router.tracing.spans import Tracing
+from router.request.tokens import ModelPrompts, Prompts
 from tests.stage.fleet import Fleet
 
 NO_QUEUE = QueueSettings(max_waiting=0)

@@ -72,7 +72,7 @@ from simulator.world.world import World
 from tests.stage import script
 
 REWRITE = "KVROUTE_REWRITE"
-LONGEST = "tests.router.policies.own_policies:longest_overlap"
+LONGEST = "tests.router.decide.policies.own_policies:longest_overlap"
 RANDOM = "simulator.world.yardsticks:random"
 YARDSTICKS = {"longest": LONGEST, "random": RANDOM}
 """Policies that no router has by name."""

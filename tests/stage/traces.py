@@ -2,8 +2,8 @@
 
 import random
 
-from router.tracing.spans import Span, Tracing
-from router.tracing.traceparent import SpanContext
+from router.observe.tracing.spans import Span, Tracing
+from router.observe.tracing.traceparent import SpanContext
 
 PARENT = SpanContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, sampled=True)
 """The example of the W3C's recommendation."""

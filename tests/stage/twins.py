@@ -16,17 +16,17 @@ from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
-from router.core.progress import Progress
-from router.decision import decider
-from router.decision.ranking import Kernel
-from router.desk import statuses
-from router.desk.counters import Metrics
-from router.desk.stream_items import RouteItems, read_batch
-from router.policies.policy import Policy
+from router.api.desk import statuses
+from router.api.desk.counters import Metrics
+from router.api.desk.stream_items import RouteItems, read_batch
+from router.api.service.calls import Guard
+from router.decide.core.progress import Progress
+from router.decide.decision import decider
+from router.decide.decision.ranking import Kernel
+from router.decide.policies.policy import Policy
+from router.fleet.reservations.load import WorkerLoad
+from router.fleet.reservations.reservations import Reservation
 from router.request.refusal import Refusal
-from router.reservations.load import WorkerLoad
-from router.reservations.reservations import Reservation
-from router.service.calls import Guard
 from tests.stage.fleet import Fleet, hashes
 from tests.stage.served import desk_of
 

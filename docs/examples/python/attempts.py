@@ -13,6 +13,7 @@ ROUTER, MODEL = "127.0.0.1:50051", "my-model"
 async def chat(router: KvRouteClient, http: aiohttp.ClientSession, text: str) -> str:
     messages = [{"role": "user", "content": text}]
     body = {"model": MODEL, "messages": messages, "max_tokens": 16}
+    reply = ""
     async for attempt in router.attempts(chat_completion_body=body):
         async with attempt as request:  # a failure in here is retried on another worker
             async with http.post(
@@ -20,7 +21,8 @@ async def chat(router: KvRouteClient, http: aiohttp.ClientSession, text: str) ->
             ) as response:
                 answer = await response.json()
             request.read_usage(answer["usage"], details_enabled=True)
-    return answer["choices"][0]["message"]["content"]
+            reply = answer["choices"][0]["message"]["content"]
+    return reply
 
 
 async def main(text: str) -> None:

@@ -9,7 +9,7 @@ from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 WAITING_MAX = 65_536
 """Largest bound on waiting requests: their places move by memory copies
-(router/queue/turns/line.py)."""
+(router/decide/queue_turns/line.py)."""
 
 EarlyRefusal = Literal["never", "timeout", "slo"]
 

@@ -41,4 +41,4 @@ def run(engine: str) -> None:
     words += ["--drain-s", given.shutdown_timeout or {"vllm": "0", "sglang": "3600"}[engine]]
     words += [f"--{given.disaggregation_mode}", "1", *os.environ.get("SIMULATE", "").split()]
     python = sys.executable
-    os.execv(python, [python, "-m", "router.cli.main", "simulate", *words])
+    os.execv(python, [python, "-m", "router.app.main", "simulate", *words])

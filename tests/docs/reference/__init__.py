@@ -21,5 +21,5 @@ PAGES: Mapping[Path, Callable[[], str]] = {
     Path("docs/reference-statuses.md"): statuses.page,
     Path("docs/reference-grpc.md"): contract.page,
     Path("docs/reference-http.md"): ports.page,
-    Path("router/console/static/playbook.json"): playbook.page,
+    Path("router/observe/console/static/playbook.json"): playbook.page,
 }

@@ -8,8 +8,8 @@ from functools import cache
 import click
 
 from events.plane.settings import Settings
-from router.cli.flags import KeyOption, SharedOption
-from router.cli.main import cli
+from router.app.cli.flags import KeyOption, SharedOption
+from router.app.main import cli
 from tests.docs.reference import configuration
 from tests.docs.reference.markdown import code, plain
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from router.keys.rights import RIGHTS
+from router.net.keys.rights import RIGHTS
 from tests.docs.reference.markdown import cell, code, plain, table
 
 FILES = ("router", "fleet", "prompts")

@@ -8,7 +8,7 @@ from tests.stage.pages import text_of
 
 
 def page() -> str:
-    """router/console/static/playbook.json."""
+    """router/observe/console/static/playbook.json."""
     return json.dumps(
         {
             "warnings": {

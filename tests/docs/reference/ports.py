@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from router.prompts.bodies import PATHS
+from router.request.bodies import PATHS
 from tests.docs.reference.markdown import code, table
 
 HEAD = """# HTTP

@@ -1,14 +1,9 @@
 """Every reason for which a request is refused, with its statuses."""
 
-from collections.abc import Mapping
-from pathlib import Path
-
-import yaml
-
 from kvroute.client.requests.failures import FAILURES, Kind
 from kvroute.v1 import FailureReason
-from router.desk.statuses import STATUS as GRPC
-from router.front.refusals import STATUS as HTTP
+from router.gateway.refusals import STATUS as HTTP
+from router.gateway.refusals import GatewayReason
 from router.request.refusal import Reason
 from tests.docs.reference.markdown import cell, code, plain, table
 
@@ -37,23 +32,18 @@ OTHERS = {
 """Answers to the client that are none of the gateway's."""
 NO_RETRY_INFO = {Reason.MESSAGE_TOO_LARGE}
 """Of RESOURCE_EXHAUSTED: another try would be refused as well."""
-_MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text(encoding="utf-8"))
-ROUTERS: Mapping[Reason, str] = {Reason(name): text for name, text in _MEANINGS["router"].items()}
-"""What each reason of a router means, and what a caller can do."""
-FRONT: Mapping[str, str] = _MEANINGS["front"]
-"""The same of the gateway's and the endpoint picker's own reasons."""
 
 
 def page() -> str:
     lines = [HEAD.format(without=", ".join(map(code, NO_RETRY_INFO))), "## Of a router", ""]
     lines += [
-        f"- `{reason}` ({GRPC[reason].name}, {HTTP[reason]}): {plain(meaning)}"
-        for reason, meaning in sorted(ROUTERS.items())
+        f"- `{reason}` ({reason.grpc_status}, {reason.http_status}): {plain(reason.meaning)}"
+        for reason in sorted(Reason)
     ]
     lines += ["", "## Of the gateway and the endpoint picker", ""]
     lines += [
-        f"- `{reason}` ({HTTP[reason]}): {plain(meaning)}"
-        for reason, meaning in sorted(FRONT.items())
+        f"- `{reason}` ({reason.http_status}): {plain(reason.meaning)}"
+        for reason in sorted(GatewayReason)
     ]
     lines.append("")
     rows = [

@@ -9,18 +9,18 @@ from prometheus_client import CollectorRegistry
 from events.plane.clock import unix_now
 from kvroute import v1
 from kvroute.client import KvRouteClient
-from router.cli.flags import KeyOption, SharedOption
+from router.app.cli.flags import KeyOption, SharedOption
 from router.config.settings.gateway_settings import GatewaySettings
-from router.front.gateway.counters import OWN_PATHS
-from router.front.gateway.gateway import Gateway
-from router.front.refusals import STATUS as HTTP_STATUS
-from router.http.port import HttpPort
-from router.listener.http_bounds import HttpBounds
-from router.metrics.http import MetricsServer
-from router.metrics.probes import ProbeServer
-from router.prompts.bodies import PATHS
+from router.gateway.refusals import STATUS, GatewayReason
+from router.gateway.server.counters import OWN_PATHS
+from router.gateway.server.gateway import Gateway
+from router.net.http.port import HttpPort
+from router.net.listener.http_bounds import HttpBounds
+from router.observe.metrics.http import MetricsServer
+from router.observe.metrics.probes import ProbeServer
+from router.request.bodies import PATHS
 from router.request.refusal import Reason
-from tests.docs.reference import PAGES, statuses
+from tests.docs.reference import PAGES
 from tests.docs.reference.commands import commands
 from tests.docs.reference.configuration import PROGRAMS, rows_of
 from tests.docs.reference.contract import FILES, blocks_of
@@ -66,9 +66,10 @@ def test_each_key_says_what_it_means(program: str) -> None:
     assert silent == []
 
 
-def test_each_reason_has_a_meaning() -> None:
-    assert set(statuses.ROUTERS) == set(Reason)
-    assert set(statuses.FRONT) == set(HTTP_STATUS) - set(Reason)
+def test_a_reason_is_called_as_its_value() -> None:
+    reasons = [*Reason, *GatewayReason]
+    assert [reason.name for reason in reasons] == [reason.value for reason in reasons]
+    assert len(STATUS) == len(reasons)
 
 
 def test_the_contract_is_read_whole() -> None:

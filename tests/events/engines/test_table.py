@@ -74,8 +74,8 @@ def test_no_other_module_compares_an_engines_name() -> None:
     }
     assert found == {
         # What each makes of a body is a table of its own, of the same names.
-        ("router/prompts/dialects/table.py", "vllm"),
-        ("router/prompts/dialects/table.py", "sglang"),
+        ("router/request/dialects/table.py", "vllm"),
+        ("router/request/dialects/table.py", "sglang"),
         # The flags of a relay for Dynamo's event plane are others than those for an engine.
-        ("router/cli/programs/relay.py", "dynamo"),
+        ("router/app/programs/relay.py", "dynamo"),
     }

@@ -16,9 +16,10 @@ from events.plane import nats_client
 from events.plane.broker import Broker
 from events.plane.nats_wire import Frames
 from events.plane.settings import NatsSettings
-from router.children.nats_server import NatsChild
+from router.cluster.children.nats_server import NatsChild
 from tests.stage.nats_server import nats_server
 from tests.stage.proxy import Proxy, proxy_to
+from tests.stage.tcp import tcp_server
 from tests.stage.waiting import until
 
 DEFAULT_ATTEMPTS = 60
@@ -217,9 +218,7 @@ async def test_a_server_too_busy_for_pongs_is_not_taken_for_dead(
         finally:
             writer.transport.abort()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, connected(f"nats://127.0.0.1:{port}") as (_, ear):
+    async with tcp_server(serve) as port, connected(f"nats://127.0.0.1:{port}") as (_, ear):
         await until(lambda: pings > 20, "many pings")
         assert ear.connections == [True]
         assert len(ear.heard) >= 15
@@ -308,9 +307,7 @@ async def test_a_server_that_says_nonsense_at_first_is_tried_until_it_does_not(
         finally:
             writer.transport.abort()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, connected(f"nats://127.0.0.1:{port}") as (broker, ear):
+    async with tcp_server(serve) as port, connected(f"nats://127.0.0.1:{port}") as (broker, ear):
         assert ear.connections == [True]
         assert broker.counts["error"] >= 2
 

@@ -16,7 +16,7 @@ from router.config.settings.configurations import (
     RelayConfig,
     ServeConfig,
 )
-from router.keys.key_ring import KeyFile
+from router.net.keys.key_ring import KeyFile
 
 CONFIGS = (ServeConfig, RelayConfig, GatewayConfig, PickerConfig)
 KEYS = [(config, key) for config in CONFIGS for key in keys(config)]

@@ -19,6 +19,7 @@ from nats.aio.transport import TcpTransport
 
 from events.plane import nats_client
 from events.plane.nats_client import NatsClient
+from tests.stage.tcp import tcp_server
 
 SOURCE = Path(nats_client.__file__)
 OVERRIDDEN = {
@@ -109,19 +110,17 @@ def test_a_transport_that_is_set_is_kept_and_holds_its_writer() -> None:
 @asynccontextmanager
 async def connected() -> AsyncIterator[TcpTransport]:
     """A transport of NatsClient, to a server that says nothing."""
-    ends: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, end: ends.append(end), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    transport = nats_client._Tcp()
-    await transport.connect(urlparse(f"nats://127.0.0.1:{port}"), 32 * 1024, 60)
-    try:
-        yield transport
-    finally:
-        transport.close()
-        for end in ends:
-            end.close()
-        server.close()
-        await server.wait_closed()
+
+    async def hear(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with tcp_server(hear) as port:
+        transport = nats_client._Tcp()
+        await transport.connect(urlparse(f"nats://127.0.0.1:{port}"), 32 * 1024, 60)
+        try:
+            yield transport
+        finally:
+            transport.close()
 
 
 async def test_a_cancelled_wait_for_a_connection_s_end_is_nothing_to_the_next_one() -> None:

@@ -8,13 +8,14 @@ import pytest
 from events.plane import broker as module
 from events.plane.broker import Broker
 from events.plane.settings import EngineSettings, NatsSettings
+from router.app.processes.checks import checked_broker
+from router.app.processes.relay_process import RelayApp
+from router.app.processes.risks import warnings_of
 from router.config.keys import ConfigError
 from router.config.settings.configurations import RelayConfig
-from router.processes.checks import checked_broker
-from router.processes.relay_process import RelayApp
-from router.processes.risks import warnings_of
 from tests.stage.certificates import Authority, written
 from tests.stage.nats_server import nats_server
+from tests.stage.tcp import tcp_server
 from tests.stage.waiting import until
 
 GUARD_S = 60.0
@@ -77,10 +78,8 @@ async def test_a_server_that_offers_no_tls_gets_no_credentials(
     authority = Authority()
     (tmp_path / "ca.crt").write_bytes(authority.pem)
     settings = NatsSettings(user="u", password="hush", tls_ca_file=str(tmp_path / "ca.crt"))
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    broker = Broker(settings, f"{scheme}://127.0.0.1:{port}", "test")
-    async with server, asyncio.timeout(GUARD_S):
+    async with tcp_server(serve) as port, asyncio.timeout(GUARD_S):
+        broker = Broker(settings, f"{scheme}://127.0.0.1:{port}", "test")
         connecting = asyncio.create_task(broker.connect())
         for _attempt in range(2):
             await attempts.acquire()

@@ -24,7 +24,7 @@ from events.plane.permissions import (
 )
 from events.plane.settings import NatsSettings
 from indexer.identity import WorkerKey
-from router.cli.offline.nats_permissions import nats_permissions
+from router.app.offline.nats_permissions import nats_permissions
 from tests.stage.nats_server import nats_server
 from tests.stage.waiting import repeated, until
 

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from events.plane.settings import NatsSettings
-from router.cli.main import cli
+from router.app.main import cli
+from router.app.processes.router_process import RouterApp
 from router.config.keys import ConfigError
 from router.config.reading import load, load_with_sources
 from router.config.reload import RELOADED
@@ -17,8 +18,7 @@ from router.config.settings import presets
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.presets import PRESETS, Preset
 from router.config.settings.routing_settings import GuardSettings, RoutingSettings
-from router.policies.configured import configured
-from router.processes.router_process import RouterApp
+from router.decide.policies.configured import configured
 
 NAMES = list(PRESETS)
 OWN = {

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from events.plane.settings import NatsSettings
+from router.app.processes.router_process import RouterApp
 from router.config.keys import ConfigError
 from router.config.reading import load
 from router.config.reload import RELOADED, reloaded
@@ -20,7 +21,6 @@ from router.config.settings.routing_settings import (
     RoutingSettings,
 )
 from router.config.settings.serving_settings import DecisionLogSettings
-from router.processes.router_process import RouterApp
 from router.request.refusal import Refusal
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt

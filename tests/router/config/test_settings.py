@@ -17,7 +17,7 @@ from router.config.reading import FILE_BYTES_MAX, load
 from router.config.rendering import render
 from router.config.settings.configurations import RelayConfig, ServeConfig
 from router.config.yaml_text import parse_yaml
-from router.policies import POLICIES
+from router.decide.policies import POLICIES
 
 SERVE_KEYS = list(keys(ServeConfig))
 RELAY_KEYS = list(keys(RelayConfig))

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from router.config.settings.health_settings import CapacitySettings
-from router.core.progress import Progress, ProgressState
-from router.decision.nobody_fits import NobodyFits
+from router.decide.core.progress import Progress, ProgressState
+from router.decide.decision.nobody_fits import NobodyFits
 from tests.stage.fleet import Fleet, prompt
 
 

@@ -9,7 +9,7 @@ from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
 from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
-from router.core.progress import Progress, ProgressState
+from router.decide.core.progress import Progress, ProgressState
 from router.fleet.pools import RECOVERING_TRUST, heartbeat_of
 from router.fleet.table import COLUMNS, shares
 from router.request.refusal import Reason, Refusal

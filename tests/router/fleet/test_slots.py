@@ -4,7 +4,7 @@ import pytest
 
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.core.progress import Progress, ProgressState
+from router.decide.core.progress import Progress, ProgressState
 from tests.stage.fleet import Fleet, prompt
 
 

@@ -1,6 +1,6 @@
 """Numbers by tenant: cached tokens and first tokens, within a bound."""
 
-from router.core.progress import Progress, ProgressState
+from router.decide.core.progress import Progress, ProgressState
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers, Tenants
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt

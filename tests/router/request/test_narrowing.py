@@ -1,5 +1,5 @@
 """Each field of Narrowing: read, respected by decisions and by the queue; the client's fallback
-excludes the same workers. Copies: tests/router/copies/test_hot_prefixes.py."""
+excludes the same workers. Copies: tests/router/decide/copies/test_hot_prefixes.py."""
 
 from collections import Counter
 from random import Random
@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 from kvroute.client import FallbackPolicy, route_request
 from kvroute.client.fallback.fallback import Fallback
 from kvroute.v1 import Phase, Progress, ProgressState
+from router.api.desk.answers import Waiting
+from router.api.desk.counters import Metrics
+from router.api.desk.request_codec import read_request, receive
+from router.api.desk.worker_codec import write_worker
 from router.config.settings.queue_settings import QueueSettings
-from router.desk.answers import Waiting
-from router.desk.counters import Metrics
-from router.desk.request_codec import read_request, receive
-from router.desk.worker_codec import write_worker
 from router.fleet.eligibility import exclusion
 from router.request.refusal import Refusal
 from router.request.request import Request

@@ -19,7 +19,7 @@ import yaml
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from router.cli.main import cli
+from router.app.main import cli
 from simulator.engines.profile import profile_names
 from simulator.live.run import warn_of_strangers
 
@@ -341,7 +341,7 @@ def test_capacity_needs_a_range(trace: Path) -> None:
 async def simulating(*words: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """The process of `kvroute simulate`, and what it has shown; the block must make it end well."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli.main", "simulate", *words),
+        *(sys.executable, "-m", "router.app.main", "simulate", *words),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -469,7 +469,7 @@ async def test_a_simulated_gateway_answers_openais_clients_and_shows_its_picks(
 
 async def _shell(line: str, folder: Path) -> str:
     """What a printed command prints, where `kvroute` is this environment's."""
-    words = line.replace("kvroute ", f"{sys.executable} -m router.cli.main ", 1)
+    words = line.replace("kvroute ", f"{sys.executable} -m router.app.main ", 1)
     process = await asyncio.create_subprocess_shell(
         f"cd {folder} && PYTHONPATH={Path.cwd()} {words}", stdout=asyncio.subprocess.PIPE
     )
@@ -506,7 +506,7 @@ def test_simulate_ends_when_a_port_is_taken() -> None:
         port = taken.getsockname()[1]
         words = ("simulate", "--engines", "1", "--port", str(port - 1))
         done = subprocess.run(
-            [sys.executable, "-m", "router.cli.main", *words],
+            [sys.executable, "-m", "router.app.main", *words],
             capture_output=True,
             text=True,
             timeout=60,

@@ -1,11 +1,11 @@
-"""Chat templates, and the bodies that tests/router/prompts/golden has an engine's tokens of."""
+"""Chat templates, and the bodies that tests/router/request/golden has an engine's tokens of."""
 
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from router.prompts import bodies
+from router.request import bodies
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES
 
 _FOLDER = Path(__file__).resolve().parent / "templates"

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from events.engines.access import EngineAccess
-from router.prompts import bodies
-from router.prompts.prompt_error import PromptError
-from router.prompts.prompts import (
+from router.request import bodies
+from router.request.prompt_error import PromptError
+from router.request.prompt_settings import RendererSettings
+from router.request.rendering.renderer import Renderer
+from router.request.tokens import (
     EngineAt,
     Prompts,
 )
-from router.prompts.rendering.renderer import Renderer
-from router.prompts.settings import RendererSettings
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from router.prompts.prompts import ModelPrompts, Source
-from router.prompts.settings import RendererSettings
+from router.request.prompt_settings import RendererSettings
+from router.request.tokens import ModelPrompts, Source
 from tests.stage.prompts.engine import TEMPLATE
 from tests.stage.prompts.tiny_tokenizer import make_folder
 

@@ -1,0 +1,167 @@
+"""Answers to clients: picks, receipts, explanations, results of steps."""
+
+import struct
+from collections.abc import Collection, Iterator
+
+from events.feed.fleet_view import Source
+from events.plane.facts import Heartbeat
+from indexer.identity import WorkerKey
+from kvroute.v1 import router_pb2
+from router.api.desk.answer_writer import AnswerWriter
+from router.api.desk.statuses import write_status
+from router.decide.core.core import RouterCore
+from router.decide.core.progress import ProgressResult
+from router.decide.decision.decision import Decision
+from router.decide.decision.handover import bootstrap_server, transfer_params
+from router.fleet.pools import heartbeat_of
+from router.request.refusal import Refusal
+
+ROWS_MAX = 16
+"""Candidates of an Explanation that are written at once, at most."""
+_DOUBLE = struct.Struct("<d")
+_QUEUE_MS = bytes([router_pb2.RouteResponse.QUEUE_MS_FIELD_NUMBER << 3 | 1])
+"""The tag of a double."""
+_CANDIDATES = router_pb2.Explanation.CANDIDATES_FIELD_NUMBER
+_RECEIPT = router_pb2.Explanation.RECEIPT_FIELD_NUMBER
+_PREFILL_CANDIDATES = router_pb2.Explanation.PREFILL_CANDIDATES_FIELD_NUMBER
+_PREFILL_RECEIPT = router_pb2.Explanation.PREFILL_RECEIPT_FIELD_NUMBER
+_RESULTS = {
+    ProgressResult.APPLIED: router_pb2.PROGRESS_RESULT_APPLIED,
+    ProgressResult.UNCHANGED: router_pb2.PROGRESS_RESULT_UNCHANGED,
+    ProgressResult.UNKNOWN: router_pb2.PROGRESS_RESULT_UNKNOWN,
+}
+
+
+def with_queue_time(answer: bytes, waited_s: float, ahead: int) -> bytes:
+    """A RouteResponse with the time that its request waited, and how many were ahead when it came:
+    fields at the end of a message are read like those in their places."""
+    place = router_pb2.RouteResponse(queue_ahead=ahead).SerializeToString()
+    return answer + _QUEUE_MS + _DOUBLE.pack(waited_s * 1000) + place
+
+
+def waiting_result(
+    index: int, ahead: int, waited_s: float, expected_s: float | None
+) -> router_pb2.RouteResult:
+    """Where an item of a stream stands in the queue."""
+    about = router_pb2.QueueProgress(ahead=ahead, waited_ms=waited_s * 1000)
+    if expected_s is not None:
+        about.expected_ms = expected_s * 1000
+    return router_pb2.RouteResult(index=index, waiting=about)
+
+
+def progress_result(result: ProgressResult) -> router_pb2.ProgressResult.ValueType:
+    return _RESULTS[result]
+
+
+def answer_writer(core: RouterCore) -> AnswerWriter:
+    """The writer of a router's answers and receipts."""
+    return AnswerWriter(core, PrefillWorkers(core.fleet.view.sources))
+
+
+def explanations(
+    decision: Decision, refusal: Refusal | None, core: RouterCore, writer: AnswerWriter
+) -> Iterator[bytes]:
+    """Every candidate of a decision that was not made: parts that are one Explanation in a row.
+
+    A part has ROWS_MAX candidates at most, so that other calls have a turn between two of them.
+    """
+    yield framed(_RECEIPT, writer.receipt(decision))
+    yield from _rows(_CANDIDATES, decision, writer)
+    if decision.prefill is not None:
+        yield framed(_PREFILL_RECEIPT, writer.receipt(decision.prefill))
+        yield from _rows(_PREFILL_CANDIDATES, decision.prefill, writer)
+    explanation = router_pb2.Explanation()
+    for source, reason in decision.not_live:
+        if len(explanation.candidates) >= ROWS_MAX:
+            yield explanation.SerializeToString()
+            explanation.Clear()
+        explanation.candidates.add(
+            worker_id=source.key.worker_id,
+            dp_rank=source.key.dp_rank,
+            stream_state=source.stream.state,
+            stream_complete=core.fleet.view.complete(source),
+            excluded=reason,
+        )
+    if refusal is not None:
+        explanation.refusal.CopyFrom(write_status(refusal))
+    else:
+        source = decision.sources[decision.order[0]]
+        explanation.worker_id = source.key.worker_id
+        if heartbeat_of(source).multi_rank:
+            explanation.dp_rank = source.key.dp_rank
+        if decision.computing is not decision:
+            explanation.prefill_worker.MergeFromString(writer.prefill_worker(decision.computing, 0))
+    yield explanation.SerializeToString()
+
+
+def _rows(number: int, decision: Decision, writer: AnswerWriter) -> Iterator[bytes]:
+    """All candidates as fields of a number, the excluded ones last; ROWS_MAX at once."""
+    costs = decision.ranking.costs
+    rows = sorted(
+        range(len(decision.pool)), key=lambda row: (decision.excluded[row] != "", costs[row])
+    )
+    for first in range(0, len(rows), ROWS_MAX):
+        part = rows[first : first + ROWS_MAX]
+        yield b"".join(framed(number, writer.row(decision, row)) for row in part)
+
+
+class PrefillWorkers:
+    """Writes the PrefillWorker of pairs; what each worker's heartbeat says of it, once."""
+
+    def __init__(self, workers: Collection[object]) -> None:
+        """workers: of the fleet."""
+        self._workers = workers
+        self._known: dict[WorkerKey, tuple[Heartbeat, bytes]] = {}
+
+    def __call__(self, decision: Decision, room: int) -> bytes:
+        """The pick of the decision about a pair's prompt, and its hand-over.
+
+        room: the bootstrap room; 0: the message is shown to people, and no request uses it.
+        """
+        row = decision.order[0]
+        source, overlap = decision.sources[row], decision.overlap(row)
+        message = router_pb2.PrefillWorker(
+            overlap_tokens=router_pb2.OverlapTokens(**overlap._asdict()),
+            new_tokens=decision.request.prompt.token_count - overlap.usable,
+        )
+        if room:
+            prefill, decode = transfer_params(heartbeat_of(source), room)
+            message.bootstrap_room = room
+            message.prefill_kv_transfer_params = prefill
+            message.decode_kv_transfer_params = decode
+        return self._worker(source) + message.SerializeToString()
+
+    def _worker(self, source: Source) -> bytes:
+        """The fields that are the same in each message, until the worker has another heartbeat."""
+        heartbeat, key = heartbeat_of(source), source.key
+        known = self._known.get(key)
+        if known is not None and known[0] is heartbeat:
+            return known[1]
+        host, port = bootstrap_server(heartbeat)
+        message = router_pb2.PrefillWorker(
+            worker_id=key.worker_id,
+            dp_rank=key.dp_rank if heartbeat.multi_rank else None,
+            address=heartbeat.address,
+            engine=heartbeat.engine,
+            kv_connector=heartbeat.kv_connector,
+            kv_engine_id=heartbeat.kv_engine_id,
+            labels=heartbeat.labels,
+            bootstrap_host=host,
+            bootstrap_port=port,
+        )
+        if len(self._known) > 2 * len(self._workers):
+            self._known.clear()  # of workers that are gone
+        written = message.SerializeToString()
+        self._known[key] = heartbeat, written
+        return written
+
+
+def framed(number: int, message: bytes) -> bytes:
+    """A message as a field of another one, of a number under 16."""
+    size = len(message)
+    head = bytearray((number << 3 | 2,))
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + message

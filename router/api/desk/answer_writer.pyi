@@ -1,0 +1,26 @@
+"""The writer of answers, receipts and rows (answer_writer.pyx)."""
+
+from collections.abc import Callable
+
+from router.decide.core.core import RouterCore
+from router.decide.core.progress import Pick
+from router.decide.decision.decision import Decision
+
+class AnswerWriter:
+    """Writes answers to picks of one RouterCore, and the records of its decisions."""
+
+    prefill_worker: Callable[[Decision, int], bytes]
+
+    def __init__(self, core: RouterCore, prefill_worker: Callable[[Decision, int], bytes]) -> None:
+        """prefill_worker: a PrefillWorker of the decision about it and its bootstrap room,
+        written."""
+
+    def answer(self, pick: Pick, priority: int, omit_receipt: bool) -> bytes:
+        """A RouteResponse, to a pick that is not reserved yet: its receipts show workers as they
+        were. priority: of the request, higher is sooner."""
+
+    def receipt(self, decision: Decision) -> bytes:
+        """The Receipt of a decision, with or without a pick."""
+
+    def row(self, decision: Decision, row: int) -> bytes:
+        """A CandidateRow."""

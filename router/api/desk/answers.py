@@ -1,0 +1,143 @@
+"""What a desk answers a request with: at once, or later."""
+
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeAlias
+
+from typing_extensions import override
+
+from router.api.desk.tenant import UNVERIFIED, Caller
+from router.decide.waiter import Waiter
+from router.fleet.reservations.reservations import Reservation
+from router.observe.audit.sampling import Due
+from router.observe.tracing.route_trace import RouteTrace
+from router.request.refusal import Refusal
+from router.request.request import Request
+from router.request.wire.received import ReceivedRequest
+
+Answered: TypeAlias = tuple[bytes, Reservation, bool]
+"""A RouteResponse, its reservation, and whether it was an earlier request's."""
+Answer: TypeAlias = Callable[["Waiting", float, bool], Answered]
+"""Decides a request that waits: see Job.decide. Raises Refusal."""
+Refuse: TypeAlias = Callable[["Waiting", Refusal], None]
+"""Counts the refusal of a request that waited."""
+
+
+class Outlook(NamedTuple):
+    """Where a request that waits stands."""
+
+    ahead: int
+    """Requests of its pool that are to go before it."""
+    waited_s: float
+    expected_s: float | None
+    """Expected seconds of its wait from now on; None: no request of its pool went yet."""
+
+
+def _nothing() -> None:
+    """Nobody waits."""
+
+
+class Later:
+    """A request whose answer comes later."""
+
+    __slots__ = ("on_done", "outcome", "tells")
+
+    def __init__(self) -> None:
+        self.outcome: Answered | Refusal | None = None
+        """None: there is none so far."""
+        self.on_done: Callable[[], None] = _nothing
+        """Called once, when there is an outcome, by `settle`."""
+        self.tells = False
+        """Whether its caller wants to hear where it stands."""
+
+    def settle(self) -> None:
+        """Calls on_done, and refers to it no longer: it refers to this, and a cycle would wait for
+        a full look of the collector, which are hours apart (router/app/cli/run.py)."""
+        on_done, self.on_done = self.on_done, _nothing
+        on_done()
+
+    def forget_caller(self) -> None:
+        """Nobody wants the outcome any more."""
+        self.on_done = _nothing
+
+    def take(self) -> Answered:
+        """The answer; raises the Refusal. Only after `on_done`."""
+        if self.outcome is None:
+            raise AssertionError("the request still waits")
+        if isinstance(self.outcome, Refusal):
+            raise self.outcome.copy()
+        return self.outcome
+
+
+class Waiting(Later):
+    """A request that waits for a worker: a Job (router/decide/core/admission.py) of a desk."""
+
+    __slots__ = (
+        "_answer", "_refuse", "caller", "due", "read", "request", "request_id", "trace", "waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: bytes | ReceivedRequest,
+        request_id: str,
+        due: Due | None,
+        read: tuple[ReceivedRequest, Request],
+        answer: Answer,
+        refuse: Refuse,
+        *,
+        caller: Caller = UNVERIFIED,
+        tells: bool = False,
+        trace: RouteTrace | None = None,
+    ) -> None:
+        """due: observers of what comes of the request. read: the request. tells: whether its caller
+        wants to hear where it stands. trace: its spans; None: it is not sampled."""
+        super().__init__()
+        self.request = request
+        self.request_id = request_id
+        self.due = due
+        self.caller = caller
+        self.read = read
+        self.tells = tells
+        self.trace = trace
+        self._answer = answer
+        self._refuse = refuse
+        self.waiter: Waiter | None = None
+        """Its place, as long as it waits."""
+
+    @property
+    def owner(self) -> str:
+        """See Job."""
+        return self.caller.owner
+
+    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+        """See Job."""
+        self.outcome = answered = self._answer(self, waited_s, may_strain)
+        self.settle()
+        return answered[1]
+
+    def refuse(self, refusal: Refusal) -> None:
+        """See Job."""
+        self._refuse(self, refusal)
+        self.outcome = refusal.copy()
+        self.settle()
+
+    @override
+    def settle(self) -> None:
+        """See Later."""
+        self._leave_place()
+        super().settle()
+
+    @override
+    def forget_caller(self) -> None:
+        """See Later."""
+        self._leave_place()
+        super().forget_caller()
+
+    def _leave_place(self) -> None:
+        """The place, of which the queue keeps a few for a while, refers to the request no more."""
+        if self.waiter is not None:
+            self.waiter.payload = None
+            self.waiter = None
+
+
+Steps: TypeAlias = Generator[None, None, Answered | Later]
+"""A request that is answered in steps, between which others may have a turn."""

@@ -1,0 +1,411 @@
+"""The desk: the one way in for every face, be it gRPC, HTTP or a test.
+
+    request's bytes -> read -> core    -> answer's bytes, counted, peers informed
+                               no room -> waits
+    report, heartbeat, peer, time -> core -> `dispatch` -> answers to requests that wait
+
+A face brings bytes and takes bytes: it measures messages, keeps deadlines and writes statuses.
+What `route` answers holds a reservation: a face whose caller is gone ends it by `cancel` or
+`unsent`, and a wait by `leave`.
+
+Laws:
+- every request is counted once, by its outcome; every refusal has a Reason;
+- while a worker that may take a request has room, and no other request waits for it, the request
+  is answered at once;
+- a fault of the router's own ends one request with INTERNAL, and no other.
+"""
+
+from collections.abc import Callable, Generator
+from functools import partial
+from math import inf
+from typing import TypeAlias
+
+from kvroute.v1 import router_pb2
+from router.api.desk import answer_codec, request_codec
+from router.api.desk.answers import Answered, Later, Outlook, Steps, Waiting
+from router.api.desk.counters import Metrics
+from router.api.desk.methods import ROUTE
+from router.api.desk.request_codec import RouteMessage
+from router.api.desk.stream_items import RouteItems
+from router.api.desk.tenant import UNVERIFIED, Caller
+from router.decide.core.admission import Admission
+from router.decide.core.core import RouterCore
+from router.decide.core.progress import Pick, Progress, ProgressState, Repeated
+from router.decide.core.watched import PickObserver
+from router.fleet.reservations.reservations import Ending, Reservation
+from router.observe.audit.sampling import Due, Observed, ObservedBy
+from router.observe.tracing.route_trace import RenderSpan, RouteTrace, no_span, rendered
+from router.observe.tracing.spans import Tracing
+from router.request.refusal import Reason, Refusal
+from router.request.request import Request
+from router.request.wire.received import ReceivedRequest
+
+Read: TypeAlias = tuple[ReceivedRequest, Request]
+WAITING_BYTES = 2560
+"""Bytes, about, that the objects of a waiting request take up beside its message."""
+LONG_BYTES = 512 * 1024
+"""A request up to this size is read, hashed and picked for in one step."""
+
+
+class Desk:
+    """Takes requests to the core, and counts what comes of them.
+
+    Over 300 lines: calls and streams share one life of a request, from its bytes to its end.
+    """
+
+    def __init__(
+        self,
+        core: RouterCore,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        fault: Callable[..., Refusal],
+        admission: Admission,
+        soon: Callable[[Callable[[], None]], object],
+        observed: Observed | None = None,
+        on_change: Callable[[], None] = lambda: None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """fault: counts and logs what the router did wrong at a method, and what comes of that;
+        returns what the caller gets, where there is nothing else. admission: requests that wait.
+        soon: calls a function once others had a turn. observed: a share of the decisions is, by
+        watchers; None: there are none. on_change: called when what is reserved here may have
+        changed. tracing: spans of requests whose callers' spans are sampled; None: no spans.
+        """
+        self._core = core
+        self._writer = answer_codec.answer_writer(core)
+        self._metrics = metrics
+        self._clock = clock
+        self._fault = fault
+        self._observed = observed or ObservedBy()
+        self._on_change = on_change
+        self.admission = admission
+        self._soon = soon
+        self._is_due = False
+        """Whether a turn is to come that `soon` was given."""
+        self.tracing = tracing
+        core.on_observer_fault = self._observer_failed
+
+    def items(
+        self,
+        caller: Caller = UNVERIFIED,
+        item: Callable[[bytes | None, float], Answered | Later | Steps] | None = None,
+        leave: Callable[[Later], None] | None = None,
+    ) -> RouteItems:
+        """Items of one stream of requests. item, leave: in the place of the desk's own."""
+        item = item or partial(self.item, caller=caller)
+        return RouteItems(item, self.cancel, leave or self.leave, self.outlook, self.unsent)
+
+    def route(
+        self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Answered | Waiting:
+        """A request, answered at once or later; raises Refusal, counted.
+
+        left_s: until the caller's deadline; 0 or less: it has passed. caller: as the face verified.
+        """
+        now_s, due = self._clock(), None
+        try:
+            due = watch.take() if (watch := self._observed.watch) is not None else None
+            if left_s <= 0:
+                raise _too_late()
+            if caller.usage is not None:
+                caller.usage.request()
+            received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
+            read = received, request_codec.read_request(received, self._core, caller)
+            return self._decided(request, read, now_s, left_s, due, caller)
+        except Refusal as refusal:
+            self._refused(refusal, request, now_s, due)
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
+
+    def item(
+        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Answered | Waiting | Steps:
+        """Answers the item of a stream as `route` does, in steps if it has over LONG_BYTES. None:
+        the item holds no request."""
+        if request is None:
+            refusal = Refusal(Reason.INVALID_FIELD, "the item holds no request")
+            raise self._refused(refusal, b"", self._clock(), None)
+        if len(request) <= LONG_BYTES:
+            return self.route(request, left_s, caller)
+        return self.steps(request, left_s, caller)
+
+    def steps(
+        self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Steps:
+        """Decides a request of more than LONG_BYTES as `route` does, in as many steps as its length
+        needs; the last step reserves."""
+        now_s, due = self._clock(), None
+        try:
+            due = watch.take() if (watch := self._observed.watch) is not None else None
+            if left_s <= 0:
+                raise _too_late()
+            if caller.usage is not None:
+                caller.usage.request()
+            read = yield from self._read(request, caller)
+            read_s = self._clock()
+            return self._decided(request, read, read_s, left_s - (read_s - now_s), due, caller)
+        except Refusal as refusal:
+            self._refused(refusal, request, now_s, due)
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
+
+    def changed(self) -> None:
+        """What is reserved here, so what workers have room for, or what waits, may have changed."""
+        self._on_change()
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Answers requests that wait, as far as workers have room, and ends waits that are over: a
+        slice of them now, the rest soon. Every cause ends here: arrival, report, heartbeat, peer,
+        time."""
+        if len(self.admission) and self.admission.dispatch(self._clock()) and not self._is_due:
+            self._is_due = True
+            self._soon(self._dispatch_again)
+
+    def leave(self, later: Later) -> None:
+        """A caller is gone before its answer: the wait ends, or what was reserved meanwhile."""
+        waiter = later.waiter if isinstance(later, Waiting) else None
+        later.forget_caller()
+        if isinstance(later.outcome, tuple):
+            if not later.outcome[2]:
+                self.unsent(later.outcome[1])
+        elif later.outcome is None and isinstance(later, Waiting) and waiter is not None:
+            if later.trace is not None:
+                later.trace.refused(self._clock(), Reason.CANCELLED)
+            self.admission.leave(waiter, self._clock())
+
+    def outlook(self, waiting: Later) -> Outlook | None:
+        """Where a request that waits stands; None: it waits no longer."""
+        if not isinstance(waiting, Waiting):
+            return None
+        waiter, now_s = waiting.waiter, self._clock()
+        if waiting.outcome is not None or waiter is None or not waiter.waits:
+            return None
+        ahead, expected_s = self.admission.queue.outlook(waiter, now_s)
+        return Outlook(ahead, now_s - waiter.arrived_s, expected_s)
+
+    def close(self) -> None:
+        """Refuses what waits, since the router stops."""
+        stops = Refusal(Reason.DRAINING, "this router stops; another one takes the request")
+        self.admission.close(stops, self._clock())
+        self._on_change()
+
+    def explain(
+        self, request: RouteMessage, caller: Caller = UNVERIFIED
+    ) -> Generator[None, None, list[bytes]]:
+        """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
+        received, parsed = yield from self._read(request, caller)
+        waits = self.admission.may_wait(request_codec.read_wait(received, 0.0, inf))
+        decision = self._core.decide(parsed, self._clock(), may_strain=not waits)
+        decision.keep()  # other requests have their turn between its parts
+        self._metrics.requests.labels("explained", "").inc()
+        refusal_instead = None if decision.order else self._core.decider.refuse(decision)
+        yield
+        parts = []
+        for part in answer_codec.explanations(decision, refusal_instead, self._core, self._writer):
+            parts.append(part)
+            yield
+        return parts
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Ends a reservation whose caller left before it had the answer."""
+        failed = Progress(reservation.id, ProgressState.FAILED, failure=Ending.FAILED_CANCELLED)
+        self._core.report(failed, self._clock())
+        self._on_change()
+
+    def unsent(self, reservation: Reservation) -> None:
+        """The answer of a call could not be sent, or was given up: nobody knows of what it
+        reserved."""
+        if not reservation.shared and reservation.ended is None:
+            self._metrics.answers_unsent.inc()
+            self.cancel(reservation)
+
+    def refused(self, refusal: Refusal, request: RouteMessage) -> Refusal:
+        """Counts a request that was refused before it came here; returns the refusal."""
+        return self._refused(refusal, request, self._clock(), None)
+
+    def failed(self, error: Exception, request: RouteMessage) -> Refusal:
+        """Counts a fault of the router's own before a request came here; its caller's refusal."""
+        return self.refused(self._fault(ROUTE, error), request)
+
+    def render_span(self, request: ReceivedRequest) -> RenderSpan:
+        """Begins the span of making a request's tokens."""
+        tracing, began_s = self.tracing, self._clock()
+        trace = tracing.below(request.traceparent) if tracing and request.traceparent else None
+        if trace is None:
+            return no_span
+        return lambda about, error="": rendered(trace, began_s, self._clock(), about, error)
+
+    def _read(
+        self, request: RouteMessage, caller: Caller = UNVERIFIED
+    ) -> Generator[None, None, tuple[ReceivedRequest, Request]]:
+        """Reads a request, and hashes its prompt, in steps; raises Refusal."""
+        received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
+        yield
+        parsed = request_codec.read_request(received, self._core, caller)
+        for size in self._core.fleet.block_sizes(parsed.model):
+            yield from parsed.prompt.hashed(size)
+            yield
+        return received, parsed
+
+    def _refused(
+        self, refusal: Refusal, request: RouteMessage, now_s: float, due: Due | None
+    ) -> Refusal:
+        """Counts a request that got no worker. Returns what it was given.
+
+        Callers have a clause of their own for refusals: `raise refusal from refusal`, and a frame
+        that keeps one, are cycles, which hold the request until a full look for cycles.
+        """
+        self._metrics.requests.labels("refused", refusal.reason).inc()
+        if due is not None:
+            due.refused(
+                request_codec.read_refused(
+                    request, refusal, now_s, self._core.routing.prompt_tokens_max
+                )
+            )
+        return refusal
+
+    def _observer_failed(self, observer: PickObserver, error: Exception) -> None:
+        what = type(observer).__name__
+        self._fault(ROUTE, error, f"{what} missed a pick; the request has its answer")
+
+    def _dispatch_again(self) -> None:
+        self._is_due = False
+        self.dispatch()
+
+    def _decided(
+        self,
+        request: RouteMessage,
+        read: Read,
+        now_s: float,
+        left_s: float,
+        due: Due | None,
+        caller: Caller,
+    ) -> Answered | Waiting:
+        """A request that was read: answered, or it waits."""
+        received, parsed = read
+        answers: list[Answered] = []
+        trace = self._traced(read, now_s) if received.traceparent else None
+
+        def decide(may_strain: bool) -> Reservation:
+            answers.append(self._any(read, now_s, due, may_strain, caller, trace))
+            return answers[0][1]
+
+        def waits() -> Waiting:
+            return Waiting(
+                request,
+                parsed.request_id,
+                due,
+                read,
+                self._answer_waiting,
+                self._refused_waiting,
+                caller=caller,
+                tells=received.queue_progress,
+                trace=trace,
+            )
+
+        try:
+            waiter = self.admission.route(
+                parsed,
+                request_codec.read_wait(received, now_s, left_s),
+                now_s,
+                len(request) + parsed.prompt.hash_bytes + WAITING_BYTES,
+                waits,
+                decide,
+            )
+        except Refusal as refusal:
+            if trace is not None:
+                trace.refused(now_s, refusal.reason)
+            raise
+        if waiter is None:
+            self._on_change()
+            return answers[0]
+        waiting: Waiting = waiter.payload  # type: ignore[assignment]  # made by `waits`
+        waiting.waiter = waiter
+        self.changed()
+        return waiting
+
+    def _answer_waiting(self, waiting: Waiting, waited_s: float, may_strain: bool) -> Answered:
+        """A request that waits, decided; raises Refusal, not counted."""
+        now_s = self._clock()
+        if waiting.due is not None:
+            waiting.due.waited_s = waited_s
+        try:
+            about = waiting.caller, waiting.trace
+            answered = self._any(waiting.read, now_s, waiting.due, may_strain, *about)
+        except Refusal:
+            raise
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            raise self._fault(ROUTE, error) from error
+        self._on_change()
+        content, reservation, repeated = answered
+        if not repeated:
+            waiting.caller.owns(reservation)
+            ahead = 0 if waiting.waiter is None else waiting.waiter.ahead
+            content = reservation.answer = answer_codec.with_queue_time(content, waited_s, ahead)
+        return content, reservation, repeated
+
+    def _refused_waiting(self, waiting: Waiting, refusal: Refusal) -> None:
+        if waiting.trace is not None:
+            waiting.trace.refused(self._clock(), refusal.reason)
+        now_s = self._clock()
+        if waiting.due is not None and waiting.waiter is not None:
+            waiting.due.waited_s = now_s - waiting.waiter.arrived_s
+        self._refused(refusal, waiting.request, now_s, waiting.due)
+
+    def _traced(self, read: Read, now_s: float) -> RouteTrace | None:
+        """The spans of a request; None: it is not sampled."""
+        if self.tracing is None:
+            return None
+        received, parsed = read
+        trace = self.tracing.below(received.traceparent)
+        return None if trace is None else RouteTrace(trace, now_s, parsed.request_id)
+
+    def _any(
+        self,
+        read: Read,
+        now_s: float,
+        due: Due | None,
+        may_strain: bool,
+        caller: Caller,
+        trace: RouteTrace | None = None,
+    ) -> Answered:
+        """A request answered, if a worker may be picked; raises Refusal."""
+        request, parsed = read
+        counts, answer = self._metrics.counts, self._writer.answer
+        priority, omit_receipt = request.priority, request.omit_receipt
+
+        def write(pick: Pick) -> bytes:
+            if trace is not None:  # which gets the answer with its receipts
+                whole = answer(pick, priority, omit_receipt=False)
+                trace.picked(router_pb2.RouteResponse.FromString(whole))
+            return answer(pick, priority, omit_receipt)
+
+        counts.begin()
+        outcome = self._core.route(parsed, now_s, counts, due, may_strain=may_strain, write=write)
+        reservation = outcome.reservation
+        if isinstance(outcome, Repeated):
+            self._metrics.requests.labels("repeated", "").inc()
+            if trace is not None:
+                trace.repeated(now_s)
+            return reservation.answer, reservation, True
+        if caller.owner:
+            caller.owns(reservation)
+        if request.priority:
+            self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
+        counts.picked(outcome)
+        if trace is not None:
+            trace.decided(now_s, counts.took_s)
+        if caller.usage is not None:
+            caller.usage.reserved(reservation)
+        return reservation.answer, reservation, False
+
+
+def _too_late() -> Refusal:
+    """The caller's deadline has passed: nobody waits for the answer."""
+    return Refusal(
+        Reason.DEADLINE_EXCEEDED, "the caller's deadline passed before the request's turn"
+    )

@@ -1,0 +1,77 @@
+"""ListQueue's answer: the requests that wait in this router, written in slices.
+
+Law: SLICE_ROWS requests are written without a turn for other calls, of those that waited when the
+call came. The sums are taken one step later.
+"""
+
+from collections.abc import Generator, Hashable
+
+from kvroute.v1 import fleet_pb2
+from router.api.desk import answer_codec
+from router.decide.core.admission import Admission
+from router.decide.core.pool import Pool
+from router.decide.queue.views import Row, rows, sums
+from router.net.keys.identity import ANYBODY, EVERYTHING, Identity
+
+LIMIT, LIMIT_MAX = 100, 4096
+"""Requests that are listed: where the caller names no number, and at most."""
+TENANTS_MAX = 64
+"""Tenants that are summed up by name."""
+SLICE_ROWS = 64
+"""Requests that are listed without a turn for other calls: about 0.5 ms."""
+_REQUESTS = 1
+"""Number of the field of a ListQueueResponse that repeats."""
+
+
+def listed(
+    admission: Admission,
+    request: fleet_pb2.ListQueueRequest,
+    now_s: float,
+    identity: Identity = ANYBODY,
+) -> Generator[None, None, bytes]:
+    """A ListQueueResponse, in steps; of the models that an identity may use."""
+    sees_all = identity.models == EVERYTHING
+    model = admission.base_model(request.model) if request.model else ""
+
+    def wanted(pool: Hashable) -> bool:
+        if not isinstance(pool, Pool):
+            return sees_all and not model
+        return (not model or pool.model == model) and identity.may_use(pool.model)
+
+    limit, held = min(request.limit or LIMIT, LIMIT_MAX), admission.fleet_turns.holds
+    waiting = rows(admission.queue, now_s, limit, wanted, held)
+    yield
+    totals = sums(admission.queue, now_s, wanted)
+    rest = fleet_pb2.ListQueueResponse(waiting=totals.count)
+    for band, depth in totals.bands.items():
+        rest.bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
+    elsewhere = admission.fleet_turns.elsewhere(model)
+    narrowed = not sees_all and not identity.may_use(model)
+    if not narrowed and any(depth.count for depth in elsewhere):
+        for band, depth in zip(admission.queue.bands, elsewhere, strict=True):
+            rest.peer_bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
+    for tenant, count in totals.largest_tenants(TENANTS_MAX):
+        rest.tenants.add(tenant=tenant, count=count)
+    parts = [rest.SerializeToString()]
+    for number, row in enumerate(waiting, 1):
+        if number % SLICE_ROWS == 0:
+            yield
+        parts.append(answer_codec.framed(_REQUESTS, _written(row).SerializeToString()))
+    return b"".join(parts)
+
+
+def _written(row: Row) -> fleet_pb2.QueuedRequest:
+    model, role = row.pool if isinstance(row.pool, Pool) else ("", "")
+    return fleet_pb2.QueuedRequest(
+        place=row.place,
+        model=model,
+        role=role,
+        request_id=row.request_id,
+        band=row.band,
+        tenant=row.tenant,
+        priority=row.priority,
+        waited_s=row.waited_s,
+        expires_in_s=row.expires_in_s,
+        held_by=row.held_by,
+        behind=row.behind,
+    )

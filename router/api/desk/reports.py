@@ -1,0 +1,311 @@
+"""A Report call: steps in, one outcome each out, in slices.
+
+Laws:
+- steps are counted before any is read, and SLICE_STEPS of them are read without a turn for others;
+- a step that can't be read is invalid, and no other step of its call is;
+- steps of another replica's reservations go to that replica, which answers for them; after a
+  question without an answer it gets no other one of the same call.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import islice
+from time import thread_time
+from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from kvroute.v1 import router_pb2
+from router.api.desk import answer_codec, request_codec
+from router.api.desk.counters import Metrics
+from router.api.desk.stream_items import SLICE_S
+from router.api.desk.tenant import Reporter
+from router.cluster.replicas.peer_link import PeerLink
+from router.decide.core.admission import Admission
+from router.decide.core.core import RouterCore
+from router.decide.core.progress import Progress, ProgressResult, ProgressState
+from router.fleet.reservations.reservations import Ending
+from router.request.refusal import Reason, Refusal
+from router.request.wire.received import Pieces, TooMuch
+
+PROGRESS_MAX = 65_536
+SLICE_STEPS = 64
+PEER_PROGRESS_MAX = 1024
+"""Steps in one message to another replica."""
+PEER_BYTES_MAX = 512 * 1024
+"""Bytes of them: half of what NATS takes in a message."""
+CALLER_MAX = 64
+"""Characters of a caller's address, as another replica names it."""
+OWNERS_MAX = 64
+"""Replicas that one Report call is handed on to, at most."""
+_STEP = 1
+"""Number of the field, in ReportRequest and in ReportResponse, that repeats."""
+
+_KEEPS_PRIORITY = "the request has its worker, where another priority changes nothing"
+
+Elsewhere: TypeAlias = tuple[list[bytes], int, bytes]
+"""A step that another replica answers: the outcomes of its slice, its place there, its bytes."""
+
+
+class Reports:
+    """Takes steps to the core, or to the replica that owns their reservations."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        admission: Admission,
+        on_change: Callable[[], None] = lambda: None,
+        on_prompt_tokens: Callable[[str, int], None] = lambda _id, _tokens: None,
+        peers: Callable[[], PeerLink | None] = lambda: None,
+    ) -> None:
+        """admission: the requests that wait. on_change: called when what is reserved here may have
+        changed. on_prompt_tokens: called with a reservation's id and its engine's count of the
+        prompt's tokens. peers: the link to other replicas, once there is one."""
+        self._peers = peers
+        self._core = core
+        self._metrics = metrics
+        self._clock = clock
+        self._admission = admission
+        self._on_change = on_change
+        self._on_prompt_tokens = on_prompt_tokens
+
+    async def report(self, content: bytes, caller: Reporter) -> bytes:
+        """A ReportRequest's answer; raises Refusal."""
+        peers = self._peers()
+        pieces = _pieces(content, PROGRESS_MAX)
+        written: list[bytes] = []
+        waiting: list[tuple[int, list[bytes]]] = []
+        """Slices with steps that another replica answers: places in `written`, and outcomes."""
+        elsewhere: dict[str, list[Elsewhere]] = {}
+        began_s = thread_time()
+        while steps := pieces.take(SLICE_STEPS):
+            outcomes: list[bytes] = []
+            asks = False
+            for piece in steps:
+                outcome = self._step(piece, caller)
+                if (
+                    peers is not None
+                    and outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN
+                    and (owner := peers.owner(outcome.reservation_id))
+                ):
+                    asks = True
+                    elsewhere.setdefault(owner, []).append((outcomes, len(outcomes), piece))
+                outcomes.append(answer_codec.framed(_STEP, outcome.SerializeToString()))
+                if thread_time() - began_s >= SLICE_S:
+                    await asyncio.sleep(0)
+                    began_s = thread_time()
+            if asks:
+                waiting.append((len(written), outcomes))
+            written.append(b"" if asks else b"".join(outcomes))
+            if len(pieces):
+                await asyncio.sleep(0)  # other calls have a turn
+                began_s = thread_time()
+        if peers is not None and elsewhere:
+            owners = islice(elsewhere.items(), OWNERS_MAX)  # nobody's clients know as many
+            calls = (self._ask(peers, owner, mine, caller) for owner, mine in owners)
+            await asyncio.gather(*calls)
+        for place, outcomes in waiting:
+            written[place] = b"".join(outcomes)
+        return b"".join(written)
+
+    def of_peer(self, payload: bytes) -> bytes:
+        """Another replica hands on steps of our reservations: the answer's bytes."""
+        request = router_pb2.ReportRequest()
+        try:
+            _pieces(payload, PEER_PROGRESS_MAX)
+            request.ParseFromString(payload)
+        except (DecodeError, Refusal):
+            self._core.fleet.view.dropped["malformed"] += 1
+            return b""
+        # Routers of releases without owners forward steps of identities that they don't name.
+        names_owner = request.HasField("owner")
+        caller = Reporter(request.owner, request.caller[:CALLER_MAX], for_all=not names_owner)
+        outcomes = [self.step(step, caller) for step in request.progress]
+        return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
+
+    def step(self, message: router_pb2.Progress, caller: Reporter) -> router_pb2.ProgressOutcome:
+        """A step that a caller reports, here or to another replica. To its caller, a request of
+        another identity is unknown."""
+        if not self._may(message, caller):
+            self._metrics.calls_denied.labels("Router/Report", Reason.PERMISSION_DENIED).inc()
+            return router_pb2.ProgressOutcome(
+                reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
+                result=router_pb2.PROGRESS_RESULT_UNKNOWN,
+            )
+        if message.request_id:
+            return self._of_waiting(message, caller)
+        if message.HasField("priority"):
+            return self._of_running(message, caller)
+        return self._of_reservation(message, caller)
+
+    def _may(self, message: router_pb2.Progress, caller: Reporter) -> bool:
+        """Whether a caller may report on the request that a step names."""
+        if caller.for_all:
+            return True
+        reservations = self._core.reservations
+        if message.request_id:
+            named = reservations.of_request(message.request_id)
+            owners = self._admission.owners(message.request_id)
+        else:
+            named, owners = reservations.get(message.reservation_id), set()
+        if named is not None:
+            owners.add(named.owner)
+        return all(map(caller.may, owners))
+
+    async def _ask(
+        self,
+        peers: PeerLink,
+        owner: str,
+        mine: Sequence[Elsewhere],
+        caller: Reporter,
+    ) -> None:
+        """Hands steps to the replica that owns them; without an answer they stay unknown."""
+        named = None if caller.for_all else caller.owner
+        about = router_pb2.ReportRequest(caller=caller.host, owner=named).SerializeToString()
+        answers = True
+        for steps in _by_size(mine):
+            answer = None
+            if answers:
+                payload = (
+                    b"".join(answer_codec.framed(_STEP, piece) for _, _, piece in steps) + about
+                )
+                answer = await peers.forward(owner, payload)
+                answers = answer is not None
+            replies = _outcomes(answer, len(steps))
+            for i, ((outcomes, place, piece), outcome) in enumerate(
+                zip(steps, replies, strict=True)
+            ):
+                if i % SLICE_STEPS == 0:
+                    await asyncio.sleep(0)  # other calls have a turn
+                if outcome is None:
+                    outcome = router_pb2.ProgressOutcome(
+                        reservation_id=router_pb2.Progress.FromString(piece).reservation_id,
+                        result=router_pb2.PROGRESS_RESULT_UNKNOWN,
+                        message=f"its replica, {owner}, does not answer",
+                    )
+                outcomes[place] = answer_codec.framed(_STEP, outcome.SerializeToString())
+
+    def _step(self, piece: bytes, caller: Reporter) -> router_pb2.ProgressOutcome:
+        try:
+            step = router_pb2.Progress.FromString(piece)
+        except DecodeError as error:
+            return router_pb2.ProgressOutcome(
+                result=router_pb2.PROGRESS_RESULT_INVALID, message=f"no Progress: {error}"
+            )
+        return self.step(step, caller)
+
+    def _of_waiting(
+        self, message: router_pb2.Progress, caller: Reporter
+    ) -> router_pb2.ProgressOutcome:
+        """A step that names its request by the id: of a request that waits, or waited."""
+        step = request_codec.read_wait_step(message)
+        if isinstance(step, str):
+            return router_pb2.ProgressOutcome(
+                result=router_pb2.PROGRESS_RESULT_INVALID, message=step
+            )
+        now_s = self._clock()
+        reservation = self._core.reservations.of_request(step.request_id)
+        if step.priority is None:
+            result = ProgressResult.APPLIED
+            if not self._admission.cancel(step.request_id, now_s):
+                cancelled = Progress(
+                    reservation.id if reservation is not None else "",
+                    ProgressState.FAILED,
+                    failure=Ending.FAILED_CANCELLED,
+                )
+                result = self._core.report(cancelled, now_s, caller.host)
+            self._on_change()
+            return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
+        most = caller.priority_max
+        priority = step.priority if most is None else min(step.priority, most)
+        result = self._admission.reprioritize(step.request_id, priority, now_s)
+        if result is ProgressResult.UNKNOWN and reservation and reservation.ended is None:
+            return _unchanged("")
+        self._on_change()
+        return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
+
+    def _of_running(
+        self, message: router_pb2.Progress, caller: Reporter
+    ) -> router_pb2.ProgressOutcome:
+        """A step with a priority of a request that has its worker."""
+        if message.state or len(message.reservation_id) > request_codec.TEXT_MAX:
+            outcome = self._of_reservation(message, caller)
+            outcome.message = outcome.message or _KEEPS_PRIORITY
+            return outcome
+        if self._core.reservations.get(message.reservation_id) is not None:
+            return _unchanged(message.reservation_id)
+        return router_pb2.ProgressOutcome(
+            reservation_id=message.reservation_id, result=router_pb2.PROGRESS_RESULT_UNKNOWN
+        )
+
+    def _of_reservation(
+        self, message: router_pb2.Progress, caller: Reporter
+    ) -> router_pb2.ProgressOutcome:
+        progress = request_codec.read_progress(message)
+        if isinstance(progress, str):
+            return router_pb2.ProgressOutcome(
+                reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
+                result=router_pb2.PROGRESS_RESULT_INVALID,
+                message=progress,
+            )
+        reservation = self._core.reservations.get(progress.reservation_id)
+        unknown_before = reservation is None or reservation.cached_tokens is None
+        if reservation is not None and message.HasField("prompt_tokens"):
+            self._admission.measured(
+                *(reservation.id, message.prompt_tokens, progress.cached_tokens or 0, self._clock())
+            )
+        result = self._core.report(progress, self._clock(), caller.host)
+        self._on_change()
+        if reservation is not None and message.HasField("prompt_tokens"):
+            self._on_prompt_tokens(progress.reservation_id, message.prompt_tokens)
+        if reservation is not None and unknown_before and reservation.cached_tokens is not None:
+            self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
+        return router_pb2.ProgressOutcome(
+            reservation_id=message.reservation_id, result=answer_codec.progress_result(result)
+        )
+
+
+def _unchanged(reservation_id: str) -> router_pb2.ProgressOutcome:
+    return router_pb2.ProgressOutcome(
+        reservation_id=reservation_id,
+        result=router_pb2.PROGRESS_RESULT_UNCHANGED,
+        message=_KEEPS_PRIORITY,
+    )
+
+
+def _pieces(content: bytes, most: int) -> Pieces:
+    try:
+        return Pieces(content, _STEP, most)
+    except TooMuch as error:
+        raise Refusal(
+            Reason.INVALID_FIELD, f"too many steps in one call; {most} is the most"
+        ) from error
+    except ValueError as error:
+        raise Refusal(Reason.INVALID_FIELD, f"no ReportRequest: {error}") from error
+
+
+def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
+    """Steps in as many messages as they need."""
+    messages: list[list[Elsewhere]] = []
+    size = 0
+    for step in mine:
+        size += len(step[2])
+        if not messages or len(messages[-1]) >= PEER_PROGRESS_MAX or size > PEER_BYTES_MAX:
+            messages.append([])
+            size = len(step[2])
+        messages[-1].append(step)
+    return messages
+
+
+def _outcomes(answer: bytes | None, count: int) -> Sequence[router_pb2.ProgressOutcome | None]:
+    """What another replica said of some steps; None of each when it said nothing of use."""
+    response = router_pb2.ReportResponse()
+    if answer:
+        with suppress(DecodeError):
+            response.ParseFromString(answer)
+    if len(response.outcomes) != count:
+        return [None] * count
+    return response.outcomes

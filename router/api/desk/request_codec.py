@@ -1,0 +1,321 @@
+"""What clients send, read with suspicion: requests, steps of reports, registrations."""
+
+import uuid
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from xxhash import xxh3_64_digest
+
+from events.plane.settings import EngineSettings, UnusableEngine, read_engine
+from indexer.hashing import MultimodalItem, multimodal_hash
+from kvroute.v1 import fleet_pb2, router_pb2
+from router.api.desk.tenant import UNVERIFIED, Caller, tenant_of
+from router.decide.core.core import RouterCore
+from router.decide.core.progress import Progress, ProgressState, WaitStep
+from router.fleet.reservations.reservations import Ending
+from router.request.narrowing import Narrowing
+from router.request.prompt import Prompt
+from router.request.refusal import Reason, Refusal, Refused
+from router.request.request import Request, Role
+from router.request.tokens import MadeBy, PromptTokens
+from router.request.wait import Wait
+from router.request.wire import received as wire
+from router.request.wire.received import (
+    BLOCK_HASHES,
+    ESTIMATED_TOKENS,
+    TOKEN_BYTES,
+    TOKEN_IDS,
+    ReceivedRequest,
+    TooMuch,
+)
+
+RouteMessage: TypeAlias = bytes | ReceivedRequest
+"""A RouteRequest as a message has it, or as a face of this process made it. len() is its size."""
+TEXT_MAX = 1024
+"""Characters in a request's id, model, tenant and the like."""
+ENTRIES_MAX = 4096
+"""Entries in a request's lists and maps."""
+FIELDS_MAX = 5 * ENTRIES_MAX
+"""Fields of a request beside its prompt, at most."""
+ASIDE_BYTES_MAX = 1 << 20
+"""Bytes of the fields beside the prompt, at most."""
+_TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
+_LISTS = (
+    "required_labels", "excluded_labels", "allowed_worker_ids", "excluded_worker_ids",
+    "multimodal_items",
+)  # fmt: skip
+_ROLES: dict[int, Role] = {
+    router_pb2.PHASE_UNSPECIFIED: Role.BOTH,
+    router_pb2.PHASE_AGGREGATED: Role.BOTH,
+    router_pb2.PHASE_PREFILL_DECODE: Role.PAIR,
+    router_pb2.PHASE_PREFILL: Role.PREFILL,
+    router_pb2.PHASE_DECODE: Role.DECODE,
+}
+_STATES = {
+    router_pb2.PROGRESS_STATE_PREFILL_DONE: ProgressState.PREFILL_DONE,
+    router_pb2.PROGRESS_STATE_RUNNING: ProgressState.RUNNING,
+    router_pb2.PROGRESS_STATE_FINISHED: ProgressState.FINISHED,
+    router_pb2.PROGRESS_STATE_FAILED: ProgressState.FAILED,
+}
+_FAILURES = {
+    router_pb2.FAILURE_REASON_UNSPECIFIED: Ending.FAILED_UNKNOWN,
+    router_pb2.FAILURE_REASON_WORKER: Ending.FAILED_WORKER,
+    router_pb2.FAILURE_REASON_TIMEOUT: Ending.FAILED_TIMEOUT,
+    router_pb2.FAILURE_REASON_CLIENT: Ending.FAILED_CLIENT,
+    router_pb2.FAILURE_REASON_CANCELLED: Ending.FAILED_CANCELLED,
+}
+
+
+def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
+    """A RouteRequest; raises Refusal for bytes that are none, or too much of anything."""
+    if isinstance(content, ReceivedRequest):
+        return content
+    try:
+        return wire.read_request(content, FIELDS_MAX, ASIDE_BYTES_MAX, prompt_tokens_max)
+    except TooMuch as error:
+        if error.what == "tokens":
+            raise Refusal(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has more than {prompt_tokens_max} tokens, which is the limit"
+                " (routing.prompt_tokens_max)",
+            ) from error
+        most = FIELDS_MAX if error.what == "fields" else ASIDE_BYTES_MAX
+        raise Refusal(
+            Reason.INVALID_FIELD,
+            f"the request has more than {most} {error.what} beside its prompt",
+        ) from error
+    except ValueError as error:
+        raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
+
+
+def read_request(
+    message: ReceivedRequest, core: RouterCore, caller: Caller = UNVERIFIED
+) -> Request:
+    """A request of a caller, checked; raises Refusal. Lowers the message's priority to what the
+    caller may have."""
+    if caller.usage is not None and message.priority > (most := caller.allowed(message.priority)):
+        message.priority = most
+    if message.longest > TEXT_MAX or message.entries > ENTRIES_MAX:
+        _check_sizes(message)
+    role = _ROLES.get(message.phase)
+    if role is None:
+        raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
+    session = None
+    if role is Role.DECODE and not message.form:
+        session = core.fleet.sessions.get(message.session_id)
+        if session is None:
+            raise Refusal(
+                Reason.UNKNOWN_SESSION,
+                f"nobody is known to hold session {message.session_id!r}, and there is no prompt",
+            )
+        prompt = Prompt.from_prefixes(
+            session.prefixes,
+            session.block_size,
+            session.prompt_tokens,
+            lora_name=session.lora_name,
+        )
+    else:
+        prompt = _read_prompt(message, core)
+    model = message.model or (session.model if session else "")
+    if caller.usage is not None:
+        for name in filter(None, (model, prompt.lora_name)) if model else (model,):
+            caller.usage.check_model(name)
+    narrowing = None
+    if message.entries or prompt.lora_name:  # of few requests
+        narrowing = Narrowing(
+            lora_name=prompt.lora_name,
+            required_labels=frozenset((message.required_labels or {}).items()),
+            allowed_workers=frozenset(message.allowed_worker_ids or ()),
+            excluded_workers=frozenset(message.excluded_worker_ids or ()),
+            excluded_labels=frozenset((message.excluded_labels or {}).items()),
+        ).or_none
+    return Request(
+        request_id=message.request_id or uuid.uuid4().hex,
+        prompt=prompt,
+        model=model,
+        role=role,
+        expected_output_tokens=message.expected_output_tokens,
+        policy=message.policy,
+        tenant=tenant_of(message.tenant, caller),
+        session_id=message.session_id,
+        narrowing=narrowing,
+        charged_tokens=message.charged_tokens,
+        resumed=session,
+    )
+
+
+def read_wait(message: ReceivedRequest, now_s: float, left_s: float) -> Wait:
+    """What a request says of its wait. left_s: until its caller's deadline."""
+    timeout_ms, slo_ms = message.queue_timeout_ms, message.ttft_slo_ms
+    return Wait(
+        priority=message.priority,
+        timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        deadline_s=now_s + left_s,
+        ttft_slo_s=None if slo_ms is None else slo_ms / 1000,
+        waited_s=message.waited_ms / 1000,
+    )
+
+
+def read_refused(
+    content: RouteMessage, refusal: Refusal, now_s: float, prompt_tokens_max: int
+) -> Refused:
+    """The fields of a refused RouteRequest, for the log; almost none if its bytes can't be read."""
+    try:
+        message = receive(content, prompt_tokens_max)
+    except Refusal:
+        return Refused(refusal, now_s)
+    return Refused(
+        refusal,
+        now_s,
+        message.request_id[:TEXT_MAX],
+        message.model[:TEXT_MAX],
+        _ROLES.get(message.phase, ""),
+        message.policy[:TEXT_MAX],
+        _prompt_tokens(message),
+        message.expected_output_tokens,
+        {name: len(entries) for name in _LISTS if (entries := getattr(message, name))},
+    )
+
+
+def _prompt_tokens(message: ReceivedRequest) -> int:
+    if message.form in (TOKEN_IDS, TOKEN_BYTES):
+        return len(message.data) // 4
+    return message.prompt_tokens
+
+
+def read_progress(message: router_pb2.Progress) -> Progress | str:
+    """A step, or why it can't be one."""
+    if len(message.reservation_id) > TEXT_MAX:
+        return f"reservation_id is longer than {TEXT_MAX} characters"
+    state = _STATES.get(message.state)
+    if state is None:
+        return f"unknown state {message.state}"
+    failure = _FAILURES.get(message.failure_reason)
+    if failure is None:
+        return f"unknown failure_reason {message.failure_reason}"
+    if message.refused and failure is Ending.FAILED_WORKER:
+        failure = Ending.FAILED_REFUSED
+    return Progress(
+        reservation_id=message.reservation_id,
+        state=state,
+        output_tokens=message.output_tokens,
+        cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
+        failure=failure,
+        failed_worker_id=message.failed_worker_id,
+        unobserved=message.unobserved,
+    )
+
+
+def read_wait_step(message: router_pb2.Progress) -> WaitStep | str:
+    """A step that names a request by its id, or why it can't be one."""
+    if message.reservation_id:
+        return "a step names a reservation_id or a request_id, not both"
+    if len(message.request_id) > TEXT_MAX:
+        return f"request_id is longer than {TEXT_MAX} characters"
+    if message.state == router_pb2.PROGRESS_STATE_FAILED:
+        if message.failure_reason != router_pb2.FAILURE_REASON_CANCELLED:
+            return "a request that waits fails by failure_reason CANCELLED alone"
+        return WaitStep(message.request_id, None)
+    if message.state != router_pb2.PROGRESS_STATE_UNSPECIFIED:
+        return "of a request that waits the state is FAILED (with CANCELLED), or not set"
+    if not message.HasField("priority"):
+        return "a step of a request that waits has a priority, or the state FAILED"
+    return WaitStep(message.request_id, message.priority)
+
+
+def read_registration(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
+    """An engine to run a relay for; raises Refusal, which names the field.
+
+    A field that is not set, or an empty text, leaves the setting at its default.
+    """
+    given: dict[str, object] = {field.name: value for field, value in message.ListFields()}
+    given |= {"labels": dict(message.labels), "model_aliases": tuple(message.model_aliases)}
+    given["id"] = given.pop("worker_id", "")
+    try:
+        return read_engine({"engine": "", "address": "", **given})
+    except UnusableEngine as error:
+        name = "worker_id" if error.key == "id" else error.key
+        raise Refusal(
+            Reason.INVALID_FIELD,
+            f"{name}: {error.sentence}" if name else error.sentence,
+            metadata={"field": name} if name else {},
+        ) from error
+
+
+def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
+    lora_name = message.lora_name or core.fleet.lora_of(message.model)
+    if not message.form:
+        raise Refusal(
+            Reason.EMPTY_PROMPT,
+            "the request has no prompt: set token_ids, token_bytes, block_hashes or"
+            " estimated_tokens",
+        )
+    if message.form == ESTIMATED_TOKENS:
+        return Prompt.from_length(message.prompt_tokens, lora_name=lora_name)
+    if message.form == BLOCK_HASHES:
+        return Prompt.from_hashes(
+            np.frombuffer(message.data, np.uint64),
+            message.block_size,
+            message.prompt_tokens,
+            lora_name=lora_name,
+        )
+    if message.made is not None:
+        return _made_prompt(message, message.made, lora_name)
+    if message.form not in (TOKEN_IDS, TOKEN_BYTES):
+        raise Refusal(
+            Reason.NO_TOKENIZER,
+            "this router makes no tokens of text and bodies: send token_ids, token_bytes,"
+            " block_hashes or estimated_tokens",
+        )
+    return Prompt.from_tokens(
+        message.data,
+        lora_name=lora_name,
+        cache_salt=message.cache_salt,
+        items=_read_items(message.multimodal_items) if message.multimodal_items else (),
+    )
+
+
+def _made_prompt(message: ReceivedRequest, made: PromptTokens, lora_name: str) -> Prompt:
+    """The prompt of a text or a body."""
+    if made.made_by is MadeBy.ESTIMATE:
+        digest = xxh3_64_digest(message.data)
+        return Prompt.from_length(made.count, lora_name=lora_name, digest=digest)
+    if message.multimodal_items:
+        items = _read_items(message.multimodal_items)
+    else:
+        items = [
+            MultimodalItem(multimodal_hash(item.id), item.first_token, item.token_count)
+            for item in made.items
+        ]
+    return Prompt.from_tokens(
+        made.token_bytes, lora_name=lora_name, cache_salt=message.cache_salt, items=items
+    )
+
+
+def _read_items(items: Iterable[bytes]) -> list[MultimodalItem]:
+    read = []
+    for i, content in enumerate(items):
+        try:
+            item = router_pb2.MultimodalItem.FromString(content)
+        except DecodeError as error:
+            raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
+        which = item.WhichOneof("content")
+        if which is None:
+            raise Refusal(
+                Reason.INVALID_FIELD, f"multimodal_items[{i}] has neither a hash nor an id"
+            )
+        content_hash = item.hash if which == "hash" else multimodal_hash(item.id)
+        read.append(MultimodalItem(content_hash, item.first_token, item.token_count))
+    return read
+
+
+def _check_sizes(message: ReceivedRequest) -> None:
+    """Refuses fields that would cost memory or log space without use."""
+    for name in _TEXTS:
+        if len(getattr(message, name)) > TEXT_MAX:
+            raise Refusal(Reason.INVALID_FIELD, f"{name} is longer than {TEXT_MAX} characters")
+    for name in _LISTS:
+        if len(getattr(message, name) or ()) > ENTRIES_MAX:
+            raise Refusal(Reason.INVALID_FIELD, f"{name} has more than {ENTRIES_MAX} entries")

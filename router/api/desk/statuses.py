@@ -1,0 +1,39 @@
+"""A refusal as a Status message of gRPC."""
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from router.request.refusal import Reason, Refusal
+
+DOMAIN = "kvroute"
+MESSAGE_BYTES_MAX = 1024
+"""Bytes of a status message, at most. It travels twice in the trailers, once percent-encoded, and
+gRPC drops trailers over 8 KiB together with the status in them."""
+
+STATUS = {reason: grpc.StatusCode[reason.grpc_status] for reason in Reason}
+
+
+def write_status(refusal: Refusal) -> Status:
+    """A refusal with its details: ErrorInfo always, RetryInfo where another try makes sense."""
+    details: list[AnyMessage] = []
+    info = AnyMessage()
+    info.Pack(ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata))
+    details.append(info)
+    if refusal.retry_after_s is not None:
+        retry = AnyMessage()
+        delay = Duration()
+        delay.FromMilliseconds(round(refusal.retry_after_s * 1000))
+        retry.Pack(RetryInfo(retry_delay=delay))
+        details.append(retry)
+    code, _ = STATUS[refusal.reason].value
+    return Status(code=code, message=_shortened(refusal.message), details=details)
+
+
+def _shortened(message: str) -> str:
+    encoded = message.encode()
+    if len(encoded) <= MESSAGE_BYTES_MAX:
+        return message
+    return encoded[: MESSAGE_BYTES_MAX - 3].decode(errors="ignore") + "…"

@@ -1,0 +1,311 @@
+"""One RouteStream call: batches of items come in, results go out in slices.
+
+Laws:
+- a batch is answered at once by one message at least, an empty one if it holds nothing to answer:
+  a client that waits for it before it sends the next batch, sends as fast as we can take them;
+- an item is decided once, or refused because its time was over;
+- an item cancelled after its answer was sent leaves nothing reserved, and nor does an item whose
+  answer could not be sent;
+- an item that waits for a worker has its result in a message of its own, later, unless it is
+  cancelled;
+- an item whose caller wants its place in the queue gets it once in TOLD_EACH_S at most, in a
+  message of at most TOLD_MAX such items, and never after its result.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from math import inf
+from time import perf_counter, thread_time
+from typing import Self
+
+from kvroute.v1 import router_pb2
+from router.api.desk import answer_codec, statuses
+from router.api.desk.answers import Answered, Later, Outlook, Steps
+from router.fleet.reservations.reservations import Reservation
+from router.request.refusal import Reason, Refusal
+from router.request.wire.batches import ITEMS_MAX, Batch, Results
+from router.request.wire.received import TooMuch, in_order
+
+SLICE_S = 0.0003
+"""CPU time of deciding without a break; then what is decided is sent, so that the caller is at work
+while we are, and other calls have a turn. A message costs us less than a tenth of a millisecond,
+whatever it holds. By the wall's clock a busy machine would make them smaller, and itself busier."""
+CANCELLABLE_MAX = 4096
+"""Answers of a stream that can still be cancelled: a cancel passes its answer on the way, so it
+names one of the last."""
+TOLD_EACH_S = 1.0
+"""Seconds between two messages of where items stand."""
+TOLD_MAX = 256
+"""Items of such a message: 2 ms. The others have their turn with the next messages."""
+
+
+class RouteItems:
+    """What a stream's items come to."""
+
+    def __init__(
+        self,
+        route: Callable[[bytes | None, float], Answered | Later | Steps],
+        cancel: Callable[[Reservation], None],
+        leave: Callable[[Later], None] = lambda _: None,
+        outlook: Callable[[Later], Outlook | None] = lambda _: None,
+        unsent: Callable[[Reservation], None] = lambda _: None,
+        clock: Callable[[], float] = perf_counter,
+        cpu_clock: Callable[[], float] = thread_time,
+    ) -> None:
+        """route: answers a RouteRequest (None: the item has none), whose caller waits for so many
+        seconds more (0: its time is over), at once, later, or in steps; raises Refusal. cancel:
+        ends a reservation that nobody waits for any more. leave: ends the wait of a request.
+        outlook: where a request stands in the queue. unsent: ends the reservation of an answer that
+        could not be sent."""
+        self._route = route
+        self._cancel = cancel
+        self._leave = leave
+        self._outlook = outlook
+        self._unsent = unsent
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._answered: OrderedDict[int, Reservation] = OrderedDict()
+        """Reservations of items that can still be cancelled, by item index, the oldest first."""
+        self._waiting: dict[int, Later] = {}
+        """Items that wait for a worker, by index."""
+        self._told: dict[int, None] = {}
+        """Indexes of the waiting items that report where they stand; the next one in front."""
+        self._late = Results()
+        self._late_made: list[Reservation] = []
+        """Reservations of the results in `_late`,"""
+        self._late_sending: list[Reservation] = []
+        """and of the message that was taken before, which may not be sent yet."""
+        self.on_late: Callable[[], None] = lambda: None
+        """Called when there is a result to take that no batch's `decide` yields."""
+        self.on_told: Callable[[], None] = lambda: None
+        """Called when an item begins to wait whose caller wants to hear where it stands."""
+
+    @property
+    def waiting(self) -> int:
+        """Items that wait for a worker."""
+        return len(self._waiting)
+
+    def take_late(self) -> bytes | None:
+        """A message of the results that came since the last one, which is sent by now; None: there
+        are none."""
+        self._late_sending, self._late_made = self._late_made, []
+        return self._late.take() if len(self._late) else None
+
+    def take_told(self) -> bytes | None:
+        """A message of where some items stand; None: no caller wants to hear more."""
+        if not self._told:
+            return None
+        message = router_pb2.RouteResults()
+        for index in list(islice(self._told, TOLD_MAX)):
+            del self._told[index]
+            waiting = self._waiting.get(index)
+            outlook = self._outlook(waiting) if waiting is not None else None
+            if outlook is not None:
+                self._told[index] = None  # behind the others
+                message.results.append(answer_codec.waiting_result(index, *outlook))
+        return message.SerializeToString()
+
+    def close(self) -> None:
+        """The stream is over: nobody waits for its items any more."""
+        waiting, self._waiting = self._waiting, {}
+        self._told.clear()
+        for item in waiting.values():
+            self._leave(item)
+        self.end([*self._late_sending, *self._late_made])
+
+    def decide(self, batch: Batch) -> "Deciding":
+        """An iterator that decides item by item, and gives a message whenever SLICE_S is spent and
+        at the end. None instead of a message: others are to have a turn, and there is nothing to
+        send. A message counts as sent when the next one is taken; `close` ends what the last
+        one reserved."""
+        return Deciding(self, batch, self._route, self._clock, self._cpu_clock)
+
+    def end(self, made: list[Reservation]) -> None:
+        """The answers of these reservations could not be sent."""
+        for reservation in made:
+            if reservation.ended is None:
+                self._unsent(reservation)
+
+    def cancel(self, index: int) -> None:
+        """An item's caller wants its answer no longer."""
+        if (waiting := self._waiting.pop(index, None)) is not None:
+            self._told.pop(index, None)
+            self._leave(waiting)
+            return
+        reservation = self._answered.pop(index, None)
+        if reservation is not None and not reservation.shared:
+            self._cancel(reservation)
+
+    def begin(self, index: int) -> None:
+        """Forgets an index's earlier item: from now on a cancel of the index means another item."""
+        self._answered.pop(index, None)
+
+    def answer(
+        self, index: int, answered: Answered | Later, results: Results, made: list[Reservation]
+    ) -> None:
+        """Adds an item's answer to a message, and its reservation to made, or has it wait. Raises
+        Refusal."""
+        if isinstance(answered, Later):
+            if answered.outcome is None:
+                self._wait(index, answered)
+                return
+            answered = answered.take()
+        self._add(results, made, index, answered)
+
+    def _wait(self, index: int, waiting: Later) -> None:
+        """An item's result comes later. A second one of the same index takes its place, as its
+        answer would."""
+        if (earlier := self._waiting.pop(index, None)) is not None:
+            self._told.pop(index, None)
+            self._leave(earlier)
+        self._waiting[index] = waiting
+        waiting.on_done = partial(self._done, index, waiting)
+        if waiting.tells:
+            self._told[index] = None
+            self.on_told()
+
+    def _done(self, index: int, waiting: Later) -> None:
+        if self._waiting.get(index) is not waiting:
+            return
+        del self._waiting[index]
+        self._told.pop(index, None)
+        try:
+            self._add(self._late, self._late_made, index, waiting.take())
+        except Refusal as refusal:
+            self._late.add_status(index, statuses.write_status(refusal).SerializeToString())
+        self.on_late()
+
+    def _add(
+        self, results: Results, made: list[Reservation], index: int, answered: Answered
+    ) -> None:
+        answer, reservation, repeated = answered
+        if not repeated:
+            made.append(reservation)
+            self._remember(index, reservation)
+        results.add_answer(index, answer)
+
+    def _remember(self, index: int, reservation: Reservation) -> None:
+        self._answered[index] = reservation
+        self._answered.move_to_end(index)
+        if len(self._answered) > CANCELLABLE_MAX:
+            self._answered.popitem(last=False)
+
+
+class Deciding:
+    """A batch, decided message by message: see RouteItems.decide.
+
+    An iterator and no generator: what it holds ends by `close`, and it is compiled.
+    """
+
+    def __init__(
+        self,
+        items: RouteItems,
+        batch: Batch,
+        route: Callable[[bytes | None, float], Answered | Later | Steps],
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
+    ) -> None:
+        self._items = items
+        self._batch = batch
+        self._route = route
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._results = Results()
+        self._made: list[Reservation] = []
+        """Reservations of the message that is made, or was taken and may not be sent yet."""
+        self._steps: Steps | None = None
+        """Steps of the item that the batch is at, if it is a long one; else None."""
+        self._began_s = clock()
+        self._sent = False
+        self._over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes | None:
+        self._made.clear()
+        if self._over:
+            raise StopIteration
+        began_s, began_cpu_s = self._clock(), self._cpu_clock()
+        while self._steps is not None or self._batch.next():
+            self._step()
+            # A thread's CPU time is a call of the kernel; it is never more than the time that went.
+            if self._clock() - began_s >= SLICE_S and self._cpu_clock() - began_cpu_s >= SLICE_S:
+                return self._message() if len(self._results) else None
+        self._over = True
+        if len(self._results) or not self._sent:
+            return self._message()
+        raise StopIteration
+
+    def close(self) -> None:
+        """What was not sent ends, and the rest of the batch is not decided."""
+        self._over = True
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        made, self._made = self._made, []
+        self._items.end(made)
+
+    def _message(self) -> bytes:
+        self._sent = True
+        return self._results.take()
+
+    def _step(self) -> None:
+        """Decides an item, or a part of a long one."""
+        batch, index = self._batch, self._batch.index
+        try:
+            if self._steps is not None:
+                answered = self._went_on(self._steps)
+                if answered is None:
+                    return
+            elif batch.cancel:
+                self._items.cancel(index)
+                return
+            else:
+                self._items.begin(index)
+                routed = self._route(batch.request, self._left_s())
+                if not isinstance(routed, tuple | Later):
+                    self._steps = routed
+                    return
+                answered = routed
+            self._items.answer(index, answered, self._results, self._made)
+        except Refusal as refusal:
+            self._steps = None
+            self._results.add_status(index, statuses.write_status(refusal).SerializeToString())
+
+    def _went_on(self, steps: Steps) -> Answered | Later | None:
+        """The next step of a long item; None: there are others."""
+        try:
+            next(steps)
+        except StopIteration as done:
+            self._steps = None
+            answered: Answered | Later = done.value
+            return answered
+        return None
+
+    def _left_s(self) -> float:
+        """Seconds until the item's caller gives up; 0: it has; inf: the item has no timeout."""
+        timeout_ms = self._batch.timeout_ms
+        if not timeout_ms:
+            return inf
+        waited_s = self._clock() - self._began_s
+        return 0.0 if timeout_ms <= waited_s * 1000 else timeout_ms / 1000 - waited_s
+
+
+def read_batch(content: bytes) -> Batch:
+    """A RouteBatch; raises Refusal for bytes that are none, or for more than ITEMS_MAX items."""
+    try:
+        try:
+            return Batch(content)
+        except TooMuch:
+            raise
+        except ValueError:  # groups, or a request in several fields
+            return Batch(in_order(content, ITEMS_MAX))
+    except TooMuch as error:
+        raise Refusal(
+            Reason.INVALID_FIELD, f"a batch of too many items; {ITEMS_MAX} is the most"
+        ) from error
+    except ValueError as error:
+        raise Refusal(Reason.INVALID_FIELD, f"no RouteBatch: {error}") from error

@@ -1,0 +1,101 @@
+"""The status of a worker, for ListWorkers and WatchWorkers."""
+
+from events.feed.fleet_view import Source
+from events.plane.facts import Heartbeat
+from indexer.identity import Tier
+from kvroute.v1 import fleet_pb2
+from router.decide.core.core import RouterCore
+
+
+def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.WorkerStatus:
+    """One worker for ListWorkers."""
+    stream = source.stream
+    load = core.fleet.load_of(source.key)
+    excluded = core.fleet.excluded(source)
+    report = core.fleet.cache_reports.get(source.key)
+    index = core.fleet.view.index
+    status = fleet_pb2.WorkerStatus(
+        worker_id=source.key.worker_id,
+        dp_rank=source.key.dp_rank,
+        schedulable=not excluded,
+        unschedulable_reason=excluded,
+        drained=source.key.worker_id in core.fleet.drained,
+        last_resort=core.fleet.last_resort(source),
+        stream_state=stream.state,
+        stream_complete=core.fleet.view.complete(source),
+        stream_reason=stream.reason,
+        blocks_device=index.count(source.slot, Tier.DEVICE),
+        blocks_host=index.count(source.slot, Tier.HOST),
+        blocks_disk=index.count(source.slot, Tier.DISK),
+        blocks_predicted=index.predicted(source.slot),
+        blocks_forgotten=index.told(source.slot) - index.count(source.slot),
+        approximate=source.approximate,
+        running=load.running,
+        waiting=load.waiting,
+        reserved=load.requests,
+        active_blocks=load.active_blocks(),
+        prefill_tokens_active=load.prefill_tokens_active,
+        reserved_by_peers=load.peers.requests,
+        beat_age_s=max(0.0, now_s - stream.last_beat_s),
+        hit_ratio=report.reported / report.predicted if report and report.predicted else 0.0,
+        warnings=[warning.sentence for warning in core.fleet.warnings(source, now_s)],
+        outcomes={
+            ending.value: count for ending, count in core.fleet.outcomes_of(source.key).items()
+        },
+    )
+    standing = core.fleet.outliers.standing(source.key)
+    if standing is not None and standing.cause is not None:
+        ejection = status.ejection
+        ejection.reason = standing.cause
+        ejection.until.FromNanoseconds(int(standing.until_s * 1e9))
+        ejection.probing = standing.probing
+        ejection.times = standing.times
+        ejection.replica = standing.replica
+    status.stream_changed_at.FromNanoseconds(int(stream.changed_at_s * 1e9))
+    if load.sampled_at_s is not None:
+        status.sample_age_s = max(0.0, now_s - load.sampled_at_s)
+    if source.heartbeat is not None:
+        _write_heartbeat(status, source, source.heartbeat, core)
+    return status
+
+
+def _write_heartbeat(
+    status: fleet_pb2.WorkerStatus, source: Source, heartbeat: Heartbeat, core: RouterCore
+) -> None:
+    """Writes a worker's place, model and engine, and the capacity that follows from them."""
+    status.address = heartbeat.address
+    status.engine = heartbeat.engine
+    status.engine_version = heartbeat.engine_version
+    status.model = heartbeat.model
+    status.model_aliases.extend(heartbeat.model_aliases)
+    status.lora_names.extend(heartbeat.lora_names)
+    status.max_model_len = heartbeat.max_model_len
+    status.block_size = heartbeat.block_size
+    status.engine_block_size = heartbeat.engine_block_size
+    status.role = heartbeat.role
+    status.kv_connector = heartbeat.kv_connector
+    status.bootstrap_host = heartbeat.bootstrap_host
+    status.bootstrap_port = heartbeat.bootstrap_port
+    status.labels.update(heartbeat.labels)
+    status.prefill_rate = core.fleet.rates.rate(source.key, heartbeat.model)
+    status.prefills_measured = core.fleet.rates.samples(source.key)
+    if heartbeat.total_blocks:
+        status.total_blocks = heartbeat.total_blocks
+    if heartbeat.total_slots:
+        status.total_slots = heartbeat.total_slots
+    if (slots := core.fleet.capacities.slots(source.key, heartbeat)) is not None:
+        status.slots_estimated = slots
+    status.block_share = core.fleet.capacities.block_share(source.key, heartbeat)
+    status.preemptions = heartbeat.preemptions
+    if heartbeat.token_budget is not None:
+        status.token_budget = heartbeat.token_budget
+
+
+def take_ages(status: fleet_pb2.WorkerStatus) -> fleet_pb2.WorkerStatus:
+    """Takes what changes with every look out of a status; both in a row are the status again."""
+    ages = fleet_pb2.WorkerStatus()
+    for name in ("beat_age_s", "sample_age_s"):
+        if status.HasField(name):
+            setattr(ages, name, getattr(status, name))
+            status.ClearField(name)
+    return ages

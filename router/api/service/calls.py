@@ -1,0 +1,419 @@
+"""Stands before every handler of the gRPC server: measures messages, ends what fails.
+
+Laws:
+- a call is let in by its headers: without a key, or without the right, nothing of it is read;
+- a message is measured and its fields are counted before protobuf builds objects of it;
+- whatever a handler raises ends its own call, with INTERNAL, and no other: it is counted, and
+  logged once in LOG_S for each method.
+"""
+
+import asyncio
+import logging
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+)
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from math import inf
+from time import monotonic
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+
+from router.api.desk import statuses
+from router.api.desk.counters import Metrics
+from router.api.desk.methods import REPORT
+from router.api.desk.request_codec import RouteMessage
+from router.api.service.entrance import Entrance, short
+from router.api.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
+from router.api.service.inbound import InFlight, Limit, Limits
+from router.net.http2.calls import Call, Handler
+from router.net.http2.frames import Status
+from router.net.http2.gate import RefusedError
+from router.net.http2.server import Http2Server
+from router.net.keys.door import Door
+from router.net.keys.issuers import UnknownKeyError
+from router.request.refusal import Reason, Refusal
+from router.request.wire.received import TooMuch, check_fields
+
+FIELDS_MAX = 8192
+"""Fields of a message that has no bound of its own, at most."""
+LOG_S = 10.0
+"""Least seconds between two logged faults of one method."""
+REPORTS_SHARE = 8
+"""Divisor of the bytes in flight: the part that Report's messages have beside them."""
+
+UNREAD = "UNREAD"
+"""The reason in metrics of a stream whose client doesn't read."""
+
+log = logging.getLogger("kvroute.grpc")
+
+Context: TypeAlias = Call
+"""The call of a handler."""
+
+
+class Unread(Refusal):
+    """A client that doesn't read what it is sent."""
+
+    def __init__(self, read_s: float) -> None:
+        super().__init__(
+            Reason.DEADLINE_EXCEEDED,
+            f"results were not read for {read_s:g} s",
+        )
+
+
+async def sent(context: Context, content: bytes, read_s: float) -> None:
+    """Writes a message of a stream; raises Unread when the client takes nothing for read_s."""
+    if context.send(content):
+        return
+    try:
+        async with asyncio.timeout(read_s):
+            await context.room()
+    except TimeoutError as error:
+        raise Unread(read_s) from error
+
+
+class Guard:
+    """Checks of one server before and around its handlers: rights, sizes, and bytes in flight."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        in_flight: InFlight,
+        metrics: Metrics,
+        clock: Callable[[], float] = monotonic,
+        *,
+        read_s: float = 20.0,
+        entrance: Entrance | None = None,
+    ) -> None:
+        """clock: of seconds that only go forward. read_s: in which a client must take a message of
+        a stream. entrance: lets calls in; None: all."""
+        self.read_s = read_s
+        self._entrance = entrance
+        self.limits = limits
+        self.in_flight = in_flight
+        self.reports_in_flight = InFlight(in_flight.bytes_max // REPORTS_SHARE)
+        """Bytes in flight of Report's messages, so that reservations end while requests hold all
+        the rest."""
+        self.metrics = metrics
+        self._clock = clock
+        self._logged_s: dict[str, float] = {}
+        """Method -> when a fault of it was last logged."""
+        self.methods: set[str] = set()
+        """All that are served, as /package.Service/Method."""
+        self._entrances: dict[str, Entrance] = {}
+        """Entrances by method, of methods that need a key."""
+        self._bytes_max: dict[str, int] = {}
+        """Bytes of a message by method, at most: only of methods in `methods`."""
+
+    @classmethod
+    def of(
+        cls,
+        prompt_tokens_max: int,
+        metrics: Metrics,
+        door: Door | None = None,
+        bounds: GrpcBounds = GRPC_BOUNDS,
+    ) -> "Guard":
+        """The guard with the bounds that the settings give."""
+        limits = Limits(prompt_tokens_max, bounds)
+        in_flight = InFlight(bounds.in_flight_mib_max << 20)
+        entrance = None if door is None else Entrance(door, metrics)
+        return cls(limits, in_flight, metrics, read_s=bounds.read_timeout_s, entrance=entrance)
+
+    def add(self, server: Http2Server, service: str, handlers: Mapping[str, Handler]) -> None:
+        """Has a server serve the methods of a service, each behind this guard."""
+        guarded = {
+            name: self._guarded(f"/{service}/{name}", handler) for name, handler in handlers.items()
+        }
+        self.methods |= {f"/{service}/{name}" for name in guarded}
+        server.add(service, guarded)
+
+    def fault(
+        self, method: str, error: BaseException, effect: str = "its call ends with INTERNAL"
+    ) -> Refusal:
+        """Counts a handler's exception, and logs it with its effect; returns the refusal that the
+        caller gets."""
+        self.metrics.call_faults.labels(short(method)).inc()
+        now_s = self._clock()
+        if now_s - self._logged_s.get(method, -LOG_S) >= LOG_S:
+            self._logged_s[method] = now_s
+            log.error("%s failed; %s", method, effect, exc_info=error)
+        return Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
+
+    @contextmanager
+    def message(self, method: str, content: RouteMessage) -> Iterator[None]:
+        """Measures a request of this process's own faces, and counts its bytes as in flight
+        meanwhile; raises Refusal, counted."""
+        try:
+            self.limits.of(method).check_message(content)
+            with self.in_flight.hold(len(content)):
+                yield
+        except Refusal as refusal:
+            if refusal.reason in _BY_SIZE:
+                self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
+            raise
+
+    async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
+        """Ends a call with a refusal."""
+        self._count(context, method, refusal)
+        await abort(context, refusal)
+
+    # See router.net.http2.gate.Gate
+
+    def enter(self, call: Call, method: str) -> Coroutine[Any, Any, None] | None:
+        """Lets a call in by its headers; raises RefusedError. A coroutine: after keys of its
+        token's issuer were fetched."""
+        entrance = self._entrances.get(method)
+        if entrance is None:
+            return None
+        try:
+            entrance.enter_by_head(call, method)
+        except UnknownKeyError as error:
+            return self._enter_after(entrance, call, method, error)
+        except Refusal as refusal:
+            raise self._ending(call, method, refusal) from None
+        return None
+
+    def bytes_max(self, method: str) -> int:
+        """The most bytes that a message of a method may have, text prompts included."""
+        most = self._bytes_max.get(method)
+        if most is None:
+            limit = self.limits.of(method)
+            most = self._bytes_max[method] = max(limit.bytes_max, limit.text_bytes_max)
+        return most
+
+    def too_large(self, call: Call, method: str, size: int) -> RefusedError:
+        """How a call with a message of so many bytes ends."""
+        return self._ending(call, method, self.limits.of(method).too_large(size))
+
+    async def _enter_after(
+        self, entrance: Entrance, call: Call, method: str, error: UnknownKeyError
+    ) -> None:
+        try:
+            await entrance.enter_after(call, method, error)
+        except Refusal as refusal:
+            raise self._ending(call, method, refusal) from None
+        except Exception as fault:
+            raise self._ending(call, method, self.fault(method, fault)) from None
+
+    def _ending(self, call: Call, method: str, refusal: Refusal) -> RefusedError:
+        self._count(call, method, refusal)
+        status = rpc_status.to_status(statuses.write_status(refusal))
+        return RefusedError(
+            Status(status.code.value[0]), status.details, status.trailing_metadata or ()
+        )
+
+    def _count(self, context: Context, method: str, refusal: Refusal) -> None:
+        if refusal.reason in _BY_SIZE:
+            self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
+        elif refusal.reason in _BY_KEY and self._entrance is not None:
+            self._entrance.refused(method, refusal, context)
+
+    def _guarded(self, method: str, handler: Handler) -> Handler:
+        name = short(method)
+        self.metrics.call_faults.labels(name)
+        for reason in _BY_SIZE:
+            self.metrics.messages_refused.labels(name, reason)
+        if handler.response_streaming:
+            self.metrics.messages_refused.labels(name, UNREAD)
+        if handler.request_streaming:
+            if not handler.response_streaming:
+                raise NotImplementedError(f"{method}: a stream of requests with a single answer")
+            return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(self._answers(method, handler))
+        return grpc.unary_unary_rpc_method_handler(self._answer(method, handler))
+
+    def _answer(self, method: str, handler: Handler) -> Callable[..., Awaitable[bytes]]:
+        limit = self.limits.of(method)
+        hold = (self.reports_in_flight if method == REPORT else self.in_flight).hold
+        parse, write = _reader(handler), _writer(handler)
+        behaviour: Any = handler.unary_unary
+        entrance = self._entrance_of(method)
+
+        async def answer(content: bytes, context: Context) -> bytes:
+            try:
+                if entrance is not None:
+                    entrance.enter(context, len(content))
+                limit.check_message(content)
+                with hold(len(content)):
+                    return write(await behaviour(parse(content), context))
+            except (Exception, asyncio.CancelledError) as error:
+                if gone(error):
+                    raise
+                await self._end(context, method, error)
+
+        return answer
+
+    def _answers(self, method: str, handler: Handler) -> Callable[..., Awaitable[None]]:
+        limit = self.limits.of(method)
+        parse, write = _reader(handler), _writer(handler)
+        behaviour: Any = handler.unary_stream
+        entrance = self._entrance_of(method)
+
+        async def answers(content: bytes, context: Context) -> None:
+            try:
+                with _entered(entrance, context):
+                    limit.check(len(content))
+                    done = behaviour(parse(content), context)
+                    await _written(done, context, write, self.read_s)
+            except (Exception, asyncio.CancelledError) as error:
+                if gone(error):
+                    raise
+                await self._end(context, method, error)
+
+        return answers
+
+    def _streams(self, method: str, handler: Handler) -> Callable[..., Awaitable[None]]:
+        limit = self.limits.of(method)
+        parse, write = _reader(handler), _writer(handler)
+        behaviour: Any = handler.stream_stream
+        if handler.request_deserializer is None:  # it reads and measures messages by itself
+            read: Callable[..., Any] = _as_it_comes
+        else:
+            read = _messages
+        entrance = self._entrance_of(method)
+
+        async def streams(requests: AsyncIterator[bytes], context: Context) -> None:
+            try:
+                with _entered(entrance, context):
+                    done = behaviour(read(requests, limit, parse), context)
+                    await _written(done, context, write, self.read_s)
+            except (Exception, asyncio.CancelledError) as error:
+                if gone(error):
+                    raise
+                await self._end(context, method, error)
+
+        return streams
+
+    def _entrance_of(self, method: str) -> Entrance | None:
+        """None: the method needs no key."""
+        entrance = self._entrance
+        if entrance is None or not entrance.guards(method):
+            return None
+        self._entrances[method] = entrance
+        return entrance
+
+    async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
+        """Ends a call by its handler's exception."""
+        if isinstance(error, Unread):
+            self.metrics.messages_refused.labels(short(method), UNREAD).inc()
+        refusal = error if isinstance(error, Refusal) else self.fault(method, error)
+        await self.refuse(context, method, refusal)
+
+
+def gone(error: BaseException) -> bool:
+    """Whether an error says no more than that the call is over."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        # Of a task that nobody cancels it is a fault like any other.
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, grpc.aio.AbortError)
+
+
+async def abort(context: Context, refusal: Refusal) -> NoReturn:
+    """Ends a call with a refusal's status and details."""
+    status = rpc_status.to_status(statuses.write_status(refusal))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort() ends the call")
+
+
+def _entered(entrance: Entrance | None, context: Context) -> AbstractContextManager[object]:
+    """A stream, counted while it is open; raises Refusal."""
+    return nullcontext() if entrance is None else entrance.enter(context).stream()
+
+
+def _reader(handler: Handler) -> Callable[[bytes], Any]:
+    """The function that makes a handler's request of a message's bytes; it raises Refusal."""
+    parse = handler.request_deserializer
+    if parse is None:
+        return _same
+
+    def read(content: bytes) -> Any:
+        try:
+            check_fields(content, FIELDS_MAX)
+            return parse(content)
+        except TooMuch as error:
+            raise Refusal(
+                Reason.INVALID_FIELD, f"the message has more than {FIELDS_MAX} fields"
+            ) from error
+        except (ValueError, DecodeError) as error:
+            raise Refusal(Reason.INVALID_FIELD, f"no such message: {error}") from error
+
+    return read
+
+
+def _writer(handler: Handler) -> Callable[[Any], bytes]:
+    return handler.response_serializer or _same
+
+
+def _same(content: bytes) -> bytes:
+    return content
+
+
+def _as_it_comes(requests: object, limit: Limit, parse: object) -> object:
+    return requests
+
+
+async def _messages(
+    requests: AsyncIterator[bytes], limit: Limit, parse: Callable[[bytes], Any]
+) -> AsyncIterator[Any]:
+    """What a client sends, measured and read."""
+    async for content in requests:
+        limit.check(len(content))
+        yield parse(content)
+
+
+async def _written(
+    done: Any, context: Context, write: Callable[[Any], bytes], read_s: float
+) -> None:
+    """Writes what a handler yields; one that writes by itself yields nothing."""
+    if isinstance(done, AsyncGenerator):
+        async with aclosing(done):
+            async for message in done:
+                await sent(context, write(message), read_s)
+    else:
+        await done
+
+
+_BY_SIZE = (
+    Reason.MESSAGE_TOO_LARGE,
+    Reason.TOO_MANY_BYTES,
+    Reason.TOO_MANY_WATCHES,
+    Reason.KEY_LIMIT,
+)
+_BY_KEY = (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED)
+
+
+def time_left(context: Context) -> float:
+    """Seconds until a call's deadline; 0 when it has passed: nobody waits for the answer."""
+    left_s = context.time_remaining()
+    return inf if left_s is None else left_s
+
+
+def handlers_of(add: Callable[[Any, Any], None], servicer: object) -> dict[str, Handler]:
+    """The handlers that generated code would give to a server, by method. add: its function."""
+    collected = _Collected()
+    add(servicer, collected)
+    return collected.handlers
+
+
+class _Collected:
+    """Takes the place of a server."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same ones."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Handler]) -> None:
+        self.handlers |= handlers

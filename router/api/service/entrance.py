@@ -1,0 +1,117 @@
+"""Lets a gRPC call in: whose it is, and whether it may call the method."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
+
+from router.api.desk.counters import Metrics
+from router.net.http2.calls import Call
+from router.net.keys.door import CURRENT, Door
+from router.net.keys.issuers import UnknownKeyError
+from router.net.keys.rights import RIGHTS
+from router.net.keys.usage import Usage
+from router.request.refusal import Reason, Refusal
+
+LOG_S = 10.0
+"""Least seconds between two log lines about refused calls of one method and reason."""
+_BEARER = "bearer "
+
+log = logging.getLogger("kvroute.keys")
+
+
+class Entrance:
+    """Stands before the methods of one gRPC server."""
+
+    def __init__(
+        self, door: Door, metrics: Metrics, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """clock: of seconds that only go forward."""
+        self._door = door
+        self._denied = metrics.calls_denied
+        self._clock = clock
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
+        """(method, reason) -> when it was last logged, and how many calls were not since."""
+
+    def guards(self, method: str) -> bool:
+        """Whether a method needs a key. method: /package.Service/Method."""
+        needs = method not in RIGHTS or RIGHTS[method] is not None
+        if needs:
+            for reason in (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED):
+                self._denied.labels(short(method), reason)
+        return needs
+
+    def enter(self, call: Call, size: int = 0) -> Usage:
+        """The caller of a call that was let in, for as long as its task runs; raises Refusal. size:
+        of its message in bytes."""
+        usage: Usage = call.entered
+        CURRENT.set(usage)
+        if size:
+            usage.message(size)
+        return usage
+
+    def enter_by_head(self, call: Call, method: str) -> None:
+        """Sets whose call it is, as its headers say; raises Refusal and UnknownKeyError."""
+        call.entered = self._known(call)
+        _check(call.entered, method)
+
+    async def enter_after(self, call: Call, method: str, error: UnknownKeyError) -> None:
+        """The same, after keys of the token's issuer were fetched; raises Refusal."""
+        call.entered = await self._door.enter_after(
+            error, _token(call) or "", lambda: names_of(call.auth_context())
+        )
+        _check(call.entered, method)
+
+    def refused(self, method: str, refusal: Refusal, call: Call) -> None:
+        """Counts and logs a call without a valid key, or whose key lacks a right."""
+        usage: Usage | None = call.entered
+        name = short(method)
+        self._denied.labels(name, refusal.reason).inc()
+        key, now_s = (name, refusal.reason), self._clock()
+        logged_s, more = self._logged.get(key, (-LOG_S, 0))
+        if now_s - logged_s < LOG_S:
+            self._logged[key] = logged_s, more + 1
+            return
+        self._logged[key] = now_s, 0
+        caller = call.peer() if usage is None else f"identity {usage.identity.name!r}"
+        others = f" ({more} more since the last such line)" if more else ""
+        log.warning("%s of %s refused: %s%s", name, caller, refusal.message, others)
+
+    def _known(self, call: Call) -> Usage:
+        token = _token(call)
+        is_unix = token is None and call.peer().startswith("unix:")
+        return self._door.enter(token, lambda: names_of(call.auth_context()), is_unix=is_unix)
+
+
+def _check(usage: Usage, method: str) -> None:
+    right = RIGHTS.get(method)
+    if right is None:
+        raise Refusal(Reason.PERMISSION_DENIED, "no key opens this method")
+    usage.identity.check_right(right)
+
+
+def short(method: str) -> str:
+    """A method as metrics name it: Service/Method."""
+    return method.removeprefix("/").rpartition(".")[2]
+
+
+def _token(call: Call) -> str | None:
+    """The bearer token of a call."""
+    values = [
+        value
+        for name, value in call.invocation_metadata()
+        if name == "authorization" and isinstance(value, str)
+    ]
+    if not values:
+        return None
+    if len(values) > 1 or values[0][:7].lower() != _BEARER:
+        return ""  # two, or of another scheme: no key of ours
+    return values[0][7:].strip()
+
+
+def names_of(auth_context: Mapping[str, Sequence[bytes]]) -> Iterator[str]:
+    """Names of a caller's verified certificate, as KeyRing takes them."""
+    for key in ("peer_spiffe_id", "x509_subject_alternative_name"):
+        for value in auth_context.get(key, ()):
+            yield value.decode(errors="replace")
+    for value in auth_context.get("x509_common_name", ()):
+        yield f"cn:{value.decode(errors='replace')}"

@@ -1,0 +1,92 @@
+"""Results of a stream's items that waited for a worker, sent when they come; and where they stand.
+
+A stream's handler waits for the next batch most of the time, so another task writes these. gRPC
+takes one message of a call at a time: each write has the call for itself.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from router.api.desk.stream_items import TOLD_EACH_S, RouteItems
+from router.api.service.calls import Context, sent
+
+
+class LateResults:
+    """Late results of one RouteStream call. Wraps it: items that wait when it ends are left."""
+
+    def __init__(
+        self,
+        items: RouteItems,
+        context: Context,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        read_s: float = 20.0,
+    ) -> None:
+        """read_s: in which the client must take a message."""
+        self._read_s = read_s
+        self._items = items
+        self._sleep = sleep
+        self._context = context
+        self._one_write = asyncio.Lock()
+        self._came = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._teller: asyncio.Task[None] | None = None
+        items.on_late = self._on_late
+        items.on_told = self._on_told
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._items.on_late = self._items.on_told = lambda: None
+        self._items.close()
+        failures = []
+        for task in (self._teller, self._writer):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,))
+                if not task.cancelled() and (failed := task.exception()) is not None:
+                    failures.append(failed)
+        if failures and error is None:
+            raise failures[0]
+
+    async def write(self, results: bytes) -> None:
+        """Sends a message; raises Unread."""
+        async with self._one_write:
+            await sent(self._context, results, self._read_s)
+
+    async def rest(self) -> None:
+        """Returns once no item waits any more, and all results are sent."""
+        while self._items.waiting:
+            self._came.clear()
+            await self._came.wait()
+        if self._writer is not None:
+            await self._writer
+        async with self._one_write:  # what is being sent is sent
+            pass
+
+    def _on_late(self) -> None:
+        self._came.set()
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        while (results := self._items.take_late()) is not None:
+            await self.write(results)
+
+    def _on_told(self) -> None:
+        if self._teller is None or self._teller.done():
+            self._teller = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        while (results := self._items.take_told()) is not None:
+            if results:
+                await self.write(results)
+            await self._sleep(TOLD_EACH_S)

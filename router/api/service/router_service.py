@@ -1,0 +1,131 @@
+"""kvroute.v1.Router over gRPC: bytes to the desk, and its answers back. Decides nothing."""
+
+import asyncio
+import random
+from contextlib import closing
+from functools import partial
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+
+from kvroute.v1 import router_pb2
+from router.api.desk.desk import Desk
+from router.api.desk.methods import ROUTE_STREAM
+from router.api.desk.reports import Reports
+from router.api.desk.stream_items import RouteItems, read_batch
+from router.api.desk.tenant import caller_of, reporter_of
+from router.api.service.calls import Context, Guard, time_left
+from router.api.service.late_results import LateResults
+from router.api.service.stream_lives import StreamLives
+from router.api.service.texts import Texts
+from router.net.http2.calls import Handler
+from router.net.keys.door import CURRENT
+from router.observe.tracing.traceparent import HEADER, SpanContext
+from router.request.refusal import Reason, Refusal
+
+
+class RouterService:
+    """kvroute.v1.Router."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        reports: Reports,
+        guard: Guard,
+        stopping: asyncio.Event,
+        *,
+        texts: Texts,
+        stream_age_s: float | None = None,
+    ) -> None:
+        """guard: stands before the handlers. stopping: set when the server drains, so that open
+        streams end. texts: takes prompts without tokens. stream_age_s: a stream ends by itself
+        after this time at most; None: never.
+        """
+        self.guard = guard
+        self._desk = desk
+        self.texts = texts
+        self._reports = reports
+        self._lives = StreamLives(stopping)
+        self._stream_age_s = stream_age_s
+
+    async def Route(self, request: bytes, context: Context) -> bytes:
+        caller = caller_of(CURRENT.get())
+        if self._desk.tracing is not None:
+            request += traceparent_field(context)
+        answer, reservation, repeated = await self.texts.answered(
+            request, time_left(context), caller
+        )
+        if not repeated:
+            if time_left(context) <= 0:
+                self._desk.unsent(reservation)
+                raise Refusal(
+                    Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer"
+                )
+            context.when_unsent(partial(self._desk.unsent, reservation))
+        return answer
+
+    async def RouteStream(self, request_iterator: object, context: Context) -> None:
+        await context.send_initial_metadata(())  # the client sees that streams get through
+        limit = self.guard.limits.of(ROUTE_STREAM)
+        usage = CURRENT.get()
+        items = self.texts.items(caller_of(usage))
+        with self._lives.of(context, jittered(self._stream_age_s)):
+            async with LateResults(items, context, read_s=self.guard.read_s) as late:
+                while (content := await context.read()) is not grpc.aio.EOF:
+                    limit.check(len(content))
+                    if usage is not None:
+                        usage.message(len(content))
+                    with self.guard.in_flight.hold(len(content)):
+                        await _answer(items, content, late)
+                await late.rest()
+
+    async def Report(self, request: bytes, context: Context) -> bytes:
+        return await self._reports.report(
+            request, reporter_of(CURRENT.get(), host_of(context.peer()))
+        )
+
+    async def Explain(self, request: bytes, context: Context) -> bytes:
+        return await self.texts.explain(request, caller_of(CURRENT.get()))
+
+
+def traceparent_field(context: Context) -> bytes:
+    """The RouteRequest field of a call's traceparent, if its metadata has one that is sampled: it
+    names the call itself, where the message's own names what the caller was doing."""
+    for name, value in context.invocation_metadata() or ():
+        if name == HEADER and isinstance(value, str):
+            read = SpanContext.read(value)
+            if read is not None and read.sampled:
+                return router_pb2.RouteRequest(traceparent=value).SerializeToString()
+    return b""
+
+
+def byte_handlers(router: RouterService) -> dict[str, Handler]:
+    """Router's methods as bytes, which are bounded and read before protobuf sees them."""
+    return {
+        "Route": grpc.unary_unary_rpc_method_handler(router.Route),
+        "RouteStream": grpc.stream_stream_rpc_method_handler(router.RouteStream),
+        "Report": grpc.unary_unary_rpc_method_handler(router.Report),
+        "Explain": grpc.unary_unary_rpc_method_handler(router.Explain),
+    }
+
+
+def jittered(age_s: float | None) -> float | None:
+    """An age between half of it and the whole, so that streams opened at once don't end at once."""
+    return None if age_s is None else random.uniform(age_s / 2, age_s)
+
+
+def host_of(peer: str) -> str:
+    """The host of a call, as gRPC names its peer; a caller may have any number of ports."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
+
+
+async def _answer(items: RouteItems, batch: bytes, late: LateResults) -> None:
+    """Answers the items of a batch by as many messages as they need, with a turn after each: it is
+    on its way, and others are served, before the next items are decided."""
+    with closing(items.decide(read_batch(batch))) as messages:
+        for results in messages:
+            if results is not None:
+                await late.write(results)
+            await asyncio.sleep(0)

@@ -1,0 +1,322 @@
+"""Prompts without tokens, before the desk: their tokens are made, then the desk takes them like any
+other request.
+
+    request with a text -> tokens or an estimate, put into it -> desk -> answer + prompt
+
+Laws:
+- the desk gets such a request once, after its tokens are there, with the time that is left to its
+  caller;
+- a caller that leaves ends what is under way for it: the making of tokens, the wait in the desk's
+  queue, or the reservation;
+- the tokens of at most OPEN_MAX prompts are made at once; the length of a further prompt is
+  estimated;
+- whatever ends the making of tokens settles its caller, and leaves nothing reserved;
+- tokens that one engine alone gave refuse no request: if they are too many, the length is
+  estimated, and the engine that gets the request judges.
+"""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+from router.api.desk import text_codec
+from router.api.desk.answers import Answered, Later, Steps, Waiting
+from router.api.desk.desk import LONG_BYTES, Desk
+from router.api.desk.request_codec import RouteMessage
+from router.api.desk.stream_items import RouteItems
+from router.api.desk.tenant import UNVERIFIED, Caller
+from router.api.service.workers_to_ask import WorkersToAsk
+from router.decide.core.core import RouterCore
+from router.fleet.eligibility import OUTPUT_TOKENS_MAX
+from router.net.listener.turns import turned
+from router.request.prompt_error import PromptError
+from router.request.refusal import Reason, Refusal
+from router.request.tokens import REFUSED, MadeBy, PromptAsk, Prompts, PromptTokens, Source
+from router.request.wire.received import ReceivedRequest, text_form
+
+OPEN_MAX = 4096
+"""Prompts whose tokens are being made."""
+RETRY_S = 0.1
+"""RetryInfo for a caller that requires tokens while there are none for the moment, seconds."""
+_MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
+
+
+class TextWaiting(Later):
+    """A prompt whose tokens are being made, or whose request waits in the desk's queue."""
+
+    __slots__ = ("inner", "making")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.making: asyncio.Task[None] | None = None
+        self.inner: Waiting | None = None
+        """The request in the desk's queue, while it waits there."""
+
+    def finish(self, outcome: Answered | Refusal) -> None:
+        self.outcome = outcome.copy() if isinstance(outcome, Refusal) else outcome
+        self.settle()
+
+
+class Texts:
+    """Step between a server's handlers and the desk. Every request passes; only a prompt without
+    tokens is touched."""
+
+    def __init__(self, desk: Desk, core: RouterCore, prompts: Prompts) -> None:
+        self.prompts = prompts
+        self._desk = desk
+        self._core = core
+        self._workers = WorkersToAsk(core, prompts)
+        self._open: set[asyncio.Task[None]] = set()
+
+    @property
+    def open(self) -> int:
+        """Prompts whose tokens are being made."""
+        return len(self._open)
+
+    def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
+        """The items of one stream of requests."""
+        return self._desk.items(caller, partial(self.item, caller=caller), self.leave)
+
+    async def answered(
+        self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
+    ) -> Answered:
+        """A request's answer, after a wait if need be; raises Refusal, counted. A caller that is
+        cancelled leaves the queue."""
+        answered: Answered | Later
+        if text_form(request):
+            answered = self.route(request, left_s, caller)
+        elif len(request) <= LONG_BYTES:
+            answered = self._desk.route(request, left_s, caller)
+        else:
+            answered = await turned(self._desk.steps(request, left_s, caller))
+        if not isinstance(answered, Later):
+            return answered
+        if answered.outcome is None:
+            done = asyncio.get_running_loop().create_future()
+            answered.on_done = partial(_settle, done)
+            try:
+                await done
+            except asyncio.CancelledError:
+                self.leave(answered)
+                raise
+        return answered.take()
+
+    def route(
+        self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
+    ) -> TextWaiting:
+        """Begins to make the tokens of a request's prompt, which has a text; raises Refusal,
+        counted."""
+        try:
+            text = text_codec.read_text(request)
+            if caller.usage is not None:
+                caller.usage.check_model(text.model)
+        except Refusal as refusal:
+            raise self._desk.refused(refusal, request) from refusal
+        waiting = TextWaiting()
+        task = waiting.making = asyncio.get_running_loop().create_task(
+            self._make(waiting, text, left_s, caller)
+        )
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        return waiting
+
+    def item(
+        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Answered | Later | Steps:
+        """The answer to a stream's item, as the desk's `item` gives it; a text has its tokens made
+        first."""
+        if request is None or not text_form(request):
+            return self._desk.item(request, left_s, caller)
+        return self.route(request, left_s, caller)
+
+    def leave(self, later: Later) -> None:
+        """A caller is gone before its answer."""
+        if not isinstance(later, TextWaiting) or later.outcome is not None:
+            self._desk.leave(later)
+        elif later.inner is not None:
+            self._desk.leave(later.inner)
+        elif later.making is not None:
+            later.making.cancel()
+
+    async def explain(self, request: bytes, caller: Caller = UNVERIFIED) -> bytes:
+        """An Explanation; raises Refusal."""
+        if not text_form(request):
+            return b"".join(await turned(self._desk.explain(request, caller)))
+        text = text_codec.read_text(request)
+        if caller.usage is not None:
+            caller.usage.check_model(text.model)
+        made = await self.tokens(text, inf)
+        text_codec.put_tokens(text, made)
+        parts = await turned(self._desk.explain(text, caller))
+        return b"".join((*parts, text_codec.explained(made, text)))
+
+    async def _make(
+        self,
+        waiting: TextWaiting,
+        request: ReceivedRequest,
+        left_s: float,
+        caller: Caller,
+    ) -> None:
+        """Makes the prompt's tokens and routes it; ends by `finish`, or goes on when the queue
+        does."""
+        try:
+            answered = await self._routed(waiting, request, left_s, caller)
+            if answered is not None:
+                waiting.finish(answered)
+        except Refusal as refusal:  # counted
+            waiting.finish(refusal)
+        except Exception as error:  # a fault of ours, which ends one request and no other
+            waiting.finish(self._desk.failed(error, request))
+
+    async def _routed(
+        self,
+        waiting: TextWaiting,
+        request: ReceivedRequest,
+        left_s: float,
+        caller: Caller,
+    ) -> Answered | None:
+        """The answer; None: it comes from the desk's queue. Raises Refusal, counted."""
+        began_s = asyncio.get_running_loop().time()
+        span = self._desk.render_span(request)
+        try:
+            made = await self.tokens(request, left_s)
+        except Refusal as refusal:
+            span({}, refusal.reason)
+            raise self._desk.refused(refusal, request) from None
+        except Exception:
+            span({}, Reason.INTERNAL)
+            raise
+        span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
+        left_s -= asyncio.get_running_loop().time() - began_s
+        text_codec.put_tokens(request, made)
+        answered: Answered | Later
+        if len(request) <= LONG_BYTES:
+            answered = self._desk.route(request, left_s, caller)
+        else:
+            answered = await turned(self._desk.steps(request, left_s, caller))
+        if isinstance(answered, tuple):
+            return self._answer(request, made, answered)
+        if not isinstance(answered, Waiting):
+            raise TypeError(f"{answered!r} is no wait in the desk's queue")
+        waiting.inner = answered
+        answered.on_done = partial(self._done, waiting, request, made, answered)
+        if answered.outcome is not None:
+            answered.settle()
+        return None
+
+    def _done(
+        self,
+        waiting: TextWaiting,
+        request: ReceivedRequest,
+        made: PromptTokens,
+        inner: Waiting,
+    ) -> None:
+        waiting.inner = None
+        try:
+            outcome: Answered | Refusal = self._answer(request, made, inner.take())
+        except Refusal as refusal:
+            outcome = refusal
+        except Exception as error:
+            outcome = self._desk.failed(error, request)
+        waiting.finish(outcome)
+
+    def _answer(self, request: ReceivedRequest, made: PromptTokens, answered: Answered) -> Answered:
+        """The desk's answer with the prompt; what it reserved is free again if that fails."""
+        answer, reservation, repeated = answered
+        try:
+            if not repeated:
+                made = self.prompts.on_pick(reservation.id, made, reservation.worker.worker_id)
+            return answer + text_codec.answered(made, request), reservation, repeated
+        except Exception:
+            if not repeated:
+                self._desk.unsent(reservation)
+            raise
+
+    async def tokens(
+        self, request: ReceivedRequest, left_s: float, source: Source | None = None
+    ) -> PromptTokens:
+        """The tokens of a text or a body alone, or an estimate; raises Refusal. source: in the
+        place of the configured one."""
+        if left_s <= 0:
+            raise _too_late()
+        try:
+            async with asyncio.timeout(None if left_s == inf else left_s):
+                try:
+                    return await self._made(request, left_s, source)
+                except PromptError as error:
+                    if error.reason in REFUSED:
+                        raise
+                return await self._made(
+                    request, left_s, source
+                )  # by another engine, the next in turn
+        except PromptError as error:
+            retry_s = RETRY_S if error.reason in _MOMENTARY else None
+            raise Refusal(error.reason, error.message, retry_s) from None
+        except TimeoutError:
+            raise _too_late() from None
+
+    async def _made(
+        self, request: ReceivedRequest, left_s: float, source: Source | None
+    ) -> PromptTokens:
+        """Raises Refusal, PromptError."""
+        ask = PromptAsk(
+            self._core.fleet.base_model(request.model),
+            text_codec.KINDS[request.form],
+            bytes(request.data),
+            self._workers.next(request.model),
+            left_s=left_s,
+            require=request.require_tokens,
+            source=source,
+        )
+        if len(self._open) > OPEN_MAX:
+            return self._bounded(self.prompts.estimate(ask, _many()), request, ask)
+        return self._bounded(await self.prompts.tokens_of(ask), request, ask)
+
+    def _bounded(
+        self, made: PromptTokens, request: ReceivedRequest, ask: PromptAsk
+    ) -> PromptTokens:
+        """Raises Refusal for too many tokens; an estimate is lowered instead. Raises PromptError
+        where too many are one engine's, and no estimate may be made."""
+        most = self._core.routing.prompt_tokens_max
+        if made.only_for and made.count > min(most, self._longest_prompt(request)):
+            why = f"{made.count} tokens by worker {made.only_for}, more than any worker takes"
+            made = self.prompts.estimate(
+                ask, PromptError(Reason.RENDERER_UNAVAILABLE, why, made.shape)
+            )
+        if made.made_by is MadeBy.ESTIMATE:
+            count = min(made.count, most, self._workers.estimate_max(request.model))
+            return replace(made, count=max(1, int(count)))
+        if made.count > most:
+            raise Refusal(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has {made.count} tokens, the limit is {most}"
+                " (routing.prompt_tokens_max)",
+            )
+        return made
+
+    def _longest_prompt(self, request: ReceivedRequest) -> float:
+        """Tokens of the longest prompt that any worker of the model takes with its output."""
+        output = request.expected_output_tokens
+        if output is None:
+            output = self._core.routing.expected_output_tokens
+        return self._workers.longest(request.model) - min(output, OUTPUT_TOKENS_MAX)
+
+
+def _settle(done: "asyncio.Future[None]") -> None:
+    """A wait is over; its caller may be gone."""
+    if not done.done():
+        done.set_result(None)
+
+
+def _many() -> PromptError:
+    return PromptError(
+        Reason.RENDER_QUEUE_FULL,
+        f"the tokens of {OPEN_MAX} prompts are being made, which is the bound",
+    )
+
+
+def _too_late() -> Refusal:
+    return Refusal(
+        Reason.DEADLINE_EXCEEDED, "the caller's deadline passed before the prompt had its tokens"
+    )

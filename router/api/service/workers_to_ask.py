@@ -1,0 +1,133 @@
+"""Workers as sources of a model's prompt tokens: the next worker to give them, in turn, and the
+workers whose tokens differ from the router's."""
+
+from collections import Counter
+from math import inf
+
+from events.feed.fleet_view import Source
+from router.decide.core.core import RouterCore
+from router.fleet.pools import heartbeat_of
+from router.fleet.state import Trouble
+from router.request.dialects.table import DIALECTS
+from router.request.proving.proof import Target
+from router.request.refusal import Refusal
+from router.request.tokens import EngineAt, Prompts, described
+
+MODELS_MAX = 1024
+TRIES_MAX = 64
+"""Workers that are looked at for one that is not odd."""
+
+
+class WorkersToAsk:
+    """Workers of one router as sources of prompt tokens, each model's in turn."""
+
+    def __init__(self, core: RouterCore, prompts: Prompts) -> None:
+        self._core = core
+        self._prompts = prompts
+        self._turns: Counter[str] = Counter()
+
+    def estimate_max(self, model: str) -> float:
+        """The longest estimate of a prompt, in tokens: half of what any worker of the model takes,
+        since an estimate is no reason to refuse a request (the bytes of an image are many)."""
+        try:
+            pool, _ = self._core.fleet.pools.live(model, self._core.fleet.ready)
+        except Refusal:
+            return inf
+        return pool.shortest_len // 2
+
+    def longest(self, model: str) -> float:
+        """Tokens of prompt and output that any worker of the model takes; inf: unknown."""
+        try:
+            pool, _ = self._core.fleet.pools.live(model, self._core.fleet.ready)
+        except Refusal:
+            return inf
+        return max(
+            (heartbeat_of(source).max_model_len or inf for source in pool.sources), default=inf
+        )
+
+    def next(self, model: str) -> EngineAt | None:
+        """A live worker of the model with an address, and none that is odd or whose answers were
+        unusable lately if there are others; None: there is none, or its engine is of a kind that
+        gives no tokens."""
+        fleet = self._core.fleet
+        try:
+            fleet.pools.refresh()
+            pool, _ = fleet.pools.live(model, fleet.ready)
+        except Refusal:
+            return None
+        if not len(pool):
+            return None
+        if len(self._turns) >= MODELS_MAX:
+            self._turns.clear()
+        self._turns[model] += 1
+        base = fleet.base_model(model)
+        first: EngineAt | None = None
+        for step in range(min(len(pool), TRIES_MAX)):
+            engine = _engine(pool.sources[(self._turns[model] + step) % len(pool)])
+            if engine is None or not (
+                self._prompts.is_odd(base, engine) or self._prompts.rests(engine)
+            ):
+                return engine
+            first = first or engine
+        return first
+
+
+def _engine(source: Source) -> EngineAt | None:
+    heartbeat = heartbeat_of(source)
+    if heartbeat.engine not in DIALECTS or not heartbeat.address.startswith("http"):
+        return None
+    return EngineAt(
+        heartbeat.engine,
+        heartbeat.engine_version,
+        heartbeat.address.rstrip("/"),
+        f"{source.key.worker_id}/{heartbeat.epoch}",
+        heartbeat.model,
+        source.key.worker_id,
+    )
+
+
+def tokens_trouble(prompts: Prompts) -> Trouble:
+    """Why the router's own tokens are not those of a worker; empty where nothing differed."""
+
+    def trouble(source: Source, model: str) -> str:
+        heartbeat = source.heartbeat
+        if heartbeat is None:
+            return ""
+        mine = Target(heartbeat.engine, heartbeat.engine_version)
+        if odd := prompts.proof.odd(model, mine, source.key.worker_id):
+            return (
+                f"its engine makes other tokens than those of the other workers and the router for"
+                f" {len(odd)} shapes of prompts, such as {odd[0].shape}:"
+                f" {described(odd[0].difference)}. Its cached tokens can't be predicted: are its"
+                " chat template, its default chat_template_kwargs and its tokenizer those of the"
+                " others?"
+            )
+        barred = [entry for entry in prompts.proof.barred(model) if entry.target == mine]
+        if not barred:
+            return ""
+        _, shape, difference = barred[0]
+        return (
+            f"its engine makes other tokens than the router for {len(barred)} shapes of prompts,"
+            f" such as {shape}: {described(difference)}. Its tokens are taken for these shapes,"
+            " which costs a call to an engine for each prompt: are prompts.folder, chat_template"
+            " and chat_template_kwargs those of the engine?"
+        )
+
+    return trouble
+
+
+def proof_trouble(prompts: Prompts) -> Trouble:
+    """Why the router's own tokens can't be proven by a worker; empty where they can."""
+
+    def trouble(source: Source, model: str) -> str:
+        settings = prompts.models.get(model)
+        why = prompts.lacking.get((model, source.key.worker_id))
+        if not why or settings is None or settings.renderer is None or settings.render:
+            return ""
+        return (
+            f"{why}, so that the router's own tokens of this model are never proven by it, and are"
+            " not forwarded. Set models[].prompts.source to local where prompts.folder and"
+            " chat_template are known to be the engine's, or prompts.render to a render service"
+        )
+
+    return trouble

@@ -1,0 +1,104 @@
+"""How commands call a router: its address, TLS, the caller's certificate and token."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from events.plane.clock import unix_now
+from router.app.cli.flags import shared_option
+from router.config.printable import shown
+from router.config.reading import TARGET_VARIABLES
+from router.config.settings.keys_settings import DialSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_META = "router.app.calls.dialing"
+
+
+def _a_target(_context: click.Context, _option: click.Parameter, text: str) -> str:
+    from kvroute.client.connections.channel import targets_of
+
+    if not text.strip():
+        raise click.BadParameter("expected HOST:PORT or unix:PATH")
+    try:
+        targets_of(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+def _keep(context: click.Context, option: click.Parameter, value: object) -> None:
+    """Keeps a flag for `dial`, so that no command has to pass it on."""
+    context.meta.setdefault(_META, {})[str(option.name).removeprefix("target_")] = value
+
+
+_FLAGS = {
+    "--tls": "Call over TLS, by the system's CAs unless --tls-ca is given.",
+    "--tls-ca": "PEM file of the CAs of the router's certificate; turns TLS on.",
+    "--tls-certificate": "PEM file of your own certificate, for mutual TLS.",
+    "--tls-key": "PEM file of that certificate's key.",
+    "--tls-name": "Name in the router's certificate, where it is not that of the address.",
+    "--token-file": "File with your bearer token.",
+}
+_option = shared_option("Options of calls to a router")
+_KEYS = ("tls", "ca_file", "certificate_file", "key_file", "name", "token_file")
+
+
+def target_flag(command: Command) -> Command:
+    """--target, and the flags of `dial`."""
+    flags = zip(_FLAGS.items(), _KEYS, TARGET_VARIABLES, strict=True)
+    for (flag, text), key, variable in reversed(list(flags)):
+        kind: dict[str, Any] = {"is_flag": True} if key == "tls" else {"type": str}
+        command = _option(
+            flag,
+            f"target_{key}",
+            envvar=variable,
+            expose_value=False,
+            callback=_keep,
+            help=text,
+            **kind,
+        )(command)
+    return _option(
+        "--target",
+        "-t",
+        default="127.0.0.1:50051",
+        envvar="KVROUTE_TARGET",
+        show_default=True,
+        callback=_a_target,
+        help="The router's gRPC address.",
+    )(command)
+
+
+def dial(target: str, **options: Any) -> Any:
+    """A client (KvRouteClient) of a router, as the running command's flags say; raises
+    ConfigError. options: more of its arguments."""
+    from kvroute.client import KvRouteClient
+    from router.net.keys.dialing import dial_options
+
+    context = click.get_current_context(silent=True)
+    flags = {} if context is None else context.meta.get(_META, {})
+    return KvRouteClient(target, **options, **dial_options(DialSettings(**flags), unix_now))
+
+
+def complain(target: str, error: Exception) -> int:
+    """The end of a command whose call failed (KvRouteError): one line on stderr, exit code 1."""
+    click.echo(shown(f"kvroute: {target}: {error}{_hint(str(error))}"), err=True)
+    return 1
+
+
+def _hint(text: str) -> str:
+    """What to try where one side speaks TLS and the other does not, by gRPC's own words."""
+    context = click.get_current_context(silent=True)
+    flags = {} if context is None else context.meta.get(_META, {})
+    has_tls = flags.get("tls") or flags.get("ca_file") or flags.get("certificate_file")
+    if not has_tls and any(words in text for words in _CLOSED):
+        return "; if this port speaks TLS, give --tls-ca FILE, or --tls"
+    if has_tls and _NO_HANDSHAKE in text:
+        return "; if this port speaks no TLS, leave out --tls, --tls-ca and --tls-certificate"
+    return ""
+
+
+_CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "GOAWAY")
+"""gRPC's words for a connection that the other side ended before its first answer."""
+_NO_HANDSHAKE = "Handshake read failed"
+"""gRPC's words for a connection that the other side ended in place of its part of the handshake."""

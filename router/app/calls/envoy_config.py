@@ -1,0 +1,116 @@
+"""`kvroute envoy-config`."""
+
+from typing import Any
+
+import click
+
+from router.app.calls.dialing import complain, dial, target_flag
+from router.app.cli.flags import timeout_flag
+from router.app.cli.run import run
+from router.config.keys import ConfigError
+from router.net.keys.exposure import split_address
+
+
+def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:
+    try:
+        return [split_address(text) for text in texts]
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command("envoy-config")
+@target_flag
+@timeout_flag
+@click.option(
+    "--listen",
+    default=("127.0.0.1:8000",),
+    show_default=True,
+    multiple=True,
+    callback=_addresses,
+    help="host:port on which Envoy takes OpenAI's requests; the last one given counts.",
+)
+@click.option(
+    "--epp",
+    "pickers",
+    multiple=True,
+    default=("127.0.0.1:9002",),
+    show_default=True,
+    callback=_addresses,
+    help="host:port of a picker (`kvroute epp`, or `kvroute serve --epp-listen`); repeatable.",
+)
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    callback=_addresses,
+    help="host:port of an engine; repeatable. [the workers of the router at --target]",
+)
+@click.option(
+    "--admin",
+    multiple=True,
+    callback=_addresses,
+    help="host:port of Envoy's own admin page. [none]",
+)
+@click.option(
+    "--answers",
+    type=click.Choice(["through", "around"]),
+    default="through",
+    show_default=True,
+    help="through: the picker sees answers, their end and their cached tokens. around: answers cost"
+    " it nothing and it can't cut them; the router takes their end from the engine's load"
+    " (epp.unobserved_s at the latest).",
+)
+@click.option("--tls-ca-file", default="", help="PEM file that signed the pickers' certificates.")
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 8),
+    default=2,
+    show_default=True,
+    help="Further endpoints that a request is tried on (epp.fallbacks).",
+)
+def envoy_config(
+    target: str,
+    timeout_s: float,
+    listen: Any,
+    pickers: Any,
+    workers: Any,
+    admin: Any,
+    answers: str,
+    tls_ca_file: str,
+    retries: int,
+) -> None:
+    """Print a configuration of Envoy by which kvroute picks each request's worker.
+
+    It names the fleet's addresses of now: run this again when workers come.
+    """
+
+    async def running() -> int:
+        import yaml
+
+        from kvroute.client import KvRouteError
+        from router.gateway.picker.envoy_config import Address, envoy_config
+
+        known = workers
+        if not known:
+            async with dial(target, timeout_s=timeout_s) as client:
+                try:
+                    listed = await client.list_workers()
+                except KvRouteError as error:
+                    return complain(target, error)
+            bases = {each.address.partition("//")[2].rstrip("/") for each in listed}
+            known = [split_address(base) for base in sorted(bases) if base]
+        if not known:
+            raise ConfigError("the router knows no worker: name engines with --worker")
+        config = envoy_config(
+            listen=Address(*listen[-1]),
+            admin=Address(*admin[-1]) if admin else None,
+            pickers=[Address(*each) for each in pickers],
+            workers=[Address(*each) for each in known],
+            shows_answers=answers == "through",
+            tls_ca_file=tls_ca_file,
+            retries=retries,
+        )
+        click.echo(yaml.safe_dump(config, sort_keys=False, width=120), nl=False)
+        return 0
+
+    run(running())

@@ -1,0 +1,111 @@
+"""`kvroute explain --receipt FILE`: the costs of a decision that was made, recomputed."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import IO
+
+import click
+from rich.console import Console
+
+from kvroute.v1 import router_pb2
+from router.app.cli.text import add_row, console, line, styled, table
+from router.config.printable import shown
+from router.observe.audit.logged_decision import LoggedDecision
+from router.observe.audit.receipt_file import Receipts, read_receipts
+from router.observe.audit.recompute_line import check_line
+from router.observe.audit.recompute_receipt import Verdict, check
+
+WIDTH_MIN = 200
+_PREFILL_IN_WORDS = {
+    "remote": "by a worker that hands its KV cache over",
+    "local": "by the one that decodes, since hardly anything is new there; it could have been",
+    "absent": "by one worker alone, since no worker can hand over",
+}
+"""Receipt.prefill in words: how the prompt is computed."""
+
+
+def show_receipt(file: IO[bytes]) -> int:
+    """Prints what was decided with its costs, and whether they hold; 1 when they don't.
+
+    Of a pair: the receipt of the prefill worker, then that of the decode worker.
+    """
+    screen = console(WIDTH_MIN)
+    try:
+        read = read_receipts(file.read())
+        if isinstance(read, LoggedDecision):
+            return _show(screen, check_line(read))
+        return show_receipts(screen, read)
+    except ValueError as error:
+        raise click.ClickException(shown(f"{file.name}: {error}")) from error
+
+
+def show_receipts(screen: Console, read: Receipts) -> int:
+    """Prints receipts as `show_receipt` does, and returns its exit code; raises ValueError for a
+    receipt that can't be recomputed."""
+    answer = check(read.answer)
+    prefill = None if read.prefill is None else _check_prefill(read.prefill)
+    if read.prefill is None:
+        return _show(screen, answer)
+    words = prefill_in_words(read.answer.prefill)
+    screen.print(line(styled("the prompt", "bold"), f": {words}"))
+    if prefill is None:
+        _show_excluded(screen, read.prefill.excluded)
+        wrong = 0
+    else:
+        wrong = _show(screen, prefill)
+    screen.print()
+    screen.print(line(styled("the answer", "bold"), ":"))
+    return _show(screen, answer) | wrong
+
+
+def prefill_in_words(prefill: str) -> str:
+    """How the prompt is computed, in words, by Receipt.prefill; a newer router's may be unknown."""
+    return _PREFILL_IN_WORDS.get(prefill, f"in a way that this kvroute does not know ({prefill})")
+
+
+def _check_prefill(receipt: router_pb2.Receipt) -> Verdict | None:
+    """None: no worker could hand over, so there is nothing to work out."""
+    return check(receipt) if receipt.HasField("picked") else None
+
+
+def _show(screen: Console, verdict: Verdict) -> int:
+    when = datetime.fromtimestamp(verdict.decided_at_s, UTC).isoformat(timespec="milliseconds")
+    about = (
+        f" at {when} by {verdict.replica or 'a router without a name'}:"
+        f" {verdict.prompt_tokens} prompt tokens, {verdict.candidates} candidates"
+    )
+    screen.print(line(styled(verdict.policy, "bold"), about))
+    for i, clause in enumerate(verdict.formula.split("; ")):
+        screen.print(line(f"  {'' if i else 'cost = '}{clause}"))
+    if verdict.shared:
+        shared = ", ".join(f"{name} {value:g}" for name, value in verdict.shared.items())
+        screen.print(line(f"  with {shared}"))
+    made = table("", "worker", right=(*verdict.terms, "cost", "recomputed"))
+    for row, role in zip(verdict.rows, ("pick", "next"), strict=False):
+        numbers = [f"{row.terms[term]:.4g}" if term in row.terms else "" for term in verdict.terms]
+        color = "green" if row.agrees else "red"
+        add_row(
+            made,
+            role,
+            f"{row.worker_id}/{row.dp_rank}",
+            *numbers,
+            f"{row.shown:.9g}",
+            styled(f"{row.cost:.9g}", color),
+        )
+    screen.print()
+    screen.print(made)
+    _show_excluded(screen, verdict.excluded)
+    if verdict.tied > 1:
+        screen.print(f"{verdict.tied} tied for the lowest cost, and the pick was random.")
+    if verdict.moved_from is not None:
+        screen.print(line(verdict.moved_from.sentence))
+    for complaint in verdict.complaints:
+        screen.print(line(styled("does not hold:", "red"), f" {complaint}"))
+    if not verdict.complaints:
+        screen.print(styled("It holds.", "green"))
+    return 1 if verdict.complaints else 0
+
+
+def _show_excluded(screen: Console, excluded: Mapping[str, int]) -> None:
+    for reason, count in sorted(excluded.items()):
+        screen.print(line(f"excluded: {count} {reason}"))

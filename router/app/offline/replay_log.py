@@ -1,0 +1,39 @@
+"""`kvroute replay-log`."""
+
+from pathlib import Path
+
+import click
+
+from router.config.reading import load
+from router.config.settings.configurations import ServeConfig
+
+
+@click.command("replay-log")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--policy",
+    "names",
+    multiple=True,
+    required=True,
+    help="Policy that scores the decisions; repeatable. One of your own: module:function.",
+)
+@click.option(
+    "--config",
+    "-c",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="YAML file of a router, for its routing.parameters and routing.affinity.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+def replay_log(
+    files: tuple[Path, ...], names: tuple[str, ...], config_file: Path | None, as_json: bool
+) -> None:
+    """Score logged decisions (decision_log.file) with other policies.
+
+    Shows how often each policy would have picked the same worker, and the predicted effect of its
+    own choices, in the fleet that the deciding policy had filled.
+    """
+    from router.app.offline.replaying import show_replay
+
+    routing = load(ServeConfig, config_file, {}, {}).routing
+    raise click.exceptions.Exit(show_replay(files, names, routing, as_json))

@@ -1,0 +1,44 @@
+"""`kvroute gateway`: a gateway in a process of its own."""
+
+from typing_extensions import override
+
+from events.plane.clock import unix_now
+from router.app.processes.face_process import FaceApp
+from router.config.settings.configurations import GatewayConfig
+from router.gateway.server.gateway import Gateway
+from router.net.keys.certificates import Certificates
+from router.net.keys.door import Door
+from router.net.keys.engine_accesses import EngineAccesses
+from router.net.listener.http_bounds import HttpBounds
+
+
+class GatewayApp(FaceApp):
+    """One gateway process."""
+
+    service = "kvroute-gateway"
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """Raises ConfigError for what only this process can find wrong."""
+        super().__init__(config)
+        certificates = Certificates.of(config.tls)
+        self.gateway = Gateway(
+            config.gateway,
+            self.client,
+            self.registry,
+            clock=unix_now,
+            broke=self._broke,
+            bounds=HttpBounds.of(config.http),
+            certificates=certificates,
+            door=Door.of(config.keys, certificates, clock=unix_now),
+            tracing=self.tracing.spans,
+            accesses=EngineAccesses.of(config.engines, config.gateway),
+        )
+
+    @override
+    async def start(self) -> str:
+        await self.gateway.start()
+        return f"HTTP on port {self.gateway.port}"
+
+    @override
+    async def stop(self) -> None:
+        await self.gateway.stop()

@@ -1,0 +1,223 @@
+"""What one router has at NATS: connections, and all that is read from them and sent on them.
+
+facts, heartbeats, fleet commands -> broker -> feed -> view, core, commands
+other replicas <-> peers, a second connection <-> link <-> core, reports
+hot prefixes -> copies -> broker
+"""
+
+import asyncio
+import random
+import secrets
+from collections.abc import Callable
+
+from events.feed.feed import Feed
+from events.feed.fleet_view import Pull
+from events.plane.broker import Broker
+from events.plane.facts import Control
+from events.plane.settings import NatsSettings
+from events.plane.tasks import Tasks
+from indexer.identity import WorkerKey
+from router.api.desk.desk import Desk
+from router.api.desk.reports import Reports
+from router.cluster.children.nats_server import NatsChild, NatsChildError
+from router.cluster.replicas.copy_link import CopyLink
+from router.cluster.replicas.fleet_commands import ControlDesk
+from router.cluster.replicas.peer_link import PeerLink
+from router.config.keys import ConfigError
+from router.config.settings.configurations import ServeConfig
+from router.config.settings.routing_settings import RoutingSettings
+from router.decide.copies.hot_prefixes import HotPrefixes, recomputed
+from router.decide.core.admission import Admission
+from router.decide.core.core import RouterCore
+
+LINK_S = 5.0
+"""Seconds for the connection to other replicas, before the router begins without it."""
+
+
+class NatsLinks:
+    """The connections of one router, from `open` to `close`."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        core: RouterCore,
+        *,
+        commands: ControlDesk,
+        clock: Callable[[], float],
+        rng: random.Random,
+        broke: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._commands = commands
+        self._clock = clock
+        self._rng = rng
+        self._broke = broke
+        self.child: NatsChild | None = None
+        """The embedded NATS server; None: nats.url names another one."""
+        self.server: tuple[NatsSettings, str] | None = None
+        """How and where to connect to NATS; None before `open`."""
+        self.broker: Broker | None = None
+        self.peers: Broker | None = None
+        """A second connection, for what replicas say to one another: a connection is read in order,
+        and on the first one a verdict would wait behind all that a relay sends."""
+        self.feed: Feed | None = None
+        self.link: PeerLink | None = None
+        routing = config.routing
+        means = recomputed(routing.prefill_rate)
+        self.hot = HotPrefixes(core.fleet, routing.hot_prefixes, means)
+        self.copies: CopyLink | None = None
+        """None: hot prefixes were never copied yet."""
+        self.connected_at_s: float | None = None
+        """When facts could first be read; None: not yet."""
+
+    async def open(
+        self, desk: Desk, reports: Reports, admission: Admission, tasks: Tasks
+    ) -> tuple[Broker, Broker, PeerLink]:
+        """Makes everything, and connects nothing yet. Raises ConfigError."""
+        nats, url = self._config.nats, self._config.nats.url
+        if url is None:
+            nats, url = await self._embedded(tasks)
+        self.server = nats, url
+        name = f"kvroute router {self._core.replica}"
+        self.broker = broker = Broker(nats, url, name)
+        self.peers = peers = Broker(nats, url, f"{name}, to replicas")
+        self.feed = self._made_feed(broker, desk.dispatch)
+        self.link = link = self._made_link(peers, desk, reports, admission)
+        return broker, peers, link
+
+    async def _embedded(self, tasks: Tasks) -> tuple[NatsSettings, str]:
+        """Starts the embedded NATS server; how to connect to it. Raises ConfigError."""
+        try:
+            self.child = child = NatsChild(secrets.token_urlsafe(32))
+            await child.start()
+        except (NatsChildError, OSError) as error:
+            raise ConfigError(
+                f"nats.url is empty, and the embedded NATS server can't be started: {error}"
+            ) from error
+        tasks.spawn(child.keep(), "embedded NATS")
+        return child.settings(), child.url
+
+    def _made_feed(self, broker: Broker, turns: Callable[[], None]) -> Feed:
+        """Facts, heartbeats and fleet commands from NATS to the view and the core."""
+
+        def on_heartbeat(key: WorkerKey, now_s: float) -> None:
+            self._core.on_heartbeat(key, now_s)
+            turns()
+
+        def on_forgotten(workers: list[WorkerKey], now_s: float) -> None:
+            self._core.on_forgotten(workers, now_s)
+            turns()
+
+        return Feed(
+            broker,
+            self._core.fleet.view,
+            fleet=self._config.fleet.name,
+            replica=self._core.replica,
+            clock=self._clock,
+            on_heartbeat=on_heartbeat,
+            on_forgotten=on_forgotten,
+            on_control=self._on_control,
+            on_failure=self._broke,
+            rng=self._rng,
+        )
+
+    def _on_control(self, control: Control) -> None:
+        """A fleet command from NATS; our own come back, and all of them are repeated."""
+        if not self._commands.knows(control):
+            self._commands.apply(control)
+
+    def _made_link(
+        self, peers: Broker, desk: Desk, reports: Reports, admission: Admission
+    ) -> PeerLink:
+        """Messages between replicas, from desk and reports to NATS and back."""
+        turns = admission.fleet_turns
+        return PeerLink(
+            peers,
+            self._core,
+            self._commands,
+            fleet=self._config.fleet.name,
+            clock=self._clock,
+            rng=self._rng,
+            tells=self._config.fleet.inflight,
+            on_report=reports.of_peer,
+            on_heard=desk.dispatch,
+            demand=turns.demand,
+            stopped=lambda: turns.stopped,
+            on_failure=self._broke,
+        )
+
+    async def connect(self, tasks: Tasks) -> None:
+        """Returns when facts are read; waits as long as there is no server."""
+        broker, peers, feed, link = self.broker, self.peers, self.feed, self.link
+        if broker is None or peers is None or feed is None or link is None:
+            raise RuntimeError("connect comes after open")
+
+        async def connect_peers() -> None:
+            await peers.connect()
+            await link.start()
+
+        linked = tasks.spawn_task(connect_peers(), "connection to replicas")
+        await broker.connect()
+        # The link first: of two replicas that start together each has to hear the other's hello,
+        # which asks for fleet commands. But a server that refuses the second connection (its limit
+        # of connections is reached) keeps no router from its workers.
+        await asyncio.wait([linked], timeout=LINK_S)
+        await feed.start()
+        self.connected_at_s = self._clock()
+
+    def on_change(self) -> None:
+        """What is reserved here may have changed."""
+        if self.link is not None:
+            self.link.on_change()
+
+    def recover(self, pulls: list[Pull]) -> None:
+        """Has streams read again, if there is a connection to their relays."""
+        if pulls and self.feed is not None:
+            self.feed.recover(pulls)
+
+    def resync(self, worker_id: str) -> None:
+        """Has a worker's relay send all that it holds again, if there is a connection to it."""
+        if self.feed is not None:
+            self.recover(self._core.fleet.view.resync(worker_id, self._clock()))
+
+    async def send_control(self, control: Control) -> bool:
+        """Sends a fleet command; returns whether the server has it."""
+        return self.feed is not None and await self.feed.send_control(control)
+
+    def use_hot_prefixes(self, routing: RoutingSettings) -> None:
+        """Starts, stops or changes the copying of hot prefixes."""
+        effects = self.hot.reconfigure(routing.hot_prefixes)
+        self._core.observe_picks(self.hot, self.hot.enabled)
+        if self.copies is not None:
+            self.copies.perform(effects)
+        elif self.hot.enabled and self.broker is not None:
+            self.copies = CopyLink(
+                self.broker,
+                self.hot,
+                fleet=self._config.fleet.name,
+                replica=self._core.replica,
+                clock=self._clock,
+                on_failure=self._broke,
+            )
+
+    def tick(self) -> None:
+        if self.hot.enabled and self.copies is not None:
+            self.copies.tick()
+
+    async def stop(self) -> None:
+        """Reads and sends nothing any more; the connections stay."""
+        if self.copies is not None:
+            await self.copies.stop()
+        if self.link is not None:
+            await self.link.stop()
+        if self.feed is not None:
+            await self.feed.stop()
+
+    async def close(self) -> None:
+        """Closes the connections; the embedded server ends last."""
+        await asyncio.gather(
+            *(link.close() for link in (self.broker, self.peers) if link is not None)
+        )
+        if self.child is not None:
+            await self.child.stop()

@@ -1,0 +1,136 @@
+"""What a router does since time went by: leases, warnings, readiness, turns of those that wait."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from math import inf
+
+from events.feed.stream import StreamState
+from router.api.desk.counters import Metrics
+from router.api.desk.desk import Desk
+from router.app.processes.nats_links import NatsLinks
+from router.cluster.children.own_relays import OwnRelays
+from router.cluster.replicas.fleet_commands import ControlDesk
+from router.config.settings.configurations import ServeConfig
+from router.decide.core.core import RouterCore
+from router.decide.core.progress import Effects
+from router.fleet.health.silence import SilenceLog
+from router.fleet.health.warnings import WarningLog
+
+TICK_S = 0.25
+JUDGED_A_TICK = 5
+"""How often in a tick what one caller alone says of workers is judged: every 50 ms."""
+WARN_S = 5.0
+HELLO_GRACE_S = 1.0
+"""Seconds after the first connection in which relays have to say that they are there."""
+
+log = logging.getLogger("kvroute")
+
+
+class RouterClock:
+    """The timer of one router."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        core: RouterCore,
+        desk: Desk,
+        metrics: Metrics,
+        *,
+        links: NatsLinks,
+        relays: OwnRelays,
+        commands: ControlDesk,
+        clock: Callable[[], float],
+        discovered: Callable[[], bool],
+    ) -> None:
+        """discovered: whether discovery has settled; true where there is none."""
+        self._config = config
+        self._core = core
+        self._desk = desk
+        self._metrics = metrics
+        self._links = links
+        self._relays = relays
+        self._commands = commands
+        self._clock = clock
+        self._discovered = discovered
+        self._started_at_s = clock()
+        self._warning_log = WarningLog()
+        self._silence_log = SilenceLog()
+        self._warned_at_s = -inf
+
+    async def tick(self) -> None:
+        """One tick: TICK_S seconds. fleet.ready may have become true after it."""
+        core, now_s = self._core, self._clock()
+        effects = core.on_time(now_s)
+        expired = effects.expired
+        while core.behind(now_s):
+            await asyncio.sleep(0)  # other calls have a turn between two slices
+            expired += core.catch_up(now_s)
+        if expired:
+            self._metrics.reservations_expired.inc(expired)
+            log.warning("%d reservations expired: no Report came in time", expired)
+        self._perform(effects)
+        self._desk.dispatch()
+        self._links.tick()
+        self._relays.tick()
+        for line in self._silence_log.lines(core.fleet.view.sources.values()):
+            log.warning("%s", line)
+        self._warn(now_s)
+        core.fleet.ready = core.fleet.ready or self._is_ready(now_s)
+
+    async def judge(self) -> None:
+        """Judges workers by what callers say of them, until the next tick is due."""
+        for _ in range(JUDGED_A_TICK):
+            await asyncio.sleep(TICK_S / JUDGED_A_TICK)
+            self._core.fleet.outliers.judge(self._clock())
+            self._desk.dispatch()
+
+    def _perform(self, effects: Effects) -> None:
+        """Does what the core wants done since time went by."""
+        for pull in effects.resyncs:
+            log.warning("%s: its engine reuses less than the index says", pull.worker)
+        self._links.recover(effects.resyncs)
+        for line in effects.news:
+            log.warning("%s", line)
+
+    def _warn(self, now_s: float) -> None:
+        """Says now and then what an operator should mend."""
+        if now_s - self._warned_at_s < WARN_S:
+            return
+        self._warned_at_s = now_s
+        fleet = self._core.fleet
+        if error := self._core.decider.take_policy_error():
+            log.warning("%s; the default policy decided", error)
+        current = (
+            (key, warning)
+            for key, source in fleet.view.sources.items()
+            for warning in fleet.warnings(source, now_s)
+        )
+        for line in self._warning_log.lines(current, now_s):
+            log.warning("%s", line)
+
+    def _is_ready(self, now_s: float) -> bool:
+        """Whether the index can be trusted, or we have waited long enough for it."""
+        view, since_s = self._core.fleet.view, self._links.connected_at_s
+        sources = view.sources.values()
+        streams = [source.stream for source in sources]
+        known = {source.key.worker_id for source in sources}
+        complete = (
+            since_s is not None
+            and now_s - since_s >= HELLO_GRACE_S
+            and all(
+                worker.id in known or self._commands.removed(worker.id)
+                for worker in self._config.workers
+            )
+            and self._discovered()
+        )
+        if complete and streams and all(stream.state is StreamState.LIVE for stream in streams):
+            log.info("ready: %s", view.summary())
+            return True
+        if now_s - self._started_at_s >= self._config.ready_timeout_s:
+            log.warning(
+                "ready after ready_timeout_s, though not every stream is trusted: %s",
+                view.summary(),
+            )
+            return True
+        return False

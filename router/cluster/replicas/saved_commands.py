@@ -1,0 +1,116 @@
+"""The fleet commands in force, kept in a file for this router's own next life.
+
+    desk ──every change──> file ──at the start──> desk
+
+A router that other replicas stand beside learns from them what is in force; one that is alone has
+only this file. Drains and removals survive in it, with what is left of a removal's time;
+registrations don't.
+
+Laws:
+- the file is whole, whenever the process or the machine ends: a new one takes the old one's place;
+- a file that can't be read ends nothing: it is counted, logged, and written again with the next
+  command.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from events.plane.facts import Control
+from events.relay.ledger_file import read_file, run_to_end, write_file
+from router.cluster.replicas.fleet_commands import ControlDesk
+
+VERSION = 1
+RETRY_S = 5.0
+"""Seconds between two attempts at a disk that takes nothing."""
+
+log = logging.getLogger("kvroute")
+
+
+class _State(msgspec.Struct, frozen=True):
+    version: int
+    fleet: str
+    commands: list[Control]
+
+
+_decoder = msgspec.json.Decoder(_State)
+
+
+class FleetState:
+    """The file of a router's commands."""
+
+    def __init__(self, path: Path, fleet: str, desk: ControlDesk) -> None:
+        self._path = path
+        self._fleet = fleet
+        self._desk = desk
+        self._kept = 0
+        """The desk's changes that are in the file."""
+        self._lock = asyncio.Lock()
+        self._due = asyncio.Event()
+        self.counts: Counter[str] = Counter()
+        """Reads and writes by result."""
+
+    def restore(self) -> None:
+        """Has the desk apply what the file says, and keeps its changes from then on."""
+        for control in self._read():
+            self._desk.apply(control)
+        self._desk.on_change(self._due.set)
+        self._due.set()
+
+    async def run(self) -> None:
+        """Keeps what changes, for ever."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if not await self.keep():
+                await asyncio.sleep(RETRY_S)
+                self._due.set()
+
+    async def keep(self) -> bool:
+        """Waits until all that is in force now is in the file; False when the disk refuses."""
+        wanted = self._desk.changes
+        async with self._lock:
+            if self._kept >= wanted:
+                return True  # by another caller's write
+            writing = self._desk.changes
+            state = _State(VERSION, self._fleet, self._desk.in_force())
+            content = msgspec.json.encode(state)
+            try:
+                await run_to_end(partial(write_file, self._path, content))
+            except OSError as error:
+                self.counts["write_failed"] += 1
+                log.error("%s: the fleet commands in force can't be kept: %s", self._path, error)
+                return False
+            self.counts["written"] += 1
+            self._kept = writing
+            return True
+
+    def _read(self) -> list[Control]:
+        try:
+            content = read_file(self._path)
+            if content is None:
+                return []
+            state = _decoder.decode(content)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return self._unreadable(str(error))
+        if state.version != VERSION:
+            return self._unreadable(f"its version is {state.version}, not {VERSION}")
+        if state.fleet != self._fleet:
+            return self._unreadable(f"it is of fleet {state.fleet!r}, not {self._fleet!r}")
+        self.counts["read"] += 1
+        log.info("%s: %d fleet commands in force", self._path, len(state.commands))
+        return state.commands
+
+    def _unreadable(self, why: str) -> list[Control]:
+        self.counts["unreadable"] += 1
+        log.error(
+            "%s can't be read, so drains and removals of before are lost unless another replica"
+            " tells them: %s",
+            self._path,
+            why,
+        )
+        return []

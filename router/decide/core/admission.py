@@ -1,0 +1,440 @@
+"""Requests that wait for a worker with room, and their turns. Pure.
+
+    route: a worker has room ─> decided at once
+           no worker has     ─> waits in the AdmissionQueue
+                              dispatch: a worker has room again ─> decided
+                                        the wait is over        ─> decided a last time, or refused
+
+The queue (router/decide/queue) says whose turn it is. This module knows the workers: which requests
+wait for the same ones, and whether any of those has room. What a decision comes to, the driver's
+job says: the desk's answers a message, a simulated client's takes the pick to an engine.
+
+Laws:
+- a request waits only while no worker that may take it has room, or behind others of its pool, in
+  this router or in others (router/decide/core/fleet_turns.py);
+- a request that could not be decided keeps its place in the order;
+- one call of `dispatch` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
+- attempts in vain cost a bounded share of the time (router/decide/core/attempts.py); while that is
+  spent, requests wait though a worker may have room, until the driver calls again as time goes by;
+- no request that waits is refused for what is only learned of workers' capacity: its last decision
+  knows no such bound;
+- no request is refused for its expected wait while a worker of its model has room, or is full only
+  by what is learned.
+"""
+
+from collections.abc import Callable, Hashable
+from math import inf
+from random import Random
+from typing import Protocol
+
+from router.config.settings.queue_settings import QueueSettings
+from router.decide.core.attempts import VainAttempts
+from router.decide.core.core import RouterCore
+from router.decide.core.fleet_turns import FleetTurns
+from router.decide.core.moved_waits import MovedWaits
+from router.decide.core.pool import Pool
+from router.decide.core.progress import ProgressResult
+from router.decide.core.sight import FleetSight
+from router.decide.core.waits import Waits
+from router.decide.decision.decider import FULL_RETRY_S
+from router.decide.decision.decision import Decision
+from router.decide.decision.nobody_fits import NobodyFits
+from router.decide.queue.admission_queue import AdmissionQueue
+from router.decide.waiter import Waiter
+from router.fleet.reservations.reservations import Reservation
+from router.request.refusal import Reason, Refusal
+from router.request.request import Request
+from router.request.wait import Wait
+
+ATTEMPTS_MAX = 16
+"""Attempts in one turn: each is a whole decision, of 30 to 100 us."""
+ENDS_MAX = 16
+"""Requests whose wait is over, in one turn."""
+LOOKS_MAX = 64
+"""Waiting requests that are looked at in one turn for waits that can't end in time: 0.5 ms."""
+BANDS_MAX = 64
+"""Bands whose waits are counted, those of earlier configurations among them."""
+AHEAD_S = 0.01
+"""A wait ends so long before its call's deadline, so that the caller reads why."""
+
+
+class Job(Protocol):
+    """A request, as its driver decides it. `decide` or `refuse` is the last call of a job, unless
+    `decide` raises."""
+
+    @property
+    def request_id(self) -> str:
+        """Id of the request, as the caller named it; empty: the caller named none."""
+
+    @property
+    def owner(self) -> str:
+        """Name of the caller's identity; empty: its caller needed no key."""
+
+    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+        """Reserves a worker; raises Refusal, and reserves nothing. may_strain: Decider.decide."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The request waits no longer, and gets no worker."""
+
+
+class Admission:
+    """The admission queue of one replica, and what it knows of the fleet.
+
+    Over 300 lines: every cause of the queue ends in one dispatch over the same waits.
+    """
+
+    def __init__(self, core: RouterCore, settings: QueueSettings, rng: Random) -> None:
+        self._sight = FleetSight(core)
+        self.queue = AdmissionQueue(settings, rng, self._sight)
+        self.waits: dict[str, Waits] = {}
+        """Waits of the requests that got a worker, by band."""
+        self.in_vain = VainAttempts()
+        self.fleet_turns = FleetTurns(core, self.queue)
+        self.moved = MovedWaits(self.queue)
+        self._core = core
+        self._tenants: dict[str, str] = {}
+        """Tenants of open reservations, where tenants have quotas: reservation id -> tenant."""
+        self._estimates: dict[str, float] = {}
+        """What those of them were charged whose length is an estimate."""
+        self._is_closed = False
+        self._note_rules()
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def configure(self, settings: QueueSettings, now_s: float) -> None:
+        """Orders and bounds by other settings from now on. What waits, waits on."""
+        self.queue.configure(settings, now_s)
+        self.fleet_turns.configure()
+        self._note_rules()
+
+    def may_wait(self, wait: Wait) -> bool:
+        """Whether a request may wait at all."""
+        return self._takes_waits and wait.timeout_s != 0
+
+    def route(
+        self,
+        request: Request,
+        wait: Wait,
+        now_s: float,
+        size_bytes: int,
+        job: Callable[[], Job],
+        decide: Callable[[bool], Reservation],
+    ) -> Waiter | None:
+        """Decides a request, or has it wait; returns its place if it waits. Raises Refusal.
+
+        job: of a request that waits. decide: reserves a worker at once, as Job.decide does later;
+        called with may_strain. size_bytes: of memory, while it waits.
+        """
+        may_wait, decision, rule = self.may_wait(wait), None, None
+        if self._has_rules and (rule := self._rule_against(request, wait, now_s)) and not may_wait:
+            raise rule.copy()
+        if rule is None and (not may_wait or not self._is_behind(request)):
+            try:
+                reservation = decide(not may_wait)
+                if self._has_rules:
+                    self._took(request, reservation, now_s)
+                return None
+            except NobodyFits as refusal:
+                if not may_wait or refusal.reason is not Reason.ALL_WORKERS_FULL:
+                    raise
+                decision = refusal.decision
+        waiter = self._waiter(request, wait, decision, now_s, size_bytes)
+        waiter.payload, pool = job(), self._pool_of(request)
+        if (too_long := self._too_long(pool, waiter, now_s)) is not None:
+            raise too_long.copy()
+        displaced = self.queue.offer(pool, waiter, now_s)
+        if displaced is not None:
+            _job(displaced).refuse(self.queue.displacement(displaced, now_s))
+        if wait.waited_s > 0:
+            self.moved.claim(waiter, wait.waited_s)
+        return waiter
+
+    def waiting(self) -> dict[Pool, int]:
+        """Requests of each pool that wait."""
+        pools = self.queue.pools()
+        return {pool: self.queue.waiting(pool) for pool in pools if isinstance(pool, Pool)}
+
+    def base_model(self, model: str) -> str:
+        """The model of the pool that requests for a name wait in."""
+        return self._core.fleet.base_model(model)
+
+    def leave(self, waiter: Waiter, now_s: float) -> bool:
+        """A caller is gone; returns whether its request waited."""
+        return self.queue.cancel(waiter, now_s)
+
+    def owners(self, request_id: str) -> set[str]:
+        """Owners of the waits of a request."""
+        return {_job(waiter).owner for waiter in self.queue.find(request_id)}
+
+    def cancel(self, request_id: str, now_s: float) -> bool:
+        """Ends the waits of a request, not by its own caller; returns whether it waited."""
+        waiting = self.queue.find(request_id)
+        for waiter in waiting:
+            self.queue.cancel(waiter, now_s)
+            message = "a Report with the request's id cancelled the wait"
+            _job(waiter).refuse(Refusal(Reason.CANCELLED, message))
+        return bool(waiting)
+
+    def reprioritize(self, request_id: str, priority: int, now_s: float) -> ProgressResult:
+        """Gives a request that waits another priority."""
+        waiting = self.queue.find(request_id)
+        if not waiting:
+            return ProgressResult.UNKNOWN
+        others = [waiter for waiter in waiting if waiter.priority != priority]
+        for waiter in others:
+            self.queue.reprioritize(waiter, priority, now_s)
+        return ProgressResult.APPLIED if others else ProgressResult.UNCHANGED
+
+    def dispatch(self, now_s: float) -> bool:
+        """Decides requests whose turn it is, and ends waits that are over or can't end in time.
+        Returns whether more may have their turn at once."""
+        self._note_ended()
+        over = self.queue.expired(now_s, ENDS_MAX)
+        for waiter in over:
+            self._decide_last(waiter, now_s)
+        more = self._attempts(now_s)
+        self._refuse_early(now_s)
+        return more or len(over) == ENDS_MAX
+
+    def close(self, refusal: Refusal, now_s: float) -> None:
+        """No request waits any more; those that do are refused."""
+        self._is_closed = True
+        self._note_rules()
+        self.fleet_turns.stop(now_s)
+        for waiter in self.queue.clear(now_s):
+            _job(waiter).refuse(refusal)
+
+    def _attempts(self, now_s: float) -> bool:
+        """Decides requests whose turn it is; returns whether more may be decided at once."""
+        self.moved.lost(self._core.fleet.peers.take_lost())
+        self.moved.settle(now_s)
+        left = ATTEMPTS_MAX
+        for pool in self.queue.pools():
+            held = self.fleet_turns.held(pool, now_s)
+            for waiter in self.queue.candidates(pool, self._core.fleet.room, now_s, held):
+                if not self._core.fleet.has_room(waiter.model) and not self._is_known(
+                    _job(waiter).request_id
+                ):
+                    break
+                if not self.in_vain.may_be(now_s):
+                    return False
+                if not left:
+                    return True
+                if self._is_beyond_share(waiter, now_s):
+                    self.queue.passed(waiter, self._core.fleet.room)
+                    continue
+                left -= 1
+                self._decide(waiter, now_s)
+        return False
+
+    def _refuse_early(self, now_s: float) -> None:
+        """Refuses some of the requests whose wait can't end in time."""
+        for waiter in self.queue.take_doubtful(now_s, LOOKS_MAX):
+            if self._is_known(_job(waiter).request_id):
+                continue  # it gets the other one's answer
+            if (too_long := self._too_long(waiter.pool, waiter, now_s)) is not None:
+                _job(waiter).refuse(too_long)
+
+    def _too_long(self, pool: Hashable, waiter: Waiter, now_s: float) -> Refusal | None:
+        """The refusal of a request whose wait can't end in time; None: it may wait."""
+        if not self.queue.refuses_early or self._core.fleet.may_serve(waiter.model):
+            return None
+        return self.queue.too_long(pool, waiter, now_s)
+
+    def _decide(self, waiter: Waiter, now_s: float) -> None:
+        try:
+            reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_strain=False)
+        except NobodyFits as refusal:
+            if refusal.reason is Reason.ALL_WORKERS_FULL:
+                self.queue.passed(waiter, self._core.fleet.room)
+                self.in_vain.add(len(refusal.decision.pool) if refusal.decision else 0)
+            else:
+                self._end(waiter, refusal, now_s)
+        except Refusal as refusal:
+            self._end(waiter, refusal, now_s)
+        else:
+            self._note_wait(waiter, now_s)
+            cached_tokens = max(0, waiter.prompt_tokens - reservation.new_tokens)
+            waiter.reservation_id = reservation.id
+            self.fleet_turns.took(waiter)
+            self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
+            self._count(waiter.tenant, reservation, waiter.charged_tokens)
+
+    def _decide_last(self, waiter: Waiter, now_s: float) -> None:
+        job = _job(waiter)
+        if (rule := self._quota_against(waiter.tenant, now_s)) is not None:
+            job.refuse(rule)
+            return
+        try:
+            job.decide(now_s - waiter.arrived_s, may_strain=True)
+            self._note_wait(waiter, now_s)
+        except NobodyFits as refusal:
+            full = refusal.reason is Reason.ALL_WORKERS_FULL
+            job.refuse(self.queue.timeout(waiter, now_s) if full else refusal)
+        except Refusal as refusal:
+            job.refuse(refusal)
+
+    def _note_wait(self, waiter: Waiter, now_s: float) -> None:
+        """A wait ended with a worker."""
+        band = self.queue.band(waiter)
+        if band not in self.waits and len(self.waits) < BANDS_MAX:
+            self.waits[band] = Waits()
+        if (waits := self.waits.get(band)) is not None:
+            waits.add(now_s - waiter.arrived_s)
+
+    def _end(self, waiter: Waiter, refusal: Refusal, now_s: float) -> None:
+        """Something else than want of room refuses a request that waits."""
+        self.queue.unserved(waiter, now_s)
+        _job(waiter).refuse(refusal)
+
+    def _rule_against(self, request: Request, wait: Wait, now_s: float) -> Refusal | None:
+        """The rule that holds a newcomer though workers may have room."""
+        self._note_ended()
+        if self._is_known(request.request_id):
+            return None
+        if (rule := self._quota_against(request.tenant, now_s)) is not None:
+            return rule
+        if not self._has_shares:
+            return None
+        if not self._is_beyond_share(self._waiter(request, wait, None, now_s, 0), now_s):
+            return None
+        return Refusal(
+            Reason.ALL_WORKERS_FULL,
+            "the share of the workers that requests of this priority may fill is full"
+            " (queue.bands share_percent)",
+            FULL_RETRY_S,
+        )
+
+    def _quota_against(self, tenant: str, now_s: float) -> Refusal | None:
+        if not self.queue.tenants.have_quotas:
+            return None
+        key = self.queue.tenants.held_by(tenant, now_s)
+        if key is None:
+            return None
+        return Refusal(
+            Reason.TENANT_QUOTA,
+            f"tenant {tenant!r} is at its quota (queue.tenants {key})",
+            FULL_RETRY_S,
+        )
+
+    def _is_beyond_share(self, waiter: Waiter, now_s: float) -> bool:
+        """Whether the share of the pool is taken up to which a request's band gets workers."""
+        if not self._has_shares:
+            return False
+        share = self.queue.share_of(waiter, now_s)
+        return share < 1 and self._core.fleet.fill(waiter.model) >= share
+
+    def measured(
+        self, reservation_id: str, prompt_tokens: int, cached_tokens: int, now_s: float
+    ) -> None:
+        """An engine has counted the tokens of a prompt: they take the place of an estimate."""
+        charged = self._estimates.pop(reservation_id, None)
+        tenant = self._tenants.get(reservation_id)
+        if charged is None or tenant is None:
+            return
+        cached_tokens = min(cached_tokens, prompt_tokens)
+        cost = self.queue.tenants.cost(prompt_tokens - cached_tokens, cached_tokens)
+        self.queue.tenants.corrected(tenant, cost - charged, now_s)
+
+    def _took(self, request: Request, reservation: Reservation, now_s: float) -> None:
+        """A request that did not wait has its worker."""
+        if self.queue.tenants.have_quotas and reservation.id not in self._tenants:
+            cached_tokens = max(0, reservation.prompt_tokens - reservation.new_tokens)
+            cost = self.queue.tenants.cost(reservation.new_tokens, cached_tokens)
+            charged = request.charged_tokens
+            self.queue.tenants.took(request.tenant, max(cost, float(charged)), now_s)
+            self._count(request.tenant, reservation, charged)
+
+    def _count(self, tenant: str, reservation: Reservation, charged_tokens: int = 0) -> None:
+        """Has the end of a reservation counted for its tenant. charged_tokens: see Request."""
+        if not self.queue.tenants.have_quotas:
+            return
+        if reservation.ended is not None or reservation.id in self._tenants:
+            self.queue.tenants.ended(tenant)  # or another request with the same answer counts
+            return
+        self._tenants[reservation.id] = tenant
+        if charged_tokens:
+            cost = max(float(charged_tokens), self.queue.tenants.cost(reservation.new_tokens, 0))
+            self._estimates[reservation.id] = cost
+
+    def _note_ended(self) -> None:
+        """Takes reservations that ended off their tenants."""
+        if not self.queue.tenants.have_quotas:
+            return
+        for reservation in self._core.life.take_ended():
+            self._estimates.pop(reservation.id, None)
+            if (tenant := self._tenants.pop(reservation.id, None)) is not None:
+                self.queue.tenants.ended(tenant)
+
+    def _note_rules(self) -> None:
+        """The settings are others."""
+        have_quotas = self.queue.tenants.have_quotas
+        self._has_shares = self.queue.has_shares
+        self._has_rules = have_quotas or self._has_shares
+        """Whether some rule holds requests while workers have room, so that each is looked at."""
+        settings = self.queue.settings
+        self._takes_waits = settings.max_waiting > 0 and not self._is_closed
+        self._core.decider.looks_ahead = settings.blocks_ahead and settings.max_waiting > 0
+        self._core.life.keep_ended(have_quotas)
+        if not have_quotas:
+            self._tenants.clear()
+            self._estimates.clear()
+
+    def _is_behind(self, request: Request) -> bool:
+        """Whether others wait for the workers of a request, here or in another router; the request
+        is no second one of its id."""
+        if not len(self.queue) and not self.fleet_turns.is_contended:
+            return False
+        pool = self._pool_of(request)
+        waits = self.queue.waiting(pool) > 0 or self.fleet_turns.wanted(pool)
+        return waits and not self._is_known(request.request_id)
+
+    def _is_known(self, request_id: str) -> bool:
+        """Whether a request has an answer already, which takes no room."""
+        return self._core.reservations.of_request(request_id) is not None
+
+    def _waiter(
+        self,
+        request: Request,
+        wait: Wait,
+        decision: Decision | None,
+        now_s: float,
+        size_bytes: int,
+    ) -> Waiter:
+        timeout_s = self.queue.settings.timeout_s if wait.timeout_s is None else wait.timeout_s
+        slo_ends_s = inf if wait.ttft_slo_s is None else now_s + wait.ttft_slo_s
+        tokens = request.prompt.token_count
+        held_tokens = decision.best_overlap_tokens() if decision is not None else 0
+        chain, block_size = None, 0
+        if self.queue.needs_prefixes:
+            chain, block_size = self._sight.chain(request.prompt, request.model)
+            if chain is not None and decision is None:
+                held_tokens = self._sight.held_tokens(chain, block_size, tokens, request.model)
+        return Waiter(
+            # A second request of an id waits by itself, and gets the first one's answer.
+            request_id=request.request_id,
+            arrived_s=now_s,
+            expires_s=max(now_s, min(wait.deadline_s - AHEAD_S, now_s + timeout_s)),
+            deadline_s=min(wait.deadline_s, slo_ends_s),
+            model=request.model,
+            tenant=request.tenant,
+            priority=wait.priority,
+            narrowing=request.narrowing,
+            needs_prefill=request.resumed is None,
+            prompt_tokens=tokens,
+            charged_tokens=request.charged_tokens,
+            new_tokens=tokens - held_tokens,
+            output_tokens=self._core.decider.output_tokens(request),
+            size_bytes=size_bytes,
+            prefixes=chain,
+            block_size=block_size,
+        )
+
+    def _pool_of(self, request: Request) -> Pool:
+        return Pool(self.base_model(request.model), request.role)
+
+
+def _job(waiter: Waiter) -> Job:
+    job: Job = waiter.payload  # type: ignore[assignment]  # the queue doesn't look at it
+    return job

@@ -1,0 +1,77 @@
+"""The core's answers to requests, and the steps of a request's life that callers report."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from events.feed.fleet_view import Pull
+from router.decide.decision.decision import Decision, Overlap
+from router.fleet.reservations.reservations import Ending, Reservation
+
+
+@dataclass(slots=True)
+class Pick:
+    """A decision that was made, and its reservation."""
+
+    reservation: Reservation
+    decision: Decision
+    overlap: Overlap
+    """Overlap of the worker that computes the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The same request again: give the same answer."""
+
+    reservation: Reservation
+
+
+class ProgressState(StrEnum):
+    """Where a request stands."""
+
+    PREFILL_DONE = "prefill_done"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Progress(NamedTuple):
+    """A step in a reservation's life."""
+
+    reservation_id: str
+    state: ProgressState
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    failure: Ending = Ending.FAILED_UNKNOWN
+    failed_worker_id: str = ""
+    """Id of the failed half of a pair; empty, or of neither: how far the request came decides."""
+    unobserved: bool = False
+    """Whether a running request's caller sees nothing of the answer
+    (router/decide/core/unobserved.py)."""
+
+
+class WaitStep(NamedTuple):
+    """A step of a request that waits, named by its caller's id."""
+
+    request_id: str
+    priority: int | None
+    """The new one; None: the wait ends."""
+
+
+class ProgressResult(StrEnum):
+    """The outcome of a step."""
+
+    APPLIED = "applied"
+    UNCHANGED = "unchanged"
+    UNKNOWN = "unknown"
+
+
+class Effects(NamedTuple):
+    """Effects of a tick, which a driver performs: the core itself does no I/O."""
+
+    expired: int
+    """Reservations whose lease ended."""
+    resyncs: list[Pull]
+    """Workers to ask for all blocks again: their engines reuse less than the index says."""
+    news: list[str]
+    """Lines for the operator: workers ejected, and taken back."""

@@ -1,0 +1,459 @@
+"""Decides about a request: its pool is scored by a policy, and put in order.
+
+    Request ─> policy, pool ─> overlaps ─> rows ─> costs ─> order ─> Decision
+
+Pure, like the core that it is a part of. Laws:
+- a decision changes nothing but the state of the rng, and the counts of failed policies;
+- an excluded worker, or a worker whose cost is not a number, is never first in order;
+- a worker that is over its learned capacity (router/fleet/health/capacity.py) is first only where
+  no worker has room;
+- a worker of the last resort is first only where no answering worker may take the request at all.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from events.feed.fleet_view import Source
+from indexer.index import BlockIndex
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.routing_settings import RoutingSettings
+from router.decide.decision.decision import Decision, Overlap
+from router.decide.decision.nobody_fits import NobodyFits
+from router.decide.decision.pairs import Matched, Pairs, Stages
+from router.decide.decision.ranking import Ranking, RowUsers, kernel_of, prefill_inputs
+from router.decide.policies.affinity import held, with_bonus
+from router.decide.policies.configured import DecisionSettings, PolicySettings
+from router.decide.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
+from router.decide.policies.own import Failure, PolicyFailed
+from router.decide.policies.policy import Policy
+from router.fleet.blocks_ahead import SIMULATED_MAX, BlocksAhead
+from router.fleet.eligibility import (
+    DRAINED,
+    OUTPUT_TOKENS_MAX,
+    TOO_LONG,
+    Barred,
+    Exclusions,
+    answering_first,
+    loaded_first,
+    too_long,
+)
+from router.fleet.pools import Pool, heartbeat_of
+from router.fleet.state import Fleet
+from router.fleet.table import COLUMNS, Column, Flags
+from router.request.prompt import Prompt
+from router.request.refusal import Reason, Refusal
+from router.request.request import Request, Role, Session
+
+FULL_RETRY_S = 0.5
+"""RetryInfo when all workers are full: about the time until a request ends."""
+_FULL_COLUMN = COLUMNS.index("full")
+_KERNELS_MAX = 256
+"""Kernels of policies that are kept."""
+_kernel_of = lru_cache(_KERNELS_MAX)(kernel_of)
+
+
+class Decider:
+    """Decides by the configured settings, about the fleet as it is.
+
+    Over 300 lines: the steps of one decision, over rows and scores that they share.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        routing: RoutingSettings,
+        rng: random.Random,
+        models: Iterable[ModelSettings] = (),
+    ) -> None:
+        """models: may have settings of their own."""
+        self.use(DecisionSettings.of(routing, models))
+        self.looks_ahead = False
+        """Whether a request that can wait needs a worker with KV blocks for all of it."""
+        self.policy_failures: Counter[tuple[str, Failure]] = Counter()
+        """Decisions for which a policy of the operator's failed."""
+        self._policy_error = ""
+        self._fleet = fleet
+        self._index: BlockIndex = fleet.view.index
+        self._pools = fleet.pools
+        self._further = fleet.further
+        self._loads = fleet.loads
+        self._pairs = Pairs(fleet.further)
+        self._rng = rng
+        self._exclusions = Exclusions(fleet.drained)
+
+    def use(self, settings: DecisionSettings) -> None:
+        """Decides by other settings from now on."""
+        self._of_fleet, self._of_models = settings.of_fleet, settings.of_models
+        self._routing = settings.of_fleet.routing
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """Policies of the fleet with their parameters, by name; without models' own policies."""
+        return self._of_fleet.policies
+
+    def settings_of(self, model: str, pool: Pool) -> PolicySettings:
+        """The settings of a request that names a model, and whose workers are a pool.
+
+        The settings are those of the model that the request names, by name or alias; else, as for a
+        LoRA or a request without a model, those of the model that all workers of the pool serve.
+        """
+        if not self._of_models:
+            return self._of_fleet
+        if (own := self._of_models.get(model)) is not None:
+            return own
+        served = {self._of_models.get(name, self._of_fleet) for name in set(pool.models)}
+        return served.pop() if len(served) == 1 else self._of_fleet
+
+    def decide(
+        self,
+        request: Request,
+        ready: bool,
+        now_s: float,
+        mark: Callable[[str], None],
+        *,
+        may_strain: bool = True,
+    ) -> Decision:
+        """Scores the pool; raises Refusal when there is no pool to score.
+
+        ready: see RouterCore.ready. may_strain: whether workers over their capacity may be picked
+        where no other has room; False: the request can wait. The decision's `order` is empty when
+        no worker can be picked, and `refuse` says why.
+        """
+        if request.prompt.token_count > self._routing.prompt_tokens_max:
+            raise Refusal(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has {request.prompt.token_count} tokens, the limit is"
+                f" {self._routing.prompt_tokens_max} (routing.prompt_tokens_max)",
+            )
+        self._pools.refresh()
+        pool, down = self._pools.live(request.model, ready)
+        decision = self._with_room(self._matched(request, pool, down, now_s, mark), may_strain)
+        if not decision.order and not _waits(decision):
+            for last in self._pools.last_resorts(request.model, ready):
+                matched = self._matched(request, last.pool, last.down, now_s, mark)
+                otherwise = self._with_room(matched._replace(last=last.reasons), may_strain)
+                if otherwise.order:
+                    otherwise.last_resort = True
+                    decision = otherwise
+                    break
+        mark("cost")
+        return decision
+
+    def _matched(
+        self,
+        request: Request,
+        pool: Pool,
+        down: list[tuple[Source, str]],
+        now_s: float,
+        mark: Callable[[str], None],
+    ) -> Matched:
+        """The overlaps of a pool's workers with a prompt, and the settings of its decision.
+
+        Raises Refusal for a policy that the request can't have.
+        """
+        settings = self.settings_of(request.model, pool) if self._of_models else self._of_fleet
+        policy = self._policy(request, settings) if request.policy else settings.default
+        prompt = request.prompt
+        for size in pool.block_sizes:
+            prompt.prefixes(size)
+        mark("hash")
+        if size := pool.only_block_size:
+            overlaps = self._overlaps_of(prompt, size, pool.slots)
+        else:
+            overlaps = self._overlaps(prompt, pool)
+        mark("match")
+        table = self._pools.table(pool)
+        return Matched(request, pool, down, table, overlaps, now_s, settings, policy)
+
+    def _with_room(self, matched: Matched, may_strain: bool) -> Decision:
+        """The decision among workers with room; where there is none, among strained ones, too."""
+        decision = self._decide(matched)
+        if decision.order:
+            if self.looks_ahead and not may_strain and decision.prefill is None:
+                return self._with_blocks(matched, decision)
+        elif may_strain:
+            table = self._pools.with_strained(matched.pool, matched.table)
+            if table is not None:
+                strained = self._decide(matched._replace(table=table))
+                strained.strained = True
+                return strained if strained.order else decision
+        return decision
+
+    def _with_blocks(self, matched: Matched, decision: Decision) -> Decision:
+        """The decision, if its pick has KV blocks for the whole request; else one among the workers
+        that have (router/fleet/blocks_ahead.py), and the others count as full."""
+        request, source = matched.request, decision.sources[decision.order[0]]
+        output_tokens, load = self.output_tokens(request), self._loads.get(source.key)
+        tokens = request.prompt.token_count + output_tokens
+        if self._pools.written.surely_fits(source.slot, load, tokens):
+            return decision
+        promised = self._pools.blocks_promised
+        ahead = BlocksAhead(matched.pool, self._loads, request.prompt, output_tokens, promised)
+        for _ in range(SIMULATED_MAX):
+            if ahead.has_enough(decision.order[0], matched.now_s):
+                return decision
+            ahead.look_at_all()
+            decision = self._decide_without(matched, ahead.short)
+            if not decision.order:
+                return decision
+        return self._decide_without(matched, ahead.short | ahead.unsure)
+
+    def _decide_without(self, matched: Matched, full: Flags) -> Decision:
+        """The decision with some more workers that count as full."""
+        table = matched.table.copy()
+        table[_FULL_COLUMN, full] = 1.0
+        return self._decide(matched._replace(table=table))
+
+    def _decide(self, matched: Matched) -> Decision:
+        request, pool, settings = matched.request, matched.pool, matched.settings
+        policy = matched.policy
+        if request.role is Role.BOTH:
+            return self._judge(matched, policy, self._eligible(request, pool))
+        routing, policies = settings.routing, settings.policies
+        if request.role is Role.PAIR:
+            stages = Stages(
+                policy if request.policy else policies[routing.prefill_policy],
+                policies[routing.decode_policy],
+                policy,
+                routing.local_prefill_tokens,
+                routing.local_prefill_percent / 100,
+            )
+            return self._pairs.decide(matched, stages, self._judge, self._eligible)
+        if request.resumed is not None:
+            holders = self._holders(matched, request.resumed)
+            stage = policy if request.policy else policies[routing.decode_policy]
+            away = self._further.mean_distance(pool, holders)
+            return self._judge(matched, stage, self._eligible(request, pool), away)
+        return self._judge(matched, policy, self._eligible(request, pool))
+
+    def refuse(self, decision: Decision) -> NobodyFits:
+        """The refusal of a request for which no worker of a pool can be picked."""
+        exclusions = sorted(decision.exclusions().items())
+        counts = "(" + ", ".join(f"{reason}: {count}" for reason, count in exclusions) + ")"
+        refused = partial(NobodyFits, decision=decision)
+        if not len(decision.pool):
+            of = f" for {decision.request.model!r}" if decision.request.model else ""
+            return refused(Reason.NO_WORKER, f"no live worker{of} {counts}")
+        if decision.ranking.full:
+            return refused(Reason.ALL_WORKERS_FULL, f"no worker has room {counts}", FULL_RETRY_S)
+        may_come_back = [source for source, _ in decision.not_live]
+        too_short = []
+        for source, reason in zip(decision.sources, decision.excluded, strict=True):
+            if reason == TOO_LONG:
+                too_short.append(heartbeat_of(source).max_model_len)
+            elif reason == DRAINED:
+                may_come_back.append(source)
+        output_tokens = self.output_tokens(decision.request)
+        if too_short and all(
+            too_long(decision.request, output_tokens, heartbeat_of(source))
+            for source in may_come_back
+        ):
+            return refused(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has {decision.request.prompt.token_count} tokens and fits no worker"
+                f" with its expected output; the longest takes {max(too_short)}",
+            )
+        if decision.prefill is not None and not decision.prefill.order:
+            return self.refuse(decision.prefill)
+        return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request {counts}")
+
+    def take_policy_error(self) -> str:
+        """The error of the last policy that failed since the last call; empty: none did."""
+        error, self._policy_error = self._policy_error, ""
+        return error
+
+    def _policy(self, request: Request, settings: PolicySettings) -> Policy:
+        """The one that the request names; raises Refusal."""
+        routing, policies, name = settings.routing, settings.policies, request.policy
+        if name != routing.policy and not routing.policy_per_request:
+            raise Refusal(
+                Reason.POLICY_NOT_ALLOWED,
+                "requests may not choose a policy here (routing.policy_per_request)",
+            )
+        if (policy := policies.get(name)) is None:
+            known = ", ".join(policies)
+            raise Refusal(Reason.UNKNOWN_POLICY, f"unknown policy {name!r}; there are {known}")
+        return policy
+
+    def _holders(self, matched: Matched, session: Session) -> Flags:
+        """The workers that hold most of a session's KV cache; raises Refusal if nobody does.
+
+        By the index; by where its last request went if that can't say.
+        """
+        pool, trust = matched.pool, matched.table[COLUMNS.index("trust")]
+        held = trust * matched.overlaps[0]
+        longest = held.max(initial=0.0)
+        holders: Flags = held == longest
+        if longest > 0:
+            return holders
+        was_there = np.array([key == session.worker for key in pool.workers], np.bool_)
+        holders = was_there & ((trust < 1) | (not len(session.prefixes)))
+        if not holders.any():
+            raise Refusal(
+                Reason.UNKNOWN_SESSION,
+                f"nobody holds session {matched.request.session_id!r} any more",
+            )
+        return holders
+
+    def _eligible(self, request: Request, pool: Pool) -> Barred:
+        """The workers that can't take a request."""
+        return self._exclusions.of(request, self.output_tokens(request), pool)
+
+    def _judge(
+        self,
+        matched: Matched,
+        policy: Policy,
+        eligible: Barred,
+        kv_distance: Column | None = None,
+    ) -> Decision:
+        """Scores a pool, and puts it in order."""
+        request, pool, not_live, table, overlaps, now_s, settings, _, last = matched
+        prompt, session_id = request.prompt, request.session_id
+        if last:
+            eligible = answering_first(eligible, last)
+        if prompt.lora_name:
+            eligible = loaded_first(eligible, prompt.lora_name, pool, table[_FULL_COLUMN])
+        # Of a pair, the session goes on where it is decoded.
+        if session_id and (request.role is not Role.PAIR or kv_distance is not None):
+            affinity = self._routing.affinity
+            if affinity.hard:
+                row = self._further.session_row(pool, session_id)
+                eligible = held(eligible, row, table[_FULL_COLUMN])
+            policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
+        size = pool.only_block_size
+        prefixes = prompt.prefixes(size) if size else None
+        ranking = Ranking(table, overlaps, prompt.token_count, prefixes, eligible.mask)
+        decision = Decision(
+            request,
+            policy,
+            pool,
+            overlaps,
+            eligible,
+            not_live,
+            now_s,
+            self._further,
+            kv_distance,
+            ranking,
+        )
+        if not pool.sources:
+            return decision
+        self._score(decision, settings)
+        in_turn = bool(session_id)
+        wanted = 1 + max(1, self._routing.alternatives)  # receipts name the runner-up
+        order = ranking.in_order(wanted, in_turn, self._rng)
+        if decision.draws and len(order) > 1:
+            drawn = _drawn(decision)
+            order = [drawn, *(row for row in order if row != drawn)][:wanted]
+        guard = settings.routing.guard
+        # A decode worker of a pair doesn't wait for prompts.
+        if kv_distance is None and guard.looks_at(decision.policy.name):
+            decision.guard = guard
+            numbers = guard.request_tokens, guard.margin
+            order = ranking.moved(*numbers, order, in_turn, self._rng)
+        decision.order = order
+        return decision
+
+    def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
+        """Each worker's overlap with the prompt, in tokens: a row for each field of Overlap."""
+        tokens = np.zeros((len(Overlap._fields), len(pool)), np.int32)
+        for size in pool.block_sizes:
+            of_size = [heartbeat_of(source).block_size == size for source in pool.sources]
+            rows = np.flatnonzero(of_size)
+            tokens[:, rows] = self._overlaps_of(prompt, size, pool.slots[rows])
+        return tokens
+
+    def _overlaps_of(
+        self, prompt: Prompt, size: int, slots: npt.NDArray[np.intp]
+    ) -> npt.NDArray[np.int32]:
+        if not size:  # workers whose block size is unknown yet
+            return np.zeros((len(Overlap._fields), len(slots)), np.int32)
+        # The engine recomputes the last block of a fully cached prompt.
+        usable_max = (prompt.token_count - 1) // size
+        return self._index.overlap(prompt.prefixes(size), usable_max, slots, size)
+
+    def _score(self, decision: Decision, settings: PolicySettings) -> None:
+        """Costs of at least one row, by the policy's kernel or its function; by the default in
+        place of a policy that failed."""
+        policy, pool, ranking = decision.policy, decision.pool, decision.ranking
+        kernel = _kernel_of(policy)
+        if kernel is None or not (pool.only_block_size or not kernel.reads_users):
+            try:
+                scores = policy.score(decision.rows)
+            except PolicyFailed as failed:
+                self.policy_failures[policy.name, failed.failure] += 1
+                self._policy_error = f"policy {policy.name!r}: {failed}"
+                decision.policy = settings.policies[DYNAMO_ADAPTIVE.name]
+                self._score(decision, settings)
+                return
+            if scores.chances is not None:
+                # The draw is in the receipt, so that a pick can be redone.
+                shared = {**scores.shared_terms, "draw": self._rng.random()}
+                scores = replace(scores, shared_terms=shared)
+            decision.scores = scores
+            ranking.take(np.ascontiguousarray(scores.costs, np.float64), scores.ttft_s)
+            return
+        users = inputs = None
+        if kernel.reads_users:
+            users = pool.made(_users_of)
+            users.refresh(self._loads, self._fleet.loads_changed)
+        if kernel.reads_prefill:
+            inputs = self._prefill_inputs(pool)
+        about = decision.request.expected_output_tokens or 0, decision.kv_distance
+        ranking.score(kernel, users, inputs, self._further.mean_work, decision.decided_at_s, *about)
+        if policy.affinity_bonus:
+            row = self._further.session_row(pool, decision.request.session_id)
+            if row >= 0:
+                ranking.lessen(row, policy.affinity_bonus)
+
+    def _prefill_inputs(self, pool: Pool) -> npt.NDArray[np.float64]:
+        further = self._further
+        tables = further.rate_table(pool), self._pools.others_waiting, further.recent_table(pool)
+        inputs = prefill_inputs(*tables, pool.slots)
+        rate = inputs[0]
+        if not rate.all():
+            for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there
+                rate[row] = further.anchor(pool.models[row])
+        return inputs
+
+    def output_tokens(self, request: Request) -> int:
+        """Output tokens expected of a request."""
+        expected = request.expected_output_tokens
+        if expected is None:
+            expected = self._routing.expected_output_tokens
+        return min(expected, OUTPUT_TOKENS_MAX)
+
+
+def _waits(decision: Decision) -> bool:
+    """Whether an answering worker may take a request without a pick once it has room: then no
+    other worker is tried in its place."""
+    return decision.waits or (decision.prefill is not None and decision.prefill.waits)
+
+
+def _users_of(pool: Pool) -> RowUsers:
+    return RowUsers(pool.workers)
+
+
+def _drawn(decision: Decision) -> int:
+    """The row that the draw, a number from 0 to 1, stands for: one that can be picked, by its
+    chance.
+
+    Of those, in the order of worker ids and ranks, the first whose chance and those before it are
+    more than that share of all their chances.
+    """
+    chances, draw = decision.scores.chances, decision.scores.shared_terms["draw"]
+    if chances is None:
+        raise AssertionError(f"{decision.policy.name} has made no chances")
+    can = sorted(
+        (row for row, reason in enumerate(decision.excluded) if not reason),
+        key=decision.pool.workers.__getitem__,
+    )
+    reached = np.cumsum(chances[can])
+    # Rounding may bring the draw to the very end, which is the last that has a chance.
+    last = np.searchsorted(reached, reached[-1])
+    return can[int(min(last, np.searchsorted(reached, draw * reached[-1], "right")))]

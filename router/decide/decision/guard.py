@@ -1,0 +1,86 @@
+"""Moves a pick on while its worker's queue costs more than its cache saves. Pure.
+
+A cost function may send every request that shares a prefix to the one worker that holds it, however
+long the queue is there. The guard looks at the worker that a policy would pick, in tokens:
+
+    ahead = prefill_tokens_active + request_tokens * active_slots   work in front of the request
+    wait  = ahead + new_tokens                                      until its prompt is computed
+
+and passes over each worker where both hold, the least taken over workers that can be picked:
+
+    wait         > least_wait + margin * prompt_tokens
+    active_slots > least_slots
+
+The pick is the cheapest of the others, by the policy's own cost. Consistent hashing with bounded
+loads (Mirrokni, Thorup, Zadimoghaddam, 2016) also goes on to the next worker from one that has more
+than its share of the load; there the load is a count of requests, here it is weighed against what
+the cache saves.
+
+Laws:
+- a worker that can't be picked is never moved to, and the shortest wait is never passed over;
+- where all workers have the same number of requests, no pick changes;
+- given the costs, a worker whose wait or requests rise is never moved to because of that.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from router.config.settings.routing_settings import GuardSettings
+from router.decide.policies.candidates import Candidates
+from router.fleet.table import Column, Flags, least
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Input of the guard: a number a row, and the least of the rows that can be picked."""
+
+    settings: GuardSettings
+    prompt_tokens: int
+    requests: Column
+    """active_slots, at least 0."""
+    tokens: Column
+    """wait, in tokens."""
+    least_requests: float
+    least_tokens: float
+
+    @classmethod
+    def of(cls, rows: Candidates, can: Flags | None, settings: GuardSettings) -> "Waits":
+        """can: True for each row that can be picked, at least one; None: all can."""
+        requests = np.maximum(rows.active_slots, 0.0)
+        tokens = settings.request_tokens * requests
+        tokens += rows.prefill_tokens_active
+        tokens += rows.new_tokens
+        able = (requests, tokens) if can is None else (requests[can], tokens[can])
+        return cls(settings, rows.prompt_tokens, requests, tokens, least(able[0]), least(able[1]))
+
+    @property
+    def margin_tokens(self) -> float:
+        return self.settings.margin * self.prompt_tokens
+
+    @property
+    def passed_over(self) -> Flags:
+        """True for each row that no pick may stay at."""
+        longer: Flags = self.tokens > self.least_tokens + self.margin_tokens
+        return longer & (self.requests > self.least_requests)
+
+    def passes_over(self, row: int) -> bool:
+        """Whether no pick may stay at one row."""
+        return (
+            self.tokens.item(row) > self.least_tokens + self.margin_tokens
+            and self.requests.item(row) > self.least_requests
+        )
+
+
+def kept(rows: Candidates, can: Flags, settings: GuardSettings) -> Flags:
+    """Rows that can be picked and that the guard doesn't pass over."""
+    return can & ~Waits.of(rows, can, settings).passed_over if can.any() else can
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A pick that was moved."""
+
+    cheapest: int
+    """The row that would have been picked without the guard: by its cost, or drawn by chances."""
+    waits: Waits

@@ -1,0 +1,212 @@
+"""Pairs: one worker computes the prompt, another one takes its KV cache over and decodes.
+
+    workers that can hand over                        -> cost by cache and queue -> prefill worker
+    workers that can take over from it or serve alone -> cost by room and way    -> pick
+
+The pick computes the prompt itself when hardly any of its tokens are new there: a transfer, or a
+wait in another queue, would cost more than it saves. When no worker can hand over, a worker that
+can serve alone does all, by the policy of whole requests.
+
+The parts that a worker can take depend on the engine, too. vLLM's decode workers compute prompts as
+all others do; SGLang's don't, and its workers without a role know no hand-over. A vLLM worker
+without a role takes part in pairs if it names its KV connector. Both halves are of the same engine
+and block size.
+
+Pure, like the core that it is a part of.
+
+Laws:
+- the prefill worker of a pair hands over only to its decode worker, which is another worker;
+- thresholds of 0 leave nothing local that is not cached.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from events.engines.engine import HandOver
+from events.engines.table import engine_of
+from events.feed.fleet_view import Source
+from events.plane.facts import Heartbeat
+from router.decide.decision.decision import Decision, Prefill
+from router.decide.decision.handover import is_reachable
+from router.decide.policies.configured import PolicySettings
+from router.decide.policies.policy import Policy
+from router.fleet.eligibility import Barred
+from router.fleet.on_demand import Further
+from router.fleet.pools import Pool, heartbeat_of
+from router.fleet.table import COLUMNS, Column, Flags
+from router.request.request import Request, Role
+
+HANDS_NOTHING_OVER = "hands nothing over"
+NONE_TAKES_OVER = "no worker can take over from it"
+DECODES_ONLY = "can't compute prompts"
+FETCHES_FROM_OTHERS = "can't take over from the prefill worker"
+
+_FULL = COLUMNS.index("full")
+_TRUST = COLUMNS.index("trust")
+
+
+class Matched(NamedTuple):
+    """A request, and the overlap of each worker of its pool."""
+
+    request: Request
+    pool: Pool
+    not_live: list[tuple[Source, str]]
+    table: npt.NDArray[np.float64]
+    overlaps: npt.NDArray[np.int32]
+    now_s: float
+    settings: PolicySettings
+    """The settings of the request's decision."""
+    policy: Policy
+    """The request's, or the one of the settings."""
+    last: Sequence[str] = ()
+    """Why each worker is a last resort, which is picked only where no other may be; empty for a
+    worker that answers. Without any entry, all of the pool answer."""
+
+
+class Stages(NamedTuple):
+    """The policies of a pair."""
+
+    prefill: Policy
+    decode: Policy
+    alone: Policy
+    """Policy of a worker that does both, for want of another."""
+    local_tokens: int
+    """A prompt with at most so many new tokens is computed by the decode worker,"""
+    local_share: float
+    """and so is a prompt of which at most such a part is new."""
+
+
+class Judge(Protocol):
+    """Scores and orders candidates."""
+
+    def __call__(
+        self,
+        matched: Matched,
+        policy: Policy,
+        eligible: Barred,
+        kv_distance: Column | None = None,
+    ) -> Decision: ...
+
+
+Eligible = Callable[[Request, Pool], Barred]
+"""The workers that can't take a request with their role, labels and so on."""
+
+
+def hands_over(heartbeat: Heartbeat) -> bool:
+    """Whether a worker can compute a prompt for another one."""
+    return _does(Role.PREFILL, heartbeat) and is_reachable(heartbeat)
+
+
+def takes_over(heartbeat: Heartbeat) -> bool:
+    """Whether a worker can go on with a prompt that another one has computed."""
+    return _does(Role.DECODE, heartbeat)
+
+
+def serves_alone(heartbeat: Heartbeat) -> bool:
+    """Whether a worker can compute a prompt and go on with it."""
+    if heartbeat.role == Role.DECODE:
+        return engine_of(heartbeat.engine).hand_over is not HandOver.AT_ONCE
+    return heartbeat.role == Role.BOTH
+
+
+def _does(half: Role, heartbeat: Heartbeat) -> bool:
+    """Whether a worker takes a half of a pair."""
+    hand_over = engine_of(heartbeat.engine).hand_over
+    if heartbeat.role == Role.BOTH:
+        return hand_over is HandOver.IN_TURN and bool(heartbeat.kv_connector)
+    return hand_over is not None and heartbeat.role == half
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    """The parts that each worker of a pool can take."""
+
+    hands_over: Flags
+    takes_over: Flags
+    alone: Flags
+    kind: npt.NDArray[np.intp]
+    """Workers with the same number have the same engine and block size, and can take over."""
+    one_kind: bool
+    """Whether all have the same number."""
+
+    def with_mates(self, takers: Flags) -> Flags:
+        """The workers that some taker is of a kind with."""
+        if self.one_kind:
+            return np.full(len(takers), takers.any())
+        return np.bincount(self.kind[takers], minlength=len(takers))[self.kind] > 0
+
+    def fetching(self, row: int) -> Flags:
+        """The workers that can take over from one."""
+        return self.takes_over if self.one_kind else self.takes_over & (self.kind == self.kind[row])
+
+    @classmethod
+    def of(cls, pool: Pool) -> "_Halves":
+        heartbeats = [heartbeat_of(source) for source in pool.sources]
+        kinds: dict[tuple[str, int], int] = {}
+        return cls(
+            np.array([hands_over(heartbeat) for heartbeat in heartbeats], np.bool_),
+            np.array([takes_over(heartbeat) for heartbeat in heartbeats], np.bool_),
+            np.array([serves_alone(heartbeat) for heartbeat in heartbeats], np.bool_),
+            np.array(
+                [
+                    kinds.setdefault((heartbeat.engine, heartbeat.block_size), len(kinds))
+                    for heartbeat in heartbeats
+                ],
+                np.intp,
+            ),
+            len(kinds) < 2,
+        )
+
+
+class Pairs:
+    """Decides about pairs."""
+
+    def __init__(self, further: Further) -> None:
+        self._further = further
+
+    def decide(
+        self, matched: Matched, stages: Stages, judge: Judge, eligible: Eligible
+    ) -> Decision:
+        """The decision about the decode worker, with the prefill worker's inside."""
+        request, pool = matched.request, matched.pool
+        halves = pool.made(_Halves.of)
+        decodes = eligible(replace(request, role=Role.DECODE), pool)
+        room = matched.table[_FULL] == 0
+        takes = halves.takes_over & room & decodes.can(len(pool))
+        mates = halves.with_mates(takes)
+        prefills = eligible(replace(request, role=Role.PREFILL, expected_output_tokens=1), pool)
+        prefills = prefills.narrowed(halves.hands_over, HANDS_NOTHING_OVER)
+        prefill = judge(matched, stages.prefill, prefills.narrowed(mates, NONE_TAKES_OVER))
+        if not prefill.order:
+            # A full worker would take it later: the refusal then says that all are full.
+            can = halves.alone | (halves.takes_over & ~room)
+            decision = judge(matched, stages.alone, decodes.narrowed(can, DECODES_ONLY))
+            decision.prefill, decision.how = prefill, Prefill.ABSENT
+            return decision
+        source = prefill.order[0]
+        local = _local(matched, halves, stages)
+        local[source] = halves.alone[source]  # it would hand over to itself
+        fetches = halves.fetching(source)
+        distance = self._further.topology(pool).distances_to(source)
+        distance[local] = 0.0
+        decodes = decodes.narrowed(local | fetches, FETCHES_FROM_OTHERS)
+        decision = judge(matched, stages.decode, decodes, distance)
+        stays = bool(decision.order) and bool(local[decision.order[0]])
+        decision.prefill, decision.how = prefill, Prefill.LOCAL if stays else Prefill.REMOTE
+        # The alternatives must be able to take the pick's part.
+        able = halves.alone if stays else fetches
+        decision.order = [row for row in decision.order if able[row]]
+        return decision
+
+
+def _local(matched: Matched, halves: _Halves, stages: Stages) -> Flags:
+    """Where hardly anything of the prompt would have to be computed."""
+    tokens = matched.request.prompt.token_count
+    new = tokens - matched.table[_TRUST] * matched.overlaps[1]
+    few: Flags = new <= max(stages.local_tokens, stages.local_share * tokens)
+    return halves.alone & few

@@ -1,0 +1,257 @@
+"""The rows a decision is made of: one for each live worker of a pool, as columns.
+
+Costs (router/decide/policies) read these and nothing else, so a receipt that shows a row shows
+everything that its worker was judged by.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override
+from xxhash import xxh3_64_intdigest
+
+from router.fleet.eligibility import Barred
+from router.fleet.on_demand import Further
+from router.fleet.pools import Pool
+from router.fleet.rates import PrefillColumns
+from router.fleet.table import COLUMNS, Column, Flags, Row
+from router.request.request import Request
+
+_TRUST = COLUMNS.index("trust")
+
+
+class Candidates:
+    """Live workers of a pool, row by row; excluded ones too, since means go over all."""
+
+    __slots__ = (
+        "_columns", "_further", "_kv_distance", "_pool", "_tokens", "barred", "new_tokens", "now_s",
+        "overlap_tokens", "prompt_tokens", "request", "table", "workers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        barred: Barred,
+        table: npt.NDArray[np.float64],
+        request: Request,
+        tokens: npt.NDArray[np.int32],
+        pool: Pool,
+        further: Further,
+        now_s: float,
+        kv_distance: Column | None = None,
+    ) -> None:
+        """table: shape (len(COLUMNS), rows); nobody may change it afterwards.
+
+        tokens: shape (fields of Overlap, rows), before any trust.
+        """
+        self.workers = pool.workers
+        self.prompt_tokens = request.prompt.token_count
+        """Tokens of the prompt, 1 at least."""
+        self.overlap_tokens: Column = table[_TRUST] * tokens[1]
+        """Usable: what the engine will reuse of the prompt, times trust."""
+        self.new_tokens = self.prompt_tokens - self.overlap_tokens
+        self.barred = barred
+        """Rows that can't be picked, but for those that are full."""
+        self.request = request
+        """The request: prompt, session_id, tenant, expected_output_tokens and so on."""
+        self.now_s = now_s
+        """Unix time."""
+        self._tokens = tokens
+        self._pool = pool
+        self._further = further
+        self._kv_distance = kv_distance
+        self.table = table
+        """All columns: shape (len(COLUMNS), rows)."""
+        self._columns = cast("Sequence[Column]", table)  # a matrix is the sequence of its rows
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Candidates {len(self)} rows for {self.prompt_tokens} tokens>"
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def row(self, row: int) -> Row:
+        """All that is kept of one worker."""
+        return Row._make(self.table[:, row].tolist())
+
+    @property
+    def block_size(self) -> Column:
+        """Canonical, tokens."""
+        return self._columns[0]
+
+    @property
+    def total_blocks(self) -> Column:
+        """NaN: unknown."""
+        return self._columns[1]
+
+    @property
+    def total_slots(self) -> Column:
+        """Requests that can run at once; one more than an estimate of them. NaN: unknown."""
+        return self._columns[2]
+
+    @property
+    def trust(self) -> Column:
+        """Share of the usable overlap that overlap_tokens counts, by the state of the stream."""
+        return self._columns[3]
+
+    @property
+    def running(self) -> Column:
+        """Requests, by the engine's last sample."""
+        return self._columns[4]
+
+    @property
+    def waiting(self) -> Column:
+        """Requests, by the engine's last sample."""
+        return self._columns[5]
+
+    @property
+    def reserved(self) -> Column:
+        """Requests sent there that the engine's sample did not count yet."""
+        return self._columns[6]
+
+    @property
+    def active_blocks(self) -> Column:
+        """Canonical blocks held by requests, reserved ones included."""
+        return self._columns[7]
+
+    @property
+    def prefill_tokens_active(self) -> Column:
+        """Prompt tokens sent there and not computed yet."""
+        return self._columns[8]
+
+    @property
+    def last_picked(self) -> Column:
+        """Ordinal of the last pick of this worker, 0 for never."""
+        return self._columns[9]
+
+    @property
+    def active_slots(self) -> Column:
+        """Queue depth: running + waiting + reserved."""
+        return self._columns[10]
+
+    @property
+    def load(self) -> Column:
+        """active_blocks / total_blocks; 0 where the total is unknown."""
+        return self._columns[11]
+
+    @property
+    def slot_ratio(self) -> Column:
+        """active_slots / total_slots; 0 where the total is unknown."""
+        return self._columns[12]
+
+    @property
+    def full(self) -> Column:
+        """1 where no slot or no block is left, else 0. An unknown total is never full. By what was
+        learned of a worker (router/fleet/health/capacity.py) it is full, too, as long as another
+        has room."""
+        return self._columns[13]
+
+    @property
+    def load_unknown(self) -> Column:
+        """1 where load is 0 because total_blocks is unknown, else 0."""
+        return self._columns[14]
+
+    # Most policies don't read what follows; it is made on demand.
+
+    @property
+    def excluded(self) -> Sequence[str]:
+        """Why a row can't be picked; empty when it can, unless it is full."""
+        return self.barred.reasons
+
+    @property
+    def can_take(self) -> Flags:
+        """True where a row can be picked: neither excluded nor full."""
+        can: Flags = self.full == 0
+        if self.barred.mask is not None:
+            can &= ~self.barred.mask
+        return can
+
+    @property
+    def device_tokens(self) -> Column:
+        """The part of overlap_tokens that is on the device, or predicted to be."""
+        return self._trusted(self._tokens[2] + self._tokens[5])
+
+    @property
+    def host_tokens(self) -> Column:
+        """The part of overlap_tokens that is on the host and not on the device."""
+        return self._trusted(self._tokens[3])
+
+    @property
+    def disk_tokens(self) -> Column:
+        """The part of overlap_tokens that is on disk alone."""
+        return self._trusted(self._tokens[4])
+
+    @property
+    def block_tokens(self) -> Column:
+        """block_size, and 1 where a worker's is unknown: a divisor."""
+        return np.maximum(self.block_size, 1.0)
+
+    @property
+    def prompt_blocks(self) -> Column:
+        """Blocks that the prompt fills, the last one perhaps in part."""
+        return np.ceil(self.prompt_tokens / self.block_tokens)
+
+    @property
+    def new_blocks(self) -> Column:
+        """The prompt's blocks, but for those that our open requests on that worker use already."""
+        return self.prompt_blocks - self._further.blocks_in_use(self._pool, self.request.prompt)
+
+    @property
+    def free_blocks(self) -> Column:
+        """total_blocks - active_blocks; inf where the total is unknown."""
+        return np.where(np.isnan(self.total_blocks), np.inf, self.total_blocks - self.active_blocks)
+
+    @property
+    def others_waiting(self) -> Column:
+        """Requests that wait there and that others have sent, as far as we can tell."""
+        return self._further.others_waiting(self._pool, self.waiting)
+
+    @property
+    def prefill(self) -> PrefillColumns:
+        """How fast each worker prefills, and for how long it is busy, in columns."""
+        return self._further.prefill(self._pool, self.now_s)
+
+    @property
+    def recent_blocks(self) -> Column:
+        """Distinct blocks that this replica sent each worker in the last minute, estimated."""
+        return self._further.recent_blocks(self._pool)
+
+    @property
+    def name_hashes(self) -> npt.NDArray[np.uint64]:
+        """Hashes of each worker's id and rank; the same in every process."""
+        return self._pool.name_hashes
+
+    @property
+    def of_session(self) -> Flags:
+        """True for the worker that the session's last request went to, as far as is known here."""
+        return self._further.of_session(self._pool, self.request.session_id)
+
+    @property
+    def affinity_key(self) -> int:
+        """64 bits that requests which belong together share.
+
+        By session_id; without one by the prompt's first block, or all of a prompt that fills none.
+        """
+        if self.request.session_id:
+            return xxh3_64_intdigest(self.request.session_id.encode())
+        sizes = [size for size in self._pool.block_sizes if size]
+        size, prompt = min(sizes, default=0), self.request.prompt
+        first = prompt.prefixes(size)[:1]
+        return int(first[0]) if len(first) else prompt.fingerprint(size) & (1 << 64) - 1
+
+    def _trusted(self, tokens: npt.NDArray[np.int32]) -> Column:
+        counted: Column = self.trust * tokens
+        return counted
+
+    @property
+    def kv_distance(self) -> Column:
+        """Distance to where the prompt's KV cache has to come from, on the scale of mean_distance;
+        0 where nothing has to come, and everywhere for requests that are about one worker."""
+        return np.zeros(len(self)) if self._kv_distance is None else self._kv_distance
+
+    def mean_distance(self, targets: Flags) -> Column:
+        """Mean distance from each worker to those where targets is True: 0 the same host, 1 the
+        same rack, 2 the same cluster, 3 beyond or unknown; 0 without targets."""
+        return self._further.mean_distance(self._pool, targets)

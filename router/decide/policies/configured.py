@@ -1,0 +1,169 @@
+"""The table of policies as an operator has set it up."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+import msgspec
+
+from router.config.keys import ConfigError
+from router.config.settings.configurations import ModelSettings
+from router.config.settings.routing_settings import ModelRoutingSettings, RoutingSettings
+from router.decide.policies import POLICIES
+from router.decide.policies.affinity import with_bonus
+from router.decide.policies.own import NoSuchPolicy, is_own, load_own
+from router.decide.policies.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicySettings:
+    """The settings of a request's decision."""
+
+    routing: RoutingSettings
+    policies: dict[str, Policy]
+    """Policies by name, with the numbers of routing.parameters."""
+    default: Policy = field(init=False)
+    """The one of routing.policy."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "default", self.policies[self.routing.policy])
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionSettings:
+    """The settings of all requests' decisions, checked."""
+
+    of_fleet: PolicySettings
+    of_models: Mapping[str, PolicySettings]
+    """Settings of models that have their own, by any name of the model."""
+
+    @classmethod
+    def of(cls, routing: RoutingSettings, models: Iterable[ModelSettings]) -> "DecisionSettings":
+        """models: of them, `routing` alone counts here. Raises ConfigError."""
+        fleet = PolicySettings(routing, configured(routing))
+        return cls(fleet, configured_of_models(fleet, models))
+
+
+def configured(routing: RoutingSettings) -> dict[str, Policy]:
+    """All policies by name, with the numbers of routing.parameters; raises ConfigError."""
+    policies = dict(POLICIES)
+    for i, name in enumerate(routing.own_policies):
+        policies[name] = _own(name, f"$.routing.own_policies[{i}]")
+    named = {key: getattr(routing, key) for key in ("policy", "prefill_policy", "decode_policy")}
+    for key, name in named.items():
+        if is_own(name) and name not in policies:
+            policies[name] = _own(name, f"$.routing.{key}")
+    _set_numbers(policies, routing.parameters, "$.routing.parameters")
+    for key, name in named.items():
+        _check_known(policies, name, f"$.routing.{key}")
+    _check_affinity(routing, policies)
+    return policies
+
+
+def configured_of_models(
+    fleet: PolicySettings, models: Iterable[ModelSettings]
+) -> dict[str, PolicySettings]:
+    """The settings of models that have settings of their own, by any of a model's
+    names; raises ConfigError.
+
+    fleet: for all other models; what a model's settings leave out is as there.
+    """
+    by_name = {}
+    for i, model in enumerate(models):
+        if model.routing is not None:
+            own = _of_model(fleet, model.routing, f"$.models[{i}].routing")
+            by_name.update(dict.fromkeys((model.name, *model.aliases), own))
+    return by_name
+
+
+def _of_model(fleet: PolicySettings, own: ModelRoutingSettings, where: str) -> PolicySettings:
+    policies = dict(fleet.policies)
+    name = fleet.routing.policy if own.policy is None else own.policy
+    if is_own(name) and name not in policies:
+        policies[name] = _own(name, f"{where}.policy")
+    _set_numbers(policies, own.parameters, f"{where}.parameters")
+    _check_known(policies, name, f"{where}.policy")
+    guard = fleet.routing.guard if own.guard is None else own.guard
+    routing = msgspec.structs.replace(fleet.routing, policy=name, guard=guard)
+    return PolicySettings(routing, policies)
+
+
+def _check_affinity(routing: RoutingSettings, policies: Mapping[str, Policy]) -> None:
+    """Raises ConfigError for affinity that could change no pick."""
+    affinity = routing.affinity
+    where = "$.routing.affinity"
+    for name, bonus in affinity.bonus.items():
+        _check_known(policies, name, f"{where}.bonus")
+        if policies[name].draws:
+            raise ConfigError(
+                f"{name} draws its picks by chances, which no bonus changes - at"
+                f" `{where}.bonus.{name}`"
+            )
+        if not isfinite(bonus):
+            raise ConfigError(f"expected a finite number, got {bonus} - at `{where}.bonus.{name}`")
+    if (affinity.hard or affinity.bonus) and not routing.sessions_max:
+        raise ConfigError(
+            "sessions are not remembered, so none has a worker to go on at; set it above 0, or"
+            f" switch `{where}` off - at `$.routing.sessions_max`"
+        )
+
+
+def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> Policy | None:
+    """The one of routing.shadow_policy with its affinity, if there is one; raises ConfigError.
+
+    One of the operator's own need not be among the policies that requests may name.
+    """
+    name = routing.shadow_policy
+    if name is None or name in policies:
+        return None if name is None else that_watches(routing, policies[name])
+    if is_own(name):
+        return _own(name, "$.routing.shadow_policy")
+    raise ConfigError(
+        f"unknown policy {name!r} at `$.routing.shadow_policy`; there are {', '.join(policies)}"
+    )
+
+
+def that_watches(routing: RoutingSettings, policy: Policy) -> Policy:
+    """A policy as it would decide: with its bonus for the worker of the request's session."""
+    return with_bonus(policy, routing.affinity.bonus.get(policy.name, 0.0))
+
+
+def _check_known(policies: Mapping[str, Policy], name: str, where: str) -> None:
+    """Raises ConfigError for a name that no policy has."""
+    if name not in policies:
+        raise ConfigError(f"unknown policy {name!r} at `{where}`; there are {', '.join(policies)}")
+
+
+def _set_numbers(
+    policies: dict[str, Policy], parameters: Mapping[str, dict[str, float]], where: str
+) -> None:
+    """Gives policies other numbers; raises ConfigError."""
+    for name, numbers in parameters.items():
+        _check_known(policies, name, where)
+        policies[name] = _with(policies[name], numbers, f"{where}.{name}")
+
+
+def _own(name: str, where: str) -> Policy:
+    """The operator's function; raises ConfigError."""
+    if not is_own(name):
+        raise ConfigError(f"expected module:function, got {name!r} - at `{where}`")
+    try:
+        return load_own(name)
+    except NoSuchPolicy as error:
+        raise ConfigError(f"policy {name!r}: {error} - at `{where}`") from error
+
+
+def _with(policy: Policy, numbers: dict[str, float], where: str) -> Policy:
+    """A policy with other numbers; raises ConfigError that names the first that can't be."""
+    for key, number in numbers.items():
+        if not isfinite(number):
+            raise ConfigError(f"expected a finite number, got {number} - at `{where}.{key}`")
+    try:
+        settings = msgspec.convert({**policy.parameters, **numbers}, type(policy.settings))
+    except msgspec.ValidationError as error:
+        sentence = str(error).replace("`$.", f"`{where}.")
+        if sentence == str(error):
+            known = ", ".join(policy.parameters) or "none"
+            sentence = f"{sentence} - at `{where}`; it has {known}"
+        raise ConfigError(sentence) from error
+    return replace(policy, settings=settings)

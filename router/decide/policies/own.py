@@ -1,0 +1,113 @@
+"""A policy of the operator's own: a function named in the configuration.
+
+    def score(rows: Candidates) -> costs, one a row, lower is better; or Scores
+
+It reads the columns of router/decide/policies/candidates.py, and is called once a decision, on the
+event loop: it must not wait for anything. What it does wrong ends in PolicyFailed, never in a
+crash; the core then decides by the default policy, and counts.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from router.decide.policies.candidates import Candidates
+from router.decide.policies.policy import Parameters, Policy, Scores
+
+Function = Callable[[Candidates], Any]
+
+
+class Failure(StrEnum):
+    """The kind of a policy's failure; the metric label."""
+
+    RAISED = "raised"
+    SHAPE = "shape"
+    NOT_A_NUMBER = "not_a_number"
+
+
+class PolicyFailed(Exception):
+    """A policy of the operator's made no costs."""
+
+    def __init__(self, failure: Failure, sentence: str) -> None:
+        super().__init__(failure, sentence)
+        self.failure = failure
+        self.sentence = sentence
+
+    @override
+    def __str__(self) -> str:
+        return self.sentence
+
+
+class NoSuchPolicy(LookupError):
+    """The name of a function leads to none."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a policy's name is that of a function: module:function."""
+    return ":" in name
+
+
+def load_own(name: str) -> Policy:
+    """The policy that is a function, by module:function; raises NoSuchPolicy."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # whatever its import does is the operator's to mend
+        raise NoSuchPolicy(f"{module_name!r} can't be imported: {_in_words(error)}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise NoSuchPolicy(f"{module_name!r} has no function {function_name!r}")
+    summary = (function.__doc__ or "a function of the operator's").strip().splitlines()[0]
+    return Policy(
+        name=name,
+        summary=summary,
+        formula="cost",
+        settings=Parameters(),
+        function=lambda rows, _: checked(function, rows),
+        timed=True,
+    )
+
+
+def checked(function: Function, rows: Candidates) -> Scores:
+    """A function's scores of candidates; raises PolicyFailed for unusable ones."""
+    try:
+        made = function(rows)
+        scores = made if isinstance(made, Scores) else Scores(np.asarray(made, np.float64))
+        _check(scores, rows)
+    except PolicyFailed:
+        raise
+    except Exception as error:
+        raise PolicyFailed(Failure.RAISED, _in_words(error)) from error
+    return Scores(
+        scores.costs,
+        {**scores.row_terms, "cost": scores.costs},
+        scores.shared_terms,
+        scores.chances,
+    )
+
+
+def _check(scores: Scores, rows: Candidates) -> None:
+    columns = {"costs": scores.costs, **scores.row_terms}
+    if scores.chances is not None:
+        columns["chances"] = scores.chances
+    for name, column in columns.items():
+        if column.shape != (len(rows),):
+            raise PolicyFailed(
+                Failure.SHAPE, f"{name} have shape {column.shape} for {len(rows)} rows"
+            )
+        if not np.isfinite(column).all():
+            raise PolicyFailed(Failure.NOT_A_NUMBER, f"{name} are not all finite numbers")
+    if not np.isfinite(list(scores.shared_terms.values())).all():
+        raise PolicyFailed(Failure.NOT_A_NUMBER, "terms are not all finite numbers")
+    if scores.chances is not None:
+        can = rows.can_take
+        if (scores.chances < 0).any() or (can.any() and not scores.chances[can].any()):
+            raise PolicyFailed(Failure.NOT_A_NUMBER, "chances are below 0, or 0 for all")
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,92 @@
+"""The costs of a pair's two halves: the prefill worker, and the decode worker."""
+
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from router.decide.policies.candidates import Candidates
+from router.decide.policies.policy import Parameters, Policy, Scores
+from router.fleet.topology import BEYOND
+
+NO_ROOM = 1e3
+"""Further than any cost of a worker that has room."""
+
+
+def prefill_queue(rows: Candidates, _: Parameters) -> Scores:
+    """Prompt tokens to be computed there until this prompt is.
+
+        cost = prefill_tokens_active + new_tokens
+
+    prefill_tokens_active: of prompts that were sent there before. new_tokens: of this one, less
+    what is cached. Both in tokens, so the cache wins as long as the queue before it is shorter than
+    what it saves.
+    """
+    ahead, new = rows.prefill_tokens_active, rows.new_tokens
+    return Scores(ahead + new, {"prefill_tokens_active": ahead, "new_tokens": new})
+
+
+class RoomParameters(Parameters, frozen=True):
+    """Weight of the KV cache's path, and the batch size where none is known."""
+
+    way_weight: Annotated[
+        float, Meta(ge=0, description="of the KV cache's way, against a share of the worker")
+    ] = 0.05
+    slots_unknown: Annotated[
+        float, Meta(ge=1, description="requests that run at once, where unknown")
+    ] = 256.0
+
+
+def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
+    """The share of a worker that is taken, and how far the KV cache has to travel.
+
+        need     = blocks of the prompt that are not in use there yet, and of the output expected
+        kv_share = (active_blocks + need) / total_blocks        (0 where the total is unknown)
+        batch    = active_slots / total_slots                   (of slots_unknown, where unknown)
+        way      = (1 + kv_distance) / 4 * new_tokens / prompt_tokens
+        no_room  = 1 where need > free_blocks
+        cost     = kv_share + batch + way_weight (0.05) * way + 1000 * no_room
+
+    kv_distance: from where the KV cache is: 0 the same host, or nothing to fetch; 1 the same rack,
+    2 the same cluster, 3 beyond or unknown (router/fleet/topology.py). What is cached on a worker
+    does not travel. A request takes about 0.01 of a worker, so that by way_weight a step of the
+    way is worth one request more in the batch.
+
+    Source: ours; Mooncake's Conductor picks decode workers near the KV cache with room for it, too.
+    """
+    tokens = rows.prompt_tokens + (rows.request.expected_output_tokens or 0)
+    need = np.ceil(tokens / rows.block_tokens) - rows.prompt_blocks + rows.new_blocks
+    known = rows.total_blocks > 0
+    kv_share = np.zeros(len(rows))
+    np.divide(rows.active_blocks + need, rows.total_blocks, out=kv_share, where=known)
+    slots = np.where(np.isnan(rows.total_slots), parameters.slots_unknown, rows.total_slots)
+    batch = rows.active_slots / np.maximum(slots, 1.0)
+    kv_way = (1 + rows.kv_distance) / (1 + BEYOND) * rows.new_tokens / rows.prompt_tokens
+    no_room = np.where(need > rows.free_blocks, 1.0, 0.0)
+    return Scores(
+        kv_share + batch + parameters.way_weight * kv_way + NO_ROOM * no_room,
+        {
+            "need_blocks": need,
+            "kv_share": kv_share,
+            "batch": batch,
+            "way": kv_way,
+            "kv_distance": rows.kv_distance,
+            "no_room": no_room,
+        },
+    )
+
+
+PREFILL_QUEUE = Policy(
+    name="prefill-queue",
+    summary="the fewest prompt tokens to compute before the first token; for prefill workers",
+    formula="prefill_tokens_active + new_tokens",
+    settings=Parameters(),
+    function=prefill_queue,
+)
+DECODE_ROOM = Policy(
+    name="decode-room",
+    summary="the most room, near to where the KV cache is; for decode workers",
+    formula="kv_share + batch + way_weight * way + 1000 * no_room",
+    settings=RoomParameters(),
+    function=decode_room,
+)

@@ -1,0 +1,110 @@
+"""Time to the first token, in seconds, by rates learned from each worker. Ours."""
+
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from router.decide.policies.candidates import Candidates
+from router.decide.policies.first_token import DISK_RATE, HOST_RATE, first_token
+from router.decide.policies.policy import Parameters, Policy, Scores
+
+
+class TtftParameters(Parameters, frozen=True):
+    """The defaults did best over traces in the simulator (docs/choose-a-policy.md)."""
+
+    keep: Annotated[
+        float, Meta(ge=0, description="worth to later requests of a recent token that has to go")
+    ] = 1.0
+    crowding: Annotated[
+        float, Meta(ge=0, description="of the delay to prompts that are being computed there")
+    ] = 0.6
+    stall: Annotated[
+        float, Meta(ge=0, description="of the delay to each request that is there")
+    ] = 0.06
+    step_tokens: Annotated[
+        float, Meta(gt=0, description="that an engine computes at once, at most")
+    ] = 8192.0
+    decode_s: Annotated[
+        float, Meta(ge=0, description="seconds that a cache full of active blocks is worth")
+    ] = 1.0
+    stay_s: Annotated[
+        float, Meta(ge=0, description="seconds until a running request gives its blocks back")
+    ] = 5.0
+    host_rate: Annotated[
+        float, Meta(gt=0, description="tokens a second, from the host to the device")
+    ] = HOST_RATE
+    disk_rate: Annotated[
+        float, Meta(gt=0, description="tokens a second, from disk to the device")
+    ] = DISK_RATE
+
+
+def score(rows: Candidates, parameters: TtftParameters) -> Scores:
+    """When its first token would come, and what the pick costs other requests.
+
+        cost      = ttft_s + room_s + keep (1) * evicted_share * prefill_s
+                    + crowding (0.6) * crowded_s + stall (0.06) * stalled_s + decode_s (1) * load
+        ttft_s    = wait_s + load_s + prefill_s
+        wait_s    = until the prompts under way there are computed
+        prefill_s = work / rate
+        load_s    = from host or disk to the device    (these three: first_token.py)
+        room_s    = stay_s (5)  where fewer blocks are free than the prompt needs, else 0
+        crowded_s = min(work, step_tokens) / rate  while prompts are under way there, else 0
+        stalled_s = active_slots * prefill_s
+        evicted_share = how much of the blocks that it adds has no place beside the worker's
+                    working set: 1 - (total_blocks - recent_blocks) / (new_tokens / block_size),
+                    from 0 to 1, 0 where the total is unknown (router/fleet/working_set.py)
+
+    All in seconds, of which only differences matter: what all workers hold alike decides nothing.
+
+    ttft_s and room_s are this request's own: an engine begins no prompt that does not fit beside
+    those which run. The other terms are what it does to others. evicted_share: a token that takes
+    the place of a token used a minute ago will have that token computed again; a token that takes
+    a free or an old place costs nothing. So a request that lost its cache on a crowded worker
+    goes where there is room, and does not crowd others out in turn. crowded_s: its
+    tokens join the steps of those before it, which become longer. stalled_s: nobody there gets a
+    token while it is computed, which is time between tokens and weighs less. load: its own tokens
+    come the slower, and make those of others slower, the more of the cache is read in each step.
+
+    Source: ours. Workers without reports all have the configured rate.
+    """
+    first = first_token(rows, parameters.host_rate, parameters.disk_rate)
+    at_once_s = np.minimum(first.work, parameters.step_tokens) / first.rate
+    crowded_s = np.where(first.wait_s > 0, at_once_s, 0.0)
+    stalled_s = np.maximum(rows.active_slots, 0.0) * first.prefill_s
+    room_s = np.where(rows.new_blocks > rows.free_blocks, parameters.stay_s, 0.0)
+    stored_blocks = np.maximum(rows.new_tokens, 1.0) / rows.block_tokens
+    room = rows.total_blocks - rows.recent_blocks
+    evicted_share = np.nan_to_num(np.clip(1 - room / stored_blocks, 0.0, 1.0))
+    load = rows.load
+    return Scores(
+        costs=first.total_s
+        + room_s
+        + parameters.keep * evicted_share * first.prefill_s
+        + parameters.crowding * crowded_s
+        + parameters.stall * stalled_s
+        + parameters.decode_s * load,
+        row_terms={
+            "prefill_rate": first.rate,
+            "wait_s": first.wait_s,
+            "load_s": first.load_s,
+            "prefill_s": first.prefill_s,
+            "room_s": room_s,
+            "evicted_share": evicted_share,
+            "crowded_s": crowded_s,
+            "stalled_s": stalled_s,
+            "load": load,
+        },
+        ttft_s=first.total_s,
+    )
+
+
+TTFT = Policy(
+    name="ttft",
+    summary="seconds to the first token, by learned rates, and what the pick costs others",
+    formula="wait_s + load_s + room_s + (1 + keep * evicted_share) * prefill_s"
+    " + crowding * crowded_s + stall * stalled_s + decode_s * load",
+    settings=TtftParameters(),
+    function=score,
+    timed=True,
+)

@@ -1,0 +1,470 @@
+"""All requests that wait for room, of all pools: their bounds, their turns and their ends. Pure.
+
+    offered -> waiting -> dispatched
+       |          +-----> expired, cancelled, displaced
+       +-> refused
+
+Laws: those of router/decide/queue/__init__.py.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from math import inf
+from random import Random
+
+from typing_extensions import override
+
+from router.config.keys import ConfigError
+from router.config.settings.queue_settings import QueueSettings
+from router.decide.queue_limits.bounds import Bound, Bounds
+from router.decide.queue_limits.early_refusals import EarlyRefusals
+from router.decide.queue_limits.recent_tenants import RecentTenants
+from router.decide.queue_limits.standing import Standing
+from router.decide.queue_limits.tenants import Tenants
+from router.decide.queue_order.own_order import OwnFailure
+from router.decide.queue_order.ranking import rankings
+from router.decide.queue_order.sight import Fleet, Sight
+from router.decide.queue_turns.bands import Bands
+from router.decide.queue_turns.level import Level
+from router.decide.queue_turns.pool_queue import PoolQueue
+from router.decide.queue_turns.round import Rules
+from router.decide.queue_turns.siblings import Siblings
+from router.decide.waiter import Fate, Waiter
+from router.request.refusal import Reason, Refusal
+
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 10.0
+"""Bounds of RetryInfo, seconds."""
+RETRY_UNKNOWN_S = 1.0
+"""RetryInfo before any request was dispatched, seconds."""
+IDLE_POOLS_MAX = 1024
+"""Pools without waiting requests whose drain rate is kept."""
+
+
+LOOK_PAST = 16
+"""Requests without room that later ones may overtake at a time: a long prompt that has no room
+holds none of those behind it, and a round of turns still ends after few attempts."""
+PREEMPT_POINTS = 10
+"""Points by which a request's priority must exceed the lowest waiting one to take its place in a
+full queue, so that two requests can't displace one another."""
+
+
+class QueueFull(Refusal):
+    """A bound of the queue refuses a request, or a request of higher priority took its place."""
+
+
+class AdmissionQueue:
+    """The requests that wait in one router."""
+
+    def __init__(
+        self,
+        settings: QueueSettings,
+        rng: Random,
+        fleet: Fleet | None = None,
+        look_past: int = LOOK_PAST,
+    ) -> None:
+        """Raises ConfigError for an order that there is not, and for two bands of one name.
+
+        fleet: what the driver knows of the workers, of which some orders make their scores. A
+        driver that names one gives requests their prefixes, too.
+        look_past: requests without room that later ones may overtake at a time.
+        """
+        self.counts: Counter[Fate] = Counter()
+        self.refusals: Counter[Bound] = Counter()
+        """Refused requests, by the bound that refused."""
+        self.own_failures: Counter[OwnFailure] = Counter()
+        """Failures of orders that are functions of the operator's."""
+        self._sight = Sight(rng, fleet)
+        self._settings = settings
+        self.look_past = look_past
+        self.tenants = Tenants(settings.tenants)
+        """Their quotas: the driver says which requests were picked for without waiting, and which
+        ended."""
+        self.siblings = Siblings(settings.siblings.enabled, self._sight)
+        self._rules = self._rules_of(settings)
+        self._bounds = Bounds(settings)
+        self._pools: dict[Hashable, PoolQueue] = {}
+        self._by_id: dict[str, list[Waiter]] = {}
+        """Waiting requests by their id, in order of arrival."""
+        self._expiries = Standing()
+        self._early = EarlyRefusals(settings.early_refusal, (), 0.0)
+        self.recent_tenants = RecentTenants()
+        self._seq = 0
+        self._next_retry_s = -inf
+
+    def __len__(self) -> int:
+        return self._bounds.count
+
+    @override
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{self.counts[fate]} {fate}" for fate in list(Fate)[1:])
+        return f"<AdmissionQueue {len(self)} waiting, {ends}>"
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the waiting requests, as their drivers counted it."""
+        return self._bounds.size_bytes
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings in force."""
+        return self._settings
+
+    def check(self, settings: QueueSettings) -> None:
+        """Raises ConfigError for settings that `configure` would refuse; changes nothing."""
+        self._rules_of(settings)
+
+    def configure(self, settings: QueueSettings, now_s: float) -> None:
+        """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
+        rules = self._rules_of(settings)
+        waiting = [waiter for pool in self._pools.values() for waiter in pool]
+        self._settings, self._rules = settings, rules
+        self.siblings.enabled = settings.siblings.enabled
+        self._bounds = Bounds(settings, waiting)
+        self.tenants.configure(settings.tenants)
+        self._early = EarlyRefusals(settings.early_refusal, waiting, now_s)
+        for pool in self._pools.values():
+            pool.configure(rules, now_s)
+
+    def waiting(self, pool: Hashable) -> int:
+        """Requests of a pool that wait."""
+        queue = self._pools.get(pool)
+        return queue.count if queue is not None else 0
+
+    def pools(self) -> list[Hashable]:
+        """Those that requests wait for."""
+        return [pool for pool, queue in self._pools.items() if queue.count]
+
+    def find(self, request_id: str) -> Sequence[Waiter]:
+        """The waiting requests with an id, in order of arrival: a caller may send one twice."""
+        return tuple(self._by_id.get(request_id, ()))
+
+    def levels(self, pool: Hashable) -> list[Level]:
+        """The bands of a pool, the lowest first, with what waits there; empty: nothing does."""
+        queue = self._pools.get(pool)
+        return queue.levels if queue is not None and queue.count else []
+
+    @property
+    def rules(self) -> Rules:
+        """What the configuration in force says of turns."""
+        return self._rules
+
+    @property
+    def bands(self) -> list[str]:
+        """Names of all bands, the lowest first."""
+        return [band.name for band in self._rules.bands.settings]
+
+    @property
+    def needs_prefixes(self) -> bool:
+        """Whether some rule in force looks at prompts and at what workers hold of them."""
+        return self._settings.siblings.enabled or self._rules.rankings.need_fleet
+
+    def band(self, waiter: Waiter) -> str:
+        """The name of the band that a request is in, or was in at last."""
+        return self._rules.bands.settings[waiter.level].name
+
+    def share_of(self, waiter: Waiter, now_s: float) -> float:
+        """The share of a pool up to which requests of a waiter's band get workers, 0 to 1. The
+        waiter may be one that was not offered yet."""
+        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
+        bands = self._rules.bands
+        return bands.settings[bands.level(waiter, now_s)].share_percent / 100
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether some band gets workers up to a share only."""
+        return any(band.share_percent < 100 for band in self._rules.bands.settings)
+
+    def waiters(
+        self, wanted: Callable[[Hashable], bool] = lambda _: True
+    ) -> Iterator[tuple[Hashable, Waiter]]:
+        """All that wait, with their pools: in each by band, tenant and line. wanted: of a pool."""
+        return (
+            (pool, waiter)
+            for pool, queue in self._pools.items()
+            if wanted(pool)
+            for waiter in queue
+        )
+
+    def of_bands(
+        self, wanted: Callable[[Hashable], bool] = lambda _: True
+    ) -> Iterator[tuple[str, list[Waiter]]]:
+        """Each band of each pool that requests wait for, with its requests. wanted: of a pool."""
+        for pool, queue in self._pools.items():
+            if queue.count and wanted(pool):
+                yield from ((band, queue.of_band(n)) for n, band in enumerate(self.bands))
+
+    def wait_s(self, pool: Hashable, now_s: float) -> float | None:
+        """Expected wait of a request that comes last; None: unknown."""
+        queue = self._pools.get(pool)
+        if queue is None or not queue.count:
+            return 0.0
+        return queue.rate.wait_s(queue.count + 1, now_s)
+
+    def band_waits_s(self, now_s: float) -> dict[str, float | None]:
+        """Expected wait by band, seconds, of a request that comes last in it, in the pool with the
+        longest; None: no request of some pool with waiting ones went yet."""
+        queues = [queue for queue in self._pools.values() if queue.count]
+        waits: dict[str, float | None] = {}
+        for number, band in enumerate(self.bands):
+            of_pools = [queue.wait_s(number, now_s) for queue in queues]
+            known = [wait_s for wait_s in of_pools if wait_s is not None]
+            waits[band] = max(known, default=0.0) if len(known) == len(of_pools) else None
+        return waits
+
+    def offer(self, pool: Hashable, waiter: Waiter, now_s: float) -> Waiter | None:
+        """Lets a request wait; the one whose place it took, if there is one, which waits no longer.
+
+        Raises QueueFull, and ValueError for a request that waits already.
+        """
+        if waiter.waits:
+            raise ValueError(f"{waiter} waits already")
+        self.counts[Fate.ARRIVED] += 1
+        self._number(waiter)
+        displaced = self._displaced_by(waiter, now_s)
+        if displaced is not None:
+            self._leave(displaced, Fate.DISPLACED, now_s)
+        self._enter(pool, waiter, now_s)
+        return displaced
+
+    def candidates(
+        self,
+        pool: Hashable,
+        version: int,
+        now_s: float,
+        held: Callable[[int], bool] | None = None,
+    ) -> Iterator[Waiter]:
+        """Whose turn it is, in order: attempt each, and say `dispatched` or `passed` before the
+        next is taken. Changes nothing.
+
+        version: of the room; requests that were passed at it are left out. held: whether those of a
+        band, by number, have no turn now.
+        """
+        queue = self._pools.get(pool)
+        return queue.candidates(version, now_s, held) if queue is not None else iter(())
+
+    def passed(self, waiter: Waiter, version: int) -> None:
+        """No worker had room for a request at this version of the room."""
+        waiter.passed_at = version
+
+    def dispatched(
+        self, waiter: Waiter, uncached_tokens: int, cached_tokens: int, now_s: float
+    ) -> None:
+        """A request has its worker. Raises ValueError if it does not wait."""
+        if not waiter.waits:
+            raise ValueError(f"{waiter} does not wait")
+        cost = self.tenants.cost(uncached_tokens, cached_tokens)
+        queue = self._pools[waiter.pool]
+        queue.charge(waiter, cost)
+        if self._rules.rankings.look_at_service:
+            self._sight.service.add(waiter.tenant, cost, now_s)
+        if waiter.run is not None:
+            self.siblings.went(waiter, now_s)
+        queue.rate.went(now_s)
+        if self.tenants.have_quotas:
+            self.tenants.took(waiter.tenant, max(cost, float(waiter.charged_tokens)), now_s)
+        self._leave(waiter, Fate.DISPATCHED, now_s)
+
+    def cancel(self, waiter: Waiter, now_s: float) -> bool:
+        """The caller is gone; whether the request waited."""
+        if not waiter.waits:
+            return False
+        self._leave(waiter, Fate.CANCELLED, now_s)
+        return True
+
+    def unserved(self, waiter: Waiter, now_s: float) -> None:
+        """Something else than want of room refuses a request that waits."""
+        self._leave(waiter, Fate.UNSERVED, now_s)
+
+    @property
+    def refuses_early(self) -> bool:
+        """Whether a request is refused whose wait can't end in time: `too_long`."""
+        return self._early.mode != "never"
+
+    def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
+        """Outlook of a waiting request: requests of its pool that are to go before it, and its
+        expected wait from now on, seconds; None: no request of the pool went yet."""
+        queue = self._pools[waiter.pool]
+        places = queue.places(waiter, now_s)
+        return _before(places), queue.rate.wait_s(places, now_s)
+
+    def take_doubtful(self, now_s: float, most: int) -> list[Waiter]:
+        """Waiting requests to be looked at by `too_long` now, so many at most."""
+        return self._early.take(now_s, most)
+
+    def too_long(self, pool: Hashable, waiter: Waiter, now_s: float) -> Refusal | None:
+        """Refuses a request that comes, or waits, if its expected wait is too long; None: it is
+        not, or nothing is known of it. The driver calls this only while no worker has room.
+
+        A request with none in front of it is never refused: the pace is known by those that wait.
+        """
+        queue = self._pools.get(pool)
+        if queue is None:
+            return None
+        if not waiter.waits:
+            self._number(waiter)
+        places = queue.places(waiter, now_s)
+        wait_s = queue.rate.wait_s(places, now_s) if places > 1 else None
+        if wait_s is None or (short_s := self._early.short_s(waiter, wait_s, now_s)) <= 0:
+            return None
+        if waiter.waits:
+            self._leave(waiter, Fate.TOO_LONG, now_s)
+        else:
+            self.counts.update((Fate.ARRIVED, Fate.TOO_LONG))
+        return Refusal(
+            Reason.WAIT_TOO_LONG,
+            f"the request would wait for about {wait_s:.3f} s more, which is {short_s:.3f} s longer"
+            " than it may (queue.early_refusal)",
+            retry_after_s=min(max(self._retry_after_s(now_s), short_s), RETRY_MAX_S),
+        )
+
+    def clear(self, now_s: float) -> list[Waiter]:
+        """All requests that wait; they wait no longer."""
+        waiting = [waiter for queue in self._pools.values() for waiter in queue]
+        for waiter in waiting:
+            self._leave(waiter, Fate.UNSERVED, now_s)
+        return waiting
+
+    def expired(self, now_s: float, most: int) -> list[Waiter]:
+        """Requests whose wait is over, so many at most; they wait no longer."""
+        over: list[Waiter] = []
+        while len(over) < most:
+            lowest = self._expiries.lowest()
+            if lowest is None or lowest[0] > now_s:
+                break
+            self._leave(lowest[1], Fate.EXPIRED, now_s)
+            over.append(lowest[1])
+        return over
+
+    def next_expiry_s(self) -> float | None:
+        """When the next wait is over; None: no wait ends by itself."""
+        lowest = self._expiries.lowest()
+        return None if lowest is None or lowest[0] == inf else lowest[0]
+
+    def reprioritize(self, waiter: Waiter, priority: int, now_s: float) -> bool:
+        """Gives a request another priority; whether it waited."""
+        if not waiter.waits:
+            return False
+        queue = self._pools[waiter.pool]
+        queue.remove(waiter)
+        self._bounds.remove(waiter)
+        waiter.priority = priority
+        waiter.points = priority + self.tenants.of(waiter.tenant).priority
+        self._bounds.add(waiter)
+        queue.add(waiter, now_s)
+        return True
+
+    def backdate(self, waiter: Waiter, arrived_s: float, now_s: float) -> None:
+        """A request that waits came earlier, to another router; the end of its wait stays."""
+        queue = self._pools[waiter.pool]
+        queue.remove(waiter)
+        waiter.arrived_s = arrived_s
+        queue.add(waiter, now_s)
+
+    def timeout(self, waiter: Waiter, now_s: float) -> Refusal:
+        """What the caller of an expired request hears; its own deadline is the driver's to say."""
+        waited_s = now_s - waiter.arrived_s
+        return Refusal(
+            Reason.QUEUE_TIMEOUT,
+            f"the request waited {waited_s:.3f} s and no worker had room for it",
+            retry_after_s=self._retry_after_s(now_s),
+        )
+
+    def displacement(self, waiter: Waiter, now_s: float) -> QueueFull:
+        """What the caller of a displaced request hears."""
+        return QueueFull(
+            Reason.QUEUE_FULL,
+            "the queue is full, and a request of higher priority took this one's place",
+            retry_after_s=self._retry_after_s(now_s),
+        )
+
+    def _rules_of(self, settings: QueueSettings) -> Rules:
+        if settings.siblings.enabled and self._sight.fleet is None:
+            raise ConfigError("more than is known here is needed - at `$.queue.siblings.enabled`")
+        return Rules(
+            rankings(settings, self._sight, self.own_failures),
+            Bands.of(settings.bands, settings.bands_aging),
+            self.tenants,
+            self.siblings,
+            settings.bands_strict,
+            self.look_past,
+        )
+
+    def _number(self, waiter: Waiter) -> None:
+        """A request that comes has the place behind all that came, and its tenant's points."""
+        waiter.seq = self._seq + 1
+        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
+
+    def _displaced_by(self, waiter: Waiter, now_s: float) -> Waiter | None:
+        """The request whose place a newcomer takes; None: none, there is room. Raises QueueFull."""
+        bound = self._bounds.breached(waiter)
+        if bound is None:
+            return None
+        worst = self._bounds.worst(waiter, bound)
+        if worst is not None and waiter.points - worst.points > PREEMPT_POINTS:
+            bound = self._bounds.breached(waiter, without=worst)
+            if bound is None:
+                return worst
+        self.counts[Fate.REFUSED] += 1
+        self.refusals[bound] += 1
+        raise QueueFull(
+            Reason.QUEUE_FULL,
+            self._bounds.sentence(bound),
+            retry_after_s=self._retry_after_s(now_s),
+            metadata={"key": f"queue.{bound}"},
+        )
+
+    def _retry_after_s(self, now_s: float) -> float:
+        """When a caller should come back: refused callers get places one after the other, at the
+        pace at which requests go."""
+        rate = sum(queue.rate.per_s(now_s) for queue in self._pools.values() if queue.count)
+        if rate <= 0:
+            return RETRY_UNKNOWN_S
+        pace_s = 1.0 / rate
+        self._next_retry_s = min(max(self._next_retry_s, now_s) + pace_s, now_s + RETRY_MAX_S)
+        return max(self._next_retry_s - now_s, RETRY_MIN_S)
+
+    def _enter(self, pool: Hashable, waiter: Waiter, now_s: float) -> None:
+        queue = self._pools.get(pool)
+        if queue is None:
+            queue = self._pools[pool] = PoolQueue(self._rules)
+        if not queue.count:
+            queue.rate.began(now_s)
+        self._seq = waiter.seq
+        waiter.pool, waiter.passed_at = pool, None
+        waiter.run = self.siblings.run_of(waiter) if self._settings.siblings.enabled else None
+        self._bounds.add(waiter)
+        self.recent_tenants.add(waiter.tenant)
+        self._expiries.put(waiter, waiter.expires_s)
+        self._early.add(waiter, now_s)
+        if waiter.request_id:
+            self._by_id.setdefault(waiter.request_id, []).append(waiter)
+        queue.add(waiter, now_s)
+        waiter.ahead = _before(queue.places(waiter, now_s))
+
+    def _leave(self, waiter: Waiter, fate: Fate, now_s: float) -> None:
+        queue = self._pools[waiter.pool]
+        queue.remove(waiter)
+        self._bounds.remove(waiter)
+        self._expiries.discard(waiter)
+        self._early.discard(waiter)
+        if waiter.request_id:
+            of_id = self._by_id[waiter.request_id]
+            of_id.remove(waiter)
+            if not of_id:
+                del self._by_id[waiter.request_id]
+        self.counts[fate] += 1
+        if not queue.count:
+            queue.rate.ended(now_s)
+            self._forget_idle_pools()
+        waiter.pool = None
+
+    def _forget_idle_pools(self) -> None:
+        if len(self._pools) > IDLE_POOLS_MAX:
+            idle = next((pool for pool, queue in self._pools.items() if not queue.count), None)
+            if idle is not None:
+                del self._pools[idle]
+
+
+def _before(places: float) -> int:
+    """Requests that go before one does, of those that go until it does."""
+    return max(0, round(places) - 1)

@@ -1,0 +1,138 @@
+"""What waits, as metrics and `kvroute queue` show it. Reads only. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+
+from router.decide.queue.admission_queue import AdmissionQueue
+from router.decide.waiter import Waiter
+
+_ARRIVED_S, _TENANT = attrgetter("arrived_s"), attrgetter("tenant")
+OTHER = "other"
+"""Name of all tenants that are not named, in the place of a tenant's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One waiting request."""
+
+    pool: Hashable
+    place: int
+    """Requests of its pool in front of it, as if they went by band, tenant and line."""
+    request_id: str
+    band: str
+    tenant: str
+    priority: int
+    waited_s: float
+    expires_in_s: float
+    held_by: str
+    """Why it has not gone: `turn` (others go first), `peers` (others in other routers do), `room`
+    (it is the first, or no worker had room when it was its turn), `sibling` (another request
+    computes the prefix that it shares), or the key of the quota that holds it."""
+    behind: str
+    """Id of the request in front of it in its pool; empty: none."""
+
+
+@dataclass(slots=True)
+class Depth:
+    """A band's waiting requests."""
+
+    count: int = 0
+    oldest_s: float = 0.0
+    """Longest wait of them so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How many requests wait."""
+
+    bands: dict[str, Depth]
+    """Every band of the configuration, the lowest first."""
+    tenants: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        """Waiting requests."""
+        return self.tenants.total()
+
+    def largest_tenants(self, most: int) -> list[tuple[str, int]]:
+        """The tenants with the most waiting requests, so many at most; those of the rest as one,
+        OTHER, at the end."""
+        ranked = self.tenants.most_common()
+        if rest := sum(count for _, count in ranked[most:]):
+            return [*ranked[:most], (OTHER, rest)]
+        return ranked
+
+
+def rows(
+    queue: AdmissionQueue,
+    now_s: float,
+    most: int,
+    wanted: Callable[[Hashable], bool] = lambda _: True,
+    held: Callable[[Hashable, int, float], bool] = lambda *_: False,
+) -> Iterator[Row]:
+    """The first waiting requests of each pool, so many in all at most. wanted: of a pool. held: of
+    a band of it, at a time: whether requests of other routers go first.
+
+    Requests, places and bands are those of the call: between two rows requests may come and go.
+    """
+    waiting = islice(queue.waiters(wanted), most)
+    bands = queue.bands
+    shown = [(pool, waiter, bands[waiter.level]) for pool, waiter in waiting]
+    return _rows(queue, shown, now_s, held)
+
+
+def sums(
+    queue: AdmissionQueue, now_s: float, wanted: Callable[[Hashable], bool] = lambda _: True
+) -> Sums:
+    """All waiting requests by band and by tenant, in one walk. wanted: of a pool."""
+    totals = Sums({band: Depth() for band in queue.bands})
+    for band, waiting in queue.of_bands(wanted):
+        depth = totals.bands[band]
+        depth.count += len(waiting)
+        depth.oldest_s = max(depth.oldest_s, now_s - min(map(_ARRIVED_S, waiting), default=now_s))
+        totals.tenants.update(map(_TENANT, waiting))
+    return totals
+
+
+def _rows(
+    queue: AdmissionQueue,
+    waiting: Sequence[tuple[Hashable, Waiter, str]],
+    now_s: float,
+    held: Callable[[Hashable, int, float], bool],
+) -> Iterator[Row]:
+    by_peers: dict[tuple[Hashable, int], bool] = {}
+    places: Counter[Hashable] = Counter()
+    last: dict[Hashable, str] = {}
+    for pool, waiter, band in waiting:
+        of_band = pool, waiter.level
+        if of_band not in by_peers:
+            by_peers[of_band] = held(*of_band, now_s)
+        yield Row(
+            pool,
+            places[pool],
+            waiter.request_id,
+            band,
+            waiter.tenant,
+            waiter.priority,
+            now_s - waiter.arrived_s,
+            waiter.expires_s - now_s,
+            _held_by(queue, waiter, places[pool], now_s, by_peers[of_band]),
+            last.get(pool, ""),
+        )
+        places[pool] += 1
+        last[pool] = waiter.request_id
+
+
+def _held_by(
+    queue: AdmissionQueue, waiter: Waiter, place: int, now_s: float, by_peers: bool
+) -> str:
+    if quota := queue.tenants.held_by(waiter.tenant, now_s):
+        return quota
+    if queue.siblings.holds(waiter, now_s):
+        return "sibling"
+    if by_peers:
+        return "peers"
+    return "turn" if place and waiter.passed_at is None else "room"

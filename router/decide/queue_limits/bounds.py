@@ -1,0 +1,161 @@
+"""How much may wait, in requests and bytes, of all and of one tenant. Pure.
+
+Law: nothing is kept of a tenant that has no request waiting.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from router.config.settings.queue_settings import QueueSettings
+from router.decide.waiter import Waiter
+
+MIB = 1 << 20
+
+
+class Bound(StrEnum):
+    """A bound, by its key under `queue`."""
+
+    WAITING = "max_waiting"
+    MIB = "max_mib"
+    TENANT_WAITING = "max_waiting_per_tenant"
+    TENANT_MIB = "max_mib_per_tenant"
+
+
+class Bounds:
+    """The waiting requests of all, and of each tenant."""
+
+    def __init__(self, settings: QueueSettings, waiting: Iterable[Waiter] = ()) -> None:
+        self._settings = settings
+        self._all = _Tally()
+        self._tenants: dict[str, _Tally] = {}
+        """Empty unless some bound is by tenant."""
+        self._by_tenant = bool(settings.max_waiting_per_tenant or settings.max_mib_per_tenant)
+        for waiter in waiting:
+            self.add(waiter)
+
+    @property
+    def count(self) -> int:
+        return self._all.count
+
+    @property
+    def size_bytes(self) -> int:
+        return self._all.size_bytes
+
+    @property
+    def tenant_count(self) -> int:
+        """Tenants that are counted apart."""
+        return len(self._tenants)
+
+    def add(self, waiter: Waiter) -> None:
+        """Counts a request that waits from now on."""
+        self._all.add(waiter)
+        if self._by_tenant:
+            self._tenants.setdefault(waiter.tenant, _Tally()).add(waiter)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Counts a request no longer."""
+        self._all.remove(waiter)
+        if self._by_tenant:
+            tally = self._tenants[waiter.tenant]
+            tally.remove(waiter)
+            if not tally.count:
+                del self._tenants[waiter.tenant]
+
+    def breached(self, waiter: Waiter, without: Waiter | None = None) -> Bound | None:
+        """The first bound that a newcomer would break, if another request left for it."""
+        settings = self._settings
+        tenant = self._tenants.get(waiter.tenant, _NONE)
+        leaves_tenant = without if without and without.tenant == waiter.tenant else None
+        most = settings.max_waiting_per_tenant
+        if most and tenant.count_with(leaves_tenant) > most:
+            return Bound.TENANT_WAITING
+        most = settings.max_mib_per_tenant * MIB
+        if most and tenant.bytes_with(waiter, leaves_tenant) > most:
+            return Bound.TENANT_MIB
+        if self._all.count_with(without) > settings.max_waiting:
+            return Bound.WAITING
+        if self._all.bytes_with(waiter, without) > settings.max_mib * MIB:
+            return Bound.MIB
+        return None
+
+    def worst(self, waiter: Waiter, bound: Bound) -> Waiter | None:
+        """The request of the lowest priority, of equal ones the last that came, among those that a
+        bound counts with a newcomer; None: there is none."""
+        of_tenant = bound in (Bound.TENANT_WAITING, Bound.TENANT_MIB)
+        tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all
+        return tally.worst()
+
+    def sentence(self, bound: Bound) -> str:
+        """Why a request was refused."""
+        settings = self._settings
+        match bound:
+            case Bound.WAITING:
+                return f"{settings.max_waiting} requests may wait (queue.max_waiting), and do"
+            case Bound.MIB:
+                return f"requests that take {settings.max_mib} MiB may wait (queue.max_mib), and do"
+            case Bound.TENANT_WAITING:
+                most = settings.max_waiting_per_tenant
+                return (
+                    f"{most} requests of a tenant may wait (queue.max_waiting_per_tenant), and as"
+                    " many of this one do"
+                )
+            case Bound.TENANT_MIB:
+                most = settings.max_mib_per_tenant
+                return (
+                    f"requests of a tenant that take {most} MiB may wait"
+                    " (queue.max_mib_per_tenant), and as many of this one do"
+                )
+
+
+class _Tally:
+    """Waiting requests that are counted together."""
+
+    __slots__ = ("_by_points", "_lowest", "count", "size_bytes")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size_bytes = 0
+        self._by_points: dict[int, dict[Waiter, None]] = {}
+        """Waiting requests by priority, the one that came last at the end."""
+        self._lowest: int | None = None
+        """The lowest priority; None: to be looked for."""
+
+    def add(self, waiter: Waiter) -> None:
+        self.count += 1
+        self.size_bytes += waiter.size_bytes
+        alike = self._by_points.get(waiter.points)
+        if alike is None:
+            self._by_points[waiter.points] = {waiter: None}
+            if self._lowest is not None and waiter.points < self._lowest:
+                self._lowest = waiter.points
+        else:
+            alike[waiter] = None
+
+    def remove(self, waiter: Waiter) -> None:
+        self.count -= 1
+        self.size_bytes -= waiter.size_bytes
+        alike = self._by_points[waiter.points]
+        del alike[waiter]
+        if not alike:
+            del self._by_points[waiter.points]
+            if waiter.points == self._lowest:
+                self._lowest = None
+
+    def worst(self) -> Waiter | None:
+        """The request of the lowest priority, of equal ones the last that came."""
+        if not self._by_points:
+            return None
+        if self._lowest is None:
+            self._lowest = min(self._by_points)
+        return next(reversed(self._by_points[self._lowest]))
+
+    def count_with(self, without: Waiter | None) -> int:
+        """Waiting requests with one more, less `without` if there is such a one."""
+        return self.count + (1 if without is None else 0)
+
+    def bytes_with(self, waiter: Waiter, without: Waiter | None) -> int:
+        return self.size_bytes + waiter.size_bytes - (without.size_bytes if without else 0)
+
+
+_NONE = _Tally()
+"""The tally of a tenant without a waiting request; never changed."""

@@ -1,0 +1,104 @@
+"""An order of the operator's own: a function named in the configuration as module:function.
+
+    def score(request: OwnView) -> float, higher is sooner
+
+It is called for every request of a pool when requests came or the room changed, on the event loop:
+it must not wait for anything. A function that raises, or whose number is none, scores 0, and is
+counted. Pure but for the function.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from math import isfinite
+
+from router.config.keys import ConfigError
+from router.decide.queue_order.orders import Order
+from router.decide.queue_order.sight import Sight
+from router.decide.waiter import Waiter
+
+LENGTH_MAX = 256
+
+
+class OwnFailure(StrEnum):
+    """The kind of a function's failure; the metric label."""
+
+    RAISED = "raised"
+    NOT_A_NUMBER = "not_a_number"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnView:
+    """A waiting request, as a function gets it."""
+
+    waited_s: float
+    load: float
+    """Load of the request's pool: work in flight over work that can be taken."""
+    tenant: str
+    labels: Mapping[str, str]
+    priority: int
+    model: str
+    prompt_tokens: int
+    new_tokens: int
+    output_tokens: int
+
+
+def is_own(name: str) -> bool:
+    """Whether the name of an order is that of a function."""
+    return ":" in name
+
+
+def own_order(name: str, where: str, failures: Counter[OwnFailure]) -> Order:
+    """The order that is a function; raises ConfigError."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(import_module(module_name), function_name, None)
+    except Exception as error:  # whatever its import does is the operator's to mend
+        sentence = f"{module_name!r} can't be imported: {type(error).__name__}: {error}"
+        raise ConfigError(f"order {name!r}: {sentence} - at `{where}`") from error
+    if not callable(function):
+        sentence = f"{module_name!r} has no function {function_name!r}"
+        raise ConfigError(f"order {name!r}: {sentence} - at `{where}`")
+    return Order(
+        name=name,
+        formula="number of the function",
+        unit="its own",
+        aging=0.0,
+        good_for="what its author wants",
+        starves="what its author forgets",
+        source=name,
+        score=_checked(function, failures),
+        length_max=LENGTH_MAX,
+        is_dynamic=True,
+        needs_fleet=True,
+    )
+
+
+def _checked(
+    function: Callable[[OwnView], float], failures: Counter[OwnFailure]
+) -> Callable[[Waiter, Sight], float]:
+    def score(waiter: Waiter, sight: Sight) -> float:
+        view = OwnView(
+            sight.waited_s(waiter),
+            sight.load(waiter),
+            waiter.tenant,
+            dict(sorted(waiter.narrowing.required_labels) if waiter.narrowing else ()),
+            waiter.points,
+            waiter.model,
+            waiter.prompt_tokens,
+            waiter.new_tokens,
+            waiter.output_tokens,
+        )
+        try:
+            number = float(function(view))
+        except Exception:  # the function is the operator's: a count, and never a crash
+            failures[OwnFailure.RAISED] += 1
+            return 0.0
+        if not isfinite(number):
+            failures[OwnFailure.NOT_A_NUMBER] += 1
+            return 0.0
+        return number
+
+    return score

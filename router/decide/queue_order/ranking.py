@@ -1,0 +1,137 @@
+"""The order in force, as the configuration has it: from waiting requests to their keys. Pure.
+
+A composite `a+b+c` ranks by a, equal requests by b, then by c. Its parts have no aging, but the one
+that queue.aging gives its first part; `fcfs` is by arrival in any place. An order that knows only
+short pools gives way to fcfs in longer ones.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from typing_extensions import override
+
+from router.config.keys import ConfigError
+from router.config.settings.queue_settings import QueueSettings
+from router.decide.queue_order.orders import FCFS, LAS, ORDERS, Order
+from router.decide.queue_order.own_order import OwnFailure, is_own, own_order
+from router.decide.queue_order.sight import Sight
+from router.decide.waiter import Key, Waiter
+
+WHERE = "$.queue.order"
+
+
+class Ranking:
+    """An order, or several of which the next decides between equals, with their aging."""
+
+    def __init__(self, parts: Sequence[tuple[Order, float]], sight: Sight) -> None:
+        self.name = "+".join(order.name for order, _ in parts)
+        self.is_dynamic = any(order.is_dynamic for order, _ in parts)
+        """Whether keys change while requests wait, so that they are made for all together."""
+        self.looks_at_service = any(order is LAS for order, _ in parts)
+        """Whether keys are of what tenants got."""
+        self.needs_fleet = any(order.needs_fleet for order, _ in parts)
+        """Whether keys are of the workers, or of what prompts are made of."""
+        self.last: Key = inf if len(parts) == 1 else (inf,)
+        """Key of a request that stands behind all others, until the next ranking."""
+        self._parts = parts
+        self._sight = sight
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Ranking {self.name}>"
+
+    def key(self, waiter: Waiter) -> Key:
+        """Where a request stands by what is known of it alone, lower is sooner."""
+        if self.is_dynamic:
+            return self.last
+        if len(self._parts) == 1:
+            order, aging = self._parts[0]
+            return aging * waiter.arrived_s - order.score(waiter, self._sight)
+        return tuple(
+            aging * waiter.arrived_s - order.score(waiter, self._sight)
+            for order, aging in self._parts
+        )
+
+    def rank(self, waiters: Sequence[Waiter], now_s: float) -> None:
+        """Sets the keys of requests, given in the order of arrival."""
+        self._sight.now_s = now_s
+        columns = [self._column(order, aging, waiters) for order, aging in self._parts]
+        if len(columns) == 1:
+            for waiter, key in zip(waiters, columns[0], strict=True):
+                waiter.key = key
+        else:
+            for waiter, *keys in zip(waiters, *columns, strict=True):
+                waiter.key = tuple(keys)
+
+    def _column(self, order: Order, aging: float, waiters: Sequence[Waiter]) -> list[float]:
+        if order.scores is not None:
+            scores = order.scores(waiters, self._sight)
+        else:
+            scores = [order.score(waiter, self._sight) for waiter in waiters]
+        return [
+            aging * waiter.arrived_s - score for waiter, score in zip(waiters, scores, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rankings:
+    """The configured ranking, and that of pools which are too long for it."""
+
+    configured: Ranking
+    length_max: float
+    """Waiting requests of the longest pool that it ranks; inf: of any."""
+    longer: Ranking
+    """The ranking of longer pools."""
+
+    @property
+    def look_at_service(self) -> bool:
+        """Whether the order looks at what tenants got."""
+        return self.configured.looks_at_service
+
+    @property
+    def need_fleet(self) -> bool:
+        """Whether the order looks at the workers, or at what prompts are made of."""
+        return self.configured.needs_fleet
+
+    def of(self, length: int) -> Ranking:
+        """The one for a pool with so many waiting requests."""
+        return self.configured if length <= self.length_max else self.longer
+
+
+def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]) -> Rankings:
+    """The configured ranking; raises ConfigError."""
+    ranking, length_max = _ranking(settings, sight, failures)
+    return Rankings(ranking, length_max, Ranking([(FCFS, FCFS.aging)], sight))
+
+
+def _ranking(
+    settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]
+) -> tuple[Ranking, float]:
+    """An order or a composite, and the longest pool that it ranks."""
+    names = [settings.order] if is_own(settings.order) else settings.order.split("+")
+    parts = []
+    length_max = inf
+    for place, part in enumerate(names):
+        order = own_order(part, WHERE, failures) if is_own(part) else ORDERS.get(part)
+        if order is None:
+            raise ConfigError(f"unknown order {part!r} at `{WHERE}`; {_known(sight)}")
+        if order.needs_fleet and sight.fleet is None:
+            raise ConfigError(f"order {part!r} needs more than is known here - at `{WHERE}`")
+        if order.length_max is not None:
+            length_max = min(length_max, order.length_max)
+        parts.append((order, _aging(order, place, len(names), settings)))
+    return Ranking(parts, sight), length_max
+
+
+def _aging(order: Order, place: int, count: int, settings: QueueSettings) -> float:
+    """Aging of an order that stands alone or at a place of a composite, per second of waiting."""
+    if place == 0 and settings.aging is not None:
+        return settings.aging
+    return order.aging if count == 1 or order is FCFS else 0.0
+
+
+def _known(sight: Sight) -> str:
+    names = [order.name for order in ORDERS.values() if sight.fleet or not order.needs_fleet]
+    return f"there are {', '.join(names)}, and composites such as priority+fcfs"

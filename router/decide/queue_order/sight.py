@@ -1,0 +1,82 @@
+"""Facts for orders beside the request itself. Pure."""
+
+from math import exp
+from random import Random
+from typing import Protocol
+
+from router.decide.waiter import Waiter
+
+TENANTS_MAX = 4096
+"""Tenants whose attained service is remembered; over it the one that was served least recently is
+forgotten."""
+SERVICE_WINDOW_S = 60.0
+"""Time in which attained service loses all but 37 % of its weight."""
+
+
+class Fleet(Protocol):
+    """The driver's facts about the workers of a request's pool."""
+
+    def overlap_tokens(self, waiter: Waiter) -> int:
+        """Leading prompt tokens that some worker with room holds: the most of any."""
+
+    def load(self, waiter: Waiter) -> float:
+        """Work in flight over work that can be taken, 0 to 1 and beyond."""
+
+    def is_prefilling(self, reservation_id: str) -> bool:
+        """Whether a reservation is open, and its prompt is not known to be computed."""
+
+
+class Service:
+    """Tokens that tenants got lately."""
+
+    def __init__(self) -> None:
+        self._attained: dict[str, tuple[float, float]] = {}
+        """Tokens, and as of when; the tenant that was served least recently in front."""
+
+    def __len__(self) -> int:
+        return len(self._attained)
+
+    def add(self, tenant: str, tokens: float, now_s: float) -> None:
+        """A request of a tenant has its worker."""
+        attained = self.of(tenant, now_s) + tokens
+        self._attained.pop(tenant, None)
+        self._attained[tenant] = attained, now_s
+        if len(self._attained) > TENANTS_MAX:
+            del self._attained[next(iter(self._attained))]
+
+    def of(self, tenant: str, now_s: float) -> float:
+        """A tenant's recent service, weighted by exp(-age / SERVICE_WINDOW_S)."""
+        tokens, at_s = self._attained.get(tenant, (0.0, now_s))
+        return tokens * exp(min(0.0, at_s - now_s) / SERVICE_WINDOW_S)
+
+
+class Sight:
+    """Everything that a score may be made of."""
+
+    def __init__(self, rng: Random, fleet: Fleet | None) -> None:
+        self.rng = rng
+        self.fleet = fleet
+        """None: the driver says nothing of the fleet, and orders that need it are refused."""
+        self.service = Service()
+        self.now_s = 0.0
+        """Time of the ranking under way."""
+
+    def overlap_tokens(self, waiter: Waiter) -> int:
+        """Leading prompt tokens that some worker with room holds."""
+        return self.fleet.overlap_tokens(waiter) if self.fleet is not None else 0
+
+    def load(self, waiter: Waiter) -> float:
+        """Load of the request's pool; 0 where no fleet is known."""
+        return self.fleet.load(waiter) if self.fleet is not None else 0.0
+
+    def is_prefilling(self, reservation_id: str) -> bool:
+        """Whether a reservation's prompt is not known to be computed."""
+        return self.fleet is not None and self.fleet.is_prefilling(reservation_id)
+
+    def waited_s(self, waiter: Waiter) -> float:
+        """How long a request has waited."""
+        return self.now_s - waiter.arrived_s
+
+    def attained(self, waiter: Waiter) -> float:
+        """Tokens that the request's tenant got lately."""
+        return self.service.of(waiter.tenant, self.now_s)

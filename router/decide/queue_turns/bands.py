@@ -1,0 +1,61 @@
+"""Priority bands: levels of the queue, each with its own share of the turns. Pure.
+
+A request waits in the highest band whose `from_priority` its priority reaches, and comes into the
+next higher one when its waiting has raised its priority so far:
+
+    priority + queue.bands_aging * (now_s - arrived_s) >= from_priority
+
+Bands are taken from the highest one on (strict), or by weighted round robin in requests.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from router.config.keys import ConfigError
+from router.config.settings.queue_settings import BandSettings
+from router.decide.waiter import Waiter
+
+WHERE = "$.queue.bands"
+ALL = BandSettings(name="all", from_priority=0)
+"""The only band where the configuration has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """The bands of the configuration, the lowest first."""
+
+    settings: tuple[BandSettings, ...]
+    from_priorities: tuple[int, ...]
+    aging: float
+    """Points a second."""
+
+    @classmethod
+    def of(cls, bands: Sequence[BandSettings], aging: float) -> "Bands":
+        """Raises ConfigError for two bands of one name or one from_priority."""
+        for key in ("name", "from_priority"):
+            values = [getattr(band, key) for band in bands]
+            for i, value in enumerate(values):
+                if value in values[:i]:
+                    raise ConfigError(f"{value!r} is used twice - at `{WHERE}[{i}].{key}`")
+        ascending = sorted(bands, key=lambda band: band.from_priority) or [ALL]
+        return cls(tuple(ascending), tuple(band.from_priority for band in ascending), aging)
+
+    def level(self, waiter: Waiter, now_s: float) -> int:
+        """The band of a request, by number; the lowest one takes all priorities below it, too."""
+        if len(self.settings) == 1:
+            return 0
+        priority = waiter.points + self.aging * max(0.0, now_s - waiter.arrived_s)
+        return max(0, bisect_right(self.from_priorities, priority) - 1)
+
+    def level_of(self, priority: int) -> int:
+        """The band of a priority."""
+        return max(0, bisect_right(self.from_priorities, priority) - 1)
+
+    def rises_at_s(self, waiter: Waiter, level: int) -> float:
+        """When a request of a band comes into the next higher one; inf: never."""
+        if level + 1 >= len(self.settings) or self.aging <= 0:
+            return inf
+        points = self.settings[level + 1].from_priority - waiter.points
+        return waiter.arrived_s + points / self.aging

@@ -1,0 +1,221 @@
+"""Requests of one pool that wait: those that the same workers could serve. Pure.
+
+A band has the turn, then a tenant of that band, then the first request of its line.
+
+Laws: bands and tenants get shares by their weights (router/decide/queue_turns/shares.py); a request
+rises into the next band when its waiting has made up for its priority.
+"""
+
+from collections.abc import Callable, Iterator
+from math import inf
+
+from typing_extensions import override
+
+from router.decide.queue_limits.drain_rate import DrainRate
+from router.decide.queue_limits.standing import Standing
+from router.decide.queue_turns.level import Level
+from router.decide.queue_turns.line import Line
+from router.decide.queue_turns.round import Round, Rules
+from router.decide.queue_turns.shares import Shares
+from router.decide.waiter import Waiter
+
+RANK_EACH_S = 1e-4
+"""Time for each waiting request, in which they are ranked once at most: scores that change with the
+fleet may take 10 us each, which is then a tenth of the time."""
+RISES_MAX = 256
+"""Requests that come into a higher band in one round: about 1 ms."""
+
+
+class PoolQueue:
+    """The bands of a pool."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rate = DrainRate()
+        self._rules = rules
+        self._ranking = rules.rankings.of(0)
+        """That made the keys."""
+        self._is_stale = False
+        """Whether requests came since they were made, and are behind all others."""
+        self._ranked_at: int | None = None
+        """Version of the room at which they were made."""
+        self._rank_again_s = -inf
+        self._levels = [Level(number) for number in range(len(rules.bands.settings))]
+        self._shares: Shares[int] = Shares()
+        """Shares of bands, by number, in requests."""
+        self._weights = 0.0
+        """Sum of the weights of the bands that requests wait in."""
+        self._shares_by_tenant = rules.tenants.share
+        self._rises = Standing()
+        """When requests come into the next higher band."""
+        self.count = 0
+        """Waiting requests."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<PoolQueue {self.count} waiting, {self._ranking.name}>"
+
+    def configure(self, rules: Rules, now_s: float) -> None:
+        """Ranks all that wait by other rules; shares begin from nothing."""
+        waiting = sorted(self, key=lambda waiter: waiter.seq)
+        self._rules = rules
+        self._ranking, self._rank_again_s = rules.rankings.of(self.count), -inf
+        self._levels = [Level(number) for number in range(len(rules.bands.settings))]
+        self._shares, self._rises, self.count = Shares(), Standing(), 0
+        self._weights, self._shares_by_tenant = 0.0, rules.tenants.share
+        for waiter in waiting:
+            self.add(waiter, now_s)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """All that wait, as if none went: by band, tenant and line."""
+        for line in self._lines():
+            for entry in line.entries:
+                yield entry[3]
+
+    def of_band(self, number: int) -> list[Waiter]:
+        """Requests that wait in a band, in the order of `__iter__`."""
+        return [entry[3] for line in self._levels[number].lines() for entry in line.entries]
+
+    def wait_s(self, number: int, now_s: float) -> float | None:
+        """Expected wait of a request that comes last in a band; None: no request went yet."""
+        of_band = self._levels[number].count + 1.0
+        return self.rate.wait_s(self._of_all_bands(number, of_band, self.count + 1.0), now_s)
+
+    def places(self, waiter: Waiter, now_s: float) -> float:
+        """Requests of the pool that go until a request does, itself included, as order and shares
+        are now. A request that does not wait yet gets its key and its band by this."""
+        comes = not waiter.waits
+        if comes:
+            waiter.key = self._ranking.key(waiter)
+            waiter.level = self._rules.bands.level(waiter, now_s)
+        of_band = self._levels[waiter.level].places(*self._flow(waiter), waiter)
+        return self._of_all_bands(waiter.level, of_band, float(self.count + comes))
+
+    def _of_all_bands(self, number: int, of_band: float, most: float) -> float:
+        """Requests of all bands that go until so many of one went, that many included.
+
+        strict: of_band + requests of higher bands
+        else:   of_band / (share of the band by weight among those that wait), `most` at most
+        """
+        levels = self._levels
+        if len(levels) == 1:
+            return of_band
+        if self._rules.strict:
+            return of_band + sum(level.count for level in levels[number + 1 :])
+        weight = self._rules.bands.settings[number].weight
+        weights = self._weights if levels[number].count else self._weights + weight
+        return min(of_band * weights / weight, most)
+
+    def add(self, waiter: Waiter, now_s: float) -> None:
+        """Puts a request into its line."""
+        waiter.key = self._ranking.key(waiter)
+        self._is_stale = True
+        self._put(waiter, self._rules.bands.level(waiter, now_s))
+
+    def remove(self, waiter: Waiter) -> None:
+        """Takes a request out of its line."""
+        level = self._levels[waiter.level]
+        level.remove(waiter.tenant if self._shares_by_tenant else "", waiter)
+        if len(self._levels) > 1:
+            self._rises.discard(waiter)
+        self.count -= 1
+        if not level.count:
+            self._shares.leave(waiter.level)
+            self._weigh()
+
+    def charge(self, waiter: Waiter, cost: float) -> None:
+        """A request goes, at the cost of its tenant and its band; it is still in its line."""
+        if len(self._levels) > 1:
+            weight = self._rules.bands.settings[waiter.level].weight
+            self._shares.charge(waiter.level, 1.0, weight)
+        if self._shares_by_tenant:
+            tenant, weight = self._flow(waiter)
+            self._levels[waiter.level].charge(tenant, cost, weight)
+
+    @property
+    def levels(self) -> list[Level]:
+        """The bands, the lowest first; the caller changes nothing."""
+        return self._levels
+
+    def candidates(
+        self, version: int, now_s: float, held: Callable[[int], bool] | None = None
+    ) -> Iterator[Waiter]:
+        """Requests by turn, one after the other; each may leave its line before the next is taken.
+
+        Leaves out requests that no worker had room for at this version of the room, those whose
+        wait is over, and bands that are held as their turn comes. Changes nothing but the bands of
+        requests that waited long enough, and the order of those whose scores changed.
+        """
+        self._rise(now_s)
+        self._rank(version, now_s)
+        walk = Round(self._rules, version, now_s, self._line_count)
+        lines = self._lines()
+        while (line := next(lines, None)) is not None:
+            if walk.may_go(line) and (held is None or not held(line.level)):
+                yield from walk.of_line(line)
+                if walk.went:  # a dispatched request has changed the turns
+                    lines = self._lines()
+                elif walk.over():
+                    return
+
+    def _lines(self) -> Iterator[Line]:
+        """Lines with waiting requests, in the order of their turns."""
+        levels = self._levels
+        if len(levels) == 1:
+            return levels[0].lines()
+        numbers = reversed(range(len(levels))) if self._rules.strict else iter(self._shares)
+        return (line for number in numbers for line in levels[number].lines())
+
+    def _line_count(self) -> int:
+        return sum(level.line_count for level in self._levels)
+
+    def _put(self, waiter: Waiter, number: int) -> None:
+        level = self._levels[number]
+        if not level.count:
+            self._shares.enter(number)
+        waiter.level = number
+        level.add(*self._flow(waiter), waiter)
+        self.count += 1
+        if level.count == 1:
+            self._weigh()
+        if number + 1 < len(self._levels):
+            rises_at_s = self._rules.bands.rises_at_s(waiter, number)
+            if rises_at_s < inf:
+                self._rises.put(waiter, rises_at_s)
+
+    def _flow(self, waiter: Waiter) -> tuple[str, float]:
+        """The name under which a request has its share of a band, and the weight of that; one flow,
+        of any weight, where tenants don't share."""
+        if not self._shares_by_tenant:
+            return "", 1.0
+        return waiter.tenant, self._rules.tenants.of(waiter.tenant).weight
+
+    def _weigh(self) -> None:
+        """A band has its first request, or lost its last one."""
+        bands = self._rules.bands.settings
+        self._weights = sum(bands[i].weight for i, level in enumerate(self._levels) if level.count)
+
+    def _rank(self, version: int, now_s: float) -> None:
+        """Makes keys again where the length of the pool wants another order, and where requests
+        came or the room changed under an order that looks at it."""
+        ranking = self._rules.rankings.of(self.count)
+        is_current = ranking is self._ranking and not (
+            ranking.is_dynamic and (self._is_stale or version != self._ranked_at)
+        )
+        if is_current or now_s < self._rank_again_s:
+            return
+        for level in self._levels:
+            level.rank(ranking, now_s)
+        self._ranking, self._is_stale, self._ranked_at = ranking, False, version
+        self._rank_again_s = now_s + RANK_EACH_S * self.count
+
+    def _rise(self, now_s: float) -> None:
+        """Requests that waited long enough come into the next higher band."""
+        if len(self._levels) == 1:
+            return
+        for _ in range(RISES_MAX):
+            lowest = self._rises.lowest()
+            if lowest is None or lowest[0] > now_s:
+                return
+            waiter = lowest[1]
+            self.remove(waiter)
+            self._put(waiter, waiter.level + 1)

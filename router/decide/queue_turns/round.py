@@ -1,0 +1,150 @@
+"""A round of dispatch over the lines of a pool: requests tried, and those without room. Pure.
+
+Requests without room are looked past, within bounds, so that a large request doesn't idle a fleet
+that could serve those behind it, and requests that few workers may serve don't hold the others.
+
+Law: a round has at most FAILURES_FACTOR * (look_past + 1) attempts that fail, look_past + 1 of one
+band and narrowing, and LOOKS_MAX requests that are skipped without an attempt.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from router.decide.queue_limits.tenants import Tenants
+from router.decide.queue_order.ranking import Rankings
+from router.decide.queue_turns.bands import Bands
+from router.decide.queue_turns.line import Line
+from router.decide.queue_turns.siblings import Siblings
+from router.decide.waiter import Waiter
+from router.request.narrowing import Narrowing
+
+LOOKS_MAX = 1024
+"""Requests that a round skips without an attempt: about 0.3 ms."""
+FAILURES_FACTOR = 4
+"""Failed attempts of a round, as a multiple of those of one band and narrowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Settings of turns."""
+
+    rankings: Rankings
+    bands: Bands
+    tenants: Tenants
+    siblings: Siblings
+    strict: bool
+    look_past: int
+
+
+class Round:
+    """Where a round stands in each line."""
+
+    __slots__ = (
+        "_done",
+        "_failed",
+        "_failures",
+        "_failures_max",
+        "_line_look_past",
+        "_lines",
+        "_look_past",
+        "_now_s",
+        "_places",
+        "_siblings",
+        "_skips",
+        "_tenants",
+        "_version",
+        "went",
+    )
+
+    def __init__(self, rules: Rules, version: int, now_s: float, lines: Callable[[], int]) -> None:
+        self.went = False
+        """Whether the last line's turn ended since a request of it went."""
+        self._tenants = rules.tenants if rules.tenants.have_quotas else None
+        self._look_past = rules.look_past
+        self._lines = lines
+        self._line_look_past = rules.look_past
+        """Requests without room that are looked past in one line: the same number in each."""
+        self._version = version
+        self._now_s = now_s
+        self._done: set[Line] = set()
+        self._places: dict[Line, int] = {}
+        self._skips = 0
+        self._siblings = rules.siblings
+        self._failures = 0
+        self._failures_max = FAILURES_FACTOR * (rules.look_past + 1)
+        self._failed: dict[tuple[int | Line, Narrowing | None], int] = {}
+        """Requests without room, by band or line, and narrowing."""
+
+    def over(self) -> bool:
+        """Whether enough requests had no room, or were skipped."""
+        return self._failures >= self._failures_max or self._skips >= LOOKS_MAX
+
+    def may_go(self, line: Line) -> bool:
+        """Whether some request of a line is still to be tried."""
+        return not (
+            line in self._done
+            or (line.tenant and self._holds(line.tenant))
+            or (self._failures and self._is_finished(line))
+        )
+
+    def of_line(self, line: Line) -> Iterator[Waiter]:
+        """Requests of a line up to the first that goes; then another line may have the turn."""
+        self.went = False
+        entries = line.entries
+        place = self._places.get(line, 0)
+        while place < len(entries):
+            entry = entries[place]
+            waiter = entry[3]
+            if self._is_out(line, waiter):
+                self._skips += 1
+            else:
+                yield waiter
+                if waiter.pool is None:
+                    self._places[line] = line.after(place, entry)
+                    self.went = True
+                    return
+            if waiter.passed_at == self._version:
+                self._fail(line, waiter)
+                if self._is_finished(line):
+                    break
+            if self.over():
+                break
+            place = line.after(place, entry)
+        self._done.add(line)
+
+    def _is_out(self, line: Line, waiter: Waiter) -> bool:
+        """Whether a request is none to attempt now."""
+        return (
+            waiter.passed_at == self._version
+            or waiter.expires_s <= self._now_s
+            or (self._failures > 0 and self._is_closed(line, waiter.narrowing))
+            or (self._tenants is not None and self._holds(waiter.tenant))
+            or (waiter.run is not None and self._siblings.holds(waiter, self._now_s))
+        )
+
+    def _holds(self, tenant: str) -> bool:
+        """Whether a quota holds a tenant."""
+        tenants = self._tenants
+        return tenants is not None and tenants.held_by(tenant, self._now_s) is not None
+
+    def _is_closed(self, line: Line, narrowing: Narrowing | None) -> bool:
+        """Whether enough requests of a narrowing had no room."""
+        failed = self._failed
+        return (
+            failed.get((line.level, narrowing), 0) > self._look_past
+            or failed.get((line, narrowing), 0) > self._line_look_past
+        )
+
+    def _is_finished(self, line: Line) -> bool:
+        """Whether a line has no request that may still be tried, by its narrowing."""
+        return self._is_closed(line, None) and all(
+            self._is_closed(line, narrowing) for narrowing in line.narrowings
+        )
+
+    def _fail(self, line: Line, waiter: Waiter) -> None:
+        if not self._failures:
+            self._line_look_past = self._look_past // max(1, self._lines())
+        self._failures += 1
+        for where in (line.level, line):
+            key = (where, waiter.narrowing)
+            self._failed[key] = self._failed.get(key, 0) + 1

@@ -1,0 +1,80 @@
+"""Requests that share a long prefix which no worker holds: the first goes, the others follow. Pure.
+
+Computing the same prefix twice at the same time wastes the second time. When a request goes whose
+next MIN_BLOCKS uncached blocks other waiting requests have, too, those are held until its
+prefill is done, or for HOLD_S. After that they go to where the prefix is cached. A pool whose load
+is below LOAD_MIN holds none: computing a prefix twice is sooner there.
+
+Source: SGLang's in-batch prefix caching check, over the workers of a pool.
+
+Laws: no request is held for longer than HOLD_S after the first of its siblings went, which is once
+in KEPT_S at most; leads are LEADS_MAX at most.
+"""
+
+from router.decide.queue_order.sight import Sight
+from router.decide.waiter import Waiter
+
+MIN_BLOCKS = 32
+"""Uncached blocks that siblings share at least: shorter prefixes cost less than a hold."""
+HOLD_S = 2.0
+"""Longest hold after the first one went, should no one report its prefill."""
+LOAD_MIN = 0.5
+"""Load of a pool, work in flight over work that can be taken, below which none is held."""
+LEADS_MAX = 4096
+"""Requests that lead siblings; over it the one that went first is forgotten."""
+KEPT_S = 60.0
+"""How long a lead is remembered, so that its followers don't lead one another in turn: they
+know only the blocks that workers held when they came."""
+
+
+class Siblings:
+    """Leads: requests that went, and whose prefill is not known to be done."""
+
+    def __init__(self, enabled: bool, sight: Sight, min_blocks: int = MIN_BLOCKS) -> None:
+        self.enabled = enabled
+        self.min_blocks = min_blocks
+        self._sight = sight
+        self._leads: dict[int, tuple[float, str]] = {}
+        """Leads by PrefixHash of the shared run: when the first request went, and its reservation;
+        the lead that went first in front."""
+
+    def __len__(self) -> int:
+        return len(self._leads)
+
+    def run_of(self, waiter: Waiter) -> int | None:
+        """PrefixHash of the run by which a request has siblings; None: it has none."""
+        chain = waiter.prefixes
+        if not self.enabled or chain is None or waiter.block_size <= 0:
+            return None
+        held_blocks = (waiter.prompt_tokens - waiter.new_tokens) // waiter.block_size
+        last = held_blocks + self.min_blocks - 1
+        return int(chain[last]) if last < len(chain) else None
+
+    def went(self, waiter: Waiter, now_s: float) -> None:
+        """A request has its worker, and leads its siblings unless one of them does."""
+        run = waiter.run
+        if run is None:
+            return
+        self._forget(now_s)
+        if run not in self._leads:
+            self._leads[run] = now_s, waiter.reservation_id
+
+    def holds(self, waiter: Waiter, now_s: float) -> bool:
+        """Whether a request waits for the prefill of a sibling."""
+        if waiter.run is None:
+            return False
+        lead = self._leads.get(waiter.run)
+        return (
+            lead is not None
+            and now_s < lead[0] + HOLD_S
+            and self._sight.is_prefilling(lead[1])
+            and self._sight.load(waiter) >= LOAD_MIN
+        )
+
+    def _forget(self, now_s: float) -> None:
+        """Leads whose time is over, and those beyond the bound."""
+        while self._leads:
+            run, (went_s, _) = next(iter(self._leads.items()))
+            if went_s + KEPT_S > now_s and len(self._leads) < LEADS_MAX:
+                return
+            del self._leads[run]

@@ -1,0 +1,172 @@
+"""The load of workers: what engines report, fused with what we and our peers have sent them.
+
+    external = max(0, reported - ours and theirs at the time of the sample)
+    load     = external + ours now + theirs now
+
+so that nothing is counted twice, work that others send shows, and our own shows at once. *Theirs*
+is what other router replicas say that they have reserved (events/feed/peers.py).
+
+Laws:
+- `ours` is the sum over the reservations that are open, a block that several use counted once;
+- no load is ever negative, or not a number.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, isfinite
+
+from events.feed.peers import Step, Totals
+from indexer.hashing import HashArray
+from indexer.kernel import BlockUsers
+from router.fleet.reservations.outputs import ExpectedOutputs
+from router.fleet.reservations.steps import HISTORY_MAX, HISTORY_S, close_load, open_load
+
+FORGOTTEN_MAX = 256
+"""Changes that are dropped with one that is added: about 10 us."""
+
+_NOTHING = Totals()
+
+
+@dataclass(slots=True)
+class WorkerLoad:
+    """A worker's load."""
+
+    requests: int = 0
+    """Ours: open reservations."""
+    prefill_tokens: int = 0
+    """Ours: prompt tokens not computed yet."""
+    prefills: int = 0
+    """Ours: open reservations whose prompts it computes, and has not yet."""
+    running: int = 0
+    waiting: int = 0
+    external_requests: float = 0.0
+    external_blocks: float = 0.0
+    sampled_at_s: float | None = None
+    missing: float = 0.0
+    """Requests that the last sample lacks: reserved then, by us or by peers, and neither on their
+    way since the sample before it nor in the engine."""
+    last_picked: int = 0
+    peers: Totals = _NOTHING
+    """Reserved by other replicas."""
+    unheard: float = 0.0
+    """Reserved by other replicas, but not in their messages yet: a guess, in requests, below 1."""
+    changed: bool = True
+    """Whether our load has changed since the last message to peers."""
+    outputs: ExpectedOutputs = field(default_factory=ExpectedOutputs)
+    """Ours: what is expected of the answers of open reservations."""
+    _reported: tuple[float, float] = (0.0, 0.0)
+    """Requests and blocks of the last sample, less ours of that time; may be below zero."""
+    _users: BlockUsers = field(default_factory=BlockUsers)
+    """Users of each prompt block: our open reservations."""
+    _tails: int = 0
+    """Blocks of ours that no other request can share: see Prompt.own_blocks."""
+    _history: list[Step] = field(default_factory=lambda: [(0.0, 0, 0)])
+    """(when, our requests, our blocks): what held from then on, and the first one before, too."""
+
+    @property
+    def blocks(self) -> int:
+        """Ours: distinct prompt blocks of open reservations."""
+        return len(self._users) + self._tails
+
+    @property
+    def ours(self) -> Totals:
+        return Totals(self.requests, self.blocks, self.prefill_tokens)
+
+    @property
+    def prefill_tokens_active(self) -> int:
+        """Prompt tokens sent there, by us and by peers, and not computed yet."""
+        return self.prefill_tokens + self.peers.prefill_tokens
+
+    def steps(self, since_s: float) -> list[Step]:
+        """(when, our requests, our blocks): the one of that time, and each change after it."""
+        return self._history[self._held_at(since_s) :]
+
+    def open(self, prefixes: HashArray, own_blocks: int, new_tokens: int, now_s: float) -> None:
+        """A reservation begins."""
+        open_load(self, prefixes, own_blocks, new_tokens, now_s)
+
+    def in_use(self, prefixes: HashArray) -> int:
+        """How many blocks of a prompt our open reservations use already, from its first on."""
+        return self._users.leading(prefixes)
+
+    def prefill_done(self, new_tokens: int) -> None:
+        """A reservation's prompt is computed."""
+        self.prefill_tokens -= new_tokens
+        self.prefills -= new_tokens > 0
+        self.changed = True
+
+    def close(
+        self, prefixes: HashArray, own_blocks: int, now_s: float, new_tokens: int = 0
+    ) -> None:
+        """A reservation ends. new_tokens: of its prompt that are not computed yet."""
+        close_load(self, prefixes, own_blocks, new_tokens, now_s)
+
+    def sample(
+        self,
+        running: int,
+        waiting: int,
+        used_blocks: float | None,
+        sampled_at_s: float,
+        peers: Totals = _NOTHING,
+        peers_then: tuple[int, int] = (0, 0),
+    ) -> None:
+        """The engine reported: as of then, on our clock. used_blocks None: unknown.
+
+        peers, peers_then: as for `hear`.
+        """
+        self.running = running
+        self.waiting = waiting
+        held = self._held_at(sampled_at_s)
+        _, requests, blocks = self._history[held]
+        began = sum(max(0, now[1] - then[1]) for then, now in pairwise(self._history[: held + 1]))
+        del self._history[:held]
+        if used_blocks is None or not isfinite(used_blocks):
+            used_blocks = 0.0
+        self._reported = running + waiting - requests, used_blocks - blocks
+        self.sampled_at_s = sampled_at_s
+        self.hear(peers, peers_then)
+        self.missing = max(0.0, requests - began + peers_then[0] - running - waiting)
+
+    def hear(self, peers: Totals, peers_then: tuple[int, int]) -> None:
+        """Reservations of peers, now and (requests, blocks) at the time of the last sample."""
+        self.peers = peers
+        self.external_requests = max(0.0, self._reported[0] - peers_then[0])
+        self.external_blocks = max(0.0, self._reported[1] - peers_then[1])
+
+    def active_requests(self) -> float:
+        """Running, waiting, and under way."""
+        return self.external_requests + self.requests + self.peers.requests
+
+    def active_blocks(self) -> float:
+        """Canonical blocks that requests hold, or will."""
+        return self.external_blocks + self.blocks + self.peers.blocks
+
+    def of_all(self) -> float:
+        """Requests that replicas have reserved here, for each of ours; 1 without any of ours."""
+        return 1.0 + self.peers.requests / self.requests if self.requests else 1.0
+
+    def guessed(self) -> tuple[float, float]:
+        """`unheard` in requests and blocks, if such requests are like the others that are open
+        there."""
+        requests = self.requests + self.peers.requests
+        blocks = self.blocks + self.peers.blocks
+        return self.unheard, self.unheard * blocks / requests if requests else 0.0
+
+    def reserved(self) -> float:
+        """Ours and theirs that the engine's sample did not count; less those that ended since."""
+        return self.active_requests() - self.running - self.waiting
+
+    def _forget_some(self, now_s: float) -> None:
+        """Cuts the history to half of what may be kept, FORGOTTEN_MAX at a time, so that many
+        histories that are full at once cost no caller a long step."""
+        history, since_s = self._history, now_s - HISTORY_S / 2
+        old = max(self._held_at(since_s), len(history) - HISTORY_MAX // 2)
+        del history[: min(old, FORGOTTEN_MAX)]
+        when_s, requests, blocks = history[0]
+        if old <= FORGOTTEN_MAX:
+            history[0] = max(when_s, since_s), requests, blocks
+
+    def _held_at(self, time_s: float) -> int:
+        """Where in the history is what held at a time; the first, for a time before all of it."""
+        return max(0, bisect_right(self._history, (time_s, inf)) - 1)

@@ -1,0 +1,254 @@
+"""Open reservations, and the memory of ended ones that makes requests idempotent.
+
+Laws:
+- a reservation is open from its pick until a Report, its lease or its worker ends it: exactly once;
+- the sum over open reservations is what WorkerLoad counts as ours; of a pair, the half that
+  computes the prompt counts until that is done, and ends with the other one at the latest;
+- open and remembered together never exceed the bounds, in number and in bytes of hashes but for the
+  last one: the oldest memories go first;
+- a request id finds its reservation while that is open, and for a while after it finished. A
+  reservation that ended otherwise is not: a caller that sends such a request again wants it served.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Generator
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+
+import msgspec
+import numpy as np
+from typing_extensions import override
+
+from indexer.hashing import HashArray
+from indexer.identity import WorkerKey
+from router.fleet.reservations.steps import add_reservation
+from router.request.request import CLIENT_ID_END, Fingerprint
+
+
+class Ending(StrEnum):
+    """How a reservation ended; the metric label."""
+
+    FINISHED = "finished"
+    FAILED_WORKER = "failed_worker"
+    FAILED_REFUSED = "failed_refused"
+    """Refused by the worker, which takes no connections."""
+    FAILED_TIMEOUT = "failed_timeout"
+    FAILED_CLIENT = "failed_client"
+    FAILED_CANCELLED = "failed_cancelled"
+    FAILED_UNKNOWN = "failed_unknown"
+    EXPIRED = "expired"
+    WORKER_LOST = "worker_lost"
+
+
+HASH_BYTES_MAX = 1 << 30
+"""134 million blocks of prompts: twenty thousand requests of 100,000 tokens in blocks of 16."""
+
+SLICE_UNITS = 1 << 14
+"""Work of ending reservations without a turn for other calls, in units of about 20 ns: a unit for
+each block of the prompt, and RESERVATION_UNITS for the rest. The last reservation of a slice may
+go beyond it."""
+RESERVATION_UNITS = 512
+FIND_SLICE = 4096
+"""Reservations that a search looks at without a turn for other calls: about 1 ms."""
+FIND_MAX = 16
+FORGOTTEN_SLICE = 256
+"""Memories of ended reservations that are dropped without a turn for other calls."""
+
+
+@dataclass(slots=True)
+class PrefillHold:
+    """A pair's hold on the worker that computes the prompt for the decode worker."""
+
+    worker: WorkerKey
+    predicted_tokens: int
+    """Usable overlap there at the pick, by the worker's events."""
+    new_tokens: int
+    room: int
+    """Key by which the two engines meet; no other request in flight has it."""
+    open: bool = True
+    """True until the prompt is computed, or the reservation ends."""
+
+
+class Reservation(msgspec.Struct, eq=False, gc=False):
+    """A request's hold on a worker, or on a pair of workers. It refers to nothing that could refer
+    to it, so that the collector need not look at it."""
+
+    id: str
+    request_id: str
+    worker: WorkerKey
+    fingerprint: Fingerprint
+    prefixes: HashArray
+    own_blocks: int
+    """See Prompt.own_blocks."""
+    prompt_tokens: int
+    predicted_tokens: int
+    """Usable overlap at the pick, by the worker's events."""
+    new_tokens: int
+    """Prompt tokens that the worker computes; 0 when another worker does."""
+    opened_at_s: float
+    lease_ends_s: float
+    answer: bytes
+    """Route's answer, for a repeated request id: the shell's own form."""
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    prefill_done: bool = False
+    running: bool = False
+    ended: Ending | None = None
+    prefill: PrefillHold | None = None
+    """The other half of a pair."""
+    shared: bool = False
+    """Whether several callers have this answer: a caller that leaves does not end it."""
+    tenant: str = ""
+    """Empty: its request named none."""
+    owner: str = ""
+    """Name of the identity whose request it is; empty: its caller needed no key."""
+
+    def holds(self, workers: Collection[WorkerKey]) -> bool:
+        """Whether the reservation is open on any of some workers."""
+        prefill = self.prefill
+        return self.worker in workers or (
+            prefill is not None and prefill.open and prefill.worker in workers
+        )
+
+    def where_computed(self) -> "Reservation":
+        """The reservation as seen by the worker that computes the prompt: of a pair, a copy."""
+        if self.prefill is None:
+            return self
+        return msgspec.structs.replace(
+            self,
+            worker=self.prefill.worker,
+            predicted_tokens=self.prefill.predicted_tokens,
+            new_tokens=self.prefill.new_tokens,
+        )
+
+
+class Reservations:
+    """All reservations of this replica."""
+
+    def __init__(
+        self, memory_window_s: float, entries_max: int, hash_bytes_max: int = HASH_BYTES_MAX
+    ) -> None:
+        self._memory_window_s = memory_window_s
+        self._entries_max = entries_max
+        self._hash_bytes_max = hash_bytes_max
+        self._hash_bytes = 0
+        """Bytes of all prefixes, open and remembered."""
+        self._open_hash_bytes = 0
+        self._open: OrderedDict[str, Reservation] = OrderedDict()
+        """Open reservations by id, the lease that ends first in front."""
+        self._ended: OrderedDict[str, tuple[float, Reservation]] = OrderedDict()
+        """Ended reservations by id, with when each ended."""
+        self._by_request: dict[str, Reservation] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Reservations {len(self._open)} open, {len(self._ended)} remembered>"
+
+    def full(self) -> bool:
+        """Whether there is no room for another open one."""
+        many = len(self._open) >= self._entries_max
+        return many or self._open_hash_bytes >= self._hash_bytes_max
+
+    def add(self, reservation: Reservation) -> None:
+        """Opens one; its request id must be free, and there must be room for it."""
+        add_reservation(self, reservation)
+
+    def _make_room(self) -> None:
+        """Forgets the oldest memories, until the bounds leave room for one more."""
+        while self._ended and (
+            len(self._open) + len(self._ended) >= self._entries_max
+            or self._hash_bytes >= self._hash_bytes_max
+        ):
+            self._forget_oldest()
+
+    def of_request(self, request_id: str) -> Reservation | None:
+        """Open or remembered."""
+        return self._by_request.get(request_id)
+
+    def get(self, reservation_id: str) -> Reservation | None:
+        """Open or remembered."""
+        reservation = self._open.get(reservation_id)
+        if reservation is None and reservation_id in self._ended:
+            reservation = self._ended[reservation_id][1]
+        return reservation
+
+    def find(self, wanted: str) -> Generator[None, None, list[Reservation]]:
+        """Open and remembered ones of an id, the newest first, FIND_MAX at most: of a reservation,
+        a request, or a client whose requests' ids begin with it (CLIENT_ID_END). In steps."""
+        fitting = []
+        known = [*self._open.values(), *(ended for _, ended in self._ended.values())]
+        for first in range(0, len(known), FIND_SLICE):
+            yield
+            fitting += [
+                reservation
+                for reservation in known[first : first + FIND_SLICE]
+                if wanted in (reservation.id, reservation.request_id)
+                or reservation.request_id.rpartition(CLIENT_ID_END)[0] == wanted
+            ]
+        fitting.sort(key=attrgetter("opened_at_s"), reverse=True)
+        return fitting[:FIND_MAX]
+
+    def renew(self, reservation: Reservation, lease_ends_s: float) -> None:
+        """Moves a lease's end; leases are all equally long, so the last renewed ends last."""
+        reservation.lease_ends_s = lease_ends_s
+        self._open.move_to_end(reservation.id)
+
+    def end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
+        """Closes a reservation, and remembers it for a while; the request id only if finished."""
+        del self._open[reservation.id]
+        self._open_hash_bytes -= reservation.prefixes.nbytes
+        reservation.ended = ending
+        if ending is not Ending.FINISHED:
+            self._forget_request(reservation)
+        self._ended[reservation.id] = (now_s, reservation)
+        if reservation.cached_tokens is not None:  # so no report will be checked against them
+            self._drop_hashes(reservation)
+
+    def expired(self, now_s: float) -> list[Reservation]:
+        """Open reservations whose lease has ended, oldest first: a slice of them (SLICE_UNITS)."""
+        expired = []
+        units = 0
+        for reservation in self._open.values():
+            if reservation.lease_ends_s > now_s or units >= SLICE_UNITS:
+                break
+            expired.append(reservation)
+            units += RESERVATION_UNITS + len(reservation.prefixes)
+        return expired
+
+    def due(self, now_s: float) -> bool:
+        """Whether a lease has ended, or a memory is older than the window."""
+        oldest = next(iter(self._open.values()), None)
+        if oldest is not None and oldest.lease_ends_s <= now_s:
+            return True
+        ended_at_s, _ = next(iter(self._ended.values()), (now_s, None))
+        return now_s - ended_at_s >= self._memory_window_s
+
+    def on_workers(self, workers: Collection[WorkerKey]) -> list[Reservation]:
+        """Open ones of some workers; looks at each once, however many workers go at once."""
+        wanted = frozenset(workers)
+        return [reservation for reservation in self._open.values() if reservation.holds(wanted)]
+
+    def forget_old(self, now_s: float) -> None:
+        """Drops memories that are older than the window: FORGOTTEN_SLICE of them at most."""
+        for _ in range(min(FORGOTTEN_SLICE, len(self._ended))):
+            ended_at_s, _ = next(iter(self._ended.values()))
+            if now_s - ended_at_s < self._memory_window_s:
+                return
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, (_, reservation) = self._ended.popitem(last=False)
+        self._drop_hashes(reservation)
+        self._forget_request(reservation)
+
+    def _drop_hashes(self, reservation: Reservation) -> None:
+        self._hash_bytes -= reservation.prefixes.nbytes
+        reservation.prefixes = np.empty(0, np.uint64)
+
+    def _forget_request(self, reservation: Reservation) -> None:
+        if self._by_request.get(reservation.request_id) is reservation:
+            del self._by_request[reservation.request_id]

@@ -1,1 +1,0 @@
-"""Sockets around router/front/exchange.py: aiohttp before and behind, kvroute.client beside it."""

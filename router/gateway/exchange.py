@@ -1,0 +1,426 @@
+"""One HTTP request's life, from its body to its last report. Pure: no sockets, no clock, no router.
+
+    exchange = Exchange("/v1/chat/completions", body, headers)
+    exchange.question()              what to ask a router
+    exchange.upstream(...)           the request to the worker of its pick
+    exchange.answered(status, ...)   the answer's head: pass it on, or try another worker
+    exchange.data(chunk)             the answer's bytes, less what the client did not request
+    exchange.ended() / broke()       the report, and what the client still gets
+
+The gateway has sockets around it; Envoy's picker has Envoy.
+
+Laws:
+- another worker is tried only while no byte of an answer was passed on, and never for an answer
+  that blames the client;
+- an exchange has one outcome, and the first one counts;
+- a rank in a queue, the router's or the engine's, is at most what the client's key allows, and
+  reaches the engine by the router's pick alone.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from msgspec import UNSET
+
+from events.engines.table import engine_of
+from kvroute.client.messages.options import random_id
+from kvroute.client.messages.usage import Usage
+from router.gateway.engine_plane import is_of_plane
+from router.gateway.openai_body import BOM, TENANT_HEADERS, read
+from router.gateway.refusals import error_event
+from router.gateway.top_level import changed
+from router.gateway.usage import AnswerReader
+from router.net.keys.identity import Identity
+from router.request.bodies import PATHS
+from router.request.request import CLIENT_ID_END
+
+BYTES_A_TOKEN = 4
+"""Bytes of a body that count as a token, for a prompt's length where its tokens are not known."""
+ESTIMATE_MAX = 8192
+"""Tokens of an estimated length, at most: an image's bytes, say, are hardly ever tokens."""
+REQUEST_ID_MAX = 256
+"""Characters of a client's X-Request-Id."""
+UPSTREAM_ANSWER_MAX = 1 << 16
+"""Bytes of a failed answer that are kept for the client, in case no other worker is left."""
+HOP_BY_HOP = frozenset((
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "transfer-encoding", "upgrade",
+))  # fmt: skip
+"""Headers of one connection (RFC 9110, 7.6.1)."""
+_NOT_FORWARDED = HOP_BY_HOP | {
+    "host", "content-length", "content-encoding", "accept-encoding", "expect", "x-request-id",
+}  # fmt: skip
+"""Request headers that the gateway writes itself, or that belong to the client's own connection;
+those of the engines' plane are in engine_plane.py."""
+_NOT_RETURNED = HOP_BY_HOP | {"date", "server", "x-request-id", "content-length"}
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""All but the tab."""
+_BY_LOAD = frozenset((
+    "EMPTY_PROMPT", "MESSAGE_TOO_LARGE", "MALFORMED_BODY", "UNSUPPORTED_CONTENT", "NO_TOKENIZER",
+    "RENDERER_UNAVAILABLE", "RENDER_QUEUE_FULL",
+))  # fmt: skip
+"""Reasons for which a request without tokens goes by load: the engine judges what a router can't
+read. EMPTY_PROMPT is the answer of routers of older releases, which don't know bodies."""
+_BY_LOAD_WITHOUT_REASON = frozenset(("UNIMPLEMENTED", "RESOURCE_EXHAUSTED"))
+"""Status codes for which, without a reason, a request without tokens goes by load: those of routers
+of older releases; and of gRPC itself, for a message past all limits of the router."""
+
+
+class Blame(StrEnum):
+    """Whose failure ended a request, as kvroute.v1.FailureReason has it."""
+
+    WORKER = "worker"
+    TIMEOUT = "timeout"
+    CLIENT = "client"
+    CANCELLED = "cancelled"
+
+
+class Verdict(StrEnum):
+    """What becomes of an answer."""
+
+    PASS = "pass"
+    REFUSED = "refused"
+    """Passed on; the worker blames the request."""
+    ELSEWHERE = "elsewhere"
+    """Another worker is tried; passed on if there is none."""
+    UNUSABLE = "unusable"
+    """Another worker is tried; never passed on: 101, 3xx and statuses that HTTP does not have."""
+
+
+class Upstream(NamedTuple):
+    """A request to a worker."""
+
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of an exchange, for the last report."""
+
+    blame: Blame | None
+    """None: the answer is whole."""
+    usage: Usage
+    output_tokens: int
+
+
+class Exchange:
+    """One request, whichever workers it is sent to."""
+
+    def __init__(
+        self,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        query: str = "",
+        request_id: str = "",
+        low_first: bool = False,
+        changes_bodies: bool = True,
+        identity: Identity | None = None,
+        salts_tenants: bool = False,
+    ) -> None:
+        """path: one of PATHS. headers: without regard to case. query: what follows `?`, as the
+        client wrote it. Raises FrontRefusal for a body that can't be read. low_first: the body's
+        priority is lower for sooner, as vLLM's own. changes_bodies: False where neither the body
+        nor the answer is the caller's to change. identity: of the client's key; None: clients
+        need none. salts_tenants: the prompt's cache is that of the request's tenant alone.
+        request_id: the client's; the worker gets it as X-Request-Id, and the request's id at the
+        router begins with it."""
+        self.path = path
+        self.query = query
+        self.kind = PATHS[path]
+        self.body = body.removeprefix(BOM)
+        self.identity = identity
+        self._forwarded = forwarded(headers.items())
+        self.facts = read(self.body, self._forwarded, self.kind, low_first=low_first)
+        self.tenant = self.facts.tenant
+        if identity is not None and identity.tenant:
+            self.tenant = identity.tenant
+            for name in TENANT_HEADERS:
+                self._forwarded.pop(name, None)
+            self._forwarded[TENANT_HEADERS[0]] = self.tenant
+        self._salt = self._of_owner() if salts_tenants else None
+        """Cache salt in the place of the client's; None: the client's stays."""
+        self.request_id = request_id
+        self._changes_bodies = changes_bodies
+        self.passed = False
+        """Whether a byte of an answer was passed on, so that no other worker can be tried."""
+        self.outcome: Outcome | None = None
+        self._reader = AnswerReader(self.kind, is_stream=False)
+
+    # The router
+
+    def question(
+        self,
+        *,
+        by_load: bool = False,
+        tokens_max: int = ESTIMATE_MAX,
+        output_tokens: int | None = None,
+    ) -> dict[str, Any]:
+        """The options of a route (kvroute.client.RouteOptions), as far as the request has them.
+
+        by_load: with the estimated length of the prompt, tokens_max at most, in the place of the
+        prompt; its tenant is charged by all of its bytes. output_tokens: of a usual answer, if
+        known; the client's bound counts where it is less.
+        """
+        facts = self.facts
+        options: dict[str, Any] = {}
+        if self.has_body and not by_load:
+            options[self.kind.option] = self.body
+            options["cache_salt"] = facts.cache_salt if self._salt is None else self._salt
+        else:
+            tokens = max(1, len(self.body) // BYTES_A_TOKEN)
+            options["estimated_tokens"] = max(1, min(tokens, tokens_max))
+            options["charged_tokens"] = tokens
+        options["model"] = facts.model  # empty, too: what is left out is looked for in the body
+        if facts.session_id:
+            options["session_id"] = facts.session_id
+        if facts.ttft_slo_ms is not None:
+            options["ttft_slo_ms"] = facts.ttft_slo_ms
+        if self.tenant:
+            options["tenant"] = self.tenant
+        if facts.priority is not None:
+            options["priority"] = self._allowed(facts.priority)
+        counts = (facts.output_tokens_max, output_tokens)
+        bounds = [count for count in counts if count is not None]
+        if bounds:
+            options["expected_output_tokens"] = min(bounds)
+        if self.request_id:
+            options["request_id"] = self.request_id + CLIENT_ID_END + random_id()
+        return options
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a router can make tokens of the body."""
+        return bool(self.kind.option) and self.facts.is_readable
+
+    @property
+    def may_have_tokens(self) -> bool:
+        """Whether a worker may get the prompt's tokens beside the body."""
+        return self.kind.takes_tokens and self.has_body and not self.facts.names_tokens
+
+    def pairs_on(self, engine: str) -> bool:
+        """Whether a prefill worker and a decode worker of this engine can share the request.
+
+        A response that goes on from another one, or that goes on after its answer, belongs to one
+        worker.
+        """
+        if not self.kind.may_pair or self.facts.previous_response_id or self.facts.is_background:
+            return False
+        return self.kind.name not in engine_of(engine).unpaired_bodies
+
+    def prefill_fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A prefill worker's fields (PrefillWorker.prefill_body), as this path names them."""
+        named = {name: UNSET if value is None else value for name, value in fields.items()}
+        return {**named, **self.kind.prefill_fields}
+
+    # The worker
+
+    def upstream(
+        self,
+        address: str,
+        headers: Mapping[str, str],
+        *,
+        engine_priority: int | None = None,
+        fields: Mapping[str, Any] | None = None,
+        tokens: Mapping[str, Any] | None = None,
+    ) -> Upstream:
+        """The request to a worker. headers: of the pick. fields, tokens: for the body's top level,
+        of a pair, or an engine's chat_tokens for a body that may_have_tokens."""
+        facts, more = self.facts, dict(fields or {})
+        absent = not more
+        more |= tokens or {}
+        if self.takes_usage_out and "stream_options" not in more:
+            more["stream_options"] = {**(facts.stream_options or {}), "include_usage": True}
+            absent &= not facts.names_stream_options
+        if facts.names_priority:
+            more["priority"] = UNSET if engine_priority is None else engine_priority
+            absent = False
+        elif engine_priority and self.kind.takes_priority:
+            more["priority"] = engine_priority
+        if self._salt is not None:
+            more["cache_salt"] = self._salt
+            absent &= not facts.names_salt
+        sent = self._forwarded | {"Accept-Encoding": "identity"}
+        if self.request_id:
+            sent["X-Request-Id"] = self.request_id
+        body = changed(self.body, more, known=facts.spans, absent=absent)
+        url = address.rstrip("/") + self.path
+        if self.query:
+            url += "?" + self.query
+        return Upstream(url, sent | dict(headers), body)
+
+    @property
+    def takes_usage_out(self) -> bool:
+        """Whether the gateway requests a stream's usage for itself alone."""
+        facts = self.facts
+        return (
+            self._changes_bodies
+            and facts.is_stream
+            and not facts.wants_usage
+            and facts.stream_options is not None
+            and self.kind.usage_is_option
+        )
+
+    def answered(self, status: int, content_type: str, encoding: str = "") -> Verdict:
+        """The head of a worker's answer. encoding: Content-Encoding; compressed bytes, which the
+        gateway asks no worker for, pass unread."""
+        is_stream = content_type.lower().startswith("text/event-stream") and (
+            encoding.lower() in ("", "identity")
+        )
+        self._reader = AnswerReader(
+            self.kind, is_stream=is_stream, takes_usage_out=self.takes_usage_out
+        )
+        if 200 <= status < 300:
+            return Verdict.PASS
+        if 400 <= status < 500 and status not in (408, 429):
+            return Verdict.REFUSED
+        return Verdict.ELSEWHERE if 400 <= status < 600 else Verdict.UNUSABLE
+
+    def data(self, chunk: bytes) -> bytes:
+        """The bytes to pass on."""
+        passed = self._reader.feed(chunk)
+        if passed:
+            self.passed = True
+        return passed
+
+    def rest(self) -> bytes:
+        """The bytes to pass on when the worker's answer is over."""
+        held = self._reader.rest()
+        self.passed |= bool(held)
+        return held
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the present answer is a stream of events."""
+        return self._reader.is_stream
+
+    @property
+    def response_id(self) -> str:
+        """Id of an answer of /v1/responses, by which later requests go on from it; empty: none."""
+        return self._reader.response_id()
+
+    @property
+    def first_token(self) -> bool:
+        """Whether the present answer has brought its first token."""
+        return self._reader.first_token
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens so far: a stream's events, which have a token each as a rule."""
+        return self._reader.chunks
+
+    # The end
+
+    def ended(self, blame: Blame | None = None) -> Outcome:
+        """The answer is over; blame: None for a whole answer, unless the engine ended its stream
+        with an error."""
+        if self.outcome is None:
+            if blame is None and (status := self._reader.error_status()) is not None:
+                blame = Blame.WORKER if status >= 500 else Blame.CLIENT
+            usage = self._reader.usage() if blame is None else Usage()
+            if not self.facts.has_one_prompt:
+                usage = usage._replace(prompt_tokens=None)
+            output = usage.output_tokens
+            self.outcome = Outcome(blame, usage, self.output_tokens if output is None else output)
+        return self.outcome
+
+    def broke(self, blame: Blame, reason: str, message: str) -> bytes:
+        """The worker failed after bytes were passed on; returns the last bytes of a stream, which
+        are an event with the error. Other answers have no form for it and are cut."""
+        self.ended(blame)
+        if not self._reader.is_stream:
+            return b""
+        lead = b"\n\n" if self._reader.inside_event else b""
+        number = self._reader.next_number()
+        return lead + error_event(reason, message, self.kind.errors, number=number)
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose an answer is: the identity, unless it has a tenant, and the tenant. Without keys:
+        the tenant of the headers, which a proxy that checks callers sets."""
+        identity = self.identity
+        if identity is None:
+            tenants = (self._forwarded.get(name) for name in TENANT_HEADERS)
+            return "", next(filter(None, tenants), "")
+        return "" if identity.tenant else identity.name, self.tenant
+
+    def check_rights(self) -> None:
+        """Raises Refusal for what the client's key may not name."""
+        if self.identity is not None:
+            self.identity.check_body(self.facts.model, self.facts.adapters, self.facts.of_plane)
+
+    def _allowed(self, priority: int) -> int:
+        """Lowers a priority to the highest that the client's key may have."""
+        return priority if self.identity is None else min(priority, self.identity.priority_max)
+
+    def _of_owner(self) -> str | None:
+        """A salt of the request's owner: of a fixed length, so that nothing that a client adds
+        makes it another's. None: the owner is not known."""
+        if not any(self.owner):
+            return None
+        salted = sha256(b"kvroute tenant")
+        for part in (*self.owner, self.facts.cache_salt):
+            salted.update(sha256(part.encode(errors="surrogatepass")).digest())
+        return salted.hexdigest()
+
+
+def goes_by_load(reason: str | None, code: str) -> bool:
+    """Whether a router's refusal of a body leaves the request to load alone. code: the name of
+    gRPC's status."""
+    return reason in _BY_LOAD or (reason is None and code in _BY_LOAD_WITHOUT_REASON)
+
+
+def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """A client's headers, as far as they go on to a worker, by names in lower case; a repeated
+    name's values are joined."""
+    pairs = list(headers)
+    of_connection = _of_connection(pairs)
+    kept: dict[str, str] = {}
+    for name, value in pairs:
+        lower = name.lower()
+        if not (lower in _NOT_FORWARDED or lower in of_connection or is_of_plane(lower)):
+            text = _text(value)
+            kept[lower] = f"{kept[lower]}, {text}" if lower in kept else text
+    return kept
+
+
+def returned(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """A worker's headers, as far as they go back to the client."""
+    pairs = list(headers)
+    dropped = _NOT_RETURNED | _of_connection(pairs)
+    return [(name, _text(value)) for name, value in pairs if name.lower() not in dropped]
+
+
+def client_id(header: str) -> str:
+    """A client's X-Request-Id; empty: it is none, too long, or not printable."""
+    return header if len(header) <= REQUEST_ID_MAX and header.isprintable() else ""
+
+
+def _of_connection(headers: Iterable[tuple[str, str]]) -> set[str]:
+    """Headers that `Connection` names as those of this connection alone."""
+    return {
+        name.strip().lower()
+        for key, value in headers
+        if key.lower() == "connection"
+        for name in value.split(",")
+    }
+
+
+def _text(value: str) -> str:
+    """A header's value that can be written again: bytes that are no UTF-8, which are read as lone
+    surrogates, are taken as Latin-1, and control characters as spaces (RFC 9110, 5.5)."""
+    if value.isprintable():
+        return value
+    value = _CONTROLS.sub(" ", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode(errors="surrogateescape").decode("latin1")
+    return value

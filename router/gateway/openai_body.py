@@ -1,0 +1,339 @@
+"""A client's HTTP request: path, headers, and the few fields of its body that routing needs.
+
+Pure. The body is decoded once, without its messages. The client's own bytes go on to the engine,
+with fields patched in front where the gateway needs them.
+
+Laws:
+- a body without patched fields stays as it is, byte for byte, but for a byte order mark;
+- a field that helps routing refuses nobody: what can't be read has its default, and goes on for the
+  engine to judge. Only fields that a key's rights are about have to be readable.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from router.gateway import engine_plane
+from router.gateway.lenient import flag, text, whole
+from router.gateway.refusals import FrontRefusal
+from router.gateway.top_level import decoded, span
+from router.request.bodies import FORMATS, BodyFormat
+
+TEXT_MAX = 1024
+"""Characters of a model, session, tenant or salt: the router's own bound."""
+INT32_MAX = (1 << 31) - 1
+EXPECTED_TOKENS_MAX = 1 << 20
+"""A limit on the answer above this says nothing about its length."""
+ANSWERS_MAX = 4096
+"""Answers of one request (`n`), at most; more are for the engine to refuse."""
+ASIDE_BYTES_MAX = 1 << 16
+"""Bytes of a field beside the prompt that is looked into, at most."""
+PRIORITY_OF_TIER = {"priority": 1, "flex": -1}
+"""OpenAI's service_tier as the router's priority; other tiers have none."""
+BOM = b"\xef\xbb\xbf"
+"""A byte order mark, with which some clients begin UTF-8; it says nothing."""
+
+
+SESSION_HEADERS = (
+    "x-session-id",
+    "x-claude-code-session-id",  # Claude Code
+    "session_id",  # Codex
+    "session-id",  # Codex, later releases
+    "x-session-affinity",  # OpenCode
+    "x-opencode-session",  # OpenCode
+    "x-session-token",
+)
+"""Headers that name a conversation; the first of them that is set counts."""
+TENANT_HEADERS = (
+    "x-tenant-id",
+    "x-llm-d-inference-fairness-id",
+    "x-gateway-inference-fairness-id",
+)
+PRIORITY_HEADERS = ("x-priority",)
+TTFT_SLO_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+"""Milliseconds to the first token that a client wants."""
+_TTFT_SLO_MAX = (1 << 32) - 1
+_CLAUDE_SESSION = re.compile(r"_session_([0-9a-f-]{8,64})$")
+"""The end of the metadata.user_id that Claude Code sends."""
+
+_NULL = Raw(b"null")
+_Known = Raw | UnsetType
+
+
+class _Body(msgspec.Struct):
+    """Values as the client wrote them."""
+
+    model: Raw = _NULL
+    stream: Raw = _NULL
+    stream_options: _Known = UNSET
+    user: Raw = _NULL
+    priority: _Known = UNSET
+    service_tier: Raw = _NULL
+    n: Raw = _NULL
+    cache_salt: _Known = UNSET
+    previous_response_id: Raw = _NULL
+    background: Raw = _NULL
+    input_ids: _Known = UNSET
+    prompt: Raw = _NULL
+    lora_path: Raw = _NULL
+    vllm_xargs: Raw = _NULL
+
+
+_of_formats = {name for each in FORMATS for name in (each.session_field, *each.limit_fields)}
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "_Fields",
+        [
+            *((name, Raw, _NULL) for name in sorted(_of_formats)),
+            *((name, _Known, UNSET) for name in engine_plane.FIELDS),
+        ],
+        bases=(_Body,),
+    )
+)
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str | None = None
+
+
+_metadata = msgspec.json.Decoder(_Metadata | None)
+_object = msgspec.json.Decoder(dict[str, Raw])
+_adapters = msgspec.json.Decoder(str | list[str | None] | None)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What routing needs to know of a request."""
+
+    model: str
+    is_stream: bool
+    wants_usage: bool
+    """The client requested the usage of a stream."""
+    stream_options: Mapping[str, Raw] | None
+    """The client's own; None: they can't be read, and stay as they are."""
+    names_stream_options: bool
+    names_priority: bool
+    names_salt: bool
+    session_id: str
+    tenant: str
+    priority: int | None
+    """The router's: higher is sooner."""
+    ttft_slo_ms: int | None
+    output_tokens_max: int | None
+    """Tokens of all answers together, at most; None: the client sets no bound."""
+    cache_salt: str
+    has_one_prompt: bool
+    """False: a completion with a list of prompts, whose usage is that of all."""
+    previous_response_id: str
+    is_background: bool
+    """A response that its engine goes on with after the answer."""
+    names_tokens: bool
+    """The body has fields of its own in which engines take tokens."""
+    adapters: tuple[str, ...]
+    """Models of engine_plane.ADAPTER; "" among them: it can't be read."""
+    of_plane: tuple[str, ...]
+    """Fields of the engines' own plane, see engine_plane.py."""
+    spans: Mapping[str, tuple[int, int]]
+    """Where fields lie that a gateway may replace."""
+    is_readable: bool
+    """False: routers can't read the body, though engines can: it has NaN or Infinity."""
+
+
+def read(
+    body: bytes, headers: Mapping[str, str], kind: BodyFormat, *, low_first: bool = False
+) -> Facts:
+    """Reads a request; raises FrontRefusal for a body that is no JSON object, or a model that is no
+    text. headers: names in lower case. low_first: the body's priority is lower for sooner.
+    """
+    fields, within = decoded(_decoder, body)
+    spans = _spans(fields, within)
+    if within is not body:
+        _read_again(fields, within, body)
+    options, wants_usage = _stream_options(fields.stream_options)
+    salt = fields.cache_salt
+    return Facts(
+        model=_model(fields.model),
+        is_stream=flag(fields.stream) or False,
+        wants_usage=wants_usage,
+        stream_options=options,
+        names_stream_options=fields.stream_options is not UNSET,
+        names_priority=fields.priority is not UNSET,
+        names_salt=salt is not UNSET,
+        session_id=_session(getattr(fields, kind.session_field), headers),
+        tenant=(_header(headers, TENANT_HEADERS) or _aside_text(fields.user))[:TEXT_MAX],
+        priority=_priority(fields, headers, low_first),
+        ttft_slo_ms=_ttft_slo_ms(headers),
+        output_tokens_max=_output_tokens_max(fields, kind.limit_fields),
+        cache_salt="" if salt is UNSET else _short(text(salt) or ""),
+        has_one_prompt=not _is_list_of_prompts(fields.prompt),
+        previous_response_id=_text_of(fields.previous_response_id) if kind.is_continued else "",
+        is_background=kind.is_continued and bool(flag(fields.background)),
+        names_tokens=not (fields.kv_transfer_params is UNSET and fields.input_ids is UNSET),
+        adapters=_adapters_of(fields.lora_path),
+        of_plane=_of_plane(fields),
+        spans=spans,
+        is_readable=within is body,
+    )
+
+
+def _spans(fields: _Body, within: bytes) -> dict[str, tuple[int, int]]:
+    return {
+        name: span(value, within)
+        for name in ("priority", "stream_options", "cache_salt")
+        if (value := getattr(fields, name)) is not UNSET
+    }
+
+
+def _read_again(fields: _Body, within: bytes, body: bytes) -> None:
+    """Puts the client's own values in the place of those that lie in other bytes."""
+    for name in fields.__struct_fields__:
+        value = getattr(fields, name)
+        if value is not UNSET and value is not _NULL:
+            start, end = span(value, within)
+            setattr(fields, name, Raw(body[start:end]))
+
+
+def _is_null(value: Raw) -> bool:
+    return bytes(memoryview(value)[:1]) == b"n"
+
+
+def _is_there(fields: _Body, name: str) -> bool:
+    """Whether a field is there, and is not null."""
+    value = getattr(fields, name)
+    return value is not UNSET and not _is_null(value)
+
+
+def _model(value: Raw) -> str:
+    if _is_null(value):
+        return ""
+    name = text(value)
+    if name is None or len(name) > TEXT_MAX:
+        sentence = f"model: expected a text of at most {TEXT_MAX} characters"
+        raise FrontRefusal("INVALID_BODY", sentence, param="model")
+    return name
+
+
+def _text_of(value: Raw) -> str:
+    """A text, or the bytes of what is none: for names that have to be the same."""
+    if _is_null(value):
+        return ""
+    written = text(value)
+    if written is None:
+        written = bytes(memoryview(value)[:TEXT_MAX]).decode("latin1")
+    return written[:TEXT_MAX]
+
+
+def _short(salt: str) -> str:
+    """A salt that routers take: a long one's digest, which no other salt has."""
+    return salt if len(salt) <= TEXT_MAX else sha256(salt.encode()).hexdigest()
+
+
+def _stream_options(value: _Known) -> tuple[Mapping[str, Raw] | None, bool]:
+    """The options, see Facts, and whether they want the usage."""
+    if value is UNSET or _is_null(value):
+        return {}, False
+    options = _aside(value)
+    if options is None:
+        return None, False
+    include = options.get("include_usage", _NULL)
+    wants = flag(include)
+    return (None, False) if wants is None and not _is_null(include) else (options, bool(wants))
+
+
+def _is_long(value: Raw) -> bool:
+    """Whether it is too long for a look into it."""
+    return len(memoryview(value)) > ASIDE_BYTES_MAX
+
+
+def _aside_text(value: Raw) -> str:
+    return "" if _is_long(value) else text(value) or ""
+
+
+def _aside(value: Raw) -> dict[str, Raw] | None:
+    """A small object; None: it is none, or not small."""
+    if _is_long(value):
+        return None
+    try:
+        return _object.decode(value)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+def _adapters_of(value: Raw) -> tuple[str, ...]:
+    if _is_null(value):
+        return ()
+    if _is_long(value):
+        return ("",)
+    try:
+        named = _adapters.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ("",)
+    each = {named} if isinstance(named, str) else set(named or ())
+    return tuple(name for name in each if name is not None)
+
+
+def _of_plane(fields: _Body) -> tuple[str, ...]:
+    named = [name for name in engine_plane.FIELDS if _is_there(fields, name)]
+    if not _is_null(fields.vllm_xargs):
+        inner = _aside(fields.vllm_xargs)
+        named += (
+            [engine_plane.NESTED] if inner is None else engine_plane.NESTED_FIELDS & inner.keys()
+        )
+    return tuple(named)
+
+
+def _session(value: Raw, headers: Mapping[str, str]) -> str:
+    name = _header(headers, SESSION_HEADERS) or _aside_text(value)
+    if not name and not _is_null(value) and not _is_long(value):
+        try:
+            metadata = _metadata.decode(value)
+        except (msgspec.DecodeError, UnicodeError):  # metadata of other clients, which is theirs
+            return ""
+        ended = _CLAUDE_SESSION.search((metadata and metadata.user_id) or "")
+        name = ended[1] if ended else ""
+    return (name or "")[:TEXT_MAX]
+
+
+def _priority(fields: _Body, headers: Mapping[str, str], low_first: bool) -> int | None:
+    number = whole(msgspec.json.encode(_header(headers, PRIORITY_HEADERS)[:TEXT_MAX]))
+    if number is None and fields.priority is not UNSET:
+        number = whole(fields.priority)
+        number = -number if low_first and number is not None else number
+    if number is None:
+        return PRIORITY_OF_TIER.get(_aside_text(fields.service_tier))
+    return max(-INT32_MAX, min(number, INT32_MAX))
+
+
+def _ttft_slo_ms(headers: Mapping[str, str]) -> int | None:
+    slo = _header(headers, TTFT_SLO_HEADERS)
+    if not (slo.isascii() and slo.isdigit()):
+        return None
+    number = int(slo[:12])
+    return number if number <= _TTFT_SLO_MAX else None
+
+
+def _output_tokens_max(fields: _Body, names: Iterable[str]) -> int | None:
+    for name in names:
+        most = whole(getattr(fields, name))
+        if most is not None and most >= 0:
+            answers = whole(fields.n) or 1
+            tokens = most * (answers if 1 <= answers <= ANSWERS_MAX else 1)
+            return tokens if tokens <= EXPECTED_TOKENS_MAX else None
+    return None
+
+
+def _is_list_of_prompts(prompt: Raw) -> bool:
+    start = bytes(memoryview(prompt)[:64]).translate(None, b" \t\r\n")
+    return start[:2] in (b'["', b"[[")
+
+
+def _header(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    for name in names:
+        if value := headers.get(name):
+            return value
+    return ""

@@ -1,0 +1,123 @@
+"""Asks routers for endpoints.
+
+Law: what a router can't read goes by load, counted; every other refusal is raised.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvroute.client import KvRouteError, Pick, RoutedRequest
+from kvroute.v1 import Phase
+from router.config.settings.picker_settings import PickerSettings
+from router.gateway.exchange import Exchange, goes_by_load
+from router.gateway.output_lengths import OutputLengths
+from router.gateway.picker.counters import PickerCounters
+from router.gateway.picker.endpoints import Endpoints
+from router.gateway.picker.request_stream import Question
+from router.gateway.routers import Router
+from router.gateway.server.roster import Roster
+from router.observe.tracing.front_trace import FrontTrace
+
+_OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+_MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+
+
+class Asking:
+    """Questions of one picker to its routers."""
+
+    def __init__(
+        self,
+        client: Router,
+        roster: Roster,
+        endpoints: Endpoints,
+        counters: PickerCounters,
+        settings: PickerSettings,
+    ) -> None:
+        self._client = client
+        self._roster = roster
+        self._endpoints = endpoints
+        self._counters = counters
+        self._settings = settings
+        self.lengths = OutputLengths()
+
+    async def routed(
+        self,
+        question: Question,
+        exchange: Exchange,
+        trace: FrontTrace | None = None,
+        only: tuple[str, ...] = (),
+    ) -> RoutedRequest:
+        """The request with its worker. only: ids of the workers that it may have; empty: any.
+        Raises KvRouteError."""
+        by_load = not exchange.has_body
+        while True:
+            try:
+                return await self._route(question, exchange, trace, only, by_load=by_load)
+            except KvRouteError as error:
+                if trace is not None:
+                    trace.picked(error=error.reason or error.code.name)
+                if by_load or not goes_by_load(error.reason, error.code.name):
+                    raise
+                self._counters.by_load.labels(error.reason or error.code.name).inc()
+                by_load = True
+
+    async def endpoints_of(self, pick: Pick) -> tuple[list[str], Mapping[str, str]]:
+        """The endpoints to name, that of the pick in front, and headers for the worker; empty: the
+        pick has none."""
+        endpoints = self._endpoints
+        first = await endpoints.of(pick.address)
+        named = [first] if first else []
+        for other in pick.alternatives[: self._settings.fallbacks if named else 0]:
+            endpoint = await endpoints.of(other.address)
+            if endpoint and endpoint not in named and other.dp_rank is None:
+                named.append(endpoint)
+        headers = dict(pick.headers)
+        if pick.prefill_worker is not None:
+            headers["x-prefiller-host-port"] = await endpoints.of(pick.prefill_worker.address)
+        return named, headers
+
+    async def _route(
+        self,
+        question: Question,
+        exchange: Exchange,
+        trace: FrontTrace | None,
+        only: tuple[str, ...],
+        *,
+        by_load: bool,
+    ) -> RoutedRequest:
+        settings, roster = self._settings, self._roster
+        model = _first(question.headers, _MODELS) or exchange.facts.model
+        options = exchange.question(
+            by_load=by_load,
+            tokens_max=roster.estimate_max(model),
+            output_tokens=self.lengths.mean(model),
+        )
+        options |= _more_options(question.headers, settings.objectives)
+        if model:
+            options["model"] = model
+        if only:
+            options["allowed_worker_ids"] = only
+        elif question.subset is not None:
+            options["allowed_worker_ids"] = self._endpoints.among(question.subset)
+        if settings.pairs == "llm-d" and roster.pair_engines(model):
+            options["phase"] = Phase.PHASE_PREFILL_DECODE
+        if trace is not None:
+            options["traceparent"] = trace.pick_header()
+        routed = self._client.request(timeout_s=settings.route_timeout_s, **options)
+        entered = await routed.__aenter__()
+        if trace is not None:
+            trace.picked(entered.pick.worker_id)
+        return entered
+
+
+def _more_options(headers: Mapping[str, str], objectives: Mapping[str, int]) -> dict[str, Any]:
+    """Options of a route that only a gateway's headers have."""
+    options: dict[str, Any] = {}
+    priority = objectives.get(_first(headers, _OBJECTIVES))
+    if priority is not None:
+        options["priority"] = priority
+    return options
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((value for name in names if (value := headers.get(name))), "")

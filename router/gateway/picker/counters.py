@@ -1,0 +1,105 @@
+"""What the picker counts."""
+
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from router.gateway.server.counters import PICK_S
+
+OUTCOMES = (
+    "finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind",
+    "repeated",
+)  # fmt: skip
+"""finished: the answer is whole. worker_refused: the worker's 4xx. failed: the worker's 5xx, or its
+stream ended with an error. cancelled: the stream broke, by the client or by a worker. refused: by a
+router, or for a slow body. unobserved: the gateway shows no answers. blind: routed by load, without
+a reservation. repeated: another stream's request, which a second filter of the same gateway asks
+for."""
+
+
+class Early(StrEnum):
+    """Why a stream ended on which no request's headers came."""
+
+    TIMEOUT = "timeout"
+    """Not within HEAD_TIMEOUT_S, or the call's own deadline."""
+    LEFT = "left"
+    """The gateway ended it."""
+    MALFORMED = "malformed"
+    """Its first message can't be read, or is another one."""
+    STOPPING = "stopping"
+    """The picker stops."""
+
+
+class PickerCounters:
+    """The picker's own metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.requests = Counter(
+            "kvroute_epp_requests", "Requests by outcome.", ["outcome"], registry=registry
+        )
+        self.early = Counter(
+            "kvroute_epp_streams_without_request",
+            "Streams that ended before a request's headers, by reason: timeout, left, malformed or"
+            " stopping.",
+            ["reason"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "kvroute_epp_refusals",
+            "Requests that a router refused, or whose body came too slowly, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.by_load = Counter(
+            "kvroute_epp_by_load",
+            "Requests without tokens, which went by load, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.faults = Counter(
+            "kvroute_epp_faults",
+            "Faults of the picker itself; each request went by load.",
+            registry=registry,
+        )
+        self.not_followed = Counter(
+            "kvroute_epp_not_followed",
+            "Answers of another endpoint than the picked one: known: of another worker, unknown:"
+            " of an endpoint that is no worker here.",
+            ["endpoint"],
+            registry=registry,
+        )
+        self.connections = Counter(
+            "kvroute_epp_connections",
+            "Connections by kind: plain, tls or refused.",
+            ["kind"],
+            registry=registry,
+        )
+        self.open = Gauge(
+            "kvroute_epp_open_requests",
+            "Requests under way, from their headers to the end of their answers.",
+            registry=registry,
+        )
+        self.held_bytes = Gauge(
+            "kvroute_epp_held_bytes",
+            "Bytes of requests' bodies that wait for their pick, or go back after it.",
+            registry=registry,
+        )
+        self.pick = Histogram(
+            "kvroute_epp_pick_seconds",
+            "From a request's whole body to its endpoint: tokens, and the router's queue.",
+            buckets=PICK_S,
+            registry=registry,
+        )
+        self._name_labels()
+
+    def _name_labels(self) -> None:
+        """Counts from 0 what may be counted."""
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome)
+        for reason in Early:
+            self.early.labels(reason)
+        for kind in ("plain", "tls", "refused"):
+            self.connections.labels(kind)
+        for endpoint in ("known", "unknown"):
+            self.not_followed.labels(endpoint)

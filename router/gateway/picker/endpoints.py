@@ -1,0 +1,131 @@
+"""Workers by endpoint: the `ip:port` by which a gateway knows them.
+
+Law: an old list stays while no router answers, and an old address while its name can't be resolved.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+from kvroute.v1 import WorkerStatus
+from router.gateway.server.roster import WORKER_S, Roster
+
+REFRESH_S = 1.0
+"""Seconds between lists."""
+RESOLVED_S = 30.0
+"""How long a host name's address is used before the name is resolved again."""
+NAMES_MAX = 4096
+"""Host names whose addresses are remembered; the one that was resolved first goes first."""
+
+log = logging.getLogger("kvroute.picker")
+
+
+class Endpoints:
+    """Endpoints of the workers in the last list."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._clock: Callable[[], float] = asyncio.get_running_loop().time
+        self._addresses: dict[tuple[str, int], tuple[str, float]] = {}
+        """Host and port -> endpoint, and when it was resolved."""
+        self._workers: dict[str, list[str]] = {}
+        """Endpoint -> ids: several for an engine with ranks behind one port."""
+        self._loads: dict[str, float] = {}
+        """Endpoints that may be picked -> requests there: those of the list, and those that were
+        sent there by load since."""
+
+    async def keep(self) -> None:
+        """Lists again and again, until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self._roster.workers)))
+
+    async def refresh(self) -> None:
+        """One list; without an answer the old one stays."""
+        await self._roster.refresh()
+        if self._roster.listed:
+            await self.use(self._roster.workers)
+
+    async def use(self, workers: Iterable[WorkerStatus]) -> None:
+        """Takes a new list."""
+        ids: dict[str, list[str]] = {}
+        loads: dict[str, float] = {}
+        for each in workers:
+            endpoint = await self.of(each.address)
+            if not endpoint:
+                continue
+            ids.setdefault(endpoint, []).append(each.worker_id)
+            if each.schedulable or each.last_resort:
+                in_use = each.running + each.waiting + each.reserved + each.reserved_by_peers
+                loads[endpoint] = loads.get(endpoint, 0.0) + in_use
+        self._workers, self._loads = ids, loads
+
+    async def of(self, address: str) -> str:
+        """The endpoint of a worker's address, such as http://10.0.0.3:8000; empty: its name can't
+        be resolved, or it is no address."""
+        try:
+            parts = urlsplit(address if "//" in address else f"//{address}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            return ""
+        if not host:
+            return ""
+        port = port or (443 if parts.scheme == "https" else 80)
+        try:
+            return _endpoint(str(ipaddress.ip_address(host)), port)
+        except ValueError:
+            return await self._resolved(host, port)
+
+    def worker_at(self, endpoint: str) -> str | None:
+        """The worker at an endpoint, one of several; None: there is none."""
+        ids = self._workers.get(endpoint)
+        return ids[0] if ids else None
+
+    def among(self, subset: frozenset[str]) -> tuple[str, ...]:
+        """Ids of the workers whose endpoint, or whose address without a port, is named."""
+        return tuple(
+            worker_id
+            for endpoint, ids in self._workers.items()
+            if _is_named(endpoint, subset)
+            for worker_id in ids
+        )
+
+    def least_loaded(self, subset: frozenset[str] | None) -> str:
+        """The endpoint with the fewest requests, which counts one more from now on; empty: none may
+        be picked."""
+        loads = self._loads
+        able = [each for each in loads if subset is None or _is_named(each, subset)]
+        if not able:
+            return ""
+        best = min(able, key=loads.__getitem__)
+        loads[best] += 1.0
+        return best
+
+    async def _resolved(self, host: str, port: int) -> str:
+        known = self._addresses.get((host, port))
+        now_s = self._clock()
+        if known is not None and now_s < known[1] + RESOLVED_S:
+            return known[0]
+        loop = asyncio.get_running_loop()
+        try:
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            log.warning("the worker's name %r can't be resolved: %s", host, error)
+            return known[0] if known is not None else ""
+        endpoint = _endpoint(str(infos[0][4][0]), port)
+        self._addresses.pop((host, port), None)
+        self._addresses[host, port] = endpoint, now_s
+        if len(self._addresses) > NAMES_MAX:
+            del self._addresses[next(iter(self._addresses))]
+        return endpoint
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_named(endpoint: str, subset: frozenset[str]) -> bool:
+    return endpoint in subset or endpoint.rpartition(":")[0].strip("[]") in subset

@@ -1,0 +1,55 @@
+"""A request's body at the picker, from its first part until it has gone back to the gateway. Pure.
+
+Laws:
+- its bytes go back as they came, in the order in which they came;
+- a slice has SLICE_BYTES at most, and what is below SMALL_BYTES counts as that much, so that no
+  turn of the loop carries more.
+"""
+
+from collections import deque
+
+from router.gateway.picker.messages import PART_BYTES_MAX, Part, streamed
+
+SLICE_BYTES = 16 * PART_BYTES_MAX
+SMALL_BYTES = 1000
+
+
+class HeldBody:
+    """Parts of one request's body that have not gone back to the gateway."""
+
+    def __init__(self) -> None:
+        self._parts: deque[Part] = deque()
+        self.bytes = 0
+        """That wait for the pick, as they are counted."""
+
+    def __bool__(self) -> bool:
+        """Whether some of it is here."""
+        return bool(self._parts)
+
+    def add(self, part: Part) -> None:
+        self._parts.append(part)
+
+    def pieces(self) -> tuple[bytes | memoryview, ...]:
+        """What is here of it, not copied."""
+        return tuple(part.body for part in self._parts)
+
+    def take(self) -> list[bytes]:
+        """The messages that give its next slice back."""
+        out: list[bytes] = []
+        parts, left = self._parts, SLICE_BYTES
+        while parts and left > 0:
+            part = parts.popleft()
+            if len(part.body) > left:
+                cut = left - left % PART_BYTES_MAX
+                if not cut:
+                    parts.appendleft(part)
+                    break
+                parts.appendleft(Part(part.body[cut:], part.is_last, None))
+                part = Part(part.body[:cut], False, None)
+            left -= max(len(part.body), SMALL_BYTES)
+            out += streamed(part, of_answer=False)
+        return out
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self.bytes = 0

@@ -1,0 +1,468 @@
+"""One HTTP request as Envoy tells of it, a step after the other. Pure.
+
+    request headers -> body -> (trailers) -> pending -> picked | refused
+                                                 -> answer's headers -> its body -> ended
+
+What is sent, by the mode in which Envoy sends the request's body:
+
+full duplex  nothing until the body is whole, then the answer to the headers with the endpoint, then
+             the body as it came; so is it without `protocol_config`, as older gateways have it
+buffered     the headers pass, and the answer to the whole body has the endpoint
+streamed,    the endpoint goes with the headers, by load: the body is not known yet
+none
+
+Laws:
+- every message that waits for an answer gets one, in the order in which the messages came;
+- the bytes of a body are passed on as they came, a slice of them in a turn (held_body.py);
+- no step here takes as long as a body has bytes: what does is the driver's to do (Reading);
+- `ask` and `ended` are called at most once each;
+- a client's headers of the engines' own plane end here, but for those that the pick sets.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum, auto
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
+from router.gateway.engine_plane import of_plane
+from router.gateway.exchange import Blame, Exchange, Outcome, Verdict, client_id
+from router.gateway.picker import messages
+from router.gateway.picker.held_body import HeldBody
+from router.gateway.picker.messages import Part
+from router.gateway.picker.patience import Wait
+from router.gateway.picker.repeats import REQUEST_ID
+from router.gateway.refusals import Answer
+from router.gateway.server.pace import BODY_S, wait_s
+from router.request.bodies import PATHS
+
+_NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
+_BUFFERED = (pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_BUFFERED_PARTIAL)
+_DUPLEX = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
+
+log = logging.getLogger("kvroute.picker")
+
+
+class Blind(Enum):
+    """Why a request is routed by load, without a look at its body."""
+
+    UNKNOWN_PATH = "unknown_path"
+    """A GET, or a path that no engine computes a prompt for."""
+    NO_BODY = "no_body"
+    """Envoy sends no body, or sends it after the pick."""
+    BODY_TOO_LARGE = "body_too_large"
+    INVALID_BODY = "invalid_body"
+
+
+class Question(NamedTuple):
+    """What an endpoint is wanted for."""
+
+    path: str
+    headers: Mapping[str, str]
+    blind: Blind | None
+    """None: its body is there to be read."""
+    subset: frozenset[str] | None
+    """Endpoints among which the gateway wants the pick; None: any."""
+
+
+class Reading(NamedTuple):
+    """A request's whole body, which is not read yet."""
+
+    size: int
+    make: Callable[[], Exchange]
+    """Takes as long as the body has bytes, and may run in another thread. Raises FrontRefusal."""
+
+
+class Driver(Protocol):
+    """The sockets and the router around a request."""
+
+    def send(self, message: bytes) -> None:
+        """A message for Envoy."""
+
+    def close(self) -> None:
+        """Nothing more comes from here."""
+
+    def began(self) -> None:
+        """The request's headers have come."""
+
+    def ask(self, question: Question, reading: Reading | None) -> None:
+        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
+        what `reading` makes. None: the request is routed by load, see Question.blind."""
+
+    def when_room(self) -> None:
+        """`flow` is wanted once a gateway has room for more; till then it can't send more."""
+
+    def let_go(self) -> None:
+        """Nothing of the request's body is held any more."""
+
+    def served(self, endpoint: str) -> None:
+        """The endpoint that serves the request, as the gateway says."""
+
+    def first_token(self) -> None:
+        """The first token has come."""
+
+    def progress(self, output_tokens: int) -> None:
+        """Tokens of the answer so far."""
+
+    def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
+        """The request is over. outcome: None if it had no exchange. observed: False: the answer is
+        under way, and nothing will be seen of it."""
+
+
+class _Nobody:
+    """The Driver of a request whose stream is over."""
+
+    def send(self, message: bytes) -> None: ...
+    def close(self) -> None: ...
+    def began(self) -> None: ...
+    def ask(self, question: Question, reading: Reading | None) -> None: ...
+    def when_room(self) -> None: ...
+    def let_go(self) -> None: ...
+    def served(self, endpoint: str) -> None: ...
+    def first_token(self) -> None: ...
+    def progress(self, output_tokens: int) -> None: ...
+    def ended(self, outcome: Outcome | None, *, observed: bool) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
+def _hold_nothing(_size: int) -> bool:
+    return False
+
+
+class _At(Enum):
+    START = auto()
+    BODY = auto()
+    """The request's body comes."""
+    PENDING = auto()
+    PICKED = auto()
+    OVER = auto()
+
+
+_WAITS = {_At.START: Wait.HEADERS, _At.BODY: Wait.BODY, _At.OVER: Wait.END}
+
+
+class RequestStream:
+    """One stream of ext_proc."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        body_bytes_max: int,
+        may_hold: Callable[[int], bool] = lambda size: True,
+        low_first: bool = False,
+    ) -> None:
+        """body_bytes_max: of a request's body; a longer one is routed by load. may_hold: whether a
+        body may grow by so many bytes, for a bound over all streams. low_first: see Exchange."""
+        self._driver = driver
+        self._body_bytes_max = body_bytes_max
+        self._may_hold = may_hold
+        self._low_first = low_first
+        self._at = _At.START
+        self.path = self._query = ""
+        """The request's target; empty before its headers."""
+        self._headers: dict[str, str] = {}
+        self._subset: frozenset[str] | None = None
+        self._request_mode = self._answer_mode = int(_DUPLEX)
+        self._says_modes = False
+        self._body = HeldBody()
+        self._flows = False
+        """Whether the body is being passed on, after the pick."""
+        self._has_trailers = False
+        self._body_ended = False
+        self._closes = False
+        """Whether the stream ends with the pick."""
+        self._exchange: Exchange | None = None
+        self._answer_began = False
+        self._status = 0
+        self._blame: Blame | None = None
+        self._seen_first = False
+
+    def let_go(self) -> None:
+        """Refers to its driver no longer, which refers to it: a cycle would wait for a full look of
+        the collector, and those are hours apart (router/app/cli/run.py)."""
+        self._driver = _NOBODY
+        self._may_hold = _hold_nothing
+        self._body.clear()
+        self._flows = False
+
+    def message(self, raw: bytes) -> None:
+        """A message of Envoy's; raises ValueError for one that can't be read, or comes out of
+        order."""
+        if self._answer_began:
+            if self._answer_mode == _DUPLEX and (part := messages.answer_part(raw)) is not None:
+                self._answer_part(part)
+                return
+        elif self._at is not _At.START and (part := messages.request_part(raw)) is not None:
+            self._request_body(part)
+            return
+        message, long = messages.read(raw)
+        if message.HasField("protocol_config"):
+            self._says_modes = True
+            self._request_mode = message.protocol_config.request_body_mode
+            self._answer_mode = message.protocol_config.response_body_mode
+        match message.WhichOneof("request"):
+            case "request_headers":
+                self._request_headers(message)
+            case "request_body":
+                self._request_body(messages.part_of(message.request_body, long))
+            case "request_trailers":
+                self._request_trailers()
+            case "response_headers":
+                self._response_headers(message)
+            case "response_body":
+                self._answer_part(messages.part_of(message.response_body, long))
+            case "response_trailers":
+                self._driver.send(messages.RESPONSE_TRAILERS_PASS)
+                self._end(self._blame)
+            case None:
+                raise ValueError("a message holds no step of a request that is known here")
+
+    def half_closed(self) -> None:
+        """Nothing more comes from Envoy: the client left, or the gateway shows no answer. A gateway
+        that says no modes closes its side before the pick, and waits for it."""
+        waits_for_pick = self._at is _At.PENDING and not self._says_modes
+        if waits_for_pick or (self._at is _At.PICKED and self._flows):
+            self._closes = True
+            return
+        if self._at is _At.PICKED and self._unseen():
+            self._end(None, observed=False)
+        else:
+            self._end(Blame.CANCELLED)
+        self._driver.close()
+
+    def reset(self) -> None:
+        """The stream broke: the client left, a worker broke its answer, or Envoy is gone."""
+        if self._at is _At.PICKED and self._unseen() and self._answer_mode == _NONE:
+            self._end(None, observed=False)
+        else:
+            self._end(Blame.CANCELLED)
+
+    # The pick
+
+    def picked(self, endpoints: str, headers: Mapping[str, str]) -> None:
+        """endpoints: `ip:port`, several in the order in which they are to be tried. headers: for
+        the worker."""
+        own = {name.lower() for name in headers}
+        taken = [name for name in of_plane(self._headers) if name not in own]
+        self._go_on(messages.picked(endpoints, headers, taken, with_body=self._in_body))
+
+    def unpicked(self) -> None:
+        """No endpoint is known; the gateway balances by itself."""
+        self._go_on(messages.unpicked(of_plane(self._headers), with_body=self._in_body))
+
+    def refused(self, answer: Answer, reason: str) -> None:
+        """The client gets an answer from here, before the pick or in its place."""
+        if self._at not in (_At.BODY, _At.PENDING):
+            return
+        self._driver.send(messages.refused(answer, reason))
+        self._at = _At.OVER
+        self._let_go()
+        self._driver.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is reserved for the request any more."""
+        return self._at is _At.OVER
+
+    @property
+    def wait(self) -> Wait:
+        """What the gateway is waited for now."""
+        return _WAITS.get(self._at, Wait.NOTHING)
+
+    @property
+    def body_wait_s(self) -> float:
+        """How long the body may be waited for, after what has come of it."""
+        return wait_s(self._body.bytes) if self._request_mode == _DUPLEX else BODY_S
+
+    @property
+    def _in_body(self) -> bool:
+        return self._request_mode in _BUFFERED and bool(self._body)
+
+    def read(self, exchange: Exchange) -> None:
+        """What was made of the request's body."""
+        if self._at is _At.PENDING:
+            self._exchange = exchange
+
+    def _go_on(self, first: bytes) -> None:
+        if self._at is not _At.PENDING:
+            return
+        self._at = _At.PICKED
+        self._driver.send(first)
+        if self._request_mode != _DUPLEX:
+            self._body.clear()
+        self._flows = True
+        self.flow()
+
+    def flow(self) -> None:
+        """Passes the next slice of the request's body on."""
+        if not self._flows:
+            return
+        for message in self._body.take():
+            self._driver.send(message)
+        if self._body:
+            self._driver.when_room()
+            return
+        self._flows = False
+        if self._has_trailers:
+            self._has_trailers = False
+            self._driver.send(messages.REQUEST_TRAILERS_PASS)
+        self._let_go()
+        if self._closes:
+            self.half_closed()
+
+    def _let_go(self) -> None:
+        self._body.clear()
+        self._driver.let_go()
+
+    # The request
+
+    def _request_headers(self, message: pb.ProcessingRequest) -> None:
+        if self._at is not _At.START:
+            raise ValueError("a request's headers came twice")
+        self._at = _At.BODY
+        self._headers = messages.headers_of(message.request_headers)
+        self.path, _, self._query = self._headers.get(":path", "").partition("?")
+        self._subset = messages.subset_of(message)
+        self._driver.began()
+        if message.request_headers.end_of_stream or not self._body_comes_first():
+            self._ask()
+        elif self._request_mode in _BUFFERED:
+            self._driver.send(messages.REQUEST_HEADERS_PASS)
+
+    def _body_comes_first(self) -> bool:
+        return self._request_mode == _DUPLEX or self._request_mode in _BUFFERED
+
+    def _request_body(self, part: Part) -> None:
+        if self._at is _At.START:
+            raise ValueError("a request's body came before its headers")
+        if self._body_ended and self._request_mode == _DUPLEX:
+            # Envoy since 1.35 may send the last part twice (envoyproxy/envoy#46237): passed on, it
+            # would double the end of the body.
+            log.warning("a part of a body came after its end, and is left out")
+            return
+        self._body_ended = part.is_last
+        if self._at in (_At.PICKED, _At.OVER):
+            self._pass_on(part)
+            return
+        if self._at is _At.PENDING and not self._body_comes_first():
+            raise ValueError("a request's body came before the answer to its headers")
+        self._body.add(part)
+        if self._at is _At.PENDING:
+            return  # it was too long to wait for its end
+        size = len(part.body)
+        if self._body.bytes + size > self._body_bytes_max or not self._may_hold(size):
+            self._ask(Blind.BODY_TOO_LARGE)
+            return
+        self._body.bytes += size
+        if part.is_last or self._request_mode in _BUFFERED:
+            self._ask()
+
+    def _pass_on(self, part: Part) -> None:
+        if self._request_mode != _DUPLEX:
+            self._driver.send(messages.REQUEST_BODY_PASS)
+            return
+        self._body.add(part)
+        if not self._flows:
+            self._flows = True
+            self.flow()
+
+    def _request_trailers(self) -> None:
+        if self._at in (_At.PICKED, _At.OVER) and not self._flows:
+            self._driver.send(messages.REQUEST_TRAILERS_PASS)
+            return
+        self._has_trailers = True
+        if self._at is _At.BODY:
+            self._ask()
+
+    def _ask(self, blind: Blind | None = None) -> None:
+        self._at = _At.PENDING
+        question = _question(self.path, self._headers, self._subset, blind, bool(self._body))
+        reading = None
+        if question.blind is None:
+            about = {"query": self._query, "low_first": self._low_first}
+            make = partial(_exchange, question, self._body.pieces(), **about)
+            reading = Reading(self._body.bytes, make)
+        self._driver.ask(question, reading)
+
+    # The answer
+
+    def _response_headers(self, message: pb.ProcessingRequest) -> None:
+        if self._answer_began:
+            raise ValueError("an answer's headers came twice")
+        self._answer_began = True
+        headers = messages.headers_of(message.response_headers)
+        status = headers.get(":status", "")
+        self._status = int(status) if status.isascii() and status.isdigit() else 0
+        self._driver.send(messages.RESPONSE_HEADERS_PASS)
+        if self._at is not _At.PICKED:  # Envoy's own answer
+            self._end(Blame.CANCELLED)
+            return
+        if served := messages.served_of(message):
+            self._driver.served(served)
+        if self._exchange is not None:
+            verdict = self._exchange.answered(
+                self._status, headers.get("content-type", ""), headers.get("content-encoding", "")
+            )
+            if verdict is not Verdict.PASS:
+                self._blame = Blame.CLIENT if verdict is Verdict.REFUSED else Blame.WORKER
+        is_last = message.response_headers.end_of_stream
+        if is_last or (self._answer_mode == _NONE and self._blame is not None):
+            self._end(self._blame)
+
+    def _answer_part(self, part: Part) -> None:
+        send = self._driver.send
+        if self._answer_mode == _DUPLEX:
+            for message in messages.streamed(part, of_answer=True):
+                send(message)
+        else:
+            send(messages.RESPONSE_BODY_PASS)
+        exchange = self._exchange
+        if exchange is not None and self._at is _At.PICKED:
+            exchange.data(bytes(part.body))
+            self._driver.progress(exchange.output_tokens)
+            if not self._seen_first and exchange.first_token and self._blame is None:
+                self._seen_first = True
+                self._driver.first_token()
+        if part.is_last:
+            self._end(self._blame)
+
+    def _unseen(self) -> bool:
+        """Whether the gateway shows nothing of the answer's body."""
+        return self._answer_mode == _NONE or not (self._says_modes or self._answer_began)
+
+    # The end
+
+    def _end(self, blame: Blame | None, *, observed: bool = True) -> None:
+        if self._at is _At.OVER:
+            return
+        self._at = _At.OVER
+        if not self._flows:
+            self._let_go()
+        outcome = self._exchange.ended(blame) if self._exchange is not None else None
+        self._driver.ended(outcome, observed=observed)
+
+
+def _question(
+    path: str,
+    headers: Mapping[str, str],
+    subset: frozenset[str] | None,
+    blind: Blind | None,
+    has_body: bool,
+) -> Question:
+    """blind: None if only path, method and body decide."""
+    if blind is None and not (path in PATHS and headers.get(":method") == "POST"):
+        blind = Blind.UNKNOWN_PATH
+    elif blind is None and not has_body:
+        blind = Blind.NO_BODY
+    plain = {name: value for name, value in headers.items() if name[:1] != ":"}
+    return Question(path, plain, blind, subset)
+
+
+def _exchange(question: Question, pieces: Iterable[bytes | memoryview], **more: Any) -> Exchange:
+    body, request_id = b"".join(pieces), client_id(question.headers.get(REQUEST_ID, ""))
+    more |= {"changes_bodies": False, "request_id": request_id}
+    return Exchange(question.path, body, question.headers, **more)

@@ -1,0 +1,40 @@
+"""What a face needs of a router: calls about requests, and the list of workers.
+
+A KvRouteClient has them over gRPC, router/api/service/local_router.py in the same process.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, Unpack
+
+from kvroute.client import Attempts, RoutedRequest, RouteOptions
+from kvroute.v1 import WorkerStatus
+
+
+class Router(AbstractAsyncContextManager[Any], Protocol):
+    """A router, or its replicas; in use between __aenter__ and __aexit__. Its calls raise
+    KvRouteError."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See RequestCalls.counts."""
+
+    def request(
+        self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
+    ) -> RoutedRequest:
+        """See RequestCalls.request."""
+
+    def attempts(
+        self,
+        *,
+        attempts_max: int = 3,
+        timeout_s: float | None = None,
+        **options: Unpack[RouteOptions],
+    ) -> Attempts:
+        """See RequestCalls.attempts."""
+
+    async def list_workers(
+        self, model: str | None = None, *, away: bool = False
+    ) -> list[WorkerStatus]:
+        """Every worker that the router knows, by id and rank. away: only those that stopped
+        answering."""

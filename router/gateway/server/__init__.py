@@ -1,0 +1,1 @@
+"""Sockets around an exchange (router/gateway): aiohttp, and kvroute.client beside it."""

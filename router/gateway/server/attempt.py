@@ -1,0 +1,387 @@
+"""One request on the worker, or the pair, of one pick: performs what an Exchange decides.
+
+Laws:
+- a client that leaves takes the worker's connection with it, and the reservation ends CANCELLED;
+- bytes are read from a worker only as fast as the client takes them;
+- an answer whose worker fails after its first byte is cut, never ended as if it were whole;
+- a prefill worker's answer of another form than a hand-over, or one that comes too slowly, is
+  none: the decode worker computes the prompt itself, as it does where it refuses a hand-over.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp import web
+
+from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer, read_usage
+from kvroute.client.requests.failures import Kind, judgement
+from kvroute.v1 import FailureReason
+from router.gateway.exchange import Blame, Exchange, Upstream, Verdict, returned
+from router.gateway.server import hand_over
+from router.gateway.server.long_bodies import made
+from router.gateway.server.upstreams import Seat, Sent, WorkerAnswered, WorkerGone
+from router.observe.tracing.front_trace import FrontTrace
+
+if TYPE_CHECKING:
+    from router.gateway.server.forwarding import Forwarder
+
+PREFILL_TIMEOUT_S = 300.0
+"""Seconds for the whole answer of the prefill worker of a pair, which comes after its whole
+prompt."""
+WORKER_ERRORS = (
+    aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, WorkerGone, UnusableAnswer,
+)  # fmt: skip
+"""What a worker's failure raises."""
+_BLAMES = {
+    FailureReason.FAILURE_REASON_TIMEOUT: Blame.TIMEOUT,
+    FailureReason.FAILURE_REASON_CLIENT: Blame.CLIENT,
+    FailureReason.FAILURE_REASON_CANCELLED: Blame.CANCELLED,
+}
+_REASONS = {
+    Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
+    Blame.CLIENT: FailureReason.FAILURE_REASON_CLIENT,
+}
+"""Reasons of a failed stream that its engine ended with an error, by blame."""
+
+
+class ClientLeft(Exception):
+    """The client's connection broke while bytes were written to it."""
+
+
+class _Answer(web.StreamResponse):
+    """An answer whose head goes out with its first bytes, in one packet; aiohttp does so with a
+    whole answer, and sends a stream's head by itself."""
+
+    _send_headers_immediately = False
+
+
+class WorkerAttempt:
+    """One request on the worker, or the pair, of one pick."""
+
+    def __init__(
+        self,
+        forwarder: "Forwarder",
+        request: web.Request,
+        exchange: Exchange,
+        routed: RoutedRequest,
+        began_s: float,
+        trace: FrontTrace | None = None,
+        *,
+        movable: bool = False,
+    ) -> None:
+        """movable: whether another worker may take the request before its first byte."""
+        self._movable = movable
+        self._began_s = began_s
+        self._trace = trace
+        self._forwarder = forwarder
+        self._request = request
+        self._exchange = exchange
+        self._routed = routed
+        self._pick = routed.pick
+        self._prefill_cached: int | None = None
+        self._handed_over = False
+        """Whether the decode worker's request has what a prefill worker handed over."""
+
+    async def run(self) -> web.StreamResponse:
+        """The answer, which the client has by then; raises what Forwarder.serve names."""
+        try:
+            return await self._run()
+        except WorkerAnswered as error:
+            if error.failure is Kind.NO_MODEL:
+                self._forwarder.model_missing(self._pick.worker_id)
+            raise
+        except (aiohttp.ClientError, UnusableAnswer, WorkerGone) as error:
+            _forget_frames(error)
+            raise
+
+    async def _run(self) -> web.StreamResponse:
+        prefill = self._pick.prefill_worker
+        if prefill is None:
+            return await self._send({}, self._forwarder.token_fields(self._pick))
+        self._forwarder.paired(prefill.engine)
+        if prefill.prefill_kv_transfer_params is not None:
+            return await self._in_two_steps(prefill)
+        return await self._at_once(prefill)
+
+    async def _send(
+        self, fields: dict[str, Any], tokens: dict[str, Any] | None = None
+    ) -> web.StreamResponse:
+        pick = self._pick
+        with self._forwarding() as of_trace:
+            make = partial(
+                self._exchange.upstream,
+                pick.address,
+                {**pick.headers, **of_trace},
+                engine_priority=pick.engine_priority,
+                fields=fields,
+                tokens=tokens,
+            )
+            upstream = await made(len(self._exchange.body), make)
+            sent = self._forwarder.post(upstream, self._seat(pick))
+            async with sent as answer:
+                return await self._pass_on(sent, answer)
+
+    @contextmanager
+    def _forwarding(self) -> Iterator[dict[str, str]]:
+        """While the worker has the request: headers for it, by which its spans join the trace."""
+        if self._trace is None:
+            yield {}
+            return
+        with self._trace.forwarding(self._pick.worker_id, self._pick.address) as headers:
+            yield headers
+
+    # Pairs
+
+    async def _in_two_steps(self, prefill: PrefillWorker) -> web.StreamResponse:
+        """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
+        cache."""
+        upstream = await self._prefill_request(prefill)
+        fields: dict[str, Any] = {}
+        async with (
+            asyncio.timeout(PREFILL_TIMEOUT_S),
+            self._forwarder.post(upstream, self._seat(prefill)) as answer,
+        ):
+            if answer.status != 200:  # a client's mistake ends the attempts, too
+                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+            try:
+                said = await hand_over.read(answer.content)
+                fields = prefill.decode_body(said)
+                usage = read_usage(said.get("usage"), details_enabled=False)
+                self._prefill_cached = self._routed.cached_tokens = usage.cached_tokens
+            except hand_over.NO_HAND_OVER as error:
+                self._forwarder.unusable_hand_over(prefill.worker_id, error)
+        self._forwarder.first_token(self._routed, answering=False)
+        self._handed_over = bool(fields)
+        try:
+            return await self._send(fields)
+        except WorkerAnswered as error:
+            if not self._handed_over or not _may_blame_hand_over(error):
+                raise
+            self._forwarder.unusable_hand_over(prefill.worker_id, error)
+        self._handed_over = False
+        return await self._send({})
+
+    async def _at_once(self, prefill: PrefillWorker) -> web.StreamResponse:
+        """SGLang: both workers get the request, and the answer is the decode worker's."""
+        computing = asyncio.create_task(self._drained(prefill))
+        serving = asyncio.create_task(self._send(prefill.decode_body()))
+        try:
+            await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done() and not self._exchange.passed:
+                computing.result()  # raises the prefill worker's failure
+            return await serving
+        except WORKER_ERRORS:
+            if serving.done():
+                self._routed.failed_worker_id = self._pick.worker_id
+            raise
+        finally:
+            for task in (computing, serving):
+                task.cancel()
+            await asyncio.gather(computing, serving, return_exceptions=True)
+
+    def _seat(self, worker: Pick | PrefillWorker) -> Seat:
+        model, movable = self._exchange.facts.model, self._movable
+        return Seat(worker.worker_id, worker.dp_rank or 0, model, movable)
+
+    async def _prefill_request(self, prefill: PrefillWorker) -> Upstream:
+        make = partial(
+            self._exchange.upstream,
+            prefill.address,
+            prefill.headers,
+            engine_priority=self._pick.engine_priority,
+            fields=self._exchange.prefill_fields(prefill.prefill_body),
+        )
+        return await made(len(self._exchange.body), make)
+
+    async def _drained(self, prefill: PrefillWorker) -> None:
+        async with (
+            asyncio.timeout(PREFILL_TIMEOUT_S),
+            self._forwarder.post(
+                await self._prefill_request(prefill), self._seat(prefill)
+            ) as answer,
+        ):
+            if answer.status != 200:
+                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+            async for _ in answer.content.iter_any():
+                pass
+
+    # The answer
+
+    async def _pass_on(self, sent: Sent, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        exchange = self._exchange
+        head = answer.headers
+        verdict = exchange.answered(
+            answer.status, head.get("Content-Type", ""), head.get("Content-Encoding", "")
+        )
+        passes = verdict is Verdict.PASS or (
+            verdict is Verdict.REFUSED and answer.status != 404 and not self._handed_over
+        )
+        if not passes:
+            raise await WorkerAnswered.read(answer, exchange.facts.model)
+        response = self._response(answer)
+        try:
+            await self._bytes(sent, answer.content, response)
+        except ClientLeft:
+            await self._report(FailureReason.FAILURE_REASON_CANCELLED)
+            exchange.ended(Blame.CANCELLED)
+            raise
+        except WORKER_ERRORS as error:
+            if not exchange.passed:
+                raise
+            await self._cut(response, error)
+            _forget_frames(error)
+            return response
+        if verdict is Verdict.REFUSED:
+            exchange.ended(Blame.CLIENT)
+            await self._report(FailureReason.FAILURE_REASON_CLIENT)
+        else:
+            await self._finish()
+        await _ended(response)
+        return response
+
+    async def _bytes(
+        self, sent: Sent, content: aiohttp.StreamReader, response: web.StreamResponse
+    ) -> None:
+        exchange = self._exchange
+        if not exchange.is_stream:
+            await self._chunks(sent, content, response, only_first=False)
+        elif await self._chunks(sent, content, response, only_first=True):
+            # A chunk wakes up every coroutine that awaits it. In a task of its own these are three
+            # and not fifteen, which saves some microseconds of each chunk.
+            await asyncio.create_task(self._chunks(sent, content, response, only_first=False))
+        rest = exchange.rest()
+        if not response.prepared:
+            await self._begin(response)
+        if rest:
+            await _write(response, rest)
+
+    async def _chunks(
+        self,
+        sent: Sent,
+        content: aiohttp.StreamReader,
+        response: web.StreamResponse,
+        *,
+        only_first: bool,
+    ) -> bool:
+        """Passes the answer's bytes on, to its end or its first token; whether more may come."""
+        exchange, routed = self._exchange, self._routed
+        read, data, write = content.readany, exchange.data, response.write
+        seen = exchange.first_token
+        while chunk := await read():
+            if passed := data(chunk):
+                sent.writing = True
+                if not response.prepared:
+                    await self._begin(response)
+                try:
+                    await write(passed)
+                except ConnectionError as error:
+                    raise ClientLeft from error
+                sent.writing = False
+            routed.output_tokens = exchange.output_tokens
+            if not seen and exchange.first_token:
+                seen = True
+                if response.status == 200 and exchange.is_stream:  # else the end says it as well
+                    self._forwarder.first_token(routed, answering=True)
+                if only_first:
+                    return True
+        return False
+
+    def _response(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        reason = answer.reason or ""
+        is_text = reason.isascii() and reason.isprintable()
+        response = _Answer(status=answer.status, reason=reason if reason and is_text else None)
+        for name, value in returned(answer.headers.items()):
+            response.headers.add(name, value)
+        length = answer.headers.get("Content-Length", "")
+        if length.isdigit() and not self._exchange.takes_usage_out:
+            response.content_length = int(length)
+        response.headers["X-Request-Id"] = self._exchange.request_id
+        if self._forwarder.shows_pick:
+            response.headers.update(_about(self._pick))
+        return response
+
+    async def _begin(self, response: web.StreamResponse) -> None:
+        self._forwarder.first_byte(self._began_s, self._trace)
+        if self._trace is not None:
+            self._trace.first_byte()
+        try:
+            await response.prepare(self._request)
+        except ConnectionError as error:
+            raise ClientLeft from error
+
+    async def _finish(self) -> None:
+        outcome, routed = self._exchange.ended(), self._routed
+        cached = outcome.usage.cached_tokens
+        routed.prompt_tokens = outcome.usage.prompt_tokens
+        if outcome.blame is not None:
+            await self._report(_REASONS[outcome.blame])
+            return
+        self._forwarder.finished(self._exchange, outcome.output_tokens, self._pick.worker_id)
+        await routed.finished(
+            output_tokens=outcome.output_tokens,
+            cached_tokens=cached if self._prefill_cached is None else self._prefill_cached,
+            wait=False,
+        )
+
+    async def _report(self, reason: FailureReason.ValueType) -> None:
+        self._routed.output_tokens = self._exchange.output_tokens
+        await self._routed.failed(reason, wait=False)
+
+    async def _cut(self, response: web.StreamResponse, error: Exception) -> None:
+        """Ends an answer whose worker failed, so that its client can't take it for whole."""
+        judged = judgement(error)
+        blame = _BLAMES.get(judged.reported, Blame.WORKER)
+        silent = blame is Blame.TIMEOUT
+        message = "the worker sent nothing for too long" if silent else "the worker's answer broke"
+        name = judged.reason or "WORKER_FAILED"
+        last = self._exchange.broke(blame, name, f"{message}: {error}")
+        await self._report(judged.reported)
+        try:
+            if last:
+                await _write(response, last)
+        except ClientLeft:
+            return
+        transport = self._request.transport
+        if transport is not None:
+            transport.close()  # after what was written
+
+
+def _may_blame_hand_over(error: WorkerAnswered) -> bool:
+    """Whether a decode worker's answer may be about the hand-over: the prefill worker took the same
+    body."""
+    return error.failure is Kind.REJECTED or error.status == 500
+
+
+def _forget_frames(error: BaseException) -> None:
+    """aiohttp's reader keeps its error, whose frames refer to the reader and to the request: a
+    cycle with the request's body, which the collector comes to hours later."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+
+
+async def _write(response: web.StreamResponse, chunk: bytes) -> None:
+    try:
+        await response.write(chunk)
+    except ConnectionError as error:
+        raise ClientLeft from error
+
+
+async def _ended(response: web.StreamResponse) -> None:
+    try:
+        await response.write_eof()
+    except ConnectionError as error:
+        raise ClientLeft from error
+
+
+def _about(pick: Pick) -> dict[str, str]:
+    return {
+        "X-Kvroute-Worker": pick.worker_id,
+        "X-Kvroute-Overlap-Tokens": str(pick.overlap_tokens.usable),
+        "X-Kvroute-Reservation": pick.reservation_id,
+    }

@@ -1,0 +1,154 @@
+"""What the gateway counts, and the numbers of its client."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from router.gateway.server.room import Room
+from router.request.bodies import PATHS
+
+PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+FIRST_BYTE_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+OUTCOMES = ("finished", "worker_refused", "refused", "failed", "cut", "cancelled")
+"""finished: the answer is whole. worker_refused: passed on, with the worker's 4xx. refused: by the
+gateway or a router. failed: no worker answered. cut: the worker failed after the first byte.
+cancelled: the client left."""
+
+OWN_PATHS = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/NAME")
+MODEL_PATH = OWN_PATHS[-1]
+OTHER_PATH = "other"
+"""Label of requests for a path that the gateway does not have, and of heads that are no HTTP."""
+
+FULL = ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES")
+"""Reasons for which a gateway that is itself full refuses requests."""
+
+
+class GatewayCounters:
+    """The gateway's own metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.requests = Counter(
+            "kvroute_gateway_requests",
+            "Requests by path and outcome.",
+            ["path", "outcome"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "kvroute_gateway_refusals",
+            "Requests that the gateway or a router refused, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.by_load = Counter(
+            "kvroute_gateway_by_load",
+            "Chats, completions and messages that went by load and estimated length, by the"
+            " router's reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.open = Gauge(
+            "kvroute_gateway_open_requests", "Open requests for workers.", registry=registry
+        )
+        self.body_bytes = Gauge(
+            "kvroute_gateway_body_bytes", "Bytes of the bodies of open requests.", registry=registry
+        )
+        self.responses = Gauge(
+            "kvroute_gateway_responses_known",
+            "Responses of /v1/responses whose worker the gateway knows.",
+            registry=registry,
+        )
+        self.pairs = Counter(
+            "kvroute_gateway_pairs",
+            "Requests sent to a prefill worker and a decode worker, by engine.",
+            ["engine"],
+            registry=registry,
+        )
+        self.with_tokens = Counter(
+            "kvroute_gateway_forwarded_tokens",
+            "Chats that went on with their prompt's tokens (gateway.forward), by engine.",
+            ["engine"],
+            registry=registry,
+        )
+        self.pick = Histogram(
+            "kvroute_gateway_pick_seconds",
+            "From a request's head to its first pick: the bytes of its body, its tokens, and the"
+            " router's queue; what the gateway adds to the time to the first token.",
+            buckets=PICK_S,
+            registry=registry,
+        )
+        self.first_byte = Histogram(
+            "kvroute_gateway_first_byte_seconds",
+            "From a request's head to the first byte of its answer.",
+            buckets=FIRST_BYTE_S,
+            registry=registry,
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        """Rates need the zero before the first request."""
+        for path in OWN_PATHS:
+            for outcome in ("finished", "refused"):
+                self.requests.labels(path, outcome)
+        self.requests.labels(OTHER_PATH, "refused")
+        for path in PATHS:
+            for outcome in OUTCOMES:
+                self.requests.labels(path, outcome)
+        for reason in FULL:
+            self.refusals.labels(reason)
+        self._count_workers(self.registry)
+
+    def _count_workers(self, registry: CollectorRegistry) -> None:
+        """What workers do wrong that no client sees."""
+        self.unusable_hand_overs = Counter(
+            "kvroute_gateway_unusable_hand_overs",
+            "Answers of prefill workers that were no hand-over, or one that was refused; the decode"
+            " worker computed the prompt itself.",
+            registry=registry,
+        )
+        self.moved = Counter(
+            "kvroute_gateway_moved",
+            "Requests without a byte of an answer that were taken from a worker which is silent to"
+            " the router.",
+            registry=registry,
+        )
+
+    def watch(self, room: Room) -> None:
+        """The gauges of open requests are read at a scrape."""
+        self.open.set_function(lambda: room.open)
+        self.body_bytes.set_function(lambda: room.bytes)
+
+
+class ClientCollector(Collector):
+    """The counters of the gateway's kvroute.client."""
+
+    NAMES: Mapping[str, str] = {
+        "attempts": "attempts of requests on workers",
+        "retries": "attempts after a failed attempt",
+        "retries_over_budget": "failures without another attempt: the retry budget is used up",
+        "retries_without_worker": "failures without another attempt: no other worker is left",
+        "fallback_picks": "picks by the gateway itself, since no router could be reached",
+        "fallback_refused": "requests without a router and without a fitting worker",
+        "outages": "times at which no router could be reached any longer",
+    }
+
+    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        self._counts = counts
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        counts = self._counts()
+        family = CounterMetricFamily(
+            "kvroute_gateway_client",
+            "Counters of the gateway's client: "
+            + "; ".join(f"{name}: {about}" for name, about in self.NAMES.items())
+            + ".",
+            labels=["name"],
+        )
+        for name in self.NAMES:
+            family.add_metric([name], counts.get(name, 0))
+        yield family

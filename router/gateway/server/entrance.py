@@ -1,0 +1,152 @@
+"""The one entrance of a gateway: lets a request in, then reads its body.
+
+    head        its bounds (router/net/http), its expectations
+    identity    the client's key or certificate, and the right that the path needs
+    limits      of that key, then of the gateway: room for the request and for its body
+    bytes       counted as they come, at a least pace
+    unpacking   in steps, with turns of the loop between
+
+Laws:
+- nothing of a request's body is read, and none of it is unpacked, before the steps above it;
+- a refusal costs what a head costs: the rest of the body is dropped as it came.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from router.config.settings.gateway_settings import GatewaySettings
+from router.gateway.refusals import FrontRefusal
+from router.gateway.server.reading import BodyReader, go_on
+from router.gateway.server.room import Place, Room, client_of
+from router.gateway.server.unpacking import encoding_of
+from router.net.keys.door import Door
+from router.net.keys.issuers import UnknownKeyError
+from router.net.keys.key_ring import names_of
+from router.net.keys.rights import Right
+from router.net.keys.usage import Held, Usage
+from router.request.refusal import Refusal
+
+KEY_HEADERS = ("Authorization", "X-Api-Key")
+"""The second is that of Anthropic's clients."""
+CREDENTIALS = (
+    *KEY_HEADERS, "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Amz-Security-Token", "Cookie",
+)  # fmt: skip
+"""Headers that prove a client's identity: they are for what checks it, and for no engine."""
+_BEARER = "bearer "
+
+
+class Entrance:
+    """Entrance of one gateway: checks heads and clients, and reads bodies."""
+
+    def __init__(self, settings: GatewaySettings, door: Door | None) -> None:
+        """door: keys of clients; None: they need none."""
+        self._door = door
+        self.room = Room(
+            open_max=settings.open_max,
+            bodies_mib_max=settings.bodies_mib_max,
+            body_mib_max=settings.body_mib_max,
+            share=settings.client_share,
+        )
+
+    def check_head(self, request: web.Request) -> None:
+        """Raises FrontRefusal for a head that no request may have."""
+        target = request.raw_path
+        if not target.isascii() and not _is_text(target):
+            raise FrontRefusal("MALFORMED_REQUEST", "the request's target is no UTF-8")
+        expected = request.headers.getall("Expect", ())
+        if any(value.strip().lower() != "100-continue" for value in expected):
+            raise FrontRefusal("EXPECTATION_FAILED", "100-continue is the only Expect that is met")
+
+    async def usage(self, request: web.Request, right: Right) -> Usage | None:
+        """Whose request it is; None: clients need no keys. Raises FrontRefusal."""
+        if self._door is None:
+            return None
+        try:
+            return await _entered(self._door, request, right)
+        except Refusal as refusal:
+            raise front_refusal(refusal) from None
+
+    def place(self, request: web.Request, usage: Usage | None, held: Held) -> Place:
+        """Room for a request, until it is left; raises FrontRefusal for a limit of its key, or of
+        the gateway. held: the request, of those that its key has open."""
+        length = request.content_length or 0
+        self.room.check_size(length)
+        if usage is not None:
+            try:
+                usage.request()
+                usage.message(length)
+            except Refusal as refusal:
+                raise front_refusal(refusal) from None
+        name = None if usage is None else usage.identity.name
+        place = self.room.enter(client_of(name, request.remote))
+        if usage is not None:
+            usage.reserved(held)
+        return place
+
+    async def body(self, request: web.Request, usage: Usage | None, place: Place) -> bytes:
+        """The body, unpacked; raises FrontRefusal."""
+        length = request.content_length or 0
+        place.announced(length)
+        reader = BodyReader(request, place, encoding_of(request.headers))
+        await go_on(request)
+        try:
+            return await reader.read()
+        finally:  # a body that ends in a refusal was read, too
+            if usage is not None and reader.taken > length:
+                usage.came(reader.taken - length)
+
+
+async def _entered(door: Door, request: web.Request, right: Right) -> Usage:
+    """The client of a request; raises Refusal."""
+    token = _token(request.headers)
+
+    def names() -> Iterator[str]:
+        transport = request.transport
+        return names_of(transport.get_extra_info("peercert") if transport is not None else None)
+
+    try:
+        usage = door.enter(token, names, is_unix=False)
+    except UnknownKeyError as error:
+        usage = await door.enter_after(error, token or "", names)
+    usage.identity.check_right(right)
+    return usage
+
+
+def query_of(request: web.Request) -> str:
+    """What follows `?`, byte for byte."""
+    return request.raw_path.partition("#")[0].partition("?")[2]
+
+
+def front_refusal(refusal: Refusal) -> FrontRefusal:
+    """A refusal of the router's own kind, as the gateway answers it."""
+    front = FrontRefusal(refusal.reason.value, refusal.message)
+    front.retry_after_s = refusal.retry_after_s
+    return front
+
+
+def without_keys(headers: Mapping[str, str], but: Collection[str] = ()) -> CIMultiDict[str]:
+    """A request's headers for a worker. but: credentials that go on."""
+    kept = CIMultiDict(headers)
+    for name in CREDENTIALS:
+        if name not in but:
+            kept.popall(name, None)
+    return kept
+
+
+def _token(headers: Mapping[str, str]) -> str | None:
+    """Key in the first of both headers that is there; empty: no bearer token; None: neither is
+    there."""
+    if (value := headers.get("Authorization")) is not None:
+        return value[7:].strip() if value[:7].lower() == _BEARER else ""
+    return headers.get("X-Api-Key")
+
+
+def _is_text(value: str) -> bool:
+    """Whether it came as UTF-8: aiohttp reads other bytes as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

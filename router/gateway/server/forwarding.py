@@ -1,0 +1,212 @@
+"""Requests of a gateway: what it asks a router for, and what it learns of each answer."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from events.engines.table import engine_of
+from kvroute.client import KvRouteError, Pick, RoutedRequest
+from kvroute.v1 import Phase
+from router.config.settings.gateway_settings import GatewaySettings
+from router.gateway.exchange import Exchange, Upstream, goes_by_load
+from router.gateway.output_lengths import OutputLengths
+from router.gateway.refusals import FrontRefusal
+from router.gateway.response_workers import ResponseWorkers
+from router.gateway.routers import Router
+from router.gateway.server.attempt import WorkerAttempt
+from router.gateway.server.counters import GatewayCounters
+from router.gateway.server.roster import Roster
+from router.gateway.server.upstreams import Seat, Sent, Upstreams
+from router.net.keys.engine_accesses import EngineAccesses
+from router.observe.tracing.front_trace import FrontTrace
+
+ATTEMPTS_MAX = 3
+"""Workers that a request is tried on before its first byte, as the client library's."""
+
+log = logging.getLogger("kvroute.gateway")
+
+
+class Forwarder:
+    """Serves the requests of one gateway."""
+
+    def __init__(
+        self,
+        client: Router,
+        upstreams: Upstreams,
+        roster: Roster,
+        counters: GatewayCounters,
+        settings: GatewaySettings,
+        accesses: EngineAccesses,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        """spawn: runs a report beside its request."""
+        self._client = client
+        self._upstreams = upstreams
+        self._roster = roster
+        self._counters = counters
+        self._settings = settings
+        self._accesses = accesses
+        self._spawn = spawn
+        self._lengths = OutputLengths()
+        self._responses = ResponseWorkers()
+
+    async def serve(
+        self,
+        request: web.Request,
+        exchange: Exchange,
+        began_s: float,
+        trace: FrontTrace | None = None,
+    ) -> web.StreamResponse:
+        """The answer, which the client has by then. Raises KvRouteError or FrontRefusal for a
+        request without a worker, one of WORKER_ERRORS when none answered, and ClientLeft. trace:
+        its spans; None: it is not sampled."""
+        by_load = not exchange.has_body
+        while True:
+            try:
+                return await self._tries(request, exchange, began_s, by_load, trace)
+            except KvRouteError as error:
+                if trace is not None:
+                    trace.picked(error=error.reason or error.code.name)
+                self._check_possible(exchange, error)
+                if by_load or not goes_by_load(error.reason, error.code.name):
+                    raise
+                self._counters.by_load.labels(error.reason or error.code.name).inc()
+                by_load = True
+
+    async def _tries(
+        self,
+        request: web.Request,
+        exchange: Exchange,
+        began_s: float,
+        by_load: bool,
+        trace: FrontTrace | None,
+    ) -> web.StreamResponse:
+        settings = self._settings
+        model = exchange.facts.model
+        options = exchange.question(
+            by_load=by_load,
+            tokens_max=self._roster.estimate_max(model),
+            output_tokens=self._lengths.mean(model),
+        )
+        if settings.forward == "tokens" and exchange.may_have_tokens and not by_load:
+            options["return_tokens"] = True
+        if settings.pairs == "auto" and self._pairs(exchange):
+            options["phase"] = Phase.PHASE_PREFILL_DECODE
+        if holder := self._holder(exchange):
+            options["allowed_worker_ids"] = (holder,)
+        if trace is not None:
+            options["traceparent"] = trace.pick_header()
+        async for attempt in self._client.attempts(
+            attempts_max=ATTEMPTS_MAX, timeout_s=settings.route_timeout_s, **options
+        ):
+            async with attempt as routed:
+                if attempt.number == 1:
+                    self._picked(began_s, trace)
+                if trace is not None:
+                    trace.picked(routed.pick.worker_id)
+                work = WorkerAttempt(
+                    self, request, exchange, routed, began_s, trace, movable=not holder
+                )
+                return await work.run()
+        raise RuntimeError("attempts ended without an answer and without an error")
+
+    def _pairs(self, exchange: Exchange) -> bool:
+        engines = self._roster.pair_engines(exchange.facts.model)
+        return bool(engines) and all(map(exchange.pairs_on, engines))
+
+    def _holder(self, exchange: Exchange) -> str | None:
+        """The worker that holds the response which the request goes on from; None: it goes on from
+        none, or there is one worker. Raises FrontRefusal."""
+        previous = exchange.facts.previous_response_id
+        if not previous:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        worker_id = self._responses.worker(previous, now_s, exchange.owner)
+        is_fenced = exchange.identity is not None or self._responses.is_anothers(
+            previous, now_s, exchange.owner
+        )
+        if worker_id is None and (is_fenced or self._roster.count(exchange.facts.model) > 1):
+            raise _gone(previous, "this gateway passed on no such answer lately")
+        return worker_id
+
+    def _check_possible(self, exchange: Exchange, error: KvRouteError) -> None:
+        """Raises FrontRefusal for a request that no worker can serve since it needs a certain one,
+        or since its engine takes no pairs on this path."""
+        if error.reason not in ("NO_ELIGIBLE_WORKER", "UNKNOWN_WORKER"):
+            return
+        if self._holder(exchange) is not None:
+            previous = exchange.facts.previous_response_id
+            raise _gone(previous, f"its worker is away: {error.message}") from error
+        if self._roster.pair_engines(exchange.facts.model) and not self._pairs(exchange):
+            message = (
+                f"the model's workers serve in pairs, which {exchange.path} can't use here:"
+                f" {error.message}"
+            )
+            raise FrontRefusal("PAIR_UNSUPPORTED", message) from error
+
+    def model_missing(self, worker_id: str) -> None:
+        """A worker answered that it lacks the request's model: its list is read again now, if its
+        relay is one of this router; another relay reads it within MODELS_S."""
+        self._accesses.on_model_missing(worker_id)
+
+    def finished(self, exchange: Exchange, output_tokens: int, worker_id: str) -> None:
+        """An answer was passed on whole."""
+        if exchange.has_body:
+            self._lengths.add(exchange.facts.model, output_tokens)
+        if response_id := exchange.response_id:
+            now_s = asyncio.get_running_loop().time()
+            self._responses.add(response_id, worker_id, now_s, exchange.owner)
+            self._counters.responses.set(len(self._responses))
+
+    def first_token(self, routed: RoutedRequest, *, answering: bool) -> None:
+        """Reports PREFILL_DONE; the stream doesn't wait for the router."""
+        self._spawn(routed.prefill_done(answering=answering))
+
+    def token_fields(self, pick: Pick) -> dict[str, Any]:
+        """Fields with the prompt's tokens, for a worker whose engine takes them; mostly empty."""
+        prompt = pick.prompt
+        if prompt is None or not prompt.verified or not prompt.token_bytes:
+            return {}
+        engine = self._roster.engine(pick.worker_id)
+        chat_tokens = engine_of(engine).chat_tokens
+        if chat_tokens is None:
+            return {}
+        self._counters.with_tokens.labels(engine).inc()
+        return chat_tokens(prompt.token_ids.tolist())
+
+    def post(self, upstream: Upstream, seat: Seat) -> Sent:
+        """Sends a request to a worker, with that worker's key if it has one."""
+        access = self._accesses.of_worker(seat.worker_id, upstream.url)
+        headers = access.headers(upstream.headers)
+        return self._upstreams.post(upstream._replace(headers=headers), seat, access.tls)
+
+    def unusable_hand_over(self, worker_id: str, error: Exception) -> None:
+        """A prefill worker's answer is no hand-over; the decode worker computes the prompt."""
+        self._counters.unusable_hand_overs.inc()
+        log.warning("%s handed nothing over: %s: %s", worker_id, type(error).__name__, error)
+
+    @property
+    def shows_pick(self) -> bool:
+        return self._settings.answer_headers
+
+    def paired(self, engine: str) -> None:
+        self._counters.pairs.labels(engine).inc()
+
+    def _picked(self, began_s: float, trace: FrontTrace | None) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._counters.pick.observe(now_s - began_s, trace.exemplar if trace else None)
+
+    def first_byte(self, began_s: float, trace: FrontTrace | None) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._counters.first_byte.observe(now_s - began_s, trace.exemplar if trace else None)
+
+
+def _gone(response_id: str, why: str) -> FrontRefusal:
+    return FrontRefusal(
+        "RESPONSE_GONE",
+        f"no worker is known to hold the response {response_id[:200]!r}: {why}",
+        param="previous_response_id",
+    )

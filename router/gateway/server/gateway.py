@@ -1,0 +1,119 @@
+"""A gateway put together: client, workers' connections, roster, HTTP server."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from events.plane.tasks import Tasks
+from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.keys_settings import EnginesSettings
+from router.gateway.routers import Router
+from router.gateway.server.counters import ClientCollector, GatewayCounters
+from router.gateway.server.forwarding import Forwarder
+from router.gateway.server.roster import Roster
+from router.gateway.server.server import GatewayServer
+from router.gateway.server.silent_workers import SilentWorkers
+from router.gateway.server.upstreams import Upstreams
+from router.net.keys.certificates import Certificates
+from router.net.keys.door import Door
+from router.net.keys.engine_accesses import EngineAccesses
+from router.net.keys.followed import Followed
+from router.net.listener.http_bounds import HttpBounds
+from router.observe.metrics.of_keys import KeyCollector
+from router.observe.tracing.front_trace import FrontTrace
+from router.observe.tracing.spans import Tracing
+
+
+class Gateway:
+    """One gateway, in a process of its own or beside a router."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        registry: CollectorRegistry,
+        *,
+        clock: Callable[[], float],
+        broke: Callable[[BaseException], None],
+        bounds: HttpBounds | None = None,
+        certificates: Certificates | None = None,
+        door: Door | None = None,
+        tracing: Tracing | None = None,
+        accesses: EngineAccesses | None = None,
+    ) -> None:
+        """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
+        the gateway's own tasks. bounds: on connections; None: the defaults. certificates: for
+        HTTPS. door: keys of clients. tracing: spans of
+        requests; None: no spans. accesses: to workers; None: those of the settings alone. Raises
+        ConfigError for an address that is none."""
+        tls, self._followed, self._door = None, Followed(), door
+        if certificates is not None:
+            self._followed.add("certificates", certificates)
+            tls = certificates.contexts(_verify(certificates, door))
+        if door is not None:
+            door.follow(self._followed)
+        accesses = accesses or EngineAccesses.of(EnginesSettings(), settings)
+        self._followed.add("engine_key", accesses)
+        registry.register(KeyCollector(self._followed, door))
+        self._settings = settings
+        self.client = router
+        self._upstreams = Upstreams(settings)
+        self.roster = Roster(self.client, clock)
+        self.counters = GatewayCounters(registry)
+        registry.register(ClientCollector(lambda: self.client.counts))
+        self.silent = SilentWorkers(router, self._upstreams, self.roster, self.counters)
+        self._tasks = Tasks(broke)
+        forwarder = Forwarder(
+            self.client,
+            self._upstreams,
+            self.roster,
+            self.counters,
+            settings,
+            accesses,
+            lambda report: self._tasks.spawn(report, "report of a first token"),
+        )
+        self.server = GatewayServer(
+            settings,
+            forwarder,
+            self.roster,
+            self.counters,
+            bounds=bounds or HttpBounds(),
+            tls=tls,
+            door=door,
+            begin_trace=None if tracing is None else partial(FrontTrace.begin, tracing, clock),
+        )
+        self._stack = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    async def start(self) -> None:
+        """Listens; raises ConfigError when the address can't be had. Doesn't wait for routers."""
+        await self._stack.enter_async_context(self.client)
+        await self._stack.enter_async_context(self._upstreams)
+        await self.server.start()
+        self._tasks.spawn(self.roster.keep(), "list of workers")
+        self._tasks.spawn(self.silent.keep(), "silent workers")
+        self._tasks.spawn(self._followed.run(), "files of keys")
+        if self._door is not None:
+            self._tasks.spawn(self._door.run(), "keys of issuers")
+
+    async def stop(self) -> None:
+        """Ends after the open requests, or after gateway.drain_timeout_s."""
+        try:
+            await self.server.stop(self._settings.drain_timeout_s)
+            await self._tasks.close()
+        finally:
+            await asyncio.shield(self._stack.aclose())
+
+
+def _verify(certificates: Certificates, door: Door | None) -> ssl.VerifyMode:
+    """Whether clients need a certificate: with a key file, a token does as well."""
+    if not certificates.asks_callers:
+        return ssl.CERT_NONE
+    return ssl.CERT_OPTIONAL if door is not None and door.takes_tokens else ssl.CERT_REQUIRED

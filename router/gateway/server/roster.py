@@ -1,0 +1,154 @@
+"""The workers behind the routers, listed now and then: for /v1/models, /ready, and pairs.
+
+Law: an old list stays while no router answers; requests go on with the client's fallback then.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from kvroute.client import KvRouteError
+from kvroute.v1 import WorkerStatus
+from router.gateway.exchange import ESTIMATE_MAX
+from router.gateway.routers import Router
+
+REFRESH_S = 5.0
+"""Seconds between lists."""
+WORKER_S = 0.025
+"""Least time between lists for each worker in the last list: a router writes 1,000 in 30 ms."""
+
+log = logging.getLogger("kvroute.gateway")
+
+
+class Roster:
+    """The last list of workers."""
+
+    def __init__(self, client: Router, clock: Callable[[], float]) -> None:
+        """clock: Unix time, for `created` of models."""
+        self._client = client
+        self._clock = clock
+        self._workers: list[WorkerStatus] = []
+        self._pair_engines: dict[str, frozenset[str]] = {}
+        """Model -> engines of its prefill workers; "": of all."""
+        self._engines: dict[str, str] = {}
+        """Worker id -> its engine."""
+        self._counts: Counter[str] = Counter()
+        """Workers of a model; "": of all."""
+        self._created: dict[str, int] = {}
+        self._shortest: dict[str, int] = {}
+        """Tokens that the shortest worker of a model takes; "": of any."""
+        self._tried = False
+        """Whether a list was tried, so that a router that does not answer from the start is said
+        once."""
+        self.listed = False
+        """Whether the last call for a list was answered."""
+
+    async def keep(self) -> None:
+        """Lists again and again, until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self._workers)))
+
+    async def refresh(self) -> None:
+        """One list; without an answer the old list stays."""
+        try:
+            workers = await self._client.list_workers()
+        except KvRouteError as error:
+            if self.listed or not self._tried:
+                log.warning("the workers can't be listed, and are tried again: %s", error)
+            self.listed, self._tried = False, True
+            return
+        if not self.listed:
+            log.info("%d workers are listed", len(workers))
+        self.listed = self._tried = True
+        self.use(workers)
+
+    def use(self, workers: Iterable[WorkerStatus]) -> None:
+        """Takes a new list."""
+        self._workers = list(workers)
+        self._pair_engines = {}
+        for each in self._workers:
+            for name in ("", *_names(each)) if each.role == "prefill" else ():
+                known = self._pair_engines.get(name, frozenset())
+                self._pair_engines[name] = known | {each.engine}
+        self._engines = {each.worker_id: each.engine for each in self._workers}
+        self._counts = Counter(name for each in self._workers for name in ("", *_names(each)))
+        now = int(self._clock())
+        names = {name for each in self._workers for name in _names(each)}
+        self._created = {name: self._created.get(name, now) for name in names}
+        self._shortest = {}
+        for each in self._workers:
+            for name in ("", *_names(each)) if each.max_model_len else ():
+                shortest = self._shortest.get(name, each.max_model_len)
+                self._shortest[name] = min(shortest, each.max_model_len)
+
+    @property
+    def ready(self) -> bool:
+        """Whether some worker of some model may be picked."""
+        return any(each.schedulable or each.last_resort for each in self._workers)
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """The last list."""
+        return self._workers
+
+    def pair_engines(self, model: str) -> frozenset[str]:
+        """Engines of the model's prefill workers; without a name: of any model's."""
+        return self._pair_engines.get(model, frozenset())
+
+    def engine(self, worker_id: str) -> str:
+        """A worker's engine; empty: the last list does not have it."""
+        return self._engines.get(worker_id, "")
+
+    def count(self, model: str) -> int:
+        """Workers of the model; without a name: of all."""
+        return self._counts[model]
+
+    def has_other(self, model: str, role: str, gone: Collection[tuple[str, int]]) -> bool:
+        """Whether a worker of this model and role may be picked that is not among these, by id and
+        rank. Without a model's name: of any model."""
+        return any(
+            each.schedulable
+            and each.role == role
+            and (each.worker_id, each.dp_rank) not in gone
+            and (not model or model in _names(each))
+            for each in self._workers
+        )
+
+    def estimate_max(self, model: str) -> int:
+        """Most tokens of an estimated length: half of what the model's shortest worker takes, since
+        only the engine knows whether the prompt is too long."""
+        shortest = self._shortest.get(model)
+        return ESTIMATE_MAX if shortest is None else min(ESTIMATE_MAX, shortest // 2)
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models of all workers as OpenAI lists them: names, aliases, LoRAs, each once."""
+        cards: dict[str, dict[str, Any]] = {}
+        for each in self._workers:
+            if each.drained or not each.model:
+                continue
+            for name in _names(each):
+                parent = each.model if name in each.lora_names else None
+                card = cards.setdefault(
+                    name,
+                    {
+                        "id": name,
+                        "object": "model",
+                        "created": self._created.get(name, 0),
+                        "owned_by": each.engine or "kvroute",
+                        "root": each.model,
+                        "parent": parent,
+                        "max_model_len": each.max_model_len or None,
+                    },
+                )
+                if each.max_model_len and (
+                    not card["max_model_len"] or each.max_model_len < card["max_model_len"]
+                ):
+                    card["max_model_len"] = each.max_model_len
+        return [cards[name] for name in sorted(cards)]
+
+
+def _names(worker: WorkerStatus) -> list[str]:
+    return [worker.model, *worker.model_aliases, *worker.lora_names] if worker.model else []

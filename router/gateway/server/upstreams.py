@@ -1,0 +1,296 @@
+"""HTTP requests to workers, over pooled connections; bytes are neither decoded nor followed.
+
+The one reader of engines' answers to requests of clients: a head, then bytes, or an exception that
+kvroute/client/requests/failures.py judges.
+
+Laws:
+- a worker that sends nothing for gateway.silence_s, while its bytes are waited for, is left;
+- a connection that was used before and closes without a byte of an answer is no failure of its
+  worker: the request goes there once more, on a fresh one;
+- a request without a byte of an answer can be taken away from its worker (leave).
+"""
+
+import asyncio
+import io
+import ssl
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import aiohttp
+from yarl import URL
+
+from events.engines.connections import (
+    AnswerProtocol,
+    Connector,
+    LongHead,
+    UnusableHead,
+    first_line,
+    used,
+)
+from kvroute.client import UnusableAnswer
+from kvroute.client.requests.failures import Kind, judge, of_status
+from router.config.settings.gateway_settings import GatewaySettings
+from router.gateway.exchange import UPSTREAM_ANSWER_MAX, Upstream, returned
+
+IDLE_S = 3.0
+"""Seconds for which an idle connection is kept: less than the 5 s of vLLM's and SGLang's server, so
+that few requests meet a connection that the worker is closing."""
+LOOKS = 4
+"""Looks in the time for which a worker may be silent: it is noticed up to a fourth of it later."""
+CONNECT_TIMEOUT_S = 5.0
+"""Seconds for a connection to a worker: one that takes longer has lost packets more than once."""
+HEADER_KIB_MAX = 16
+"""KiB of a header of a request, and of the whole head of a worker's answer, at most: tokens of
+issuers take a few KiB, and no head is worth more memory before its request is known."""
+RAW_BODY_MAX = 1 << 16
+"""Bytes of a body that are written at once; a longer body goes in pieces."""
+FAILED_BODY_S = 1.0
+"""Seconds for an answer's body that another worker may better: what has come by then counts."""
+
+
+class WorkerGone(Exception):
+    """The router says that the worker is silent, and nothing has come from it."""
+
+    failure = Kind.GONE
+
+
+class HeadTooLong(UnusableAnswer):
+    """An answer for the client whose head is too long to be passed on."""
+
+    failure = Kind.LONG_HEAD
+
+
+class WorkerAnswered(Exception):
+    """A worker's answer that another worker may better; passed on if there is none."""
+
+    def __init__(
+        self, status: int, headers: Sequence[tuple[str, str]], body: bytes, model: str = ""
+    ) -> None:
+        """model: that the request names, where the worker may not have it."""
+        super().__init__(f"the worker answered with status {status}")
+        self.status = status
+        self.headers = headers
+        self.body = body
+        lacks = status == 404 and bool(model) and model.encode(errors="replace") in body
+        self.failure = Kind.NO_MODEL if lacks else of_status(status)
+
+    @classmethod
+    async def read(cls, answer: aiohttp.ClientResponse, model: str = "") -> Self:
+        """Reads the answer as far as its bounds. Raises UnusableAnswer for a status that no
+        client may get."""
+        if of_status(answer.status) is Kind.UNUSABLE:
+            raise UnusableAnswer(f"status {answer.status} is no answer to the request")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(FAILED_BODY_S):
+                while len(body) < UPSTREAM_ANSWER_MAX and (chunk := await answer.content.readany()):
+                    body += chunk
+        except (aiohttp.ClientError, OSError):
+            pass  # TimeoutError among them: the status says that it failed, and this is all of it
+        kept = bytes(body[:UPSTREAM_ANSWER_MAX])
+        return cls(answer.status, returned(answer.headers.items()), kept, model)
+
+
+class Seat(NamedTuple):
+    """Where a request is, and whether another worker may take it."""
+
+    worker_id: str
+    dp_rank: int
+    model: str
+    movable: bool
+
+
+class Upstreams:
+    """The gateway's connections to all workers."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+        self._fresh: aiohttp.ClientSession | None = None
+        """Whose connections are used once."""
+        self._open: dict[Sent, None] = {}
+
+    async def __aenter__(self) -> Self:
+        self._session = self._made(keepalive_timeout=IDLE_S)
+        self._fresh = self._made(force_close=True)
+        return self
+
+    def _made(self, **options: object) -> aiohttp.ClientSession:
+        head_bytes_max = HEADER_KIB_MAX * 1024
+        return aiohttp.ClientSession(
+            connector=Connector(head_bytes_max, limit=0, **options),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+        )
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for session in (self._session, self._fresh):
+            if session is not None:
+                await session.close()
+
+    def post(self, upstream: Upstream, seat: Seat, tls: ssl.SSLContext | bool = True) -> "Sent":
+        """Sends a request when it is entered; leaving it before the answer's end closes its
+        connection. tls: see EngineAccess."""
+        assert self._session is not None
+        assert self._fresh is not None
+        sessions = (self._session, self._fresh)
+        return Sent(sessions, upstream, self._settings.silence_s, self._open, seat, tls)
+
+    def waiting(self, since_s: float) -> Iterator["Sent"]:
+        """Requests that may move, that were sent before since_s, and of whose answer no byte has
+        come."""
+        return (sent for sent in list(self._open) if sent.waits(since_s))
+
+
+_NOTHING = Upstream("", {}, b"")
+
+
+class Sent:
+    """A request to a worker, until its answer is read.
+
+    aiohttp's own limit of silence (sock_read) sets a timer at each chunk, 3 us each. This one looks
+    now and then whether bytes have come.
+    """
+
+    __slots__ = ("_answer", "_bytes", "_idle_looks", "_look_s", "_looks", "_open", "_protocol",
+                 "_sent_s", "_sessions", "_silence_s", "_tls", "_upstream", "seat",
+                 "writing")  # fmt: skip
+
+    def __init__(
+        self,
+        sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession],
+        upstream: Upstream,
+        silence_s: float,
+        open_: dict["Sent", None],
+        seat: Seat,
+        tls: ssl.SSLContext | bool,
+    ) -> None:
+        """sessions: with used connections, and with fresh ones. open_: has this one from its
+        beginning to its end."""
+        self.writing = False
+        """Whether the client takes its time, and not the worker; set around each write."""
+        self.seat = seat
+        self._sessions = sessions
+        self._upstream = upstream
+        self._tls = tls
+        self._silence_s = silence_s
+        self._look_s = silence_s / LOOKS
+        self._open = open_
+        self._sent_s = 0.0
+        self._answer: aiohttp.ClientResponse | None = None
+        self._protocol: AnswerProtocol | None = None
+        self._looks: asyncio.TimerHandle | None = None
+        self._bytes = 0
+        self._idle_looks = 0
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        """The answer's head; raises TimeoutError for a worker that is silent, and UnusableAnswer
+        for bytes that are no head."""
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
+        self._open[self] = None
+        try:
+            async with asyncio.timeout(self._silence_s):
+                self._answer = await self._headed()
+        except BaseException:
+            self._over()
+            raise
+        self._looks = loop.call_later(self._look_s, self._look)
+        return self._answer
+
+    async def _headed(self) -> aiohttp.ClientResponse:
+        pooled, fresh = self._sessions
+        try:
+            try:
+                return await self._post(pooled)
+            except (aiohttp.ClientError, OSError) as error:
+                reused = self._protocol is not None and self._protocol.unanswered_reuse
+                if judge(error, unanswered_reuse=reused) is not Kind.STALE:
+                    raise
+            return await self._post(fresh)
+        except UnusableHead as error:
+            raise UnusableAnswer(str(error)) from error
+        except LongHead as error:
+            status = error.status_code
+            passes = 200 <= status < 300 or of_status(status) is Kind.REJECTED
+            kind = HeadTooLong if passes else UnusableAnswer
+            raise kind(str(error)) from error
+        except aiohttp.ClientResponseError as error:
+            # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
+            # for the client's mistake.
+            raise UnusableAnswer(f"the worker's answer is no HTTP: {first_line(error)}") from error
+
+    async def _post(self, session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+        upstream, body = self._upstream, self._upstream.body
+        data: bytes | io.BytesIO = body if len(body) <= RAW_BODY_MAX else io.BytesIO(body)
+        token = used.set(self._use)
+        try:
+            return await session.post(
+                URL(upstream.url, encoded=True),  # a query goes on as the client wrote it
+                data=data,
+                headers=upstream.headers,
+                allow_redirects=False,
+                ssl=self._tls,
+            )
+        finally:
+            used.reset(token)
+
+    def _over(self) -> None:
+        self._open.pop(self, None)
+        # A connection of the pool has the context of its first request, and so this object.
+        self._upstream = _NOTHING
+
+    def _use(self, protocol: AnswerProtocol) -> None:
+        self._protocol = protocol
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over()
+        self._protocol = None
+        if self._looks is not None:
+            self._looks.cancel()
+        if self._answer is not None:
+            self._answer.release()
+            await self._answer.wait_for_close()
+
+    def waits(self, since_s: float) -> bool:
+        """Whether it may move, was sent before since_s, and no byte of its answer has come."""
+        movable = self.seat.movable and self._sent_s <= since_s
+        if not movable or self._answer is None:
+            return movable
+        content = self._answer.content
+        return not content.total_bytes and not content.is_eof()
+
+    def leave(self) -> None:
+        """Ends it by WorkerGone; call for one that waits."""
+        error = WorkerGone("the worker is silent to the router, and sent no byte")
+        if self._answer is not None:
+            self._answer.content.set_exception(error)
+        elif self._protocol is not None:
+            self._protocol.leave(error)  # while it connects, CONNECT_TIMEOUT_S ends it
+
+    def _look(self) -> None:
+        assert self._answer is not None
+        content = self._answer.content
+        if self.writing or content.total_bytes != self._bytes:
+            self._bytes, self._idle_looks = content.total_bytes, 0
+        else:
+            self._idle_looks += 1
+        if self._idle_looks >= LOOKS:
+            content.set_exception(
+                aiohttp.SocketTimeoutError(f"nothing came for {self._silence_s:g} s")
+            )
+            return
+        self._looks = asyncio.get_running_loop().call_later(self._look_s, self._look)

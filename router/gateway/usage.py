@@ -1,0 +1,222 @@
+"""An engine's answer as it passes: first token, chunks, usage. Pure; keeps a few KiB, no more.
+
+The usage is read from the end of the answer, once. Where the gateway requested the usage chunk of a
+stream and the client had not, that chunk is taken out.
+
+Laws:
+- the bytes that feed() and rest() return are those that came in, less that one chunk;
+- nothing is kept but the end of the answer, KEPT_BYTES at most, the first TAIL_BYTES of a message
+  or a response, and an event of at most EVENT_BYTES_MAX whose end has not come; a longer event
+  passes in parts;
+- no bytes raise: what can't be read says nothing.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvroute.client.messages.usage import Usage, read_usage
+from router.request.bodies import BodyFormat
+
+TAIL_BYTES = 4096
+KEPT_BYTES = 4 * TAIL_BYTES
+"""Bytes of an answer's end, which is cut to TAIL_BYTES when it has more."""
+EVENT_BYTES_MAX = 1 << 18
+USAGES_MAX = 8
+"""Places with the word "usage" that are read, from the end."""
+
+_EDGE = 48
+"""Bytes that are kept for words across two chunks."""
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.-]{1,200})"')
+_NUMBER = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})\b')
+_decoder = json.JSONDecoder()
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    usage: dict[str, Any] | None = None
+
+
+class _Error(msgspec.Struct):
+    code: int | str | None = None
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Error
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+_error = msgspec.json.Decoder(_ErrorEvent)
+
+
+class AnswerReader:
+    """Reads one answer while it passes."""
+
+    def __init__(self, kind: BodyFormat, *, is_stream: bool, takes_usage_out: bool = False) -> None:
+        """takes_usage_out: the client did not request the chunk with the usage."""
+        self.first_token = False
+        """Whether a byte that only a first token brings has come."""
+        self.chunks = 0
+        """Events of a stream so far; one of an answer that is no stream."""
+        self._kind = kind
+        self.is_stream = is_stream
+        self._takes_out = takes_usage_out and is_stream
+        self._keeps_head = kind.is_continued or (kind.usage_begins and is_stream)
+        self._held = b""
+        """The beginning of an event whose end has not come."""
+        self._in_long_event = False
+        self._edge = b""
+        self._head = b""
+        self._tail = bytearray()
+        self._usage: Mapping[str, Any] | None = None
+        """Usage of the chunk that was taken out."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes to pass on now; empty while an event's end has not come."""
+        if not self.first_token:
+            self._look(chunk)
+        if self._takes_out:
+            chunk = self._without_usage(chunk)
+        if self.is_stream:
+            self.chunks += chunk.count(b"\n\n")
+        tail = self._tail
+        tail += chunk if len(chunk) <= TAIL_BYTES else chunk[-TAIL_BYTES:]
+        if len(tail) > KEPT_BYTES:
+            del tail[:-TAIL_BYTES]
+        return chunk
+
+    def rest(self) -> bytes:
+        """The bytes still held, when nothing more comes."""
+        held, self._held = self._held, b""
+        return held
+
+    @property
+    def inside_event(self) -> bool:
+        """Whether the bytes passed on end inside an event."""
+        return self.is_stream and bool(self._tail) and not self._ending().endswith(b"\n\n")
+
+    def error_status(self) -> int | None:
+        """The HTTP status in the error that a stream ends with, which engines send when they can't
+        go on; None: it ends with no error."""
+        if not self.is_stream:
+            return None
+        ending = self._ending()
+        place = ending.rfind(b'data: {"error"')
+        if place < 0 or (place and ending[place - 1 : place] != b"\n"):
+            return None
+        if b"\ndata:" in ending[place:].replace(b"\ndata: [DONE]", b""):
+            return None  # the engine went on
+        try:
+            error = _error.decode(ending[place + 5 :].split(b"\n", 1)[0]).error
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return None
+        return error.code if isinstance(error.code, int) and error.code >= 400 else 500
+
+    def next_number(self) -> int:
+        """The sequence_number of the next event of a stream of /v1/responses."""
+        numbers = _NUMBER.findall(self._ending())
+        return int(numbers[-1]) + 1 if numbers else self.chunks
+
+    def response_id(self) -> str:
+        """Id of an answer of /v1/responses, which begins with it; empty: there is none."""
+        named = _RESPONSE_ID.search(self._head or self._ending())
+        return named[1].decode() if self._kind.is_continued and named else ""
+
+    def usage(self) -> Usage:
+        """The usage of the answer, as far as its end has it."""
+        last = self._usage or _usage_in(self._ending()) or {}
+        usage = read_usage(last, details_enabled=False)
+        if self._kind.usage_begins and usage.prompt_tokens is None and self._head:
+            first = read_usage(_usage_in(self._head) or {}, details_enabled=False)
+            cached = first.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
+            usage = Usage(first.prompt_tokens, usage.output_tokens, cached)
+        return usage
+
+    def _ending(self) -> bytes:
+        return bytes(self._tail)
+
+    def _look(self, chunk: bytes) -> None:
+        """Sets first_token."""
+        if self._keeps_head and len(self._head) < TAIL_BYTES:
+            self._head = (self._head + chunk)[:TAIL_BYTES]
+        if not self.is_stream:
+            self.first_token, self.chunks = bool(chunk), 1
+            return
+        seen = self._edge + chunk
+        if words := self._kind.first_token:
+            self.first_token = any(word in seen for word in words)
+        else:
+            self.first_token = seen.startswith(b"data:") or b"\ndata:" in seen
+        # A line break before it: what is left of the edge must not look like a line's beginning.
+        self._edge = seen if len(seen) <= _EDGE else b" " + seen[-_EDGE:]
+
+    def _without_usage(self, chunk: bytes) -> bytes:
+        if not self._held and chunk.endswith(b"\n\n") and b'"usage"' not in chunk:
+            self._in_long_event = False
+            return chunk
+        data = self._held + chunk
+        end = _events_end(data)
+        passed, self._held = data[:end], data[end:]
+        if len(self._held) > EVENT_BYTES_MAX or (self._in_long_event and not end):
+            passed, self._held, self._in_long_event = data, b"", True
+            return passed
+        long_before, self._in_long_event = self._in_long_event, False
+        if b'"usage"' not in passed:
+            return passed
+        kept = []
+        for number, event in enumerate(_events(passed)):
+            usage = None if long_before and not number else _usage_alone(event)
+            if usage is None:
+                kept.append(event)
+            else:
+                self._usage = usage
+        return b"".join(kept)
+
+
+def _events_end(data: bytes) -> int:
+    """Bytes up to the end of the last whole event."""
+    ends = [data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data]
+    return max(ends, default=0)
+
+
+def _events(data: bytes) -> list[bytes]:
+    mark = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
+    parts = data.split(mark)
+    return [part + mark for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _usage_alone(event: bytes) -> Mapping[str, Any] | None:
+    """The usage of an event that holds nothing else; None: any other event."""
+    if b'"usage"' not in event or not event.lstrip().startswith(b"data:"):
+        return None
+    try:
+        chunk = _chunk.decode(event.lstrip()[5:])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return chunk.usage if chunk.choices == [] else None
+
+
+def _usage_in(data: bytes) -> Mapping[str, Any] | None:
+    """The last object that a key "usage" has in these bytes of JSON."""
+    end = len(data)
+    for _ in range(USAGES_MAX):
+        place = data.rfind(b'"usage"', 0, end)
+        if place < 0:
+            return None
+        end = place
+        rest = data[place + 7 :].lstrip()
+        if not rest.startswith(b":"):
+            continue
+        rest = rest[1:].lstrip()
+        if not rest.startswith(b"{"):
+            continue
+        try:
+            value, _ = _decoder.raw_decode(rest.decode(errors="replace"))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            return value
+    return None

@@ -1,0 +1,226 @@
+"""An HTTP connection with bounds: time for each request's head, time without requests, and a body
+that nobody reads.
+
+Laws:
+- a head has HEAD_TIMES as many bytes as its line or a header at most, whether it ends or not;
+- a body is handed on as it came: nothing on this connection is unpacked;
+- after its request's answer, the rest of a body is dropped: as it came, REST_BYTES_MAX of it at
+  most, and unless it is soon over, the answer says that the connection ends.
+
+aiohttp counts no connections, and bounds a head by its size alone. `_waiter` of its RequestHandler
+is set while it waits for a head, `_request_count` counts whole heads, and `_current_request` is the
+one that is being answered: private names, which tests/router/net/http/test_port.py watches.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
+from typing_extensions import override
+
+from router.net.listener.connections import Connections
+from router.net.listener.http_bounds import HttpBounds
+
+HEAD_TIMES = 4
+"""Bytes of an unfinished head, by those of its longest line: nginx has four buffers of 8 KiB."""
+REST_BYTES_MAX = 1 << 25
+"""Bytes that are read of a body that nobody reads any more; past it the connection is closed."""
+REST_SHORT = 1 << 16
+"""Bytes of a rest that is soon over; one of unknown length is not."""
+READ_BYTES = 1 << 14
+"""Bytes of a body that wait for their reader; at twice as many the connection is read no further. A
+sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
+
+
+def malformed(error: HttpProcessingError) -> web.Response:
+    """The answer of most ports to what is no HTTP, or a head past its bounds."""
+    status = 431 if isinstance(error, LineTooLong) else 400
+    return web.Response(status=status, text="malformed request\n")
+
+
+class BoundedHandler(web.RequestHandler):
+    """One connection, from the end of its TLS handshake on."""
+
+    __slots__ = (
+        "_connections",
+        "_dropped",
+        "_drops",
+        "_head_bytes",
+        "_head_bytes_max",
+        "_head_timeout_s",
+        "_head_timer",
+        "_left",
+        "_malformed",
+        "_resumes",
+    )
+
+    def __init__(
+        self,
+        server: web.Server,
+        bounds: HttpBounds,
+        connections: Connections,
+        left: Callable[[], None],
+        *,
+        head_bytes_max: int,
+        malformed: Callable[[HttpProcessingError], web.Response],
+    ) -> None:
+        """left: is called at the connection's end. head_bytes_max: of the request line, and of each
+        header. malformed: the answer to what is no HTTP."""
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # None: none is written
+            keepalive_timeout=bounds.idle_timeout_s,
+            lingering_time=bounds.linger_s,
+            max_line_size=head_bytes_max,
+            max_field_size=head_bytes_max,
+            read_bufsize=READ_BYTES,
+            auto_decompress=False,
+        )
+        self._dropped = self._head_bytes = 0
+        self._drops = self._resumes = False
+        """Whether what comes is not even looked at: chunks (RFC 9112, 7.1) cost far more than their
+        bytes."""
+        self._head_bytes_max = HEAD_TIMES * head_bytes_max
+        self._connections = connections
+        self._left = left
+        self._malformed = malformed
+        self._head_timeout_s = bounds.head_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first head is whole; until then the listener has its time."""
+        return self._request_count > 0
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        heads = self._request_count
+        if self._current_request is None and self._waiter is None:  # an answered request's rest
+            self._dropped += len(data)
+            if self._dropped > REST_BYTES_MAX:
+                self.force_close()
+        if self._drops:
+            return
+        super().data_received(data)
+        if self._request_count != heads:
+            self._cancel_timer()
+            self._dropped = self._head_bytes = 0
+            self._look_for_fault()
+        elif self._waiter is not None:  # a part of a head
+            if heads and self._head_timer is None:
+                self._await_head()  # of a later request: its first bytes
+            self._head_bytes += len(data)
+            if self._head_bytes > self._head_bytes_max and not self._waiter.done():
+                self._refuse_head(self._waiter)
+
+    @override
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._cancel_timer()
+        super().connection_lost(exc)
+        self._left()
+
+    @override
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """aiohttp would log and send back bytes of the request, which may be many."""
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        self._connections.closed["malformed"] += 1
+        response = self._malformed(exc)
+        response.headers["Server"] = "kvroute"  # without the versions of Python and aiohttp
+        response.force_close()
+        return response
+
+    @override
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if not request.content.is_eof():
+            length = request.content_length
+            self._drops = length is None
+            if length is None or length > REST_SHORT or "Expect" in request.headers:
+                resp.force_close()
+        return await super().finish_response(request, resp, start_time)
+
+    @override
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Resumes in a turn of its own: aiohttp would parse what waits while its reader takes the
+        rest."""
+        if not resume_parser:
+            super().resume_reading(resume_parser=False)
+        elif self._reading_paused and not self._resumes:
+            self._resumes = True
+            asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resumes = False
+        if self.transport is not None:
+            super().resume_reading()
+
+    def _look_for_fault(self) -> None:
+        """aiohttp's parser queues what is wrong with a body as the next message, and leaves the
+        body's reader waiting. Frames of the error's traceback refer to the error, and to this
+        connection."""
+        fault = getattr(self._messages[-1][0], "exc", None) if self._messages else None
+        if not isinstance(fault, HttpProcessingError):
+            return
+        fault.__traceback__ = None
+        if self._current_request is not None:
+            content = self._current_request.content
+            error = web.RequestPayloadError(fault.message)
+            content.set_exception(error)
+            # A reader that the end of a chunk woke in this turn waits once more before it looks.
+            asyncio.get_running_loop().call_soon(content.set_exception, error)
+
+    def _refuse_head(self, waiter: "asyncio.Future[None]") -> None:
+        """Queues a 431 and ends the connection, as aiohttp does for a line that is too long."""
+        error = LineTooLong(b"", self._head_bytes_max)
+        self._cancel_timer()
+        self._request_count += 1
+        self._messages.append((_ErrInfo(431, error, error.message), EMPTY_PAYLOAD))
+        self._close = True  # no more is read
+        waiter.set_result(None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has begun, and no request is on it, and no part of one."""
+        return self.begun and self._waiter is not None and self._head_timer is None
+
+    def close_if_idle(self) -> None:
+        """Ends a connection that no request is on, and no part of one."""
+        if self.idle:
+            self.force_close()
+
+    def give_up(self) -> None:
+        """Closes an idle connection."""
+        self.force_close()
+
+    def _await_head(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._head_timer = loop.call_later(self._head_timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        self._connections.closed["slow_head"] += 1
+        self.force_close()
+
+    def _cancel_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    @override
+    def _process_keepalive(self) -> None:
+        was_open = not self._force_close
+        super()._process_keepalive()
+        if was_open and self._force_close:
+            self._connections.closed["idle"] += 1

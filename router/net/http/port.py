@@ -1,0 +1,105 @@
+"""One HTTP port: aiohttp's server behind the listener."""
+
+from collections.abc import Callable
+
+from aiohttp import web
+from aiohttp.http import SERVER_SOFTWARE
+from aiohttp.http_exceptions import HttpProcessingError
+
+from router.config.keys import ConfigError
+from router.net.http.bounded import BoundedHandler, malformed
+from router.net.keys.certificates import Contexts
+from router.net.keys.exposure import split_address
+from router.net.listener.connections import Connections
+from router.net.listener.http_bounds import HttpBounds
+from router.net.listener.listener import Listener, Speaks
+
+_HEAD_BYTES_MAX = 8190
+
+
+class HttpPort:
+    """Serves one application."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        listen: str,
+        *,
+        name: str,
+        bounds: HttpBounds,
+        tls: Contexts | None = None,
+        reuse_port: bool = False,
+        cancels: bool = False,
+        head_bytes_max: int = _HEAD_BYTES_MAX,
+        shutdown_timeout_s: float = 60.0,
+        malformed: Callable[[HttpProcessingError], web.Response] = malformed,
+    ) -> None:
+        """name: in metrics and errors, and of the configuration's section. cancels: a request whose
+        client leaves is cancelled. head_bytes_max: of the request line, and of each header.
+        malformed: the answer to what is no HTTP. Raises ConfigError for an address that is none."""
+        self._host, self._port = split_address(listen)
+        app.on_response_prepare.append(_named)
+        self._bounds = bounds
+        self._reuse_port = reuse_port
+        self._head_bytes_max = head_bytes_max
+        self._malformed = malformed
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=cancels,
+            shutdown_timeout=shutdown_timeout_s,
+        )
+        self.connections = Connections(name, bounds.port)
+        speaks = Speaks() if tls is None else Speaks(lambda: tls.now, plain=False)
+        self._listener = Listener(self._handler, self.connections, speaks)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Listens; raises ConfigError when the address can't be had."""
+        await self._runner.setup()
+        try:
+            await self._listener.start(self._host, self._port, reuse_port=self._reuse_port)
+        except OSError as error:
+            await self._runner.cleanup()
+            name = self.connections.port
+            raise ConfigError(
+                f"can't serve {name} on {self._host}:{self._port}: {error.strerror}"
+                f" - at `$.{name}.listen`"
+            ) from error
+
+    async def stop(self) -> None:
+        """Accepts no more; open requests may go on for shutdown_timeout_s."""
+        await self._listener.stop()
+        await self._runner.cleanup()
+
+    def close_idle(self) -> frozenset[object]:
+        """Ends every connection that no request is on, and returns the others, each of which is the
+        `protocol` of its requests."""
+        server = self._runner.server
+        connections = [] if server is None else list(server.connections)
+        for connection in connections:
+            if isinstance(connection, BoundedHandler):
+                connection.close_if_idle()
+        return frozenset(connections if server is None else server.connections)
+
+    def _handler(self, left: Callable[[], None]) -> BoundedHandler:
+        server = self._runner.server
+        if server is None:
+            raise ConnectionError("the server is closed")
+        return BoundedHandler(
+            server,
+            self._bounds,
+            self.connections,
+            left,
+            head_bytes_max=self._head_bytes_max,
+            malformed=self._malformed,
+        )
+
+
+async def _named(_request: web.Request, response: web.StreamResponse) -> None:
+    """Answers don't tell the versions of Python and aiohttp."""
+    if response.headers.get("Server") == SERVER_SOFTWARE:
+        response.headers["Server"] = "kvroute"

@@ -1,0 +1,469 @@
+"""Calls of gRPC handlers on one connection of the small HTTP/2.
+
+A handler takes bytes or an iterator of them, and a context: the call, with the methods of
+grpc.aio.ServicerContext that handlers of this project use.
+
+    HEADERS -> Gate -> Call -> a message, and the end of the request -> handler: its first step at
+                                                     once; waits -> a task, ended by the deadline,
+                                                                    the peer, or the server's end
+
+A unary handler of `at_once` that needs no wait is over within the read of its bytes, and no task is
+made: asyncio.current_task() is None in its first step, so nothing in that step may need a task.
+
+Laws:
+- a call that the gate refuses, by its headers alone, has nothing kept of it;
+- a call ends once: by its answer, its abort, its deadline, its peer or the connection's end; the
+  deadline counts from its headers, whether its request is whole or not;
+- messages that a handler has not read hold the peer's window back; a handler that writes waits for
+  the peer's room, and for the socket's.
+"""
+
+import asyncio
+import base64
+import logging
+import types
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
+from contextvars import copy_context
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+
+from router.net.http2.deadlines import PASSED, Deadlines, NoTimeoutError
+from router.net.http2.frames import Status
+from router.net.http2.gate import Gate, Metadata, RefusedError
+from router.net.http2.peers import Peer
+from router.net.http2.received import Received
+from router.net.http2.requests import Head
+from router.net.http2.sending import Stream
+from router.net.http2.sockets import Http2Protocol
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+log = logging.getLogger("kvroute.grpc")
+
+
+class Call(Received):
+    """One call, and its handler's context."""
+
+    __slots__ = (
+        "_calls", "_deadline_s", "_entering", "_head", "_late", "_runs", "_task", "_unsent",
+        "aborted", "at_once", "entered", "handler",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        calls: "Calls",
+        stream: Stream,
+        handler: Handler,
+        head: Head,
+        deadline_s: float | None,
+    ) -> None:
+        """deadline_s: by the loop's clock; None: there is none."""
+        super().__init__(calls.protocol, stream, streams=handler.request_streaming)
+        self._calls = calls
+        self.handler = handler
+        self._head = head
+        self._deadline_s = deadline_s
+        self.entered: Any = None
+        """Whose call it is, as the gate has it."""
+        self._entering: asyncio.Task[None] | None = None
+        """While the gate waits for something."""
+        self._task: asyncio.Task[None] | None = None
+        self._runs = False
+        """Whether the task has had its first turn; one that is cancelled before runs nothing."""
+        self._late: asyncio.TimerHandle | None = None
+        self._unsent: Callable[[], None] | None = None
+        self.at_once = False
+        """Whether the first step of the handler is taken at once, outside a task."""
+        self.aborted: tuple[Any, str, Metadata] | None = None
+        """Code, details and trailing metadata."""
+
+    # What handlers use of the call; as in grpc.aio.ServicerContext, but for when_unsent
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline; None: there is none."""
+        if self._deadline_s is None:
+            return None
+        return max(0.0, self._deadline_s - self._calls.clock())
+
+    def invocation_metadata(self) -> Metadata:
+        """What the caller sent beside the message; values of `-bin` keys as bytes."""
+        return self._head.metadata or ()
+
+    def peer(self) -> str:
+        """The caller's address, as gRPC writes it."""
+        return self._calls.peer.address
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """Names in the caller's verified certificate."""
+        return self._calls.peer.names
+
+    async def abort(
+        self, code: Any, details: str = "", trailing_metadata: Metadata = ()
+    ) -> NoReturn:
+        """Ends the call with a status; raises grpc.aio.AbortError."""
+        self.aborted = code, details, trailing_metadata
+        raise grpc.aio.AbortError
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        """Sends the headers of the answer, if they were not sent, with metadata beside them."""
+        self._protocol.http2.accept(self._stream, _fields(metadata))
+        self._protocol.flush()
+
+    def send(self, content: bytes) -> bool:
+        """Sends a message. Returns whether there is room for the next; else `room` waits for it."""
+        stream, protocol = self._stream, self._protocol
+        if stream.finished:
+            raise asyncio.CancelledError  # the peer has left: its call's task is being cancelled
+        protocol.http2.send(stream, content)
+        protocol.flush()
+        return not stream.waiting and protocol.has_room
+
+    async def room(self) -> None:
+        """Returns once the peer and the socket have room for a message."""
+        stream, protocol = self._stream, self._protocol
+        if stream.waiting:
+            room = asyncio.get_running_loop().create_future()
+            stream.on_room = lambda: None if room.done() else room.set_result(None)
+            try:
+                await room
+            finally:
+                stream.on_room = None
+        await protocol.room()
+
+    def when_unsent(self, end: Callable[[], None]) -> None:
+        """Calls end() if the answer can't be sent any more: the caller is gone, or too late."""
+        self._unsent = end
+
+    # What the connection brings
+
+    def enter_after(self, entering: Coroutine[Any, Any, None]) -> None:
+        """The gate lets the call in, or not, once this is through."""
+        self._entering = asyncio.get_running_loop().create_task(entering)
+        self._entering.add_done_callback(self._through)
+
+    def _through(self, entering: "asyncio.Task[None]") -> None:
+        self._entering = None
+        if entering.cancelled() or self._stream.finished:
+            return
+        if (error := entering.exception()) is not None:
+            self.refuse(error)
+        elif self._came is not None:
+            self.begin_stream()
+        elif self._ended:
+            self.half_closed()
+
+    @property
+    def path(self) -> str:
+        """/package.Service/Method"""
+        return self._head.path
+
+    def too_large(self, refused: RefusedError) -> None:
+        """A message, or the begin of one, has more bytes than the method takes."""
+        self.refuse(refused)
+        self.reset()
+
+    def refuse(self, error: BaseException) -> None:
+        """Ends a call that the gate does not let in."""
+        if isinstance(error, RefusedError):
+            self._finish(error.status, error.message, error.metadata)
+        else:
+            self._failed(error)
+
+    def begin_stream(self) -> None:
+        """Runs the handler of a streaming request."""
+        if self._entering is not None:
+            return
+        if not self._has_room():
+            return
+        handler: Any = self.handler
+        if handler.response_streaming:
+            self._spawn(lambda: handler.stream_stream(self._requests(), self))
+        else:
+            self._spawn(lambda: self._rest(handler.stream_unary(self._requests(), self)))
+
+    def _has_room(self) -> bool:
+        """Takes the room of a handler that goes on; without any, the call is ended."""
+        if self.keep_handler():
+            return True
+        self._protocol.http2.full(self._stream)
+        self._protocol.flush()
+        return False
+
+    def message(self, content: bytes, *, packed: bool) -> None:
+        """A message of the request."""
+        if self._came is None and self._content is not None:
+            self._finish(Status.INTERNAL, "a unary request of two messages")
+        else:
+            self.keep(content, packed=packed, waits=packed or self._entering is not None)
+
+    def half_closed(self) -> None:
+        """The request is whole."""
+        self._ended = True
+        if self._came is not None:
+            self._came.set()
+            return
+        if self._entering is not None:
+            return
+        if self._packed and self._content is not None:
+            self._spawn(self._begin_packed)
+            return
+        content = self.take()
+        if content is None:
+            if not self._stream.finished:
+                self._finish(Status.INTERNAL, "a unary request without a message")
+        elif self.handler.response_streaming:
+            if self._has_room():
+                unary_stream: Any = self.handler.unary_stream
+                self._spawn(lambda: unary_stream(content, self))
+        else:
+            unary: Any = self.handler.unary_unary
+            if self.at_once:
+                self._begin(unary(content, self))
+            else:
+                self._spawn(lambda: self._rest(unary(content, self)))
+
+    async def _begin_packed(self) -> None:
+        content = await self.take_packed()
+        if content is None:
+            return
+        handler: Any = self.handler
+        if handler.response_streaming:
+            if self._has_room():
+                await handler.unary_stream(content, self)
+        else:
+            await self._rest(handler.unary_unary(content, self))
+
+    def reset(self) -> None:
+        """The peer has left, or the connection is gone."""
+        self._close()
+        if self._task is not None:
+            if self._runs:
+                self._task.cancel()
+        elif self._unsent is not None:
+            unsent, self._unsent = self._unsent, None
+            unsent()
+
+    # The handler's life
+
+    def _begin(self, answer: Coroutine[Any, Any, bytes]) -> None:
+        """The first step of a unary handler, and a task for the rest, if there is one."""
+        context = copy_context()
+        try:
+            awaited = context.run(answer.send, None)
+        except StopIteration as done:
+            self._answer(done.value)
+        except (Exception, asyncio.CancelledError) as error:
+            self._failed(error)
+        else:
+            self._spawn(lambda: self._rest(_resumed(answer, awaited)), context)
+
+    async def _rest(self, answer: Awaitable[bytes]) -> None:
+        content = await answer
+        self._task = None
+        self._answer(content)
+
+    def _answer(self, content: bytes) -> None:
+        self._close()
+        stream, protocol = self._stream, self._protocol
+        if stream.finished:
+            self.reset()
+            return
+        stream.unsent, self._unsent = self._unsent, None  # from here on it is the connection's
+        self._calls.over(stream)
+        protocol.http2.reply(stream, content)
+        protocol.flush()
+
+    def _spawn(self, work: Callable[[], Awaitable[Any]], context: Any = None) -> None:
+        """context: of contextvars, where a first step was taken in it."""
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._run(work, begun=context is not None), context=context)
+
+    async def _run(self, work: Callable[[], Awaitable[Any]], *, begun: bool) -> None:
+        self._runs = True
+        try:
+            if self._stream.finished and self._task is not None:  # before the task's first turn
+                if not begun:
+                    return
+                self._task.cancel()
+            await work()
+        except (Exception, asyncio.CancelledError) as error:
+            self._failed(error)
+        else:
+            self._finish(Status.OK)
+        finally:
+            self._task = None
+
+    def await_deadline(self) -> None:
+        """Ends the call at its deadline, if it is not over by now."""
+        if self._deadline_s is not None and not self._stream.finished:
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_at(self._deadline_s, self._past_deadline)
+
+    def _past_deadline(self) -> None:
+        self._finish(Status.DEADLINE_EXCEEDED, PASSED)
+        self.reset()
+
+    def _failed(self, error: BaseException) -> None:
+        """A handler ended by an exception."""
+        if isinstance(error, grpc.aio.AbortError) and self.aborted is not None:
+            code, details, metadata = self.aborted
+            self._finish(Status(code.value[0]), details, metadata)
+        elif isinstance(error, asyncio.CancelledError):
+            self._finish(Status.CANCELLED, "the call was cancelled")
+        else:
+            log.error("a handler failed", exc_info=error)
+            self._finish(Status.UNKNOWN, "the handler failed")
+
+    def _finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:
+        self._close()
+        self._protocol.http2.finish(self._stream, status, message, _fields(metadata))
+        self._protocol.flush()
+        self._calls.over(self._stream)
+
+    def _close(self) -> None:
+        """The call is over, or about to be: what it keeps goes."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        if self._entering is not None:
+            self._entering.cancel()
+            self._entering = None
+        self.drop()
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        while (content := await self.read()) is not grpc.aio.EOF:
+            yield content
+
+
+class Calls:
+    """The calls of one connection."""
+
+    def __init__(
+        self,
+        protocol: Http2Protocol,
+        methods: Mapping[str, Handler],
+        at_once: Collection[str],
+        open_calls: set[Call],
+        gate: Gate,
+    ) -> None:
+        """methods: /package.Service/Method -> handler. at_once: unary methods whose handlers' first
+        steps need no task around them. open_calls: of all connections."""
+        self.protocol = protocol
+        self.clock = asyncio.get_running_loop().time
+        self._methods = methods
+        self._at_once = at_once
+        self._open = open_calls
+        self._gate = gate
+        self._deadlines = Deadlines(protocol)
+        self._peer: Peer | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """The other side."""
+        if self._peer is None:
+            self._peer = Peer(self.protocol.socket)
+        return self._peer
+
+    def opened(self, stream: Stream, head: Head) -> None:
+        """See messages.Service."""
+        path = head.path
+        handler = self._methods.get(path)
+        if handler is None:
+            self._refuse(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
+            return
+        if head.metadata is None:
+            self._refuse(stream, Status.INTERNAL, "metadata of a -bin name that is no base64")
+            return
+        try:
+            deadline_s = self._deadlines.of(head)
+        except NoTimeoutError as error:
+            self._refuse(stream, Status.INTERNAL, str(error))
+            return
+        call = stream.call = Call(self, stream, handler, head, deadline_s)
+        self._open.add(call)
+        stream.bytes_max = self._gate.bytes_max(path)
+        call.at_once = path in self._at_once
+        try:
+            entering = self._gate.enter(call, path)
+        except RefusedError as refused:
+            call.refuse(refused)
+            return
+        if entering is not None:
+            call.enter_after(entering)
+        if deadline_s is not None:
+            self._deadlines.add(call)
+        if handler.request_streaming:
+            call.begin_stream()
+
+    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
+        """See messages.Service."""
+        if stream.call is not None:
+            stream.call.message(content, packed=packed)
+
+    def too_large(self, stream: Stream, size: int) -> None:
+        """See messages.Service."""
+        call = stream.call
+        if call is not None:
+            call.too_large(self._gate.too_large(call, call.path, size))
+
+    def half_closed(self, stream: Stream) -> None:
+        """See messages.Service."""
+        if stream.call is not None:
+            stream.call.half_closed()
+
+    def reset(self, stream: Stream) -> None:
+        """See messages.Service."""
+        call = stream.call
+        if call is not None:
+            self.over(stream)
+            call.reset()
+
+    def over(self, stream: Stream) -> None:
+        """A call has ended here."""
+        call, stream.call = stream.call, None
+        self._open.discard(call)
+
+    def _refuse(self, stream: Stream, status: Status, message: str) -> None:
+        self.protocol.http2.finish(stream, status, message)
+        self.protocol.flush()
+
+
+@types.coroutine
+def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, Any]:
+    """Goes on with a coroutine that has come to its first wait."""
+    while True:
+        try:
+            value = yield awaited
+        except BaseException as error:
+            step: Callable[..., Any] = work.throw
+            given: Any = error
+        else:
+            step, given = work.send, value
+        try:
+            awaited = step(given)
+        except StopIteration as done:
+            return done.value
+        finally:
+            given = None
+
+
+def _fields(metadata: Metadata) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), _packed(name, value)) for name, value in metadata]
+
+
+def _packed(name: str, value: str | bytes) -> bytes:
+    if name.endswith("-bin"):
+        raw = value if isinstance(value, bytes) else value.encode()
+        return base64.b64encode(raw).rstrip(b"=")
+    return value if isinstance(value, bytes) else value.encode(errors="replace")

@@ -1,0 +1,84 @@
+"""How often a peer may send what carries nothing. Pure.
+
+Law: every frame that carries nothing counts, of whatever kind: PING, SETTINGS, WINDOW_UPDATE,
+PRIORITY, GOAWAY, acknowledgements, unknown kinds, empty DATA, small parts of header blocks, and all
+frames of streams that are over or were refused. CONTROL_MAX a second may come, and
+CONTROL_PER_ANSWER more for each frame of an answer. A PING with such a frame since the last PING
+costs nothing: clients measure their path by them.
+"""
+
+from collections.abc import Callable
+from math import inf
+
+from router.net.http2.frames import (
+    CONTROL_MAX,
+    CONTROL_PER_ANSWER,
+    CONTROL_SAVED_MAX,
+    PING_SLACK,
+    PING_STRIKES,
+    RESETS_MAX,
+    Code,
+    ConnectionFault,
+)
+
+
+class Calm:
+    """Counters of one connection's frames that carry nothing, and of its resets."""
+
+    def __init__(self, ping_every_s: float, sent: Callable[[], int]) -> None:
+        """ping_every_s: between two pings with no answer of a call between them; PING_STRIKES may
+        come sooner, as gRPC's own server has it. sent: frames of answers so far."""
+        self._ping_every_s = ping_every_s
+        self._sent = sent
+        self._pinged_s = -inf
+        self._pinged_sent = 0
+        """Frames of answers when the last ping came."""
+        self._strikes = 0
+        self.now_s = 0.0
+        """The time of the frames that follow."""
+        self._left = float(CONTROL_MAX)
+        self._left_at_s = 0.0
+        self._left_at_sent = 0
+        """When, and after how many frames of answers, _left was last added to."""
+        self._second = 0
+        self._resets = 0
+
+    def control(self, count: int = 1) -> None:
+        """Counts frames; raises ConnectionFault."""
+        self._left -= count
+        if self._left < 0:
+            self._add()
+            if self._left < 0:
+                about = f"over {CONTROL_MAX} frames a second that carry nothing"
+                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)
+
+    def _add(self) -> None:
+        sent = self._sent()
+        self._left += CONTROL_PER_ANSWER * (sent - self._left_at_sent)
+        self._left = min(self._left, CONTROL_SAVED_MAX)
+        if self._left < CONTROL_MAX:
+            passed_s = self.now_s - self._left_at_s
+            self._left = min(CONTROL_MAX, self._left + CONTROL_MAX * passed_s)
+        self._left_at_s, self._left_at_sent = self.now_s, sent
+
+    def ping(self) -> None:
+        """Counts a PING; raises ConnectionFault."""
+        pinged_s, self._pinged_s = self._pinged_s, self.now_s
+        if (sent := self._sent()) != self._pinged_sent:
+            self._pinged_sent, self._strikes = sent, 0
+            return
+        self.control()
+        if self.now_s - pinged_s < PING_SLACK * self._ping_every_s:
+            self._strikes += 1
+            if self._strikes > PING_STRIKES:
+                # The text has gRPC's clients ping less often from then on.
+                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too_many_pings")
+
+    def reset(self) -> None:
+        """Counts an RST_STREAM; raises ConnectionFault."""
+        if (second := int(self.now_s)) != self._second:
+            self._second, self._resets = second, 0
+        self._resets += 1
+        if self._resets > RESETS_MAX:
+            about = f"over {RESETS_MAX} resets a second"
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)

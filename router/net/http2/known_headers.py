@@ -1,0 +1,122 @@
+"""Header blocks of HPACK (RFC 7541) that were decoded before. Pure.
+
+Calls of one client differ little: their blocks are the same bytes again and again. A block's bytes
+mean the same while no block changes the connection's dynamic table in between, so what they meant
+is kept, and the library decodes new ones only.
+
+Laws: KNOWN_MAX blocks of at most BLOCK_MAX bytes are kept; a block that changes the table makes
+all of them unknown; one that changes the table's size more than SIZES_MAX times is not decoded.
+"""
+
+from hpack import Decoder, HPACKDecodingError
+
+from router.net.http2.requests import Head
+
+KNOWN_MAX = 64
+BLOCK_MAX = 1024
+"""Bytes."""
+
+INTEGER_MAX = 16
+"""Bytes of an integer behind its first one; the library reads fewer."""
+SIZES_MAX = 2
+"""A least size and a last one, as RFC 7541 has it (4.2)."""
+DECODED_WORK_SHIFT = 3
+"""Bytes of a block that are decoded, for 1 of work, as a power of 2. See frames.TURN_WORK."""
+
+
+class KnownHeaders:
+    """The decoder of one connection."""
+
+    def __init__(self, list_bytes_max: int, hard_max: int) -> None:
+        """list_bytes_max: of a block's fields, once decoded, with 32 bytes for each (RFC 9113,
+        6.5.2). hard_max: the same, past which the block is not decoded to its end."""
+        self._bytes_max = list_bytes_max
+        self._decoder = Decoder(max_header_list_size=hard_max)
+        self._known: dict[bytes, Head] = {}
+        self.work = 0
+        """Work of decoding the last block; 0: it was known. See frames.TURN_WORK."""
+
+    def read(self, block: bytes) -> Head | None:
+        """A block's fields, in their order. None: there are more than list_bytes_max. Raises
+        HPACKError, also past hard_max: then no further block can be decoded."""
+        known = self._known.get(block)
+        if known is not None:
+            self.work = 0
+            return known
+        self.work = len(block) >> DECODED_WORK_SHIFT
+        _check_sizes(block)
+        keeps = keeps_table(block)
+        if not keeps:
+            self._known.clear()
+        fields = []
+        size = 0
+        for name, value in self._decoder.decode(block, raw=True):
+            size += len(name) + len(value) + 32
+            fields.append((_text(name), _text(value).strip(" \t")))
+        if size > self._bytes_max:
+            return None
+        head = Head(fields)
+        if keeps and len(block) <= BLOCK_MAX:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[block] = head
+        return head
+
+
+def _check_sizes(block: bytes) -> None:
+    """Raises HPACKDecodingError for a block that begins with too many sizes of the table."""
+    at = count = 0
+    while at < len(block) and block[at] & 0xE0 == 0x20:
+        count += 1
+        if count > SIZES_MAX:
+            raise HPACKDecodingError("too many sizes of the table")
+        at = _after_integer(block, at, 0x1F)
+
+
+def keeps_table(block: bytes) -> bool:
+    """Whether a block leaves the dynamic table as it is. False for a block that is cut off."""
+    at, end = 0, len(block)
+    while at < end:
+        first = block[at]
+        if first & 0x80:  # indexed field
+            at = _after_integer(block, at, 0x7F)
+        elif first & 0x60:  # literal field that is added to the table, or the table's new size
+            return False
+        else:
+            indexed = first & 0x0F
+            at = _after_integer(block, at, 0x0F)
+            if not indexed:
+                at = _after_string(block, at)
+            at = _after_string(block, at)
+    return at == end
+
+
+def _after_integer(block: bytes, at: int, most: int) -> int:
+    """The place after an integer whose prefix has the bits `most`."""
+    if at >= len(block):
+        return len(block) + 1
+    at += 1
+    if block[at - 1] & most != most:
+        return at
+    last = at + INTEGER_MAX
+    while at < len(block) and block[at] & 0x80:
+        if at == last:
+            return len(block) + 1
+        at += 1
+    return at + 1
+
+
+def _after_string(block: bytes, at: int) -> int:
+    """The place after a string, be it Huffman-coded or not."""
+    after = _after_integer(block, at, 0x7F)
+    if after > len(block):
+        return after
+    size = block[at] & 0x7F
+    if size == 0x7F:
+        for i, byte in enumerate(block[at + 1 : after]):
+            size += (byte & 0x7F) << 7 * min(i, 5)
+    return after + size
+
+
+def _text(value: bytes) -> str:
+    return str(value, errors="replace")

@@ -1,0 +1,364 @@
+"""gRPC over HTTP/2 (RFC 9113), as a server. Pure: bytes in, calls and bytes out.
+
+It serves unary and streaming methods alike: a stream opens with a path, messages come and go,
+either side ends it. HPACK is the library's.
+
+Laws:
+- a peer gets no more room than CONNECTION_WINDOW, STREAM_WINDOW, its stream's bytes_max, held.Held,
+  headers_max, streams_max and calm.Calm allow; beyond it the stream, or the connection, ends with
+  the RFC's error;
+- the connection ends where the RFC has an error of the connection, where its header table would be
+  lost, or past calm.Calm; all else ends a stream (streams.py);
+- one call of `receive` does TURN_WORK at most and what its last frame causes, whatever frames came;
+- the more answers wait for their peer to read them, the fewer calls it opens in a turn: one in the
+  end.
+"""
+
+from hpack.exceptions import HPACKError
+
+from router.net.http2.control import Control
+from router.net.http2.frames import (
+    ACK,
+    ASIDE,
+    CONNECTION_WINDOW,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FAREWELL,
+    FRAME_MAX,
+    HAS_PRIORITY,
+    HEAD,
+    HEADERS,
+    HEADERS_MAX,
+    MESSAGE_MAX,
+    MESSAGE_WORK,
+    OPEN_WORK,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    SMALL_FRAME,
+    STREAM_WINDOW,
+    TURN_WORK,
+    U32,
+    UNREAD_WORK,
+    WINDOW_MAX,
+    WINDOW_UPDATE,
+    Code,
+    ConnectionFault,
+    Status,
+    frame,
+    reset_frame,
+    unpadded,
+)
+from router.net.http2.known_headers import KnownHeaders
+from router.net.http2.messages import Service
+from router.net.http2.requests import Head, trailers_fault
+from router.net.http2.sending import CREDIT_MIN, Stream
+from router.net.listener.held import STREAM_BYTES, Held, PortHeld
+
+_GIVEN_BACK = CONNECTION_WINDOW // 4
+"""Bytes of the connection's window that are given back at once."""
+
+
+class HeaderBlock:
+    """Headers of one stream, whose end has not come."""
+
+    def __init__(self, number: int, flags: int, trouble: str, bytes_max: int) -> None:
+        """trouble: what is wrong with it already."""
+        self.number = number
+        self.trouble = trouble
+        self._bytes_max = bytes_max
+        self.flags = flags
+        """Flags of the first frame."""
+        self.content = bytearray()
+
+    def add(self, payload: bytes) -> None:
+        """A further part; raises ConnectionFault."""
+        self.content += payload
+        if len(self.content) > self._bytes_max:
+            about = f"headers of over {self._bytes_max} bytes"
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)
+
+
+class Connection(Control):
+    """One HTTP/2 connection."""
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        streams_max: int,
+        message_max: int = MESSAGE_MAX,
+        headers_max: int = HEADERS_MAX,
+        ping_every_s: float = 0.0,
+        held: Held | None = None,
+    ) -> None:
+        """message_max: bytes of a gRPC message, where the service says nothing else of a stream.
+        headers_max: bytes of a call's headers, past which the call is refused. ping_every_s: see
+        Calm. held: the account of this connection; None: one of its own."""
+        if held is None:
+            held = Held(PortHeld(), lambda: None)
+            held.open()
+        super().__init__(service, held, ping_every_s)
+        self._streams_max = streams_max
+        self._message_max = message_max
+        self._headers_max = headers_max
+        self._unread = b""
+        """What the last call of `receive` left: less than a frame, or the rest of one read."""
+        self.began = False
+        """Whether HTTP/2's preface has come."""
+        self._greeted = False
+        """Whether the frame behind the preface has come."""
+        self._blocks_max = max(HEADERS_MAX, 2 * headers_max)
+        """Bytes of a header block, encoded or not, past which the connection ends."""
+        self._known = KnownHeaders(headers_max, self._blocks_max)
+        self._received = 0
+        """Bytes of the connection's window that are not given back yet."""
+        self._block: HeaderBlock | None = None
+        self._leaving = False
+        settings = ((3, streams_max), (4, STREAM_WINDOW), (6, headers_max))
+        opening = frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in settings))
+        grant = U32.pack(CONNECTION_WINDOW - 65_535)
+        self.out.append(opening + frame(WINDOW_UPDATE, 0, 0, grant))
+
+    def receive(self, data: bytes, now_s: float) -> bool:
+        """Bytes of the peer. Returns whether some of them wait for the next call, since this one
+        has done its work. Raises ConnectionFault, after which `out` has the last bytes."""
+        try:
+            return self._receive(data, now_s)
+        except ConnectionFault as fault:
+            self._sending.go_away(self._last, fault.code, str(fault))
+            raise
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        self.out.append(frame(PING, 0, 0, bytes(8)))
+
+    def go_away(self, *, last: bool) -> None:
+        """Tells the peer to open no more streams. last: new ones are refused from now on; else
+        `acknowledged` says when no more will come."""
+        if self._leaving:
+            return  # the number of the last stream was named, and may not rise again
+        self._leaving = last
+        self._sending.go_away(self._last if last else WINDOW_MAX)
+        if not last:
+            self.out.append(frame(PING, 0, 0, FAREWELL))
+
+    # What the peer sends
+
+    def _receive(self, data: bytes, now_s: float) -> bool:
+        if self._unread:
+            data = self._unread + data
+        if not self._greeted:
+            self._unread = data
+            if not self._greet():
+                return False
+            data = self._unread
+        self._calm.now_s = self._sending.now_s = now_s
+        at, end = 0, len(data)
+        self._work = 0
+        while end - at >= 9 and self._work < TURN_WORK:
+            size_kind, flags, number = HEAD.unpack_from(data, at)
+            size = size_kind >> 8
+            if size > FRAME_MAX:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+            begin, after = at + 9, at + 9 + size
+            if after > end:
+                break
+            at = after
+            self._work += 1
+            if size_kind & 0xFF == DATA and self._block is None:
+                self._data(flags, number & WINDOW_MAX, data[begin:after])
+            else:
+                self._frame(size_kind & 0xFF, flags, number & WINDOW_MAX, data[begin:after])
+        self._unread = data[at:]
+        return self._work >= TURN_WORK and end - at >= 9
+
+    def _greet(self) -> bool:
+        """Takes the preface; returns whether the frame behind it has begun: SETTINGS."""
+        unread = self._unread
+        if not self.began:
+            if not PREFACE.startswith(unread[: len(PREFACE)]):
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "no HTTP/2")
+            if len(unread) < len(PREFACE):
+                return False
+            unread = self._unread = unread[len(PREFACE) :]
+            self.began = True
+        if len(unread) < 9:
+            return False
+        if unread[3] != SETTINGS or unread[4] & ACK:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a first frame that is not SETTINGS")
+        self._greeted = True
+        return True
+
+    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """Any frame but DATA, which is taken without a step more."""
+        if self._block is not None and (kind != CONTINUATION or number != self._block.number):
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block was not ended")
+        if kind == WINDOW_UPDATE:
+            self._window_update(number, payload)
+        elif kind == HEADERS:
+            self._headers(flags, number, payload)
+        elif kind == CONTINUATION:
+            self._continuation(flags, payload)
+        elif kind == RST_STREAM:
+            self._rst_stream(number, payload)
+        elif kind == SETTINGS:
+            self._settings(flags, number, payload)
+        elif kind == PING:
+            self._ping(flags, number, payload)
+        elif kind == PUSH_PROMISE:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a client can't push")
+        elif kind == PRIORITY:
+            self._priority(number, payload)
+        else:
+            self._other(kind, number, payload)
+
+    def _data(self, flags: int, number: int, payload: bytes) -> None:
+        stream = self.streams.get(number)
+        if stream is None and self._is_idle(number):
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA outside a stream")
+        size = len(payload)
+        self._received += size
+        if self._received > _GIVEN_BACK:
+            self.out.append(frame(WINDOW_UPDATE, 0, 0, U32.pack(self._received)))
+            self._received = 0
+        if flags & PADDED:
+            payload = unpadded(payload)
+        if stream is None:
+            self._late(number, flags, size)
+            return
+        if stream.ended:
+            self._reset(stream, Code.STREAM_CLOSED, "DATA after its end")
+            return
+        stream.unread += size
+        if stream.unread > STREAM_WINDOW:
+            self._reset(stream, Code.FLOW_CONTROL_ERROR, "more bytes than there is room for")
+            return
+        if not payload and not flags & END_STREAM:
+            self._calm.control()
+        if stream.content_left is not None:
+            stream.content_left -= len(payload)
+            if stream.content_left < 0:
+                self._reset(stream, Code.PROTOCOL_ERROR, "more bytes than its content-length")
+                return
+        stream.credit += size
+        if stream.credit > CREDIT_MIN:
+            self._sending.give_credit(stream)
+        self._work += MESSAGE_WORK
+        if flags & END_STREAM:
+            stream.ended = True
+        self._messages.take(stream, payload)
+        if stream.ended and number in self.streams:
+            self._half_close(stream)
+
+    def _late(self, number: int, flags: int, size: int) -> None:
+        """DATA or HEADERS of a stream that is over here. The peer may not know yet, unless its own
+        side was over."""
+        if size < SMALL_FRAME:
+            self._calm.control()
+        if number not in self._early:
+            self.out.append(reset_frame(number, Code.STREAM_CLOSED))
+        elif flags & END_STREAM:
+            del self._early[number]
+
+    def _headers(self, flags: int, number: int, payload: bytes) -> None:
+        if flags & PADDED:
+            payload = unpadded(payload)
+        trouble = ""
+        if flags & HAS_PRIORITY:
+            if len(payload) < 5:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a priority has 5 bytes")
+            if U32.unpack_from(payload)[0] & WINDOW_MAX == number:
+                trouble = "its own dependency"
+            payload = payload[5:]
+        if flags & END_HEADERS:
+            self._decoded(number, flags, trouble, payload)
+        else:
+            self._block = HeaderBlock(number, flags, trouble, self._blocks_max)
+            self._block.add(payload)
+
+    def _continuation(self, flags: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION without headers")
+        if len(payload) < SMALL_FRAME:
+            self._calm.control()
+        block.add(payload)
+        if flags & END_HEADERS:
+            self._block = None
+            self._decoded(block.number, block.flags, block.trouble, bytes(block.content))
+
+    def _decoded(self, number: int, flags: int, trouble: str, block: bytes) -> None:
+        """A whole header block. trouble: why its stream can't be opened; empty: it can."""
+        try:
+            head = self._known.read(block)
+        except HPACKError as error:
+            # The library's text may hold an address of this process's memory.
+            about = f"headers can't be decoded ({type(error).__name__})"
+            raise ConnectionFault(Code.COMPRESSION_ERROR, about) from None
+        self._work += self._known.work
+        if (stream := self.streams.get(number)) is not None:
+            self._trailers(stream, flags, head)
+        elif not number & 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {number} is no client's")
+        elif number <= self._last:
+            self._late(number, flags, 0)
+        else:
+            self._last = number
+            self._work += OPEN_WORK + UNREAD_WORK * self._sending.waiting
+            self._open(number, flags, head, trouble)
+
+    def _open(self, number: int, flags: int, head: Head | None, trouble: str) -> None:
+        if self._leaving:
+            self._refuse(number, flags, Code.REFUSED_STREAM)
+            return
+        if trouble or (head is not None and head.fault):
+            self.trouble = f"stream {number} is no request: {trouble or (head and head.fault)}"
+            self._refuse(number, flags, Code.PROTOCOL_ERROR)
+            return
+        if len(self.streams) >= self._streams_max or not self.held.take(STREAM_BYTES):
+            self._calm.control()
+            self._refuse(number, flags, Code.REFUSED_STREAM)
+            return
+        stream = self.streams[number] = Stream(number, self._message_max)
+        stream.ended = bool(flags & END_STREAM)
+        if head is not None and head.path.startswith(ASIDE):
+            stream.aside = True
+            self.aside += 1
+        if head is None:
+            about = f"metadata of over {self._headers_max} bytes"
+            self.finish(stream, Status.RESOURCE_EXHAUSTED, about)
+        elif not head.is_grpc:
+            self._sending.no_grpc(stream)
+        else:
+            stream.encoding = head.encoding
+            stream.content_left = head.content_length
+            self._service.opened(stream, head)
+            if stream.ended and number in self.streams:
+                self._half_close(stream)
+
+    def _trailers(self, stream: Stream, flags: int, head: Head | None) -> None:
+        if stream.ended:
+            self._reset(stream, Code.STREAM_CLOSED, "headers after its end")
+        elif not flags & END_STREAM:
+            self._reset(stream, Code.PROTOCOL_ERROR, "headers inside it")
+        elif trouble := "too many trailers" if head is None else trailers_fault(head.fields):
+            self._reset(stream, Code.PROTOCOL_ERROR, trouble)
+        else:
+            self._half_close(stream)
+
+    def _half_close(self, stream: Stream) -> None:
+        stream.ended = True
+        if stream.content_left:
+            self._reset(stream, Code.PROTOCOL_ERROR, "fewer bytes than its content-length")
+        elif stream.inbox:
+            self.end(stream, Status.INTERNAL, "the request ends inside a message")
+        elif not stream.finished:
+            self._service.half_closed(stream)

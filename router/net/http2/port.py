@@ -1,0 +1,189 @@
+"""One port of HTTP/2: its connections and those of a Unix socket, their signs of life and ages.
+
+Laws:
+- a connection that answers no ping for KEEPALIVE_TIMEOUT_S after keepalive_s of silence is closed;
+- one that is older than age_s (a tenth more or less) gets a GOAWAY, and is closed
+  after its last call, at the latest after age_grace_s;
+- what comes with TLS has agreed on `h2`.
+"""
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from pathlib import Path
+
+from router.net.http2.messages import Service
+from router.net.http2.sockets import Bounds, Http2Protocol
+from router.net.listener.connections import Connections, PortBounds
+from router.net.listener.held import PortHeld
+from router.net.listener.listener import Listener, Speaks
+
+KEEPALIVE_TIMEOUT_S = 20.0
+"""What a peer has to answer a ping."""
+LOOK_S = 1.0
+"""Seconds between two looks at the connections' ages."""
+FAREWELL_S = 1.0
+"""Seconds between a GOAWAY and the refusal of new calls, at most: those on their way are served."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBounds:
+    """Bounds of one port and of its connections: counts, bytes, and seconds of silence and age."""
+
+    connection: Bounds
+    port: PortBounds
+    keepalive_s: float
+    age_s: float | None
+    """None: connections get as old as their peers want."""
+    age_grace_s: float = inf
+
+
+class Http2Port:
+    """One port."""
+
+    def __init__(
+        self,
+        name: str,
+        service: Callable[[Http2Protocol], Service],
+        bounds: ServerBounds,
+        *,
+        rng: random.Random,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        allows_plain: bool = True,
+        came: Callable[[str], None] = lambda _kind: None,
+    ) -> None:
+        """name: in metrics. service: made for each connection. rng: draws how much older or
+        younger than age_s each connection gets. tls: in force now; None: connections with TLS are
+        closed. came: see Listener."""
+        self._service = service
+        self._bounds = bounds
+        self._rng = rng
+        self.connections = Connections(name, bounds.port)
+        self._held = self.connections.held = PortHeld()
+        self._unpacking = asyncio.Lock()
+        self.open: dict[Http2Protocol, float] = {}
+        """-> when it gets a GOAWAY, by the loop's clock."""
+        self._leaving: dict[Http2Protocol, float] = {}
+        """Those that got one -> when."""
+        speaks = Speaks(tls, allows_plain, "h2")
+        self._listener = Listener(self._connection, self.connections, speaks, came=came)
+        self._unix = Listener(self._connection, self.connections, Speaks())
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    async def start(self, host: str, port: int) -> None:
+        """Listens; raises OSError."""
+        await self._listener.start(host, port)
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    def start_unix(self, path: Path, mode: int) -> None:
+        """Listens on a Unix socket, too, without TLS. mode: permissions of its file. Raises
+        OSError."""
+        self._unix.start_unix(path, mode)
+
+    async def stop_accepting(self) -> None:
+        await self._listener.stop()
+        await self._unix.stop()
+
+    def go_away(self, *, last: bool) -> None:
+        """Has every peer open no more streams here. last: new ones are refused from now on."""
+        for connection in list(self.open):
+            self._go_away(connection, last=last)
+
+    async def farewell(self) -> None:
+        """Has every peer open no more streams here, and refuses new ones once those on their way
+        have come: each peer has acknowledged, or FAREWELL_S is over."""
+        self.go_away(last=False)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    while any(map(_reads_on, self.open)):  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)  # nothing says so
+        finally:
+            self.go_away(last=True)
+
+    async def until_sent(self) -> None:
+        """Returns once the kernel has all bytes for all peers."""
+        while any(connection.unsent_bytes for connection in self.open):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # nothing says so
+
+    def close(self) -> None:
+        """Closes the connections after what was written."""
+        if self._looking is not None:
+            self._looking.cancel()
+        for connection in list(self.open):
+            connection.close()
+
+    def _connection(self, left: Callable[[], None]) -> Http2Protocol:
+        connection = Http2Protocol(
+            self._service,
+            bounds=self._bounds.connection,
+            left=partial(self._left, left),
+            held=self._held,
+            unpacking=self._unpacking,
+        )
+        age_s = self._bounds.age_s
+        now_s = asyncio.get_running_loop().time()
+        self.open[connection] = (
+            inf if age_s is None else now_s + age_s * self._rng.uniform(0.9, 1.1)
+        )
+        return connection
+
+    def _left(self, left: Callable[[], None], connection: Http2Protocol) -> None:
+        left()
+        if connection.fault:
+            self.connections.closed[connection.fault] += 1
+        self.open.pop(connection, None)
+        self._leaving.pop(connection, None)
+
+    async def _look(self) -> None:
+        """Looks at all connections, again and again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._look_at_all(loop.time())
+
+    def _look_at_all(self, now_s: float) -> None:
+        """Pings silent connections, and ends old ones."""
+        for connection, until_s in list(self.open.items()):
+            silent_s = now_s - connection.received_s
+            if silent_s > self._bounds.keepalive_s + KEEPALIVE_TIMEOUT_S:
+                self.connections.closed["keepalive"] += 1
+                connection.abort()
+            elif silent_s > self._bounds.keepalive_s and not connection.pinged:
+                connection.ping()
+            if connection in self._leaving:
+                self._end(connection, now_s)
+            elif now_s >= until_s:
+                self._go_away(connection, last=False)
+                self._leaving[connection] = now_s
+
+    def _end(self, connection: Http2Protocol, now_s: float) -> None:
+        """Closes an old connection once it has no more calls, or its grace is over."""
+        left_s = now_s - self._leaving[connection]
+        if left_s == -inf:  # it was closed, and its peer does not read the last bytes
+            connection.abort()
+        elif left_s >= self._bounds.age_grace_s:
+            self.connections.closed["age"] += 1
+            connection.close()
+            self._leaving[connection] = inf
+        elif not connection.http2.streams and left_s >= FAREWELL_S:
+            self._go_away(connection, last=True)
+            connection.close()
+
+    def _go_away(self, connection: Http2Protocol, *, last: bool) -> None:
+        connection.http2.go_away(last=last)
+        connection.flush()
+
+
+def _reads_on(connection: Http2Protocol) -> bool:
+    """Whether a GOAWAY may be on its way to the peer still."""
+    return connection.begun and not connection.http2.acknowledged

@@ -1,0 +1,389 @@
+"""What goes to an HTTP/2 peer: as far as it has room, and the rest when it has. Pure.
+
+Laws:
+- a stream gets no more credit while STREAM_WAITING_MAX bytes wait for its peer to read;
+- bytes that wait are held (held.Held), and go on in turn, a frame of each stream that has room of
+  its own, PUMP_BYTES and PUMP_STREAMS at most in one turn: no credit has more looked at than that;
+- while the socket is full nothing but ends of streams is handed to it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from router.net.http2.frames import (
+    ALONE,
+    CLOSING,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_MAX,
+    GOAWAY,
+    HEAD,
+    HEADERS,
+    MESSAGE,
+    MESSAGE_MAX,
+    NO_GRPC,
+    OPENING,
+    PUMP_BYTES,
+    PUMP_STREAMS,
+    SMALL_FRAME,
+    STREAM_WAITING_MAX,
+    STREAM_WINDOW,
+    U32,
+    WINDOW_MAX,
+    WINDOW_UPDATE,
+    Code,
+    ConnectionFault,
+    Status,
+    frame,
+    literal,
+    percent,
+    reset_frame,
+)
+from router.net.listener.held import Held
+
+CREDIT_MIN = STREAM_WINDOW // 2
+"""Bytes of a stream's window, up to which they are not given back."""
+
+
+class Stream:
+    """One call."""
+
+    __slots__ = (
+        "aside", "began", "bytes_max", "call", "content_left", "credit", "encoding", "ended",
+        "finished", "granted", "held", "inbox", "number", "on_room", "since_s", "trailers",
+        "unread", "unsent", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, number: int, bytes_max: int = MESSAGE_MAX) -> None:
+        self.number = number
+        self.bytes_max = bytes_max
+        """Bytes of a message, at most; what is more ends the call."""
+        self.granted = 0
+        """Bytes that the peer takes beside the window of every stream, less what was sent."""
+        self.inbox = bytearray()
+        """The beginning of a message."""
+        self.waiting = bytearray()
+        """Bytes that the peer has no room for yet."""
+        self.since_s = 0.0
+        """When bytes began to wait, or when some of them were last sent."""
+        self.trailers: bytes | None = None
+        """Sent after what waits."""
+        self.unread = 0
+        """Bytes of the window that the peer has used."""
+        self.credit = 0
+        """Bytes of `unread` that the peer may use again as soon as a WINDOW_UPDATE says so."""
+        self.ended = False
+        """Whether the peer's side is over."""
+        self.finished = False
+        """Whether this side is over, or about to be."""
+        self.call: Any = None
+        """The service's own."""
+        self.aside = False
+        """Whether this is a call of health or reflection, which may be cut to make room."""
+        self.began = False
+        """Whether the headers of this side were sent."""
+        self.encoding = "identity"
+        """The encoding of the peer's compressed messages."""
+        self.content_left: int | None = None
+        """Bytes of DATA that `content-length` says are still to come."""
+        self.held = False
+        """Whether its bytes are not given back to the peer yet."""
+        self.on_room: Callable[[], None] | None = None
+        """Called once no byte of the stream waits any more, or it is over."""
+        self.unsent: Callable[[], None] | None = None
+        """Called if the peer does not get the answer, or gives it up soon after."""
+
+
+class Sending:
+    """One connection's way to the peer."""
+
+    def __init__(
+        self,
+        held: Held,
+        over: Callable[[Stream, bool], object],
+        refuse: Callable[[Stream], object],
+    ) -> None:
+        """over: is called when a stream needs nothing more from here, with whether the peer's side
+        was open still. refuse: ends a call whose bytes have no room here."""
+        self._held = held
+        self._over = over
+        self._refuse = refuse
+        self.out: list[bytes] = []
+        """Bytes to write; the caller empties it."""
+        self.now_s = 0.0
+        self.full = False
+        """Whether the socket takes no bytes now."""
+        self._waiting: OrderedDict[int, Stream] = OrderedDict()
+        """Streams with bytes that wait, the one that waits longest in front."""
+        self._ready: OrderedDict[int, Stream] = OrderedDict()
+        """Waiting streams that have room of their own, or had."""
+        self.waiting_bytes = 0
+        """Bytes that wait in all streams."""
+        self._room = 65_535
+        self.window = 65_535
+        """Room of a stream that begins."""
+        self._granted_most = 0
+        """No stream has more; perhaps all have less."""
+        self._frame_max = FRAME_MAX
+        self.sent = 0
+        """Frames of answers, but for small ones of an answer that the peer lets trickle."""
+
+    def let_go(self) -> None:
+        """The connection is gone."""
+        self._over = lambda _stream, _early: None
+        self._refuse = lambda _stream: None
+
+    def send(self, stream: Stream, message: bytes) -> None:
+        """A message; dropped if this side of the stream is over."""
+        if stream.finished:
+            return
+        packed = MESSAGE.pack(0, len(message)) + message
+        size = len(packed)
+        if not stream.waiting and self._has_room(stream, size):
+            stream.granted -= size
+            self._room -= size
+            self.out.append(self._opening(stream) + frame(DATA, 0, stream.number, packed))
+        elif self._held.take(size):
+            stream.waiting += packed
+            self.waiting_bytes += size
+            self._flush(stream, PUMP_BYTES)
+        else:
+            self._refuse(stream)
+
+    def reply(self, stream: Stream, message: bytes) -> None:
+        """The only message of an answer, and its end with OK."""
+        size = 5 + len(message)
+        if stream.began or stream.finished or not stream.ended or not self._has_room(stream, size):
+            self.send(stream, message)
+            self.finish(stream)
+            return
+        number = stream.number
+        stream.began = stream.finished = True
+        self._room -= size
+        self.sent += 1
+        self.out.append(
+            HEAD.pack(len(OPENING) << 8 | HEADERS, END_HEADERS, number)
+            + OPENING
+            + HEAD.pack(size << 8 | DATA, 0, number)
+            + MESSAGE.pack(0, size - 5)
+            + message
+            + HEAD.pack(len(CLOSING) << 8 | HEADERS, END_HEADERS | END_STREAM, number)
+            + CLOSING
+        )
+        self._over(stream, False)
+
+    def finish(
+        self,
+        stream: Stream,
+        status: Status = Status.OK,
+        message: str = "",
+        metadata: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Ends this side of a stream, after what waits. metadata: trailers beside the status."""
+        if stream.finished:
+            return
+        stream.finished = True
+        stream.trailers = _trailers(status, message, metadata)
+        if not stream.waiting:
+            self._close(stream)
+
+    def cut(self, stream: Stream, status: Status, message: str) -> None:
+        """Ends this side of a stream at once, without what waits."""
+        stream.finished = True
+        self.forget(stream)
+        stream.trailers = _trailers(status, message, ())
+        self._close(stream)
+
+    def no_grpc(self, stream: Stream) -> None:
+        """Answers what is no call of gRPC."""
+        stream.began = stream.finished = True
+        stream.trailers = NO_GRPC
+        self._close(stream)
+
+    def accept(self, stream: Stream, metadata: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Sends the headers of this side, if they were not sent. metadata: beside them."""
+        if not stream.began and not stream.finished:
+            stream.began = True
+            self.sent += 1
+            block = OPENING + b"".join(literal(name, value) for name, value in metadata)
+            self.out.append(self._headers(stream.number, 0, block))
+
+    def go_away(self, number: int, code: Code = Code.NO_ERROR, message: str = "") -> None:
+        """GOAWAY. number: of the last stream that is served."""
+        payload = U32.pack(number) + U32.pack(code) + message.encode()[:200]
+        self.out.append(frame(GOAWAY, 0, 0, payload))
+
+    def forget(self, stream: Stream) -> None:
+        """A stream is over, or its bytes are dropped."""
+        if size := len(stream.waiting):
+            stream.waiting.clear()
+            self._sent_or_dropped(size)
+            del self._waiting[stream.number]
+            self._ready.pop(stream.number, None)
+        if stream.on_room is not None:
+            stream.on_room()
+
+    def unread(self, before_s: float) -> Iterator[Stream]:
+        """Streams of which nothing was sent since a time, though bytes wait."""
+        for stream in self._waiting.values():
+            if stream.since_s > before_s:
+                return
+            yield stream
+
+    @property
+    def waiting(self) -> int:
+        """Streams with bytes that wait."""
+        return len(self._waiting)
+
+    # Room
+
+    def grant(self, stream: Stream, room: int) -> bool:
+        """The peer has more room for a stream; False: more than there may be."""
+        stream.granted += room
+        if self.window + stream.granted > WINDOW_MAX:
+            return False
+        self._granted_most = max(self._granted_most, stream.granted)
+        if stream.waiting and self.window + stream.granted > 0:
+            self._ready[stream.number] = stream
+        return True
+
+    def grant_all(self, room: int) -> None:
+        """The peer has more room on the connection. Raises ConnectionFault."""
+        self._room += room
+        if self._room > WINDOW_MAX:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of over 2^31 - 1")
+
+    def resize(self, window: int, streams: Collection[Stream]) -> None:
+        """The peer has another window for each stream. Raises ConnectionFault."""
+        if window > WINDOW_MAX:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of over 2^31 - 1")
+        if window + self._granted_most > WINDOW_MAX:
+            self._granted_most = max((stream.granted for stream in streams), default=0)
+            if window + self._granted_most > WINDOW_MAX:
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window of over 2^31 - 1")
+        if window > self.window:
+            self._ready.update(self._waiting)
+        self.window = window
+
+    def frames_of(self, size: int) -> None:
+        """The largest frame that the peer takes. Raises ConnectionFault."""
+        if not FRAME_MAX <= size < 1 << 24:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"frames of {size} bytes")
+        self._frame_max = min(size, 1 << 16)
+
+    def give_credit(self, stream: Stream) -> None:
+        """Lets the peer of a stream send more, if it reads what it gets."""
+        if (
+            stream.credit > CREDIT_MIN
+            and not stream.held
+            and len(stream.waiting) <= STREAM_WAITING_MAX
+        ):
+            self.out.append(frame(WINDOW_UPDATE, 0, stream.number, U32.pack(stream.credit)))
+            stream.unread -= stream.credit
+            stream.credit = 0
+
+    def pump(self) -> bool:
+        """Sends some of what waits, a frame of each stream in turn; True: more could be sent."""
+        ready = self._ready
+        if not ready:
+            return False
+        bytes_left, streams_left = PUMP_BYTES, PUMP_STREAMS
+        while ready and self._room > 0 and not self.full:
+            if bytes_left <= 0 or not streams_left:
+                return True
+            _, stream = ready.popitem(last=False)
+            bytes_left -= self._flush(stream, self._frame_max)
+            streams_left -= 1
+        return False
+
+    def _has_room(self, stream: Stream, size: int) -> bool:
+        return (
+            size <= self._frame_max
+            and size <= self._room
+            and size <= self.window + stream.granted
+            and not self.full
+        )
+
+    def _opening(self, stream: Stream) -> bytes:
+        """The headers of this side, before its first message; empty after that. Called with each
+        frame of an answer."""
+        self.sent += 1
+        if stream.began:
+            return b""
+        stream.began = True
+        return frame(HEADERS, END_HEADERS, stream.number, OPENING)
+
+    def _flush(self, stream: Stream, most: int) -> int:
+        """Sends what waits of a stream, `most` bytes at most; returns how many."""
+        waiting, number = stream.waiting, stream.number
+        if not stream.began:
+            self.out.append(self._opening(stream))
+        own = self.window + stream.granted
+        size = 0 if self.full else max(0, min(len(waiting), own, self._room, most))
+        for at in range(0, size, self._frame_max):
+            part = bytes(waiting[at : min(at + self._frame_max, size)])
+            self.out.append(frame(DATA, 0, number, part))
+        if size:
+            del waiting[:size]
+            if size >= SMALL_FRAME or not waiting:
+                self.sent += 1 + size // self._frame_max
+            stream.granted -= size
+            self._room -= size
+            self._sent_or_dropped(size)
+            self.give_credit(stream)
+        if not waiting:
+            self._waiting.pop(number, None)
+            self._ready.pop(number, None)
+            if stream.on_room is not None:
+                stream.on_room()
+            if stream.trailers is not None:
+                self._close(stream)
+            return size
+        if size or number not in self._waiting:
+            stream.since_s = self.now_s
+            self._waiting[number] = stream
+            self._waiting.move_to_end(number)
+        if own > size:
+            self._ready[number] = stream
+        return size
+
+    def _sent_or_dropped(self, size: int) -> None:
+        self.waiting_bytes -= size
+        self._held.free(size)
+
+    def _close(self, stream: Stream) -> None:
+        """The end of this side. A peer that would send on learns that nobody reads it."""
+        opening = b"" if stream.began else ALONE
+        stream.began = True
+        block = opening + (stream.trailers or b"")
+        stream.trailers = None
+        self.sent += 1
+        self.out.append(self._headers(stream.number, END_STREAM, block))
+        early, stream.ended = not stream.ended, True
+        if early:
+            self.out.append(reset_frame(stream.number, Code.NO_ERROR))
+        self._over(stream, early)
+
+    def _headers(self, number: int, end: int, block: bytes) -> bytes:
+        """Headers, in as many frames as they need. end: END_STREAM for the last ones, else 0."""
+        size = self._frame_max
+        if len(block) <= size:
+            return frame(HEADERS, END_HEADERS | end, number, block)
+        frames = frame(HEADERS, end, number, block[:size])
+        for at in range(size, len(block), size):
+            flags = END_HEADERS if at + size >= len(block) else 0
+            frames += frame(CONTINUATION, flags, number, block[at : at + size])
+        return frames
+
+
+def _trailers(status: Status, message: str, metadata: Sequence[tuple[bytes, bytes]]) -> bytes:
+    trailers = CLOSING
+    if status is not Status.OK:
+        trailers = literal(b"grpc-status", str(int(status)).encode())
+        trailers += literal(b"grpc-message", percent(message))
+    for name, value in metadata:
+        trailers += literal(name, value)
+    return trailers

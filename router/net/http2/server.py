@@ -1,0 +1,98 @@
+"""The gRPC server: methods, their calls, and a port (port.Http2Port) with a Unix socket beside it.
+
+One thread, one event loop, no task for an answer that needs no wait.
+
+Law: what a method's handler needs and calls.Call has not is refused when the method is added, and
+not when it is called.
+"""
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from inspect import isasyncgenfunction
+from pathlib import Path
+
+from router.net.http2.calls import Call, Calls, Handler
+from router.net.http2.gate import Gate, Open
+from router.net.http2.port import Http2Port, ServerBounds
+from router.net.listener.connections import Connections
+
+
+class Http2Server:
+    """One port."""
+
+    def __init__(
+        self,
+        bounds: ServerBounds,
+        *,
+        rng: random.Random,
+        at_once: Collection[str] = (),
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        allows_plain: bool = True,
+        gate: Gate | None = None,
+    ) -> None:
+        """rng: draws how much older or younger than age_s each connection gets. at_once: see
+        Calls. gate: lets calls in by their headers; None: all. tls: in force now; None: connections
+        with TLS are closed."""
+        doorway = gate or Open(bounds.connection.message_max)
+        self._methods: dict[str, Handler] = {}
+        self._open: set[Call] = set()
+        self._port = Http2Port(
+            "grpc",
+            lambda protocol: Calls(protocol, self._methods, at_once, self._open, doorway),
+            bounds,
+            rng=rng,
+            tls=tls,
+            allows_plain=allows_plain,
+        )
+
+    @property
+    def port(self) -> int:
+        return self._port.port
+
+    @property
+    def connections(self) -> Connections:
+        """Its open connections, and those that it closed."""
+        return self._port.connections
+
+    @property
+    def calls(self) -> int:
+        """Open ones."""
+        return len(self._open)
+
+    def add(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        """Serves the methods of a service, whose handlers take and give bytes. Raises
+        NotImplementedError for a handler that is called in another way."""
+        for name, handler in handlers.items():
+            method = f"/{service}/{name}"
+            if any(map(isasyncgenfunction, (handler.unary_stream, handler.stream_stream))):
+                raise NotImplementedError(f"{method}: answers that are yielded, not written")
+            if handler.request_deserializer or handler.response_serializer:
+                raise NotImplementedError(f"{method}: messages that are not bytes")
+            self._methods[method] = handler
+
+    async def start(self, host: str, port: int) -> None:
+        """Listens; raises OSError."""
+        await self._port.start(host, port)
+
+    def start_unix(self, path: Path, mode: int) -> None:
+        """Listens on a Unix socket, too, without TLS. mode: permissions of its file. Raises
+        OSError."""
+        self._port.start_unix(path, mode)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more connections and calls, and ends after the open ones and the last bytes of
+        their answers, at the latest after grace_s."""
+        await self._port.stop_accepting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._port.farewell()
+                while self._open:  # noqa: ASYNC110  # ends of calls set no event
+                    await asyncio.sleep(0.01)
+                await self._port.until_sent()
+        self._port.close()
+        for call in list(self._open):
+            call.reset()
+        self._open.clear()

@@ -1,0 +1,290 @@
+"""Sockets of HTTP/2.
+
+Laws:
+- nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait for
+  their turn (frames.TURN_WORK);
+- answers of which a peer takes nothing for Bounds.read_s end, whole or not.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from router.net.http2.frames import HEADERS_MAX, MESSAGE_MAX, ConnectionFault
+from router.net.http2.machine import Connection
+from router.net.http2.messages import Service
+from router.net.listener.addresses import unmapped
+from router.net.listener.held import Held, PortHeld
+from router.net.listener.seldom import Seldom
+
+log = logging.getLogger("kvroute.http2")
+_faults = Seldom(log)
+LOOK_S = 1.0
+"""Seconds between two looks at what waits for a peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of one connection: streams, bytes of messages and headers, and waits."""
+
+    streams_max: int
+    message_max: int = MESSAGE_MAX
+    """Bytes of a gRPC message."""
+    headers_max: int = HEADERS_MAX
+    """Bytes of a call's headers."""
+    ping_every_s: float = 0.0
+    """See calm.Calm."""
+    read_s: float = 20.0
+    """Seconds in which a peer must take some of what waits for it."""
+
+
+class Http2Protocol(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(
+        self,
+        service: Callable[["Http2Protocol"], Service],
+        *,
+        bounds: Bounds,
+        left: Callable[["Http2Protocol"], None],
+        held: PortHeld,
+        unpacking: asyncio.Lock,
+    ) -> None:
+        """service: made for each connection. left: is called when the connection is gone. held:
+        the account of its port. unpacking: see port_unpacking."""
+        self.unpacking = asyncio.Lock()
+        """Held while a message of this connection is unpacked, or waits for that."""
+        self.port_unpacking = unpacking
+        """Held while a message of the port is unpacked: connections take turns."""
+        self.http2 = Connection(
+            service(self),
+            streams_max=bounds.streams_max,
+            message_max=bounds.message_max,
+            headers_max=bounds.headers_max,
+            ping_every_s=bounds.ping_every_s,
+            held=Held(held, self._drop),
+        )
+        self._read_s = bounds.read_s
+        self._left = left
+        self._transport: Any = None
+        self._clock = asyncio.get_running_loop().time
+        self.received_s = self._clock()
+        """When the peer last sent something."""
+        self.fault = ""
+        """Why it is closed from here: `malformed`, `held`; empty: for another reason."""
+        self._look: asyncio.TimerHandle | None = None
+        """While bytes wait for the peer."""
+        self.pinged = False
+        """Whether a ping of ours was sent since the peer last sent something."""
+        self._room: asyncio.Future[None] | None = None
+        """Done once the socket takes bytes again; None: it does."""
+        self._receiving = False
+        self.on_turn_over: Callable[[], None] | None = None
+        """Called once, after the calls of the bytes that are being received."""
+        self._waits = False
+        """Whether bytes of the peer, or calls that ended with the connection, wait for the next
+        turn."""
+        self._paused = False
+        """Whether nothing is read."""
+        self._gone = False
+        self._flushing = False
+        """Whether a write is due in the loop's next turn."""
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self.http2.held.open()
+        self.flush()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self.received_s = self._clock()
+        self.pinged = False
+        self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        if self.fault:
+            return  # it is being closed
+        self._receiving = True
+        try:
+            if self.http2.receive(data, self.received_s):
+                self._take_turn()
+        except ConnectionFault as fault:
+            self.fault = "malformed"
+            self.on_turn_over = None  # it refers to this, and is not called
+            _faults.log(self.received_s, "%s: the connection is closed: %s", self.peer, fault)
+            self._write()
+            self._transport.close()
+            return
+        finally:
+            self._receiving = False
+        if self.on_turn_over is not None:
+            over, self.on_turn_over = self.on_turn_over, None
+            over()
+        if self.http2.trouble:
+            _faults.log(self.received_s, "%s: %s", self.peer, self.http2.trouble)
+            self.http2.trouble = ""
+        self._write()
+
+    def flush(self) -> None:
+        """Writes what is to be written, all at once: after the bytes that are being read, else in
+        the loop's next turn, so that an endpoint and the body behind it are one write."""
+        if not self._receiving and not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    @override
+    def pause_writing(self) -> None:
+        self._room = asyncio.get_running_loop().create_future()
+        self.http2.stuff(full=True)
+        self._read_or_pause()
+
+    @override
+    def resume_writing(self) -> None:
+        self._has_room()
+        self.http2.stuff(full=False)
+        self._read_or_pause()
+        self.flush()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the socket takes bytes."""
+        return self._room is None
+
+    async def room(self) -> None:
+        """Returns once the socket takes bytes, or is closed."""
+        if self._room is not None:
+            await asyncio.shield(self._room)
+
+    @override
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        self._gone = True
+        self._has_room()
+        if not self._waits:
+            self._end_calls()
+
+    def _end_calls(self) -> None:
+        """The connection is gone, and so are its calls."""
+        if self.http2.lost():
+            self._take_turn()
+        else:
+            self._left(self)
+
+    def _take_turn(self) -> None:
+        """Has the loop come back to this connection after the others."""
+        if not self._waits:
+            self._waits = True
+            asyncio.get_running_loop().call_soon(self._on_turn)
+            self._read_or_pause()
+
+    def _on_turn(self) -> None:
+        self._waits = False
+        if self._gone:
+            self._end_calls()
+            return
+        self._receive(b"")
+        self._read_or_pause()
+
+    def _read_or_pause(self) -> None:
+        pauses = self._waits or self._room is not None
+        if pauses == self._paused or self._transport.is_closing():
+            return
+        self._paused = pauses
+        if pauses:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Closes the connection after what was written."""
+        self._write()
+        if self._transport is not None:
+            self._transport.close()
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        self.pinged = True
+        self.http2.ping()
+        self.flush()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def begun(self) -> bool:
+        """Whether HTTP/2's preface is whole."""
+        return self.http2.began
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has begun, and has no stream but those of health and reflection, by which a
+        stranger without a key could keep its place."""
+        return self.http2.began and len(self.http2.streams) == self.http2.aside
+
+    def give_up(self) -> None:
+        """Closes an idle connection: the peer may send again what is on its way."""
+        self.http2.go_away(last=True)
+        self.close()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes for the peer that the kernel does not have yet."""
+        transport = self._transport
+        buffered = 0 if transport is None else transport.get_write_buffer_size()
+        return self.http2.waiting_bytes + sum(map(len, self.http2.out)) + int(buffered)
+
+    @property
+    def socket(self) -> Any:
+        """The asyncio transport, for what it knows of its other side."""
+        return self._transport
+
+    @property
+    def peer(self) -> str:
+        """Address of the other side."""
+        name = self._transport.get_extra_info("peername") if self._transport else None
+        return f"{unmapped(name[0])}:{name[1]}" if isinstance(name, tuple) else str(name or "?")
+
+    def _has_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    def _write(self) -> None:
+        self._flushing = False
+        transport, http2 = self._transport, self.http2
+        if transport is None:
+            return
+        if transport.is_closing():
+            http2.out.clear()
+            return
+        waits = http2.waiting_bytes > 0
+        more = waits and http2.pump()
+        if http2.out:
+            transport.write(b"".join(http2.out))
+            http2.out.clear()
+        if more:
+            self.flush()
+        if waits and self._look is None and http2.waiting_bytes:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._end_unread)
+
+    def _end_unread(self) -> None:
+        self._look = None
+        now_s = self._clock()
+        if ended := self.http2.end_unread(now_s, self._read_s):
+            words = "%s: %d answers end that it did not read for %g s"
+            _faults.log(now_s, words, self.peer, ended, self._read_s)
+        self._write()
+
+    def _drop(self) -> None:
+        """Closes the connection: it holds the most bytes of its port, which holds too many."""
+        self.fault = "held"
+        _faults.log(self._clock(), "%s: closed, since its port holds too many bytes", self.peer)
+        self.abort()

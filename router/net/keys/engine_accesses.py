@@ -1,0 +1,98 @@
+"""How the engines of one process are reached: one key and one CA for all of them, and those of
+single workers that have their own.
+
+Law: the gateway, relays, warmers and questions for tokens all have an engine's access from here.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Self
+
+from events.engines.access import Credentials, EngineAccess
+from events.plane.settings import EngineSettings
+from router.config.keys import ConfigError
+from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.keys_settings import EnginesSettings
+from router.net.keys.followed import reason_of
+
+log = logging.getLogger("kvroute")
+
+
+class EngineAccesses:
+    """Accesses of one process to its engines: the shared one, and those of single workers."""
+
+    def __init__(self, settings: EnginesSettings | None = None) -> None:
+        """Raises OSError or ValueError for files that can't be used."""
+        self.settings = settings = settings or EnginesSettings()
+        self._default = Credentials(settings.api_key, settings.api_key_file, settings.ca_file)
+        self.on_model_missing: Callable[[str], None] = lambda _: None
+        """Called with the id of a worker whose engine answered as if it lacked a model."""
+        self._own: dict[str, Credentials] = {}
+        """Credentials by worker id, of workers that have their own."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: EnginesSettings,
+        gateway: GatewaySettings | None = None,
+        workers: Iterable[EngineSettings] = (),
+    ) -> Self:
+        """The accesses that the settings describe; raises ConfigError for files that can't be used.
+        workers: those with files that are checked now."""
+        if settings.api_key and settings.api_key_file is not None:
+            raise ConfigError(
+                "give the engines' key or its file - at `$.engines.api_key`,"
+                " `$.engines.api_key_file`"
+            )
+        key = "engines.api_key" if settings.api_key else "engines.api_key_file"
+        given = settings.api_key or settings.api_key_file
+        if gateway is not None and gateway.pass_keys and given:
+            raise ConfigError(
+                f"engines get either their own key or those of clients - at `$.{key}`,"
+                " `$.gateway.pass_keys`"
+            )
+        try:
+            accesses = cls(settings)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{reason_of(error)} - at `$.{key}`, `$.engines.ca_file`") from None
+        if given:
+            log.info("all that calls engines shows them the API key of %s", key)
+        for worker in workers:
+            try:
+                accesses.of_engine(worker)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"worker {worker.id!r}: {reason_of(error)}") from None
+        return accesses
+
+    def of_engine(self, worker: EngineSettings) -> EngineAccess:
+        """The access of a worker with a relay here; it counts for all callers from now on. Raises
+        OSError or ValueError for files that can't be used."""
+        self._own.pop(worker.id, None)
+        if worker.api_key_file is not None or worker.ca_file is not None:
+            settings = self.settings
+            self._own[worker.id] = Credentials(
+                None if worker.api_key_file is not None else settings.api_key,
+                worker.api_key_file or settings.api_key_file,
+                worker.ca_file or settings.ca_file,
+            )
+        return self.of_worker(worker.id, worker.http or worker.address)
+
+    def of_worker(self, worker_id: str, base: str) -> EngineAccess:
+        """The access of any worker at this base URL."""
+        return EngineAccess(base, self._own.get(worker_id, self._default))
+
+    def forget(self, worker_id: str) -> None:
+        """A worker's relay has ended for good."""
+        self._own.pop(worker_id, None)
+
+    def reload(self) -> bool:
+        """See Readable: the files of all workers."""
+        changed, failed = False, []
+        for credentials in (self._default, *self._own.values()):
+            try:
+                changed |= credentials.reload()
+            except (OSError, ValueError) as error:
+                failed.append(reason_of(error))
+        if failed:
+            raise ValueError("; ".join(failed))
+        return changed

@@ -1,0 +1,122 @@
+"""An identity: a caller that brought a key, and what it may do. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from router.net.keys.rights import ALL, Right
+from router.request.refusal import Reason, Refusal
+
+TENANT_MAX = 256
+PRIORITY_MAX = 0
+"""Greatest priority of a gateway's clients, unless their key says more: a request may stand back,
+and may not push in. Fair shares by default would not do: they change the order of all requests, and
+a rank still decides within a tenant's bands."""
+EVERYTHING = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Limits of an identity in one process; None: there is none."""
+
+    requests_per_s: float | None = None
+    """Routes and items of streams; a burst may have those of one second."""
+    reservations: int | None = None
+    """Open at once."""
+    streams: int | None = None
+    """Calls open at once that stream."""
+    mib_per_s: float | None = None
+    """MiB a second of messages to the router; a burst may have those of one second, and one
+    message."""
+    priority: int | None = None
+    """The greatest that a request may have; None: PRIORITY_MAX through a gateway, any over gRPC,
+    whose callers rank the requests of others."""
+
+
+NO_LIMITS = Allowance()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An identity as the key file describes it. Patterns have * and ? as in file names."""
+
+    name: str
+    rights: frozenset[Right] = ALL
+    tenant: str = ""
+    """Replaces the tenant that a request names; empty: a request may name any."""
+    models: tuple[str, ...] = EVERYTHING
+    """Patterns of the models that requests may name."""
+    workers: tuple[str, ...] = EVERYTHING
+    """Patterns of the ids that fleet commands may name, and that lists show."""
+    limits: Allowance = field(default=NO_LIMITS)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether each request has to be looked at."""
+        return self.models != EVERYTHING or self.limits != NO_LIMITS
+
+    def check_right(self, right: Right) -> None:
+        """Raises Refusal."""
+        if right not in self.rights:
+            raise _denied(f"this key lacks the right `{right}`", "right", right)
+
+    def check_model(self, model: str) -> None:
+        """Raises Refusal. A request that names no model needs the right to all."""
+        if not self.may_use(model):
+            raise _denied("this key is not for the model of the request", "field", "model")
+
+    def check_body(self, model: str, adapters: Iterable[str], engine_fields: Sequence[str]) -> None:
+        """Checks the models and fields of a request to an engine; raises Refusal. adapters: models
+        in the place of the named one. engine_fields: those in the body by which engines and routers
+        speak to each other."""
+        for name in (model, *adapters):
+            self.check_model(name)
+        if engine_fields and Right.ENGINE_FIELDS not in self.rights:
+            first = engine_fields[0][:100]
+            sentence = f"this key may not name {first!r}: it needs the right `engine_fields`"
+            raise _denied(sentence, "field", first)
+
+    @property
+    def priority_max(self) -> int:
+        """The greatest priority through a gateway."""
+        return PRIORITY_MAX if self.limits.priority is None else self.limits.priority
+
+    def may_use(self, model: str) -> bool:
+        """Whether requests may name a model."""
+        return _matches(model, self.models)
+
+    def check_worker(self, worker_id: str) -> None:
+        """Raises Refusal."""
+        if not _matches(worker_id, self.workers):
+            raise _denied("this key is not for this worker", "field", "worker_id")
+
+    @property
+    def sight(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Patterns of workers and models that lists show; None: they show all."""
+        patterns = self.workers, self.models
+        return None if patterns == (EVERYTHING, EVERYTHING) else patterns
+
+    def may_see(self, worker_id: str, names: Iterable[str]) -> bool:
+        """Whether lists show a worker. names: of the models that it serves."""
+        return _matches(worker_id, self.workers) and (
+            self.models == EVERYTHING or any(map(self.may_use, names))
+        )
+
+
+ANYBODY = Identity("anybody")
+"""The caller of a listener without keys."""
+UNIX = Identity("unix socket")
+"""A caller without a key on a unix socket, whose file's permissions let it in."""
+
+
+def unauthenticated() -> Refusal:
+    """The one refusal of a caller without a valid key: it says nothing about the reason."""
+    return Refusal(Reason.UNAUTHENTICATED, "the call has no valid key")
+
+
+def _denied(sentence: str, name: str, value: str) -> Refusal:
+    return Refusal(Reason.PERMISSION_DENIED, sentence, metadata={name: value})
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,206 @@
+"""The key file: identities by their tokens, certificates and accounts. Pure.
+
+Laws:
+- a token is stored as its SHA-256, so that a stolen file opens nothing;
+- a key belongs to one identity.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from events.plane.mistakes import of_value
+from events.plane.settings import Settings
+from router.config.keys import ConfigError
+from router.net.keys.identity import TENANT_MAX, Allowance, Identity
+from router.net.keys.rights import Right
+
+IDENTITIES_MAX = 10_000
+KEYS_MAX = 64
+"""Tokens, certificates or accounts of one identity: more than a rotation needs."""
+TOKEN_BYTES = 32
+PREFIX = "sha256:"
+INT32_MAX = (1 << 31) - 1
+
+Hash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
+Text = Annotated[str, Meta(min_length=1, max_length=2048)]
+
+
+class Issuer(Settings, frozen=True):
+    """An OpenID Connect issuer of tokens, such as a Kubernetes cluster."""
+
+    issuer: Text
+    """The claim `iss` of its tokens."""
+    audience: Text
+    """The claim `aud` that its tokens must have."""
+    jwks: Text
+    """https:// or file:// URL of its public keys."""
+    ca_file: str | None = None
+    """CA of that server; None: those of the system."""
+    token_file: str | None = None
+    """Bearer token for that server, read at each fetch."""
+
+
+class Account(Settings, frozen=True):
+    """An account of an issuer."""
+
+    issuer: Text
+    subject: Text
+    """The claim `sub`, such as system:serviceaccount:NAMESPACE:NAME."""
+
+
+class Limits(Settings, frozen=True):
+    """Limits of an identity in each process; None: there is none."""
+
+    requests_per_s: Annotated[float, Meta(gt=0)] | None = None
+    reservations: Annotated[int, Meta(ge=1)] | None = None
+    streams: Annotated[int, Meta(ge=1)] | None = None
+    mib_per_s: Annotated[float, Meta(gt=0)] | None = None
+    priority: Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+
+
+class Entry(Settings, frozen=True):
+    """One identity."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    rights: tuple[
+        Literal["route", "report", "report_any", "observe", "administer", "engine_fields"], ...
+    ]
+    tokens: Annotated[tuple[Hash, ...], Meta(max_length=KEYS_MAX)] = ()
+    certificates: Annotated[tuple[Text, ...], Meta(max_length=KEYS_MAX)] = ()
+    """URIs (spiffe://...) and host names of certificates, or cn:NAME."""
+    accounts: Annotated[tuple[Account, ...], Meta(max_length=KEYS_MAX)] = ()
+    tenant: Annotated[str, Meta(max_length=TENANT_MAX)] = ""
+    models: tuple[Text, ...] = ("*",)
+    workers: tuple[Text, ...] = ("*",)
+    limits: Limits = Limits()
+
+
+class KeyFile(Settings, frozen=True):
+    """The content of the key file."""
+
+    identities: Annotated[tuple[Entry, ...], Meta(max_length=IDENTITIES_MAX)]
+    issuers: Annotated[tuple[Issuer, ...], Meta(max_length=16)] = ()
+
+
+class KeyRing:
+    """Finds the identity of a key."""
+
+    def __init__(self, file: KeyFile) -> None:
+        """Raises ConfigError for a key that two identities have, and for what can't be used."""
+        self.issuers = file.issuers
+        self.names: set[str] = set()
+        self._tokens: dict[bytes, Identity] = {}
+        self._certificates: dict[str, Identity] = {}
+        self._accounts: dict[tuple[str, str], Identity] = {}
+        _check_issuers(file)
+        for i, entry in enumerate(file.identities):
+            identity = _identity(entry)
+            if entry.name in self.names:
+                raise ConfigError(f"the name {entry.name!r} is used twice - at `$.identities[{i}]`")
+            self.names.add(entry.name)
+            try:
+                _put(self._tokens, map(_digest_of, entry.tokens), identity)
+                _put(self._certificates, entry.certificates, identity)
+                accounts = ((account.issuer, account.subject) for account in entry.accounts)
+                _put(self._accounts, accounts, identity)
+            except _Taken as error:
+                raise ConfigError(
+                    f"identities {error} and {entry.name!r} have the same key"
+                    f" - at `$.identities[{i}]`"
+                ) from None
+
+    @classmethod
+    def of(cls, tree: object) -> "KeyRing":
+        """tree: of a file in YAML. Raises ConfigError for what is no key file."""
+        try:
+            return cls(msgspec.convert(tree, KeyFile))
+        except msgspec.ValidationError as error:
+            raise ConfigError(of_value(error, KeyFile)) from error
+        except RecursionError as error:
+            raise ConfigError("nested too deep") from error
+
+    @property
+    def has_certificates(self) -> bool:
+        return bool(self._certificates)
+
+    def of_token(self, digest: bytes) -> Identity | None:
+        """digest: SHA-256 of the token."""
+        return self._tokens.get(digest)
+
+    def of_certificate(self, names: Iterable[str]) -> Identity | None:
+        """names: alternative names of a verified certificate, and cn: with its common name."""
+        for name in names:
+            if (identity := self._certificates.get(name)) is not None:
+                return identity
+        return None
+
+    def of_account(self, issuer: str, subject: str) -> Identity | None:
+        """issuer, subject: of a verified token."""
+        return self._accounts.get((issuer, subject))
+
+
+def digest(token: str) -> bytes:
+    """SHA-256 of a token; one that is no text, as of bytes that are no UTF-8, has one, too."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+
+
+def new_token() -> tuple[str, str]:
+    """A random token, and its hash as the key file has it."""
+    token = "kvr_" + secrets.token_urlsafe(TOKEN_BYTES)
+    return token, PREFIX + digest(token).hex()
+
+
+_Key = TypeVar("_Key")
+
+
+class _Taken(Exception):
+    """A key has an identity already."""
+
+
+def _put(keys: dict[_Key, Identity], new: Iterable[_Key], identity: Identity) -> None:
+    for key in new:
+        if (other := keys.setdefault(key, identity)) is not identity:
+            raise _Taken(repr(other.name))
+
+
+def _digest_of(text: str) -> bytes:
+    return bytes.fromhex(text.removeprefix(PREFIX))
+
+
+def _identity(entry: Entry) -> Identity:
+    limits = Allowance(**msgspec.structs.asdict(entry.limits))
+    rights = frozenset(map(Right, entry.rights))
+    return Identity(entry.name, rights, entry.tenant, entry.models, entry.workers, limits)
+
+
+def _check_issuers(file: KeyFile) -> None:
+    """Raises ConfigError."""
+    names: Collection[str] = [issuer.issuer for issuer in file.issuers]
+    if len(set(names)) != len(names):
+        raise ConfigError("an issuer is there twice - at `$.issuers`")
+    for i, issuer in enumerate(file.issuers):
+        url = urlsplit(issuer.jwks)
+        if url.scheme not in ("https", "file") or (url.scheme == "https" and not url.hostname):
+            raise ConfigError(f"expected an https:// or file:// URL - at `$.issuers[{i}].jwks`")
+    for i, entry in enumerate(file.identities):
+        if any(account.issuer not in names for account in entry.accounts):
+            raise ConfigError(f"an account's issuer is not listed - at `$.identities[{i}]`")
+
+
+def names_of(certificate: Mapping[str, Any] | None) -> Iterator[str]:
+    """Names of a client's verified certificate, as KeyRing takes them."""
+    if not certificate:
+        return
+    for kind, name in certificate.get("subjectAltName", ()):
+        if kind in ("URI", "DNS", "IP Address"):
+            yield name
+    for part in certificate.get("subject", ()):
+        for field, value in part:
+            if field == "commonName":
+                yield f"cn:{value}"

@@ -1,0 +1,129 @@
+"""The use that one identity makes of this process, against its limits. Pure.
+
+Law: what goes past a limit is refused before anything is done for it, and takes nothing of it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Protocol
+
+from router.net.keys.identity import Identity
+from router.request.refusal import Reason, Refusal
+
+PRUNE_S = 0.05
+"""Seconds between two looks at reservations that may have ended."""
+MIB = 1 << 20
+
+
+class Held(Protocol):
+    """A reservation."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def ended(self) -> object | None: ...
+
+
+class Bucket:
+    """Lets pass `rate` a second, and what one second allows at once."""
+
+    def __init__(self, rate: float, now_s: float) -> None:
+        self.rate = rate
+        self._left = max(1.0, rate)
+        self._at_s = now_s
+
+    def take(self, amount: float, now_s: float) -> float:
+        """0, or the seconds after which it may be tried again. What is larger than the burst passes
+        when the bucket is full, and the next ones wait longer."""
+        burst = max(1.0, self.rate)
+        self._left = min(burst, self._left + (now_s - self._at_s) * self.rate)
+        self._at_s = now_s
+        needed = min(amount, burst)
+        if self._left < needed:
+            return (needed - self._left) / self.rate
+        self._left -= amount
+        return 0.0
+
+    def owe(self, amount: float, now_s: float) -> None:
+        """Takes what is gone already; the next ones wait longer."""
+        self.take(0, now_s)
+        self._left -= amount
+
+
+class Usage:
+    """One identity's use of the process: requests, bytes, streams and open reservations."""
+
+    def __init__(self, identity: Identity, clock: Callable[[], float]) -> None:
+        """clock: of seconds that only go forward."""
+        self.identity = identity
+        self._clock = clock
+        self.streams = 0
+        self.refused: Counter[str] = Counter()
+        """Calls and items past a limit, by limit."""
+        self._open: dict[str, Held] = {}
+        self._pruned_s = -inf
+        limits, now_s = identity.limits, clock()
+        self._requests = _bucket(limits.requests_per_s, now_s)
+        self._bytes = _bucket(limits.mib_per_s and limits.mib_per_s * MIB, now_s)
+
+    def check_model(self, model: str) -> None:
+        """Raises Refusal."""
+        self.identity.check_model(model)
+
+    def message(self, size: int) -> None:
+        """A message came; raises Refusal."""
+        if self._bytes is not None and (wait_s := self._bytes.take(size, self._clock())):
+            raise self._over("mib_per_s", wait_s)
+
+    def came(self, size: int) -> None:
+        """Bytes came that no message had announced: later messages wait for them."""
+        if self._bytes is not None:
+            self._bytes.owe(size, self._clock())
+
+    def request(self) -> None:
+        """A request came; raises Refusal."""
+        now_s, most = self._clock(), self.identity.limits.reservations
+        if most is not None and len(self._open) >= most:
+            self._prune(now_s)
+            if len(self._open) >= most:
+                raise self._over("reservations", PRUNE_S)
+        if self._requests is not None and (wait_s := self._requests.take(1, now_s)):
+            raise self._over("requests_per_s", wait_s)
+
+    def reserved(self, reservation: Held) -> None:
+        """A request got a worker."""
+        if self.identity.limits.reservations is not None:
+            self._open[reservation.id] = reservation
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Counts a stream while it is open; raises Refusal."""
+        most = self.identity.limits.streams
+        if most is not None and self.streams >= most:
+            raise self._over("streams", 1.0)
+        self.streams += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1
+
+    def _prune(self, now_s: float) -> None:
+        if now_s - self._pruned_s >= PRUNE_S:
+            self._pruned_s = now_s
+            self._open = {key: held for key, held in self._open.items() if held.ended is None}
+
+    def _over(self, limit: str, wait_s: float) -> Refusal:
+        self.refused[limit] += 1
+        return Refusal(
+            Reason.KEY_LIMIT,
+            f"this key is at its limit `{limit}`",
+            retry_after_s=wait_s,
+            metadata={"limit": limit},
+        )
+
+
+def _bucket(rate: float | None, now_s: float) -> Bucket | None:
+    return None if rate is None else Bucket(rate, now_s)

@@ -1,0 +1,50 @@
+"""Bounds on the connections of an HTTP port."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.net.listener.connections import PortBounds
+
+HEAD_TIMEOUT_S = 20.0
+"""Seconds for TLS and the first request's line and headers, or HTTP/2's first bytes, and then for
+each later request's: a client far away needs a few seconds, and a hostile one holds a place this
+long."""
+
+
+class HttpKeys(Protocol):
+    """The section `http` of a configuration."""
+
+    @property
+    def connections_max(self) -> int: ...
+    @property
+    def address_connections_max(self) -> int | None: ...
+    @property
+    def idle_timeout_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpBounds:
+    """The keys of `http`, and the bounds that no key turns."""
+
+    connections_max: int = 10_000
+    address_connections_max: int | None = None
+    idle_timeout_s: float = 300.0
+    head_timeout_s: float = HEAD_TIMEOUT_S
+    linger_s: float = 2.0
+    """Seconds for which the rest of a body is read after its request's answer, so that its client
+    reads the answer before the connection is closed."""
+
+    @classmethod
+    def of(cls, keys: HttpKeys) -> "HttpBounds":
+        """The bounds that the section `http` sets; no key sets head_timeout_s and linger_s."""
+        return cls(
+            connections_max=keys.connections_max,
+            address_connections_max=keys.address_connections_max,
+            idle_timeout_s=keys.idle_timeout_s,
+            head_timeout_s=HEAD_TIMEOUT_S,
+        )
+
+    @property
+    def port(self) -> PortBounds:
+        """Those on connections as such."""
+        return PortBounds(self.connections_max, self.address_connections_max, self.head_timeout_s)

@@ -1,0 +1,203 @@
+"""The decision log: lines of JSON in files that are rotated by size, written by a thread.
+
+The event loop takes a decision's numbers (router/observe/audit/logged_decision.py), or a refusal's
+(router/observe/audit/logged_refusal.py), and puts them in a queue; the thread encodes and writes
+them. Nothing waits for the disk: what finds the queue full is dropped and counted.
+
+Laws:
+- lines = written + dropped + failed + those in the queue;
+- a line goes to the files that were configured when it was made;
+- there are never more files than configured, and none is larger than configured.
+"""
+
+import logging
+import threading
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Full, Queue
+from typing import IO
+
+from router.config.keys import ConfigError
+from router.config.settings.serving_settings import DecisionLogSettings
+from router.decide.decision.decision import Decision
+from router.fleet.topology import PlaceLabels
+from router.observe.audit.logged_decision import LoggedDecision, capture, encode
+from router.observe.audit.logged_refusal import LoggedRefusal, capture_refusal
+from router.request.refusal import Refused
+
+QUEUE_MAX = 1024
+"""Lines that wait to be written; of 64 workers about 20 KB each."""
+SWITCHES_MAX = 8
+"""Changes of files that wait for the lines before them."""
+CLOSE_S = 5.0
+"""How long a stop waits for the disk."""
+RESULTS = ("written", "dropped", "failed")
+
+log = logging.getLogger("kvroute.decisions")
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """Lines behind this one in the queue go to other files; None: there are none."""
+
+    files: "RotatedFiles | None"
+
+
+class DecisionLog:
+    """A decision log. `use` sets the file; `watch` from the event loop; `close` last."""
+
+    def __init__(self, replica: str, labels: PlaceLabels) -> None:
+        self.lines: Counter[str] = Counter()
+        """Lines by what became of them, one of RESULTS."""
+        self._settings = DecisionLogSettings()
+        self._replica = replica
+        self._labels = labels
+        self._queue: Queue[LoggedDecision | LoggedRefusal | _Switch | None] = Queue(
+            QUEUE_MAX + SWITCHES_MAX
+        )
+        self._thread = threading.Thread(target=self._write_all, name="decision log", daemon=True)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether lines are written."""
+        return self._settings.file is not None
+
+    def use(self, settings: DecisionLogSettings) -> None:
+        """Writes there from now on; what waits goes where it would have gone.
+
+        Raises ConfigError, and changes nothing, when the file can't be written, or the disk hangs.
+        """
+        if _place(settings) != _place(self._settings):
+            files = None if settings.file is None else _opened(settings, Path(settings.file))
+            try:
+                self._queue.put_nowait(_Switch(files))
+            except Full:
+                raise ConfigError(
+                    "the disk hangs, and many changes wait for it - at `$.decision_log.file`"
+                ) from None
+            if not self._thread.is_alive():
+                self._thread.start()
+        self._settings = settings
+
+    def watch(self, decision: Decision) -> None:
+        """A decision that is about to be carried out."""
+        if self._has_room():
+            self._queue.put_nowait(
+                capture(decision, self._replica, self._labels, self._settings.hashes)
+            )
+
+    def watch_refused(self, refused: Refused) -> None:
+        """A request that got no worker."""
+        if self._has_room():
+            self._queue.put_nowait(
+                capture_refusal(refused, self._replica, self._labels, self._settings.hashes)
+            )
+
+    def close(self) -> None:
+        """Writes what waits, for a while at most. Safe if nothing was ever written."""
+        if self._thread.is_alive():
+            with suppress(Full):  # a disk that hangs; the thread ends with the process
+                self._queue.put(None, timeout=CLOSE_S)
+            self._thread.join(CLOSE_S)
+
+    def _has_room(self) -> bool:
+        """Whether the queue has room for a line; this object alone puts lines."""
+        if self._queue.qsize() >= QUEUE_MAX:
+            self.lines["dropped"] += 1
+            return False
+        return True
+
+    def _write_all(self) -> None:
+        files: RotatedFiles | None = None
+        complained = False
+        while (line := self._queue.get()) is not None:
+            if isinstance(line, _Switch):
+                if files is not None:
+                    files.close()
+                files, complained = line.files, False
+            elif files is not None:
+                try:
+                    files.write(encode(line))
+                except OSError as error:
+                    self.lines["failed"] += 1
+                    if not complained:
+                        log.error("writing %s failed: %s", files.file, error)
+                    complained = True
+                else:
+                    self.lines["written"] += 1
+        if files is not None:
+            files.close()
+
+
+def _place(settings: DecisionLogSettings) -> tuple[object, ...]:
+    """The settings whose change begins another file."""
+    return settings.file, settings.file_mib, settings.files
+
+
+def _opened(settings: DecisionLogSettings, file: Path) -> "RotatedFiles":
+    """Files that can be written; raises ConfigError.
+
+    They are opened again with the first line, since another thread may rotate the same ones until
+    then.
+    """
+    files = RotatedFiles(file, settings.file_mib << 20, settings.files)
+    try:
+        files.open()
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror} - at `$.decision_log.file`") from error
+    files.close()
+    return files
+
+
+class RotatedFiles:
+    """A file, and the ones before it: FILE, FILE.1 and so on, the newest first."""
+
+    def __init__(self, file: Path, bytes_max: int, files_max: int) -> None:
+        self.file = file
+        self._bytes_max = bytes_max
+        self._files_max = files_max
+        self._open: IO[bytes] | None = None
+        self._size = 0
+
+    def open(self) -> None:
+        """Goes on with a file that is there. Raises OSError."""
+        self._open = self.file.open("ab", buffering=0)
+        self._size = self._open.tell()
+
+    def write(self, line: bytes) -> None:
+        """Raises OSError, for a line that is larger than a file, too; the next one tries again."""
+        if len(line) > self._bytes_max:
+            raise OSError(f"a line of {len(line)} bytes fits no file")
+        if self._open is None:
+            self.open()
+        if self._size + len(line) > self._bytes_max:
+            self._rotate()
+        if self._open is None:
+            raise OSError("no file is open")
+        try:
+            written = self._open.write(line)
+            if written != len(line):
+                raise OSError(f"{written} of {len(line)} bytes written")
+        except OSError:
+            with suppress(OSError):  # half a line would spoil the next one
+                self._open.truncate(self._size)
+            self.close()
+            raise
+        self._size += len(line)
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _rotate(self) -> None:
+        self.close()
+        names = [self.file, *(Path(f"{self.file}.{i}") for i in range(1, self._files_max))]
+        if len(names) == 1:
+            self.file.unlink(missing_ok=True)
+        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+            if newer.exists():
+                newer.replace(older)
+        self.open()

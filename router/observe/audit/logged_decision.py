@@ -1,0 +1,350 @@
+"""A decision as one line of JSON, and the candidates made of it again. Pure.
+
+A line has all that policies read of the workers, so that another policy's choice can be computed
+from it. It has no prompt, no tokens, no session and no tenant; hashes of prompt and session only
+where the operator asks for them.
+
+Law: the candidates of a line get the same costs from the same policy, to the last bit.
+"""
+
+from collections.abc import Mapping, Sized
+from functools import lru_cache
+from math import isfinite, nan
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override
+
+from events.feed.fleet_view import Source
+from events.feed.stream import Stream
+from events.plane.facts import Epoch, Heartbeat
+from indexer.identity import WorkerKey
+from router.config.settings.routing_settings import GuardSettings
+from router.decide.decision.decision import Decision, Overlap
+from router.decide.policies.candidates import Candidates
+from router.fleet.eligibility import Barred
+from router.fleet.on_demand import Further
+from router.fleet.pools import Pool, heartbeat_of
+from router.fleet.rates import PrefillColumns, PrefillRates
+from router.fleet.table import COLUMNS, Column, Flags
+from router.fleet.topology import PlaceLabels
+from router.request.prompt import Prompt
+from router.request.request import Request
+
+VERSION = 1
+PLACES = PlaceLabels("host", "rack", "cluster")
+"""Names of a worker's places in lines, independent of the labels' names."""
+
+Numbers: TypeAlias = list[float | None]
+"""A number a row; None: unknown."""
+
+
+class NoHashes(LookupError):
+    """A policy asks for a hash that the line does not have."""
+
+
+class LoggedRates(msgspec.Struct, frozen=True):
+    """PrefillColumns."""
+
+    mean_work: float
+    rate: list[float]
+    wait_s: list[float]
+    tokens: list[float]
+    count: list[float]
+
+
+class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line. Lists have an entry a row; columns of zeros are left out."""
+
+    v: int
+    at_s: float
+    """Unix time."""
+    replica: str
+    request_id: str
+    model: str
+    policy: str
+    """Name of the replica that decided."""
+    prompt_tokens: int
+    workers: list[tuple[str, int]]
+    """Id and rank."""
+    picked: int | None
+    """The row; None: no worker could be picked, and the line is part of a refusal's."""
+    tied: int
+    """Rows that shared the lowest cost."""
+    costs: Numbers
+    columns: dict[str, Numbers]
+    """Columns of router/decide/policies/candidates.py, by name."""
+    overlap_tokens: dict[str, list[int]]
+    """Raw, usable, and by tier, before any trust."""
+    prefill: LoggedRates
+    reservation_id: str = ""
+    """Empty: no worker was picked."""
+    parameters: dict[str, float] = {}
+    """The policy's."""
+    excluded: list[tuple[int, str]] = []
+    """Rows that could not be picked, and why."""
+    blocks_in_use: list[float] = []
+    others_waiting: list[float] = []
+    recent_blocks: list[float] = []
+    kv_distance: list[float] = []
+    of_session: list[int] = []
+    """The row that the session's last request went to."""
+    places: list[tuple[str, str, str]] = []
+    """Host, rack and cluster, where labels tell."""
+    output_tokens: int | None = None
+    """Output tokens that the request expected."""
+    guard: GuardSettings | None = None
+    """Guard by which picks were moved; None: no guard, or a release that had none."""
+    cheapest: int | None = None
+    """The row that would have been picked by its cost, where the guard moved the pick."""
+    affinity_bonus: float | None = None
+    """Cost taken off the row of_session; None: nothing was, or the release knew no affinity."""
+    affinity_key: str | None = None
+    """16 hexadecimal digits, if hashes are logged."""
+    prefixes: str | None = None
+    """PrefixHashes, 16 hexadecimal digits each, if hashes are logged."""
+
+
+def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool) -> LoggedDecision:
+    """A decision of some rows as it will be written; call before any of it is reserved.
+
+    labels: what the labels of places are called. hashes: take those of prompt and session, too.
+    """
+    rows, request = decision.rows, decision.request
+    prefill = rows.prefill
+    sizes = [heartbeat_of(source).block_size for source in decision.sources]
+    prefixes = request.prompt.prefixes(min((size for size in sizes if size), default=0))
+    return LoggedDecision(
+        v=VERSION,
+        at_s=decision.decided_at_s,
+        replica=replica,
+        request_id=request.request_id,
+        reservation_id=decision.reservation_id,
+        model=request.model,
+        policy=decision.policy.name,
+        prompt_tokens=rows.prompt_tokens,
+        workers=[(key.worker_id, key.dp_rank) for key in rows.workers],
+        picked=decision.order[0] if decision.order else None,
+        tied=decision.tied,
+        costs=_numbers(decision.scores.costs),
+        parameters=dict(decision.policy.parameters),
+        columns={
+            name: _numbers(column) for name in COLUMNS if (column := getattr(rows, name)).any()
+        },
+        overlap_tokens={
+            name: column.tolist()
+            for name, column in zip(Overlap._fields, decision.tokens, strict=True)
+            if column.any()
+        },
+        prefill=LoggedRates(
+            prefill.mean_work,
+            prefill.rate.tolist(),
+            prefill.wait_s.tolist(),
+            prefill.tokens.tolist(),
+            prefill.count.tolist(),
+        ),
+        excluded=[(row, why) for row, why in enumerate(decision.excluded) if why],
+        blocks_in_use=_unless_zero(rows.prompt_blocks - rows.new_blocks),
+        others_waiting=_unless_zero(rows.others_waiting),
+        recent_blocks=_unless_zero(rows.recent_blocks),
+        kv_distance=_unless_zero(rows.kv_distance),
+        of_session=np.flatnonzero(rows.of_session).tolist(),
+        places=_places([heartbeat_of(source).labels for source in decision.sources], labels),
+        output_tokens=request.expected_output_tokens,
+        guard=decision.guard,
+        cheapest=decision.guarded.cheapest if decision.guarded else None,
+        affinity_bonus=decision.policy.affinity_bonus or None,
+        affinity_key=f"{rows.affinity_key:016x}" if hashes else None,
+        prefixes=prefixes.astype(">u8").tobytes().hex() if hashes else None,
+    )
+
+
+def encode(line: msgspec.Struct) -> bytes:
+    """JSON, with the end of the line."""
+    return msgspec.json.encode(line) + b"\n"
+
+
+def decode(content: bytes) -> LoggedDecision:
+    """A line; raises ValueError for one that is none, or does not hold together."""
+    line = checked(_DECODER.decode(content))
+    if line.picked is None:
+        raise ValueError("a decision without a pick, and no refusal")
+    return line
+
+
+def checked(line: LoggedDecision) -> LoggedDecision:
+    """The line of some bytes, checked to be consistent; raises ValueError."""
+    count = len(line.workers)
+    rates = line.prefill
+    columns: list[Sized] = [line.costs, *line.columns.values(), *line.overlap_tokens.values()]
+    columns += [rates.rate, rates.wait_s, rates.tokens, rates.count]
+    columns += filter(None, (line.blocks_in_use, line.others_waiting, line.recent_blocks))
+    columns += filter(None, (line.kv_distance, line.places))
+    if line.v != VERSION:
+        raise ValueError(f"version {line.v}; this release reads {VERSION}")
+    if any(len(column) != count for column in columns):
+        raise ValueError(f"columns that don't fit {count} workers")
+    picked = () if line.picked is None else (line.picked,)
+    rows = (*picked, *line.of_session, *(row for row, _ in line.excluded))
+    if line.prompt_tokens < 1 or not all(0 <= row < count for row in rows):
+        raise ValueError("rows that there are not, or a prompt without tokens")
+    if not all(rate > 0 and isfinite(rate) for rate in line.prefill.rate):
+        raise ValueError("rates that are not above 0")
+    return line
+
+
+def candidates(line: LoggedDecision) -> Candidates:
+    """The candidates that the policy saw."""
+    count = len(line.workers)
+    table = np.zeros((len(COLUMNS), count))
+    for i, name in enumerate(COLUMNS):
+        if name in line.columns:
+            table[i] = [nan if number is None else number for number in line.columns[name]]
+    tokens = np.zeros((len(Overlap._fields), count), np.int32)
+    for i, name in enumerate(Overlap._fields):
+        if name in line.overlap_tokens:
+            tokens[i] = line.overlap_tokens[name]
+    sizes = tuple(map(int, table[COLUMNS.index("block_size")].tolist()))
+    pool = _pool(tuple(line.workers), sizes, tuple(line.places))
+    return _LoggedCandidates(line, pool, table, tokens)
+
+
+def reasons(line: LoggedDecision) -> list[str]:
+    """Why each row could not be picked; empty where it could."""
+    excluded = [""] * len(line.workers)
+    for row, why in line.excluded:
+        excluded[row] = why
+    return excluded
+
+
+_SOME_SESSION = "logged"
+"""Stands for the id of a session, which lines don't have."""
+_DECODER = msgspec.json.Decoder(LoggedDecision)
+
+
+class _LoggedCandidates(Candidates):
+    """Candidates whose hashes are those of the line."""
+
+    __slots__ = ("_affinity_key",)
+
+    def __init__(
+        self,
+        line: LoggedDecision,
+        pool: Pool,
+        table: npt.NDArray[np.float64],
+        tokens: npt.NDArray[np.int32],
+    ) -> None:
+        super().__init__(
+            barred=Barred.of(reasons(line)),
+            table=table,
+            request=Request(
+                line.request_id,
+                Prompt(line.prompt_tokens),
+                line.model,
+                expected_output_tokens=line.output_tokens,
+                session_id=_SOME_SESSION if line.of_session else "",
+            ),
+            tokens=tokens,
+            pool=pool,
+            further=_LoggedFurther(line),
+            now_s=line.at_s,
+            kv_distance=np.array(line.kv_distance) if line.kv_distance else None,
+        )
+        self._affinity_key = line.affinity_key
+
+    @property
+    @override
+    def affinity_key(self) -> int:
+        if self._affinity_key is None:
+            raise NoHashes(
+                "the log has no hashes (decision_log.hashes), which this policy asks for"
+            )
+        return int(self._affinity_key, 16)
+
+
+class _LoggedFurther(Further):
+    """Further columns as the line has them."""
+
+    def __init__(self, line: LoggedDecision) -> None:
+        super().__init__({}, PrefillRates(1.0), PLACES)
+        self._line = line
+
+    @override
+    def blocks_in_use(self, pool: Pool, prompt: Prompt) -> Column:
+        return _column(self._line.blocks_in_use, len(pool))
+
+    @override
+    def others_waiting(self, pool: Pool, waiting: Column) -> Column:
+        return _column(self._line.others_waiting, len(pool))
+
+    @override
+    def recent_blocks(self, pool: Pool) -> Column:
+        return _column(self._line.recent_blocks, len(pool))
+
+    @override
+    def of_session(self, pool: Pool, session_id: str) -> Flags:
+        flags = np.zeros(len(pool), np.bool_)
+        flags[self._line.of_session] = True
+        return flags
+
+    @override
+    def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
+        prefill = self._line.prefill
+        return PrefillColumns(
+            prefill.mean_work,
+            np.array(prefill.rate),
+            np.array(prefill.wait_s),
+            np.array(prefill.tokens),
+            np.array(prefill.count),
+        )
+
+
+@lru_cache(maxsize=64)
+def _pool(
+    workers: tuple[tuple[str, int], ...],
+    block_sizes: tuple[int, ...],
+    places: tuple[tuple[str, str, str], ...],
+) -> Pool:
+    """A pool of workers of which only names, block sizes and places are known."""
+    sources = []
+    for row, (worker, size) in enumerate(zip(workers, block_sizes, strict=True)):
+        labels = dict(zip(PLACES, places[row], strict=True)) if places else {}
+        source = Source(WorkerKey(*worker), row, Stream(1.0, 0.0))
+        source.heartbeat = Heartbeat(
+            epoch=Epoch(1, 1),
+            address="",
+            engine="",
+            block_size=size,
+            labels=labels,
+            sent_at_s=0.0,
+        )
+        sources.append(source)
+    return Pool.of(sources)
+
+
+def _column(numbers: list[float], count: int) -> Column:
+    return np.array(numbers) if numbers else np.zeros(count)
+
+
+def _numbers(column: Column) -> Numbers:
+    return [number if isfinite(number) else None for number in column.tolist()]
+
+
+def _unless_zero(column: Column) -> list[float]:
+    numbers: list[float] = column.tolist() if column.any() else []
+    return numbers
+
+
+def _places(labels: list[Mapping[str, str]], names: PlaceLabels) -> list[tuple[str, str, str]]:
+    if not any(name in of_worker for of_worker in labels for name in names):
+        return []
+    return [
+        (
+            of_worker.get(names.host, ""),
+            of_worker.get(names.rack, ""),
+            of_worker.get(names.cluster, ""),
+        )
+        for of_worker in labels
+    ]

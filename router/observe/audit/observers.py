@@ -1,0 +1,71 @@
+"""The watchers of a router's decisions: its shadow policy, its decision log, and the console."""
+
+import random
+from collections.abc import Callable
+
+from router.config.settings.configurations import ServeConfig
+from router.decide.policies.configured import configured, shadow_policy
+from router.fleet.topology import PlaceLabels
+from router.observe.audit.decision_log import DecisionLog
+from router.observe.audit.sampling import Sampled, Watch
+from router.observe.audit.shadow_policy import Shadow
+
+
+class Watchers:
+    """Starts, stops and changes the watchers of decisions."""
+
+    def __init__(
+        self,
+        replica: str,
+        labels: PlaceLabels,
+        rng: random.Random,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """rng: for sampling only. on_failure: gets the first error of a watcher."""
+        self.shadow: Shadow | None = None
+        self.log = DecisionLog(replica, labels)
+        self._watch = Watch((), rng, on_failure)
+        self._configured: list[Sampled] = []
+        self._looking: dict[str, Sampled] = {}
+        self.watch: Watch | None = None
+        """None: there are no watchers, and no decision pays for them."""
+        self.timed = False
+        """Whether a watcher needs the times of all picks, by any policy: a timed shadow policy,
+        or the log, for its readers."""
+
+    @property
+    def failures(self) -> int:
+        """Times that a watcher failed."""
+        return self._watch.failures
+
+    def use(self, config: ServeConfig) -> None:
+        """Watches as configured from now on; raises ConfigError, and changes nothing."""
+        routing, settings = config.routing, config.decision_log
+        policy = shadow_policy(routing, configured(routing))
+        self.log.use(settings)  # the last that may fail
+        if policy is None:
+            self.shadow = None
+        else:
+            shadow = Shadow(policy, routing.guard)
+            if self.shadow is None or self.shadow.settings != shadow.settings:
+                self.shadow = shadow  # counts of other settings do not carry over
+        self._configured = []
+        if self.shadow is not None:
+            self._configured.append(Sampled(self.shadow.watch, routing.shadow_share))
+        if self.log.is_on:
+            self._configured.append(Sampled(self.log.watch, settings.share, self.log.watch_refused))
+        self._use_all()
+        self.timed = self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
+
+    def look(self, looking: Sampled | None, viewer: str = "console") -> None:
+        """A viewer's watcher beside the configured ones, in the place of the one before; None: it
+        looks no longer."""
+        self._looking.pop(viewer, None)
+        if looking is not None:
+            self._looking[viewer] = looking
+        self._use_all()
+
+    def _use_all(self) -> None:
+        watchers = [*self._configured, *self._looking.values()]
+        self._watch.use(watchers)
+        self.watch = self._watch if watchers else None

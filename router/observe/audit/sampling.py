@@ -1,0 +1,126 @@
+"""Sampling of decisions for the shadow policy and the decision log; changes none. Pure.
+
+Of a decision that is due for a watcher all numbers are made; all others pay for one look at a
+counter.
+
+Law: over many requests, each watcher sees its share of them, drawn at random, picks and refusals
+alike.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import Protocol
+
+from router.decide.decision.decision import Decision
+from router.request.refusal import Refused
+
+Watcher = Callable[[Decision], None]
+"""Gets a decision before anything of it is reserved. May raise: the request goes on."""
+RefusalWatcher = Callable[[Refused], None]
+"""Gets a request that was refused. May raise, too."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A watcher, and its share of the decisions: above 0, at most 1."""
+
+    watcher: Watcher
+    share: float
+    on_refused: RefusalWatcher | None = None
+    """Gets the same share of the refusals; None: the watcher takes none."""
+    left: int = 0
+    """Decisions to skip before the watcher's next one."""
+
+
+class Watch:
+    """All watchers of a router."""
+
+    def __init__(
+        self,
+        watchers: Sequence[Sampled],
+        rng: random.Random,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """watchers: see `use`. rng: for sampling only, so that watchers do not change picks."""
+        self._rng = rng
+        self._on_failure = on_failure
+        self.failures = 0
+        """Times that a watcher failed: all are counted, the first is logged."""
+        self.use(watchers)
+
+    def use(self, watchers: Sequence[Sampled]) -> None:
+        """Others watch from now on."""
+        self._watchers = watchers
+        for sampled in watchers:
+            sampled.left = self._gap(sampled)
+
+    def take(self) -> "Due | None":
+        """The watchers that get the next request's outcome; None: no watcher does."""
+        due = []
+        for sampled in self._watchers:
+            if sampled.left > 0:
+                sampled.left -= 1
+            else:
+                due.append(sampled)
+                sampled.left += self._gap(sampled)
+        return Due(due, self._failed) if due else None
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        if self.failures == 1:
+            self._on_failure(error)
+
+    def _gap(self, sampled: Sampled) -> int:
+        """Decisions to skip until the next drawn one."""
+        if sampled.share >= 1:
+            return 0
+        return int(log(1.0 - self._rng.random()) / log(1.0 - sampled.share))
+
+
+class Due:
+    """The watchers that get one request's outcome."""
+
+    def __init__(
+        self, watchers: Sequence[Sampled], on_failure: Callable[[Exception], None]
+    ) -> None:
+        self._watchers = watchers
+        self._on_failure = on_failure
+        self.waited_s = 0.0
+        """Seconds that the request spent in the router's queue before its outcome."""
+
+    def __call__(self, decision: Decision) -> None:
+        """A decision, before anything of it is reserved."""
+        decision.waited_s = self.waited_s
+        for sampled in self._watchers:
+            try:
+                sampled.watcher(decision)
+            except Exception as error:  # a watcher's fault is no request's
+                self._on_failure(error)
+
+    def refused(self, refused: Refused) -> None:
+        """The request got no worker."""
+        if self.waited_s:
+            refused = replace(refused, waited_s=self.waited_s)
+        for sampled in self._watchers:
+            if sampled.on_refused is not None:
+                try:
+                    sampled.on_refused(refused)
+                except Exception as error:  # as above
+                    self._on_failure(error)
+
+
+class Observed(Protocol):
+    """What is sampled at the moment; a reload may change it."""
+
+    @property
+    def watch(self) -> Watch | None:
+        """None: there are no watchers, and no decision pays for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedBy:
+    """The same watchers for good."""
+
+    watch: Watch | None = None

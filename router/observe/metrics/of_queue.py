@@ -1,0 +1,179 @@
+"""Metrics of requests that wait for a worker with room, and of how full pools are."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from router.decide.core.admission import Admission
+from router.decide.core.saturation import pool_loads
+from router.decide.core.waits import Waits
+from router.decide.queue.views import OTHER, Depth, sums
+from router.decide.queue_limits.bounds import Bound
+from router.decide.queue_limits.recent_tenants import TENANTS_MAX
+from router.decide.waiter import Fate
+from router.fleet.state import Fleet
+from router.observe.metrics.families import counter, gauge
+
+
+class QueueCollector(Collector):
+    """Reads the admission queue at each scrape."""
+
+    def __init__(self, admission: Admission, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self._admission = admission
+        self._fleet = fleet
+        self._clock = clock
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        now_s = self._clock()
+        totals = sums(self._admission.queue, now_s)
+        yield from self._bands(totals.bands, now_s)
+        yield self._tenants(totals.tenants)
+        yield from self._pools()
+        yield from self._wholes()
+
+    def _bands(self, bands: Mapping[str, Depth], now_s: float) -> Iterator[Metric]:
+        queue, waits = self._admission.queue, self._admission.waits
+        depth = GaugeMetricFamily(
+            "kvroute_queue_depth",
+            "Requests that wait in this router for a worker with room.",
+            labels=["band"],
+        )
+        oldest = GaugeMetricFamily(
+            "kvroute_queue_oldest_seconds",
+            "Longest wait so far of a request that waits; 0: no request waits.",
+            labels=["band"],
+        )
+        elsewhere = GaugeMetricFamily(
+            "kvroute_queue_peers_depth",
+            "Requests that wait in other routers, by this router's bands.",
+            labels=["band"],
+        )
+        for band, of_band in bands.items():
+            depth.add_metric([band], of_band.count)
+            oldest.add_metric([band], of_band.oldest_s)
+        for band, of_peers in zip(
+            queue.bands, self._admission.fleet_turns.elsewhere(), strict=True
+        ):
+            elsewhere.add_metric([band], of_peers.count)
+        predicted = GaugeMetricFamily(
+            "kvroute_queue_predicted_wait_seconds",
+            "Wait of a request that comes now, from how fast waiting requests got workers lately;"
+            " absent: requests wait, and none of their pool got a worker yet.",
+            labels=["band"],
+        )
+        for band, wait_s in queue.band_waits_s(now_s).items():
+            if wait_s is not None:
+                predicted.add_metric([band], wait_s)
+        yield from (depth, elsewhere, oldest, predicted)
+        wait = HistogramMetricFamily(
+            "kvroute_queue_wait_seconds",
+            "Waits that ended with a worker.",
+            labels=["band"],
+        )
+        for band in dict.fromkeys([*queue.bands, *waits]):
+            ended = waits.get(band) or Waits()
+            wait.add_metric([band], ended.buckets(), ended.total_s)
+        yield wait
+
+    def _tenants(self, counts: Mapping[str, int]) -> Metric:
+        depth = GaugeMetricFamily(
+            "kvroute_queue_tenant_depth",
+            f"Requests that wait in this router: of the {TENANTS_MAX} tenants whose requests waited"
+            f" most recently each, and of the rest as `{OTHER}`.",
+            labels=["tenant"],
+        )
+        shown = Counter({OTHER: 0, **dict.fromkeys(self._admission.queue.recent_tenants, 0)})
+        for tenant, count in counts.items():
+            shown[tenant if tenant in shown else OTHER] += count
+        for tenant, count in shown.items():
+            depth.add_metric([tenant], count)
+        return depth
+
+    def _pools(self) -> Iterator[Metric]:
+        labels = ["model", "role"]
+        saturation = GaugeMetricFamily(
+            "kvroute_pool_saturation",
+            "(Active requests + requests that wait in this router) / slots, of the workers of a"
+            " model and role that may get requests; absent: no worker's slots are known.",
+            labels=labels,
+        )
+        requests = GaugeMetricFamily(
+            "kvroute_pool_requests",
+            "Requests of a model and role: active at workers, or waiting in this router.",
+            labels=[*labels, "state"],
+        )
+        slots = GaugeMetricFamily(
+            "kvroute_pool_slots",
+            "Requests that the workers of a model and role run at once, known or estimated.",
+            labels=labels,
+        )
+        for pool, load in pool_loads(self._fleet, self._admission.waiting()).items():
+            requests.add_metric([*pool, "active"], load.active)
+            requests.add_metric([*pool, "waiting"], load.waiting)
+            if load.slots is not None and load.saturation is not None:
+                slots.add_metric(pool, load.slots)
+                saturation.add_metric(pool, load.saturation)
+        yield from (saturation, requests, slots)
+
+    def _wholes(self) -> Iterator[Metric]:
+        queue = self._admission.queue
+        yield gauge(
+            "kvroute_queue_timeout_seconds",
+            "Longest wait of a request that names none (queue.timeout_s).",
+            queue.settings.timeout_s,
+        )
+        yield gauge(
+            "kvroute_queue_bytes", "Memory that waiting requests take, in bytes.", queue.size_bytes
+        )
+        yield gauge(
+            "kvroute_queue_bytes_max",
+            "Bound of kvroute_queue_bytes, in bytes (queue.max_mib).",
+            queue.settings.max_mib << 20,
+        )
+        yield gauge(
+            "kvroute_queue_depth_max",
+            "Requests that may wait at once (queue.max_waiting).",
+            queue.settings.max_waiting,
+        )
+        yield counter(
+            "kvroute_queue_requests",
+            "Requests that no worker had room for: arrived, and what became of them since.",
+            "fate",
+            {str(fate): count for fate, count in queue.counts.items()},
+            tuple(Fate),
+        )
+        yield counter(
+            "kvroute_queue_refused",
+            "Requests that a bound of the queue refused.",
+            "bound",
+            {str(bound): count for bound, count in queue.refusals.items()},
+            tuple(Bound),
+        )
+        yield CounterMetricFamily(
+            "kvroute_queue_vain_attempts",
+            "Attempts to place a waiting request while no worker had room for it.",
+            value=self._admission.in_vain.count,
+        )
+        yield counter(
+            "kvroute_queue_moved",
+            "Requests that waited here and, by their clients, before in a router that is gone:"
+            " claimed, and believed, so that the time counted for their turns.",
+            "result",
+            dict(self._admission.moved.counts),
+            ("claimed", "believed"),
+        )
+        yield CounterMetricFamily(
+            "kvroute_queue_claims_rested",
+            "Bands of other routers whose claims on room ceased to count for a while, since those"
+            " routers took none of it.",
+            value=self._admission.fleet_turns.rests,
+        )

@@ -1,0 +1,158 @@
+"""Metrics of relays, of a router's own relays, and of connections to NATS."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from events.plane.broker import Broker
+from router.cluster.children.nats_server import NatsChild
+from router.cluster.children.own_relays import OwnRelays
+from router.cluster.children.relay_messages import BrokerStatus, RelayStatus
+from router.cluster.replicas.fleet_commands import ControlDesk
+from router.observe.metrics.families import counter, gauge
+
+_SOCKET_ERRORS = (
+    "engine_silent",
+    "events_failed",
+    "implausible_load",
+    "malformed_frame",
+    "malformed_load",
+    "malformed_page",
+    "malformed_request",
+    "map_not_saved",
+    "map_unusable",
+    "replay_timeout",
+    "replay_too_large",
+    "replay_too_slow",
+    "unsent",
+    "warm_busy",
+    "warm_failed",
+    "warm_malformed",
+)
+
+
+class BrokerCollector(Collector):
+    """Reads what a process's connections to NATS count, and that of its relays' process."""
+
+    def __init__(
+        self,
+        *brokers: Broker,
+        others: Callable[[], Iterable[BrokerStatus | None]] = tuple,
+    ) -> None:
+        """others: connections of child processes; None for one that has not begun."""
+        self._brokers = brokers
+        self._others = others
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        others = [broker for broker in self._others() if broker is not None]
+        brokers: list[Broker | BrokerStatus] = [*self._brokers, *others]
+        connected = all(broker.connected for broker in brokers)
+        text = "1 while connected to NATS: a router by all its connections, its relays' included."
+        yield gauge("kvroute_broker_connected", text, connected)
+        kinds = ("not_connected", "slow_consumer", "error", "listener_failed")
+        counts = {kind: sum(broker.counts.get(kind, 0) for broker in brokers) for kind in kinds}
+        counts["unreadable"] = sum(broker.unreadable for broker in brokers)
+        yield counter(
+            "kvroute_broker_errors",
+            "Errors of the connections to NATS, by kind.",
+            "kind",
+            counts,
+            (),
+        )
+
+
+class NatsChildCollector(Collector):
+    """Reads what became of the embedded NATS server; only of a router that runs it."""
+
+    def __init__(self, child: NatsChild) -> None:
+        self._child = child
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "kvroute_nats_restarts",
+            "Times that the embedded NATS server was started again after it had left.",
+            value=self._child.restarts,
+        )
+
+
+class OwnRelaysCollector(Collector):
+    """Outcomes of the relays that run in this router, and of fleet commands."""
+
+    def __init__(self, relays: OwnRelays, desk: ControlDesk) -> None:
+        self._relays = relays
+        self._desk = desk
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        ended = CounterMetricFamily(
+            "kvroute_relays_ended",
+            "Relays of this router that were stopped for good, by reason.",
+            labels=["reason"],
+        )
+        for reason in ("removed", "never_answered", "pod_gone", "other_relay"):
+            ended.add_metric([reason], self._relays.ended[reason])
+        yield ended
+        failures = CounterMetricFamily(
+            "kvroute_relay_failures",
+            "Times that a relay of this router failed; it is started again.",
+            value=self._relays.failures,
+        )
+        yield failures
+        commands = CounterMetricFamily(
+            "kvroute_fleet_commands",
+            "Fleet commands applied, by action; those that a newer one had overtaken; those dated a"
+            " day ahead or more, which count as given when they came.",
+            labels=["action"],
+        )
+        for action in ("drain", "undrain", "remove", "resync", "overtaken", "far_ahead"):
+            commands.add_metric([action], self._desk.counts[action])
+        yield commands
+
+
+class RelayCollector(Collector):
+    """Reads the relays of this process, or of its child, at scrape time."""
+
+    def __init__(self, relays: Callable[[], Iterable[RelayStatus]]) -> None:
+        self._relays = relays
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        labels = ["worker", "rank"]
+        events = CounterMetricFamily(
+            "kvroute_relay_events",
+            "Engine events by kind, and by reason what of them was left out.",
+            labels=[*labels, "kind"],
+        )
+        gaps = CounterMetricFamily(
+            "kvroute_relay_engine_gaps", "Holes in an engine's own sequence.", labels=labels
+        )
+        restarts = CounterMetricFamily(
+            "kvroute_relay_engine_restarts", "New lives of an engine.", labels=labels
+        )
+        entries = GaugeMetricFamily(
+            "kvroute_relay_map_entries", "Engine blocks in the relay's map.", labels=labels
+        )
+        socket_errors = CounterMetricFamily(
+            "kvroute_relay_socket_errors",
+            "Errors of a relay's sockets and of its kept maps, by kind.",
+            labels=["worker", "kind"],
+        )
+        for relay in self._relays():
+            for rank in relay.ranks:
+                names = [rank.key.worker_id, str(rank.key.dp_rank)]
+                for kind, count in sorted(rank.counts.items()):
+                    events.add_metric([*names, kind], count)
+                gaps.add_metric(names, rank.engine_gaps)
+                restarts.add_metric(names, rank.engine_restarts)
+                entries.add_metric(names, rank.map_entries)
+            for kind in dict.fromkeys((*_SOCKET_ERRORS, *sorted(relay.counts))):
+                socket_errors.add_metric([relay.worker_id, kind], relay.counts.get(kind, 0))
+        yield from (events, gaps, restarts, entries, socket_errors)

@@ -1,0 +1,73 @@
+"""Metrics of what replicas tell one another, and of the commands they keep."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from router.cluster.replicas.peer_link import PeerLink
+from router.cluster.replicas.saved_commands import FleetState
+from router.decide.core.core import RouterCore
+from router.observe.metrics.families import gauge
+
+
+class PeerCollector(Collector):
+    """Other router replicas, read at each scrape."""
+
+    def __init__(self, core: RouterCore, link: PeerLink, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._link = link
+        self._clock = clock
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        ages = self._core.fleet.peers.ages_s(self._clock())
+        yield gauge("kvroute_peers", "Other router replicas that send messages.", len(ages))
+        yield gauge(
+            "kvroute_peer_age_seconds",
+            "Age of the oldest last message of any replica; 0 without replicas.",
+            max(ages.values(), default=0.0),
+        )
+        messages = CounterMetricFamily(
+            "kvroute_peer_messages",
+            "Messages about other replicas' reserved load.",
+            labels=["result"],
+        )
+        for result, count in self._core.fleet.peers.results.items():
+            messages.add_metric([result], count)
+        yield messages
+        yield CounterMetricFamily(
+            "kvroute_peer_workers_untold",
+            "Workers that had no room in a message about our reserved load.",
+            value=self._link.untold,
+        )
+        reports = CounterMetricFamily(
+            "kvroute_reports_forwarded",
+            "Reports handed to the replica that owns the reservation.",
+            labels=["result"],
+        )
+        for result, count in self._link.forwarded.items():
+            reports.add_metric([result], count)
+        yield reports
+
+
+class FleetStateCollector(Collector):
+    """Reads and writes of fleet.state_file."""
+
+    def __init__(self, state: FleetState) -> None:
+        self._state = state
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "kvroute_fleet_state",
+            "Reads and writes of fleet.state_file, by result.",
+            labels=["result"],
+        )
+        for result in ("read", "unreadable", "written", "write_failed"):
+            family.add_metric([result], self._state.counts[result])
+        yield family

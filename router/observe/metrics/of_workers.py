@@ -1,0 +1,162 @@
+"""Metrics of each worker, read from the core at each scrape."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from events.feed.stream import StreamState
+from indexer.identity import WorkerKey
+from router.decide.core.core import RouterCore
+from router.fleet.reservations.reservations import Ending
+from router.observe.metrics.families import gauge
+
+LABELS = ("worker", "rank")
+_OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
+"""Outcomes that are exported for each worker from 0 on."""
+
+
+class WorkerCollector(Collector):
+    """Reads load, capacity and outcomes of every worker."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield from self._loads()
+        yield from self._capacities()
+        yield self._outcomes()
+        yield from self._reports()
+        yield from self._streams()
+
+    def _streams(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "kvroute_stream_state",
+            "1 for the state a stream is in.",
+            labels=["worker", "rank", "state"],
+        )
+        complete = GaugeMetricFamily(
+            "kvroute_stream_complete",
+            "0 if the stream may lack blocks that the engine holds.",
+            labels=["worker", "rank"],
+        )
+        lag = GaugeMetricFamily(
+            "kvroute_stream_lag_seconds",
+            "Age of the last fact when it was applied.",
+            labels=["worker", "rank"],
+        )
+        for key, source in self._core.fleet.view.sources.items():
+            names = [key.worker_id, str(key.dp_rank)]
+            for each in StreamState:
+                state.add_metric([*names, each.value], source.stream.state is each)
+            complete.add_metric(names, source.stream.whole)
+            lag.add_metric(names, source.stream.lag_s)
+        yield from (state, complete, lag)
+
+    def _loads(self) -> Iterator[Metric]:
+        fleet = self._core.fleet
+        up = _gauges("up", "1 if the worker may get requests.")
+        active = _gauges("blocks_active", "KV blocks held by requests, reserved ones included.")
+        total = _gauges("blocks_total", "KV blocks the worker has.")
+        running = _gauges("requests_running", "Running requests, as reported.")
+        waiting = _gauges("requests_waiting", "Waiting requests, as reported.")
+        reserved = _gauges("reserved_requests", "Open reservations of this router.")
+        prefill = _gauges("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
+        shares = []
+        for key, source in fleet.view.sources.items():
+            names, load = _names(key), fleet.load_of(key)
+            is_up = not fleet.excluded(source)
+            up.add_metric(names, is_up)
+            active.add_metric(names, load.active_blocks())
+            running.add_metric(names, load.running)
+            waiting.add_metric(names, load.waiting)
+            reserved.add_metric(names, load.requests)
+            prefill.add_metric(names, load.prefill_tokens_active)
+            if source.heartbeat is not None and source.heartbeat.total_blocks:
+                total.add_metric(names, source.heartbeat.total_blocks)
+                if is_up:
+                    shares.append(load.active_blocks() / source.heartbeat.total_blocks)
+        yield from (up, active, total, running, waiting, reserved, prefill)
+        mean = float(np.mean(shares)) if shares else 0.0
+        yield gauge(
+            "kvroute_load_balance_score",
+            "Standard deviation / mean of the load of workers that are up; 0 is even.",
+            float(np.std(shares)) / mean if mean else 0.0,
+        )
+
+    def _capacities(self) -> Iterator[Metric]:
+        fleet = self._core.fleet
+        slots = GaugeMetricFamily(
+            "kvroute_worker_slots",
+            "Requests that the worker runs at once, by where that is from: known, or estimated.",
+            labels=[*LABELS, "source"],
+        )
+        block_share = _gauges(
+            "block_share",
+            "Of the worker's KV blocks, the share that picks promise; below 1 after preemptions.",
+        )
+        preemptions = CounterMetricFamily(
+            "kvroute_worker_preemptions",
+            "Requests that the engine put off for want of KV blocks, as it counts since its start.",
+            labels=LABELS,
+        )
+        for key, source in fleet.view.sources.items():
+            if (heartbeat := source.heartbeat) is None:
+                continue
+            names = _names(key)
+            preemptions.add_metric(names, heartbeat.preemptions)
+            block_share.add_metric(names, fleet.capacities.block_share(key, heartbeat))
+            if heartbeat.total_slots:
+                slots.add_metric([*names, "known"], heartbeat.total_slots)
+            elif (estimated := fleet.capacities.slots(key, heartbeat)) is not None:
+                slots.add_metric([*names, "estimated"], estimated)
+        yield from (slots, block_share, preemptions)
+
+    def _outcomes(self) -> Metric:
+        fleet = self._core.fleet
+        outcomes = CounterMetricFamily(
+            "kvroute_worker_outcomes",
+            "Requests of this router that a worker got, by how they ended.",
+            labels=[*LABELS, "outcome"],
+        )
+        for key in fleet.view.sources:
+            names, counts = _names(key), fleet.outcomes_of(key)
+            for ending in _OUTCOMES:
+                outcomes.add_metric([*names, ending], counts.get(ending, 0))
+            for ending, count in counts.items():
+                if ending not in _OUTCOMES:
+                    outcomes.add_metric([*names, ending], count)
+        return outcomes
+
+    def _reports(self) -> Iterator[Metric]:
+        fleet = self._core.fleet
+        ejected = _gauges("ejected", "1 while requests are kept away, since earlier ones failed.")
+        cached = CounterMetricFamily(
+            "kvroute_worker_prompt_tokens_reported",
+            "Tokens of prompts whose cached tokens were reported: all of them (prompt), those that"
+            " the index had predicted as cached, those that the engine reported as cached.",
+            labels=[*LABELS, "kind"],
+        )
+        for key in fleet.view.sources:
+            names, report = _names(key), fleet.cache_report_of(key)
+            ejected.add_metric(names, bool(fleet.outliers.reason(key)))
+            cached.add_metric([*names, "prompt"], report.prompt)
+            cached.add_metric([*names, "predicted"], report.predicted)
+            cached.add_metric([*names, "cached"], report.reported)
+        yield from (ejected, cached)
+
+
+def _gauges(name: str, description: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"kvroute_worker_{name}", description, labels=LABELS)
+
+
+def _names(key: WorkerKey) -> list[str]:
+    """The values of LABELS."""
+    return [key.worker_id, str(key.dp_rank)]

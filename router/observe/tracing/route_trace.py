@@ -1,0 +1,79 @@
+"""A router's spans of one request. Pure.
+
+kvroute.route       from its arrival to its answer, with the receipt as attributes
+  kvroute.queue     its wait for a worker with room, if it waited
+  kvroute.hash      reading it, and hashing its prompt
+  kvroute.match     the overlap of every worker
+  kvroute.cost      costs, guard and order
+  kvroute.reserve   the reservation, and writing the answer
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvroute.v1 import RouteResponse
+from router.observe.tracing.receipts import attributes_of
+from router.observe.tracing.spans import Kind, Trace, Value
+
+STAGES = ("hash", "match", "cost")
+"""Stages of a decision, in order; what is left of its total is `reserve`."""
+QUEUED_S_MIN = 0.001
+"""Shortest wait that is worth a span, seconds: a decision comes this much later than its
+request."""
+
+
+class RouteTrace:
+    """Times and numbers of one request in a router."""
+
+    __slots__ = ("_began_s", "_trace", "_worth")
+
+    def __init__(self, trace: Trace, began_s: float, request_id: str) -> None:
+        """began_s: Unix time of the request's arrival."""
+        self._trace = trace
+        self._began_s = began_s
+        self._worth: dict[str, Value] = {"kvroute.request.id": request_id}
+
+    def picked(self, answer: RouteResponse) -> None:
+        """The answer is made; the receipt is in it."""
+        self._worth |= attributes_of(answer)
+
+    def decided(self, decided_s: float, took_s: Mapping[str, float]) -> None:
+        """The request has its answer. decided_s: Unix time when the decision began. took_s:
+        seconds by stage, and in `total`."""
+        if decided_s - self._began_s >= QUEUED_S_MIN:
+            self._trace.step("kvroute.queue", self._began_s, decided_s)
+        at_s = decided_s
+        for stage in STAGES:
+            seconds = took_s.get(stage, 0.0)
+            self._trace.step(f"kvroute.{stage}", at_s, at_s + seconds)
+            at_s += seconds
+        over_s = max(at_s, decided_s + took_s.get("total", 0.0))
+        self._trace.step("kvroute.reserve", at_s, over_s)
+        self._trace.end("kvroute.route", self._began_s, over_s, self._worth)
+
+    def repeated(self, now_s: float) -> None:
+        """An earlier answer to the same request id."""
+        about = {**self._worth, "kvroute.repeated": True}
+        self._trace.end("kvroute.route", self._began_s, now_s, about)
+
+    def refused(self, now_s: float, reason: str) -> None:
+        """The request gets no worker, or its caller left."""
+        about = {**self._worth, "kvroute.reason": reason}
+        self._trace.end("kvroute.route", self._began_s, now_s, about, error=reason)
+
+
+def rendered(
+    trace: Trace, began_s: float, ended_s: float, about: Mapping[str, Value], error: str = ""
+) -> None:
+    """The span of making a prompt's tokens, beside that of its route."""
+    trace.end("kvroute.render", began_s, ended_s, about, kind=Kind.INTERNAL, error=error)
+
+
+class RenderSpan(Protocol):
+    """Ends the span of making a prompt's tokens."""
+
+    def __call__(self, about: Mapping[str, Value], error: str = "") -> None: ...
+
+
+def no_span(about: Mapping[str, Value], error: str = "") -> None:
+    """Drops what is said of a request that is not sampled."""

@@ -1,0 +1,140 @@
+"""Spans as kvroute makes them: whole, after their work is over. Pure.
+
+A request's faces take times as they go on, and make its spans from them at its end; nothing is
+made of a request that is not sampled.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from router.observe.tracing.traceparent import SpanContext, new_trace
+
+TEXT_MAX = 256
+"""Characters of an attribute."""
+ATTRIBUTES_MAX = 48
+"""Attributes of a span; those past it are left out."""
+
+Value: TypeAlias = str | int | float | bool
+
+
+class Kind(Enum):
+    """OpenTelemetry's kinds of spans."""
+
+    INTERNAL = 0
+    SERVER = 1
+    CLIENT = 2
+
+
+@dataclass(slots=True)
+class Span:
+    """One step of a request, over."""
+
+    name: str
+    context: SpanContext
+    parent_id: int
+    """0: the trace begins with this span."""
+    kind: Kind
+    began_s: float
+    """Unix time."""
+    ended_s: float
+    attributes: dict[str, Value] = field(default_factory=dict)
+    error: str = ""
+    """What went wrong; empty: nothing did."""
+
+    def __post_init__(self) -> None:
+        self.ended_s = max(self.began_s, self.ended_s)
+        kept = list(self.attributes.items())[:ATTRIBUTES_MAX]
+        self.attributes = {
+            name: value[:TEXT_MAX] if isinstance(value, str) else value for name, value in kept
+        }
+        self.error = self.error[:TEXT_MAX]
+
+
+Record: TypeAlias = Callable[[Span], None]
+"""Takes a span to where spans go; never waits, never raises."""
+
+
+class Tracing:
+    """Which requests have spans, and where the spans go."""
+
+    def __init__(self, record: Record, share: float, rng: random.Random) -> None:
+        """share: of requests without a traceparent, from 0 to 1. rng: for ids and the share."""
+        self._record = record
+        self._share = share
+        self._rng = rng
+
+    def begin(self, header: str) -> "Trace | None":
+        """The trace of a request's own span; None: the request is not sampled. A request with a
+        traceparent is sampled as its caller's span is."""
+        parent = SpanContext.read(header) if header else None
+        if parent is not None:
+            if not parent.sampled:
+                return None
+            return Trace(self, parent.child(self._rng), parent.span_id)
+        if self._share <= 0 or self._rng.random() >= self._share:
+            return None
+        return Trace(self, new_trace(self._rng), 0)
+
+    def below(self, header: str) -> "Trace | None":
+        """The trace below a caller's span, for a process that begins none; None: not sampled."""
+        parent = SpanContext.read(header)
+        if parent is None or not parent.sampled:
+            return None
+        return Trace(self, parent.child(self._rng), parent.span_id)
+
+    def record(self, span: Span) -> None:
+        self._record(span)
+
+    def child_of(self, context: SpanContext) -> SpanContext:
+        return context.child(self._rng)
+
+
+class Trace:
+    """One request's span, and those below it."""
+
+    __slots__ = ("_parent_id", "_tracing", "context")
+
+    def __init__(self, tracing: Tracing, context: SpanContext, parent_id: int) -> None:
+        self._tracing = tracing
+        self.context = context
+        self._parent_id = parent_id
+
+    def child(self) -> SpanContext:
+        """A span below this one, whose work another process does."""
+        return self._tracing.child_of(self.context)
+
+    def step(
+        self,
+        name: str,
+        began_s: float,
+        ended_s: float,
+        attributes: Mapping[str, Value] | None = None,
+        *,
+        context: SpanContext | None = None,
+        kind: Kind = Kind.INTERNAL,
+        error: str = "",
+    ) -> None:
+        """A span below this one that is over. context: as `child` gave it."""
+        about = dict(attributes or {})
+        own = context or self.child()
+        parent_id = self.context.span_id
+        self._tracing.record(Span(name, own, parent_id, kind, began_s, ended_s, about, error))
+
+    def end(
+        self,
+        name: str,
+        began_s: float,
+        ended_s: float,
+        attributes: Mapping[str, Value] | None = None,
+        *,
+        kind: Kind = Kind.SERVER,
+        error: str = "",
+    ) -> None:
+        """The request's own span is over; no `step` comes after it."""
+        about = dict(attributes or {})
+        self._tracing.record(
+            Span(name, self.context, self._parent_id, kind, began_s, ended_s, about, error)
+        )

@@ -1,0 +1,145 @@
+"""The last hour of one router, as points of equal distance. Pure: no clock, no sockets.
+
+Totals only grow, so a point is the difference of two readings, over the time between them. A ratio
+without a denominator is None, never 0: a chart shows a gap there.
+
+Law: at most POINTS_MAX points are held, each with at most NAMES_MAX + 1 names a map.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from heapq import nlargest
+
+import msgspec
+from typing_extensions import override
+
+from router.decide.queue.views import OTHER
+
+POINT_S = 10.0
+"""Seconds between two points."""
+POINTS_MAX = 360
+"""An hour of them."""
+NAMES_MAX = 16
+"""Bands or tenants of a point that are named: those with most waiting requests. The rest: OTHER."""
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Sums since the router's start; none ever falls."""
+
+    picks: int = 0
+    prompt_tokens: int = 0
+    reachable_tokens: int = 0
+    """Usable overlap on the worker that held most."""
+    taken_tokens: int = 0
+    """Usable overlap on the picked worker."""
+    predicted: int = 0
+    """Picks whose time to the first token was predicted,"""
+    predicted_s: float = 0.0
+    """and these times."""
+    measured: int = 0
+    """Those of them whose first token was reported,"""
+    measured_s: float = 0.0
+    """and the times from their picks."""
+    refused: int = 0
+    """Requests that got no worker."""
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """Requests that wait in this router now, by band and by tenant."""
+
+    bands: Mapping[str, int] = {}
+    tenants: Mapping[str, int] = {}
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """The time from the reading before to this one."""
+
+    at_s: float
+    """End of that time, on the caller's clock."""
+    picks_per_s: float
+    refused_per_s: float = 0.0
+    hit_taken: float | None
+    """Usable overlap taken / prompt tokens; None: no prompt tokens."""
+    hit_reachable: float | None
+    ttft_predicted_s: float | None
+    """Mean; None: no pick's time was predicted."""
+    ttft_measured_s: float | None
+    """Mean of the same picks; of other policies' picks, the running mean of first tokens."""
+    bands: dict[str, int]
+    """Waiting requests at the end of that time."""
+    tenants: dict[str, int]
+
+
+class History:
+    """The points of one router."""
+
+    def __init__(self, now_s: float, totals: Totals) -> None:
+        """totals: the reading that the first point is counted from."""
+        self._read_s = now_s
+        self._totals = totals
+        self._points: deque[Point] = deque(maxlen=POINTS_MAX)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<History {len(self._points)} of {POINTS_MAX} points, read at {self._read_s:.0f} s>"
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Oldest first."""
+        return tuple(self._points)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether POINT_S went by since the last reading."""
+        return now_s - self._read_s >= POINT_S
+
+    def add(
+        self, now_s: float, totals: Totals, waiting: Waiting, first_token_s: float | None = None
+    ) -> Point | None:
+        """Adds a point, and forgets the oldest beyond POINTS_MAX; None, and no change, before
+        the next point is due.
+
+        A late reading makes one longer point: its rates are means over all that time.
+        first_token_s: a running mean of measured first tokens, for points without measured
+        predictions; None: no first token was reported lately.
+        """
+        if not self.is_due(now_s):
+            return None
+        before, elapsed_s = self._totals, now_s - self._read_s
+        tokens = totals.prompt_tokens - before.prompt_tokens
+        measured_s = _ratio(
+            totals.measured_s - before.measured_s, totals.measured - before.measured
+        )
+        point = Point(
+            at_s=now_s,
+            picks_per_s=(totals.picks - before.picks) / elapsed_s,
+            refused_per_s=(totals.refused - before.refused) / elapsed_s,
+            hit_taken=_ratio(totals.taken_tokens - before.taken_tokens, tokens),
+            hit_reachable=_ratio(totals.reachable_tokens - before.reachable_tokens, tokens),
+            ttft_predicted_s=_ratio(
+                totals.predicted_s - before.predicted_s, totals.predicted - before.predicted
+            ),
+            ttft_measured_s=first_token_s if measured_s is None else measured_s,
+            bands=_named(waiting.bands),
+            tenants=_named(waiting.tenants),
+        )
+        self._points.append(point)
+        self._read_s, self._totals = now_s, totals
+        return point
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _named(counts: Mapping[str, int]) -> dict[str, int]:
+    """The NAMES_MAX largest counts, equal ones by name; the rest in sum as OTHER."""
+    if len(counts) <= NAMES_MAX:
+        return dict(counts)
+    own = {name: count for name, count in counts.items() if name != OTHER}
+    shown = dict(nlargest(NAMES_MAX, own.items(), key=_by_count))
+    shown[OTHER] = sum(counts.values()) - sum(shown.values())
+    return shown
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, str]:
+    return item[1], item[0]

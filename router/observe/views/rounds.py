@@ -1,0 +1,163 @@
+"""Messages to viewers: everything once, then what changed each second. Pure.
+
+    round 1   all ─────────────────> whole(): a viewer that comes after round 1
+    round 2   tick: what changed ──> viewers that had the whole of round 1, or its tick
+
+Laws:
+- the whole of a round and the ticks after it are the whole of the last round;
+- a message is encoded once, however many viewers get it;
+- SLICE_TILES tiles are written without a turn for other calls.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import msgspec
+
+from indexer.identity import WorkerKey
+from router.decide.core.admission import Admission
+from router.decide.core.core import RouterCore
+from router.observe.audit.observers import Watchers
+from router.observe.views.decisions import Decisions
+from router.observe.views.history import History
+from router.observe.views.news import News
+from router.observe.views.prefixes import Prefixes, Tree
+from router.observe.views.summary import Summary, summary_of
+from router.observe.views.tiles import tile_of
+
+SLICE_TILES = 16
+"""Tiles that are written without a turn for other calls: about 1 ms."""
+TREE_S = 5.0
+"""Seconds between two trees of prefixes."""
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a router that rounds read."""
+
+    core: RouterCore
+    admission: Admission
+    watchers: Watchers
+    picks: Callable[[], int]
+    refused: Callable[[], dict[str, int]]
+    connected: Callable[[], bool]
+    about: dict[str, Any]
+    """What does not change: name of the replica, version, start."""
+
+
+class Rounds:
+    """All that is shown, as it was at the last round."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        history: History,
+        decisions: Decisions,
+        prefixes: Prefixes,
+        news: News,
+    ) -> None:
+        self.number = 0
+        self.tiles_written = 0
+        self._subject = subject
+        self._history = history
+        self._decisions = decisions
+        self._prefixes = prefixes
+        self._news = news
+        self._encode = msgspec.json.Encoder().encode
+        self._forget()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether there is a round that ticks go on from."""
+        return self._summary is not None
+
+    def forget(self) -> None:
+        """Lets go of what only viewers need."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tiles: dict[WorkerKey, bytes] = {}
+        self._summary: Summary | None = None
+        self._tree = Tree(0, [])
+        self._tree_at_s = 0.0
+        self._whole = b""
+        self._at_s = 0.0
+        self._point_s = 0.0
+        self._decision = self._decisions.count
+        self._change = self._news.count
+
+    def write(self, now_s: float) -> Generator[None, None, bytes]:
+        """A round; in steps, the tick at the end."""
+        sources = self._subject.core.fleet.view.sources
+        before, tiles = self._tiles, {}
+        for count, key in enumerate(sorted(sources), 1):
+            if count % SLICE_TILES == 0:
+                yield
+            if (source := sources.get(key)) is not None:  # it may go between two slices
+                tiles[key] = self._encode(tile_of(source, self._subject.core, now_s))
+        self.tiles_written += len(tiles)
+        yield
+        self.number += 1
+        self._tiles, self._whole, self._at_s = tiles, b"", now_s
+        self._summary = self._summary_of(now_s)
+        fields = {
+            "at_s": self._encode(now_s),
+            "workers": _listed(tile for key, tile in tiles.items() if before.get(key) != tile),
+            "gone": self._encode([key for key in before if key not in tiles]),
+            "summary": self._encode(self._summary),
+            "points": self._encode([p for p in self._history.points if p.at_s > self._point_s]),
+            "decisions": self._encode(self._decisions.since(self._decision)),
+            "news": self._encode(self._news.since(self._change)),
+        }
+        if now_s - self._tree_at_s >= TREE_S:
+            self._tree_at_s = now_s
+            self._tree = yield from self._prefixes.tree(self._subject.core)
+            fields["prefixes"] = self._encode(self._tree)
+        self._point_s = self._history.points[-1].at_s if self._history.points else 0.0
+        self._decision, self._change = self._decisions.count, self._news.count
+        return _event("tick", fields)
+
+    def whole(self) -> bytes:
+        """Everything as of the last round, which there must have been."""
+        if not self._whole:
+            decisions = [d for d in self._decisions.kept if d.number <= self._decision]
+            self._whole = _event(
+                "whole",
+                {
+                    "about": self._encode(self._subject.about),
+                    "at_s": self._encode(self._at_s),
+                    "workers": _listed(self._tiles.values()),
+                    "summary": self._encode(self._summary),
+                    "points": self._encode(
+                        [p for p in self._history.points if p.at_s <= self._point_s]
+                    ),
+                    "decisions": self._encode(decisions),
+                    "news": self._encode(
+                        [each for each in self._news.kept if each.number <= self._change]
+                    ),
+                    "prefixes": self._encode(self._tree),
+                },
+            )
+        return self._whole
+
+    def _summary_of(self, now_s: float) -> Summary:
+        subject = self._subject
+        return summary_of(
+            subject.core,
+            subject.admission,
+            picks=subject.picks(),
+            refused=subject.refused(),
+            connected=subject.connected(),
+            shadow=subject.watchers.shadow,
+            decisions=self._decisions,
+            now_s=now_s,
+        )
+
+
+def _listed(items: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(items) + b"]"
+
+
+def _event(name: str, fields: dict[str, bytes]) -> bytes:
+    """A server-sent event of encoded values; JSON has no line's end in it."""
+    members = b",".join(b'"%b":%b' % (key.encode(), value) for key, value in fields.items())
+    return b"event: %b\ndata: {%b}\n\n" % (name.encode(), members)

@@ -1,0 +1,197 @@
+"""A router's numbers beside its workers' tiles: queue, streams, peers, shadow. Pure."""
+
+import msgspec
+
+from router.decide.core.admission import Admission
+from router.decide.core.core import RouterCore
+from router.decide.queue.views import Sums, sums
+from router.observe.audit.shadow_policy import Shadow
+from router.observe.views.decisions import Decisions
+
+TENANTS_MAX = 16
+PEERS_MAX = 64
+
+
+class BandDepth(msgspec.Struct, frozen=True):
+    """Requests of a band that wait."""
+
+    band: str
+    count: int
+    oldest_s: float
+    elsewhere: int
+    """Those that wait in other routers."""
+
+
+class QueueNow(msgspec.Struct, frozen=True):
+    """Requests that wait in this router."""
+
+    waiting: int
+    bands: list[BandDepth]
+    """The lowest first."""
+    tenants: list[tuple[str, int]]
+    """Those with most; the rest as `other`."""
+
+
+class StreamsNow(msgspec.Struct, frozen=True):
+    """What became of the workers' streams since the start."""
+
+    gaps: int
+    digest_mismatches: int
+    recoveries: dict[str, int]
+    """`ring ok`, `snapshot failed` and so on."""
+    pauses: int
+    dropped: dict[str, int]
+    """Messages that were not applied, by reason."""
+
+
+class PeerNow(msgspec.Struct, frozen=True):
+    """Another router of the fleet, by its messages."""
+
+    replica: str
+    age_s: float
+    requests: int
+    """That it has reserved."""
+    prefill_tokens: int
+    waiting: int
+
+
+class ShadowNow(msgspec.Struct, frozen=True):
+    """The shadow policy since it was configured."""
+
+    policy: str
+    agreement: dict[str, int]
+    overlap_gain_tokens: float
+    overlap_loss_tokens: float
+    ttft_gain_s: float
+    ttft_loss_s: float
+
+
+class OtherwiseNow(msgspec.Struct, frozen=True):
+    """The policy `ttft` over the decisions that the console keeps."""
+
+    decisions: int
+    agreement: dict[str, int]
+    sooner_s: float
+    """Seconds by which first tokens would have come sooner, in sum; below 0: later."""
+    overlap_tokens: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One router now."""
+
+    ready: bool
+    connected: bool
+    """Whether the router is connected to NATS."""
+    policy: str
+    picks: int
+    refused: dict[str, int]
+    """Reason -> requests since the start; those with any."""
+    reservations: int
+    index_blocks: int
+    index_bytes: int
+    guarded: int
+    last_resorts: int
+    strained: int
+    ejections: int
+    queue: QueueNow
+    streams: StreamsNow
+    peers: list[PeerNow]
+    shadow: ShadowNow | None
+    otherwise: OtherwiseNow
+
+
+def queue_now(admission: Admission, totals: Sums) -> QueueNow:
+    """totals: a walk over the queue, of the same moment."""
+    elsewhere = admission.fleet_turns.elsewhere()
+    return QueueNow(
+        totals.count,
+        [
+            BandDepth(band, depth.count, round(depth.oldest_s, 1), of_peers.count)
+            for (band, depth), of_peers in zip(totals.bands.items(), elsewhere, strict=True)
+        ],
+        totals.largest_tenants(TENANTS_MAX),
+    )
+
+
+def summary_of(
+    core: RouterCore,
+    admission: Admission,
+    *,
+    picks: int,
+    refused: dict[str, int],
+    connected: bool,
+    shadow: Shadow | None,
+    decisions: Decisions,
+    now_s: float,
+) -> Summary:
+    """Every number of now. picks, refused: since the start."""
+    stats = core.fleet.view.index.stats()
+    return Summary(
+        ready=core.fleet.ready,
+        connected=connected,
+        policy=core.routing.policy,
+        picks=picks,
+        refused=refused,
+        reservations=len(core.reservations),
+        index_blocks=stats.blocks,
+        index_bytes=stats.bytes,
+        guarded=core.guarded,
+        last_resorts=core.last_resorts,
+        strained=core.strained_picks,
+        ejections=sum(core.fleet.outliers.ejections.values()),
+        queue=queue_now(admission, sums(admission.queue, now_s)),
+        streams=_streams(core),
+        peers=_peers(core, now_s),
+        shadow=None if shadow is None else _shadow(shadow),
+        otherwise=_otherwise(decisions),
+    )
+
+
+def _streams(core: RouterCore) -> StreamsNow:
+    view = core.fleet.view
+    return StreamsNow(
+        view.gaps,
+        view.drifts,
+        {f"{how} {result}": count for (how, result), count in view.recoveries.items()},
+        view.recovery_pauses,
+        {reason: count for reason, count in view.dropped.items() if count},
+    )
+
+
+def _peers(core: RouterCore, now_s: float) -> list[PeerNow]:
+    peers = core.fleet.peers
+    reserved, demand = peers.reserved(), peers.demand()
+    return [
+        PeerNow(
+            replica,
+            round(age_s, 1),
+            reserved[replica].requests,
+            reserved[replica].prefill_tokens,
+            sum(each.waiting for each in demand.get(replica, ())),
+        )
+        for replica, age_s in sorted(peers.ages_s(now_s).items())[:PEERS_MAX]
+    ]
+
+
+def _shadow(shadow: Shadow) -> ShadowNow:
+    return ShadowNow(
+        shadow.policy.name,
+        {agreement.value: count for agreement, count in shadow.decisions.items()},
+        shadow.overlap_tokens.gain,
+        shadow.overlap_tokens.loss,
+        shadow.ttft_s.gain,
+        shadow.ttft_s.loss,
+    )
+
+
+def _otherwise(decisions: Decisions) -> OtherwiseNow:
+    held = [each.otherwise for each in decisions.kept if each.otherwise is not None]
+    agreement: dict[str, int] = {}
+    for each in held:
+        agreement[each.agreement] = agreement.get(each.agreement, 0) + 1
+    return OtherwiseNow(
+        len(held),
+        agreement,
+        sum(each.sooner_s for each in held),
+        sum(each.overlap_tokens for each in held),
+    )

@@ -1,0 +1,71 @@
+"""Checks that the dialects share. Pure."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from router.request.prompt_error import PromptError, malformed, type_name, unsupported
+
+RESERVED = frozenset(
+    {
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+        *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict"),
+        *("return_tensors", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    }
+)
+"""Keyword arguments with a meaning for apply_chat_template itself."""
+
+
+def checked_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """The body's messages: at least one, each an object with a role. Raises PromptError."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list):
+        raise malformed(f"messages is {type_name(messages)}, not an array")
+    if not messages:
+        raise malformed("messages is an empty array")
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise malformed(f"messages[{place}] is {type_name(message)}, not an object")
+        if not isinstance(message.get("role"), str):
+            raise malformed(f"messages[{place}] has no role")
+    return messages
+
+
+def refused(what: str) -> PromptError:
+    """A body that the engine's release is known to refuse; the engine says so itself."""
+    return unsupported(f"the engine refuses {what}")
+
+
+def flag(fields: dict[str, Any], name: str, default: bool) -> bool:
+    """The field's truth; null and absence mean the default. Raises PromptError."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise refused(f"{name} that is {type_name(value)}")
+    return value
+
+
+def text_or_none(fields: dict[str, Any], name: str) -> str | None:
+    """The field's text. Raises PromptError for any other value than text and null."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise refused(f"{name} that is {type_name(value)}")
+    return value
+
+
+def kwargs_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the request's keyword arguments for its template. Raises PromptError."""
+    kwargs = fields.get("chat_template_kwargs")
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, dict):
+        raise refused(f"chat_template_kwargs that is {type_name(kwargs)}")
+    if clash := sorted(RESERVED & kwargs.keys()):
+        raise unsupported(f"chat_template_kwargs names {clash[0]}, which only an engine may set")
+    return dict(kwargs)
+
+
+def in_order(fields: dict[str, Any], first: Iterable[str]) -> dict[str, Any]:
+    """The same fields, those named in front, in their order, if they are there."""
+    result = {name: fields[name] for name in first if name in fields}
+    return {**result, **{name: value for name, value in fields.items() if name not in result}}

@@ -1,0 +1,51 @@
+"""Why a body has no tokens. Pure."""
+
+from typing import Any
+
+from typing_extensions import override
+
+from router.request.refusal import Reason
+
+
+class PromptError(Exception):
+    """A body without tokens: an answer for its sender, not a fault of the router."""
+
+    def __init__(self, reason: Reason, message: str, shape: str = "") -> None:
+        """reason: one of REFUSED or ESTIMATED in router/request/tokens.py."""
+        super().__init__(reason, message, shape)
+        self.reason = reason
+        self.message = message
+        """One sentence for a person."""
+        self.shape = shape
+        """The body's shape; empty: the body could not be read."""
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+
+def malformed(message: str) -> PromptError:
+    """A body that its engine would refuse, too."""
+    return PromptError(Reason.MALFORMED_BODY, message)
+
+
+def unsupported(message: str) -> PromptError:
+    """A body whose tokens only an engine knows."""
+    return PromptError(Reason.UNSUPPORTED_CONTENT, message)
+
+
+def type_name(value: Any) -> str:
+    """The JSON name of a decoded value's type, for messages."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"

@@ -1,0 +1,355 @@
+"""Child processes that render bodies, since Jinja holds the interpreter for milliseconds.
+
+Laws:
+- a body is rendered by one child, which has no other body meanwhile;
+- the bodies that wait are bounded, and one more is refused with RENDER_QUEUE_FULL;
+- a render that is over its time has its child killed, and ends that body and no other;
+- a child's address space is bounded, so that no template takes the memory of others;
+- no child outlives `close`, or this process.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from router.request.bodies import BodyFormat
+from router.request.prompt_error import PromptError
+from router.request.prompt_processes.frames import SIZES, Done, Job, framed, read_header
+from router.request.prompt_settings import MEMORY_BYTES, RendererSettings
+from router.request.refusal import Reason
+
+QUEUE_MAX = 64
+"""Bodies that wait for one child."""
+RENDER_S = 5.0
+"""Longest time for one body, seconds."""
+LOAD_S = 60.0
+"""Longest time for a model's tokenizer, seconds, which a child loads before the first body."""
+AWAY_S = 1.0
+"""Seconds from a child's death before its first answer to the start of another one."""
+SPILL = 2
+"""Bodies that wait for a child before the next one goes to an idle one, whose cache is colder."""
+_PROGRAM = ("-m", "router.request.prompt_processes.child")
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    job: Job
+    content: bytes
+    outcome: "asyncio.Future[tuple[Done, bytes]]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Children:
+    """A pool of processes, each started by its first body."""
+
+    def __init__(
+        self,
+        processes: int,
+        *,
+        queue_max: int = QUEUE_MAX,
+        render_s: float = RENDER_S,
+        load_s: float = LOAD_S,
+        memory_bytes: int = MEMORY_BYTES,
+        program: tuple[str, ...] = _PROGRAM,
+    ) -> None:
+        """queue_max: bodies that wait for a child. memory_bytes: address space of each. program:
+        arguments of the interpreter, to which this process's id and memory_bytes are added."""
+        program = (*program, str(os.getpid()), str(memory_bytes))
+        self.killed: Counter[str] = Counter()
+        """Children killed or lost, by cause: time, or exit."""
+        self._children = [
+            _Child(program, queue_max, render_s, load_s, self.killed) for _ in range(processes)
+        ]
+
+    @property
+    def waiting(self) -> int:
+        """Bodies that wait or are being rendered."""
+        return sum(child.load for child in self._children)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that run."""
+        return [child.pid for child in self._children if child.pid is not None]
+
+    async def load(self, model: str, settings: RendererSettings) -> str:
+        """Loads a model's tokenizer into every child; its digest. Raises PromptError."""
+        job = Job(model, settings, "", "")
+        done = await asyncio.gather(
+            *(child.run(job, b"") for child in self._children), return_exceptions=True
+        )
+        for result in done:
+            if isinstance(result, BaseException):
+                try:
+                    raise result
+                finally:
+                    del result  # a cycle: its traceback refers to this frame
+        return next(result[0].digest for result in done if not isinstance(result, BaseException))
+
+    async def render(
+        self,
+        model: str,
+        settings: RendererSettings,
+        kind: BodyFormat,
+        content: bytes,
+        engine: str,
+        affinity: int,
+    ) -> tuple[Done, bytes]:
+        """A body's tokens. affinity: bodies with the same number go to the same child, while it has
+        few others. Raises PromptError."""
+        child = self._children[affinity % len(self._children)]
+        if child.load > SPILL:
+            child = min(self._children, key=lambda child: child.load)
+        return await child.run(Job(model, settings, kind.name, engine), content)
+
+    async def close(self) -> None:
+        """Ends every child; bodies without tokens end with RENDERER_UNAVAILABLE."""
+        for child in self._children:
+            child.stop()
+        for child in self._children:
+            await child.ended()
+
+
+class _Child:
+    """One place in the pool: a process, or none yet, and the bodies that wait for it."""
+
+    def __init__(
+        self,
+        program: tuple[str, ...],
+        queue_max: int,
+        render_s: float,
+        load_s: float,
+        killed: Counter[str],
+    ) -> None:
+        self._program = program
+        self._queue_max = queue_max
+        self._render_s = render_s
+        self._load_s = load_s
+        self._killed = killed
+        self._queue: deque[_Task] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._process: _Process | None = None
+        self._busy = False
+        self._not_before_s = 0.0
+        self._closed = False
+
+    @override
+    def __repr__(self) -> str:
+        return f"<child {self.pid}, {self.load} bodies>"
+
+    @property
+    def load(self) -> int:
+        """Bodies that it renders, or that wait for it."""
+        return len(self._queue) + self._busy
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def run(self, job: Job, content: bytes) -> tuple[Done, bytes]:
+        """Raises PromptError."""
+        if self._closed:
+            raise _unavailable("the router stops")
+        if len(self._queue) >= self._queue_max:
+            raise PromptError(
+                Reason.RENDER_QUEUE_FULL,
+                f"{len(self._queue)} bodies wait for tokens, which is the bound for a process"
+                " (prompts.processes)",
+            )
+        task = _Task(job, content)
+        self._queue.append(task)
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        try:
+            done, tokens = await task.outcome
+        except asyncio.CancelledError:
+            with suppress(ValueError):
+                self._queue.remove(task)
+            raise
+        if done.reason:
+            raise PromptError(Reason[done.reason], done.message, done.shape)
+        return done, tokens
+
+    def stop(self) -> None:
+        self._closed = True
+        if self._worker is not None:
+            self._worker.cancel()
+        for task in self._queue:
+            _fail(task, _unavailable("the router stops"))
+        self._queue.clear()
+
+    async def ended(self) -> None:
+        if self._worker is not None:
+            await asyncio.wait({self._worker})
+        if self._process is not None:
+            await self._process.end()
+            self._process = None
+
+    async def _work(self) -> None:
+        """Renders what waits, until nothing does."""
+        try:
+            while self._queue:
+                task = self._queue.popleft()
+                if task.outcome.done():
+                    continue
+                self._busy = True
+                try:
+                    result = await self._one(task)
+                except PromptError as error:
+                    _fail(task, error)
+                except asyncio.CancelledError:
+                    _fail(task, _unavailable("the router stops"))
+                    raise
+                except OSError as error:
+                    _fail(task, _unavailable(f"no process can be started: {error}"))
+                except Exception as error:  # of one body: those behind it have their turn
+                    await self._lost("exit")
+                    _fail(task, _unavailable(f"its process failed: {type(error).__name__}"))
+                else:
+                    if not task.outcome.done():
+                        task.outcome.set_result(result)
+                finally:
+                    self._busy = False
+        finally:
+            self._worker = None
+
+    async def _one(self, task: _Task) -> tuple[Done, bytes]:
+        """Loads the tokenizer first, where the child has another one or none: a body that hangs is
+        given the time of a body then, too."""
+        process = await self._started()
+        job = task.job
+        if job.kind and process.loaded.get(job.model) != job.settings:
+            loaded = await self._asked(process, Job(job.model, job.settings, "", ""), b"")
+            if loaded[0].reason:
+                return loaded
+        return await self._asked(process, job, task.content)
+
+    async def _asked(self, process: "_Process", job: Job, content: bytes) -> tuple[Done, bytes]:
+        limit_s = self._render_s if job.kind else self._load_s
+        try:
+            async with asyncio.timeout(limit_s):
+                result = await process.ask(job, content)
+        except TimeoutError:
+            await self._lost("time")
+            raise _unavailable(
+                f"its process ran for {limit_s:g} s, which is the limit, and was killed"
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            code = await self._lost("exit")
+            if not process.loaded:
+                self._not_before_s = asyncio.get_running_loop().time() + AWAY_S
+            raise _unavailable(f"the process that rendered it ended with code {code}") from None
+        if not job.kind and not result[0].reason:
+            process.loaded[job.model] = job.settings
+        return result
+
+    async def _started(self) -> "_Process":
+        if self._process is None:
+            if asyncio.get_running_loop().time() < self._not_before_s:
+                raise _unavailable("the process that renders ended at its start, a moment ago")
+            self._process = await _Process.start(self._program)
+        return self._process
+
+    async def _lost(self, cause: str) -> int:
+        self._killed[cause] += 1
+        process, self._process = self._process, None
+        return await process.end() if process is not None else 0
+
+
+class _Process:
+    """A child that runs, and the socket to it."""
+
+    def __init__(
+        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.pid = pid
+        self.loaded: dict[str, RendererSettings] = {}
+        """Models whose tokenizer it has, by how."""
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, program: tuple[str, ...]) -> "_Process":
+        """Spawned, not forked: a fork copies the state of gRPC's threads but not the threads."""
+        ours, theirs = socket.socketpair()
+        pid = None
+        try:
+            with theirs:
+                pid = _spawned([sys.executable, *program], theirs.fileno())
+            reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        except BaseException:  # the pool is closed meanwhile, say: nobody would know of the child
+            ours.close()
+            if pid is not None:
+                _kill(pid)
+                _exit_code(pid)
+            raise
+        return cls(pid, reader, writer)
+
+    async def ask(self, job: Job, content: bytes) -> tuple[Done, bytes]:
+        """Raises ConnectionError or IncompleteReadError when the child is gone."""
+        self._writer.write(framed(job, len(content)))
+        self._writer.write(content)
+        await self._writer.drain()
+        header_size, size = SIZES.unpack(await self._reader.readexactly(SIZES.size))
+        header = await self._reader.readexactly(header_size)
+        tokens = await self._reader.readexactly(size) if size else b""
+        return read_header(header, Done), tokens
+
+    async def end(self) -> int:
+        """Kills the process if it still runs; its exit code."""
+        self._writer.close()
+        _kill(self.pid)
+        return await _reaped(self.pid)
+
+
+async def _reaped(pid: int) -> int:
+    """The exit code of a child that ends."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    try:
+        loop.add_reader(descriptor, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        code = _exit_code(pid)  # also for a caller that is cancelled, or the child stays a zombie
+    return code
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _spawned(command: list[str], connection: int) -> int:
+    """A process of a session of its own, so that Ctrl-C and signals to our group reach us alone."""
+    return os.posix_spawn(
+        command[0],
+        command,
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, connection, 0)],
+        setsid=True,
+        setsigmask=(),
+    )
+
+
+def _exit_code(pid: int) -> int:
+    """The exit code of a process that has ended; below 0 it is the number of a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _unavailable(message: str) -> PromptError:
+    return PromptError(Reason.RENDERER_UNAVAILABLE, message)
+
+
+def _fail(task: _Task, error: PromptError) -> None:
+    if not task.outcome.done():
+        task.outcome.set_exception(error)
+        task.outcome.exception()  # read, in case that its caller is gone

@@ -1,0 +1,51 @@
+"""Messages between a process and its children that render: a header and bytes, one after another.
+
+Both ends are of the same release, so the form has no version.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from router.request.prompt_settings import RendererSettings
+
+SIZES = struct.Struct("<II")
+"""Bytes of the header, then bytes of the content."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One body to render; its bytes are the frame's content."""
+
+    model: str
+    settings: RendererSettings
+    kind: str
+    engine: str
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The result of one job; the tokens are the frame's content."""
+
+    count: int = 0
+    usage_tokens: int = 0
+    shape: str = ""
+    digest: str = ""
+    reason: str = ""
+    """Why there are no tokens; empty: there are."""
+    message: str = ""
+    seconds: float = 0.0
+    """Time of rendering in the child."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def framed(header: msgspec.Struct, size: int) -> bytes:
+    """What goes before a content of so many bytes."""
+    encoded = _encode(header)
+    return SIZES.pack(len(encoded), size) + encoded
+
+
+def read_header(data: bytes, kind: type[Any]) -> Any:
+    """A header of this kind."""
+    return msgspec.msgpack.decode(data, type=kind)

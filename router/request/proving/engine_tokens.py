@@ -1,0 +1,383 @@
+"""The tokens of a body, as an engine of its model (or a render service) computes them.
+
+vLLM: its render endpoints, which take the body as it is, else /tokenize, which knows fewer options.
+SGLang: /tokenize, which takes the whole body of a chat.
+
+Laws:
+- whatever an engine answers, and at whatever pace, `ask` ends within its limit: by tokens, an
+  EngineRefused (the engine reads the body and refuses it), or an EngineAway, which says why the
+  answer is unusable; no other exception leaves it;
+- tokens are a plausible number for their body, items are places among them;
+- an engine with UNUSABLE_MAX unusable answers in a row rests, for REST_S to REST_MAX_S, and gets
+  no questions meanwhile;
+- at most QUESTIONS_MAX questions are open at one engine, and their answers hold at most
+  ANSWERS_BYTES_MAX in all.
+"""
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
+from math import inf
+from typing import Annotated, Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from events.engines.access import EngineAccess, refused_key
+from events.engines.endpoints import masked
+from events.engines.sessions import http_session
+from router.request.bodies import PATHS, BodyFormat
+from router.request.dialects.table import DIALECTS
+from router.request.dialects.tokenize import Unsupported, tokenize_completion
+
+QUESTIONS_MAX = 16
+"""Open at one engine."""
+ASK_S = 0.8
+"""Longest wait of a request for an engine's tokens: after that it goes by an estimate."""
+PATIENT_S = 2.0
+"""The same for a caller that requires tokens, and for comparisons."""
+ANSWER_BYTES_MAX = 32 << 20
+"""Bytes of one answer, at most: a render of images has their pixels."""
+ANSWERS_BYTES_MAX = 256 << 20
+TOKENS_BESIDE_MAX = 1 << 16
+"""Tokens of a prompt beside one for each byte of its body: of a template's own text, and of images
+that the body has as URLs."""
+TOKEN_BYTES_MAX = 16
+"""Bytes of a token in JSON, at most: ten digits, a comma, white space."""
+SHORT_BYTES = 1 << 16
+"""Bytes of a body or an answer that is read on the event loop, at most: 10,000 tokens take 0.3 ms,
+and waking a thread and waiting for it costs as much."""
+ITEMS_MAX = 4096
+REASON_CHARS = 300
+REFUSAL_CHARS = 500
+UNUSABLE_MAX = 2
+REST_S = 1.0
+REST_MAX_S = 60.0
+ENGINES_MAX = 4096
+"""Engines that rest or were unusable, at most so many of which are remembered."""
+MISSING_MAX = 4096
+"""Render endpoints that engines lack, at most so many of which are remembered."""
+
+
+Read = TypeVar("Read")
+
+
+class EngineAway(Exception):
+    """No answer that can be used: the message says why, without passwords."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(masked(reason))
+
+
+class EngineRefused(Exception):
+    """The engine refuses the body itself, with this message."""
+
+
+class EngineUnsupported(EngineAway):
+    """This kind of engine gives no tokens of such a body."""
+
+
+class EngineLacks(EngineAway):
+    """The engine has neither a render endpoint nor /tokenize."""
+
+
+class _Unusable(EngineAway):
+    """An answer that no engine gives, or none in time."""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """An image, a sound or the like among the tokens."""
+
+    id: str
+    first_token: int
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTokens:
+    """An engine's answer."""
+
+    token_bytes: bytes
+    items: tuple[Item, ...] = ()
+
+
+Place = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+Identity = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class _Place(msgspec.Struct):
+    offset: Place
+    length: Place
+
+
+class _Features(msgspec.Struct):
+    mm_hashes: dict[str, list[Identity | None]] = {}
+    mm_placeholders: dict[str, list[_Place]] = {}
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: msgspec.Raw
+    features: _Features | None = None
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: msgspec.Raw
+
+
+@dataclass(slots=True)
+class _Turns:
+    """The open questions to one engine."""
+
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUESTIONS_MAX))
+    questions: int = 0
+    """Open, or waiting for a turn."""
+
+
+@dataclass(slots=True)
+class _Unused:
+    """An engine whose last answers were unusable."""
+
+    answers: int = 0
+    rest_s: float = 0.0
+    until_s: float = -inf
+    """When its rest ends, on the loop's clock."""
+
+
+class Engines:
+    """Asks engines over HTTP. Made in a running event loop; must be closed."""
+
+    def __init__(self, *, ask_s: float = PATIENT_S) -> None:
+        """ask_s: longest wait for an answer, where its caller has more time."""
+        self._ask_s = ask_s
+        self._session: aiohttp.ClientSession | None = None
+        self._turns: dict[str, _Turns] = {}
+        """Turns by engine, while questions to it are open."""
+        self._answer_bytes = 0
+        """Bytes of all answers that are being read."""
+        self.unusable = 0
+        """Unusable answers, of all engines."""
+        self._unused: OrderedDict[str, _Unused] = OrderedDict()
+        self._missing: OrderedDict[str, None] = OrderedDict()
+        """URLs of render endpoints that engines lack, the one that was noticed first at the front:
+        an engine may have some of them only."""
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def forget(self, base: str) -> None:
+        """Another engine may be at this address: its render endpoints are tried again."""
+        for kind in PATHS.values():
+            self._missing.pop(base + kind.render_path, None)
+        self._unused.pop(base, None)
+
+    def rests(self, base: str) -> bool:
+        """Whether an engine gets no questions for the moment."""
+        unused = self._unused.get(base)
+        return unused is not None and asyncio.get_running_loop().time() < unused.until_s
+
+    async def ask(
+        self,
+        access: EngineAccess,
+        engine: str,
+        kind: BodyFormat,
+        content: bytes,
+        model: str,
+        *,
+        left_s: float = inf,
+        is_renderer: bool = False,
+    ) -> EngineTokens:
+        """access: to the engine. model: the name that it serves. left_s: until the caller's
+        deadline. is_renderer: it is a render service, which has render endpoints alone. Raises
+        EngineAway, EngineRefused."""
+        base = access.base
+        if self.rests(base):
+            raise EngineAway(
+                f"{base} gave no usable tokens lately, and gets no questions for a while"
+            )
+        limit_s = min(self._ask_s, left_s)
+        turns = self._turns.setdefault(base, _Turns())
+        turns.questions += 1
+        is_asked = False
+        try:
+            async with asyncio.timeout(limit_s), turns.turn:
+                is_asked = True
+                made = await self._ask(access, engine, kind, content, model, is_renderer)
+        except TimeoutError:
+            if is_asked and limit_s >= min(self._ask_s, ASK_S):  # else its caller had no time
+                self._note_unusable(base)
+            raise EngineAway(f"{base} gave no tokens within {max(limit_s, 0):.3g} s") from None
+        except _Unusable as error:
+            self._note_unusable(base)
+            raise EngineAway(str(error)) from None
+        except (EngineAway, EngineRefused):
+            raise
+        except Exception as error:  # of aiohttp, of readers, of what an engine makes of them
+            self._note_unusable(base)
+            what = str(error)[:REASON_CHARS]
+            raise EngineAway(f"{base} gave no tokens: {type(error).__name__}: {what}") from None
+        finally:
+            turns.questions -= 1
+            if not turns.questions:
+                del self._turns[base]
+        self._unused.pop(base, None)
+        return made
+
+    def _note_unusable(self, base: str) -> None:
+        self.unusable += 1
+        unused = self._unused.setdefault(base, _Unused())
+        self._unused.move_to_end(base)
+        unused.answers += 1
+        if unused.answers >= UNUSABLE_MAX:
+            unused.rest_s = min(max(2 * unused.rest_s, REST_S), REST_MAX_S)
+            unused.until_s = asyncio.get_running_loop().time() + unused.rest_s
+        while len(self._unused) > ENGINES_MAX:
+            self._unused.popitem(last=False)
+
+    async def _ask(
+        self,
+        access: EngineAccess,
+        engine: str,
+        kind: BodyFormat,
+        content: bytes,
+        model: str,
+        is_renderer: bool,
+    ) -> EngineTokens:
+        base = access.base
+        if kind.text_of is not None:
+            content = msgspec.json.encode({"model": model, "prompt": content.decode()})
+            kind = kind.text_of
+        tokens_max = len(content) + TOKENS_BESIDE_MAX
+        renders = DIALECTS[engine].has_render or is_renderer
+        render_url = access.url(kind.render_path)
+        if renders and (is_renderer or render_url not in self._missing):
+            status, answer = await self._post(access, render_url, content, ANSWER_BYTES_MAX)
+            if status == 200:
+                return await _aside(len(answer), partial(_read_rendered, answer, tokens_max))
+            _check_refused(status, answer)
+            if status not in (404, 405, 501) or is_renderer:
+                raise EngineAway(f"{base} answers a render with HTTP status {status}")
+            self._missing[render_url] = None
+            if len(self._missing) > MISSING_MAX:
+                self._missing.popitem(last=False)
+        question = await _aside(len(content), partial(_question, engine, kind, content))
+        bytes_max = min(TOKEN_BYTES_MAX * tokens_max, ANSWER_BYTES_MAX)
+        status, answer = await self._post(access, access.url("/tokenize"), question, bytes_max)
+        _check_refused(status, answer)
+        if status in (404, 405, 501):
+            raise EngineLacks(f"{base} has no /tokenize (HTTP status {status})")
+        if status != 200:
+            raise EngineAway(f"{base} answers /tokenize with HTTP status {status}")
+        return await _aside(len(answer), partial(_read_tokenized, answer, tokens_max))
+
+    async def _post(
+        self, access: EngineAccess, url: str, content: bytes, bytes_max: int
+    ) -> tuple[int, bytes]:
+        """Status and body; the body of a status that is not 200 is cut."""
+        if self._session is None:
+            self._session = http_session()
+        headers = access.headers({"Content-Type": "application/json"})
+        limits = aiohttp.ClientTimeout(total=None)  # `ask` has one
+        answer = bytearray()
+        try:
+            async with self._session.post(
+                url,
+                data=BytesIO(content),
+                headers=headers,
+                timeout=limits,
+                allow_redirects=False,
+                ssl=access.tls,
+            ) as response:
+                async for piece in response.content.iter_any():
+                    answer += piece
+                    self._answer_bytes += len(piece)
+                    if response.status != 200 and len(answer) > REFUSAL_CHARS:
+                        break
+                    if len(answer) > bytes_max:
+                        raise _Unusable(f"{url} answers with more than {bytes_max} bytes")
+                    if self._answer_bytes > ANSWERS_BYTES_MAX:
+                        raise EngineAway(f"answers hold {ANSWERS_BYTES_MAX} bytes")
+                return response.status, bytes(answer)
+        finally:
+            self._answer_bytes -= len(answer)
+
+
+async def _aside(size: int, read: Callable[[], Read]) -> Read:
+    """What is read of so many bytes; beside the loop if they are more than SHORT_BYTES."""
+    return read() if size <= SHORT_BYTES else await asyncio.to_thread(read)
+
+
+def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
+    """The body of /tokenize; raises EngineRefused, EngineUnsupported."""
+    if kind.becomes_chat:
+        raise EngineUnsupported(f"{engine} has no endpoint that gives the tokens of {kind.name}")
+    tokenize = DIALECTS[engine].tokenize_chat if kind.is_templated else tokenize_completion
+    try:
+        return tokenize(content)
+    except msgspec.DecodeError as error:
+        raise EngineRefused(f"the body can't be read: {error}") from None
+    except Unsupported as error:
+        raise EngineUnsupported(str(error)) from None
+
+
+def _check_refused(status: int, answer: bytes) -> None:
+    if why := refused_key(status):
+        raise EngineAway(why)
+    if status in (400, 413, 422):
+        raise EngineRefused(answer[:REFUSAL_CHARS].decode(errors="replace"))
+
+
+def _read_rendered(answer: bytes, tokens_max: int) -> EngineTokens:
+    """Tokens from a render endpoint's answer; a completion's is a list, an entry for each prompt.
+    Raises ValueError, RecursionError."""
+    rendered: Any = msgspec.json.decode(answer, type=_Rendered | list[_Rendered])
+    first: _Rendered = rendered[0] if isinstance(rendered, list) and rendered else rendered
+    if not isinstance(first, _Rendered):
+        raise ValueError("an answer without a prompt")
+    token_bytes = _packed(first.token_ids, tokens_max)
+    return EngineTokens(token_bytes, _items(first.features, len(token_bytes) // 4))
+
+
+def _items(features: _Features | None, tokens: int) -> tuple[Item, ...]:
+    """Images and the like, in order; raises ValueError for one that is not among the tokens."""
+    if features is None:
+        return ()
+    items = [
+        Item(identity, place.offset, place.length)
+        for kind, places in features.mm_placeholders.items()
+        for identity, place in zip(features.mm_hashes.get(kind, ()), places, strict=True)
+        if identity
+    ]
+    items.sort(key=lambda item: item.first_token)
+    if len(items) > ITEMS_MAX:
+        raise ValueError(f"{len(items)} items in one prompt")
+    end = 0
+    for item in items:
+        if item.first_token < end or not item.token_count:
+            raise ValueError("items that overlap, or have no token")
+        end = item.first_token + item.token_count
+    if end > tokens:
+        raise ValueError(f"an item ends at token {end} of {tokens}")
+    return tuple(items)
+
+
+def _read_tokenized(answer: bytes, tokens_max: int) -> EngineTokens:
+    """Tokens from an answer of /tokenize; raises ValueError, RecursionError."""
+    tokens = msgspec.json.decode(answer, type=_Tokenized).tokens
+    return EngineTokens(_packed(tokens, tokens_max))
+
+
+def _packed(ids: msgspec.Raw, tokens_max: int) -> bytes:
+    """Little-endian u32; raises ValueError for what is no list of ids, or too long or short for its
+    body. Its length is looked at first: a list of millions is made in one step."""
+    size = len(memoryview(ids))
+    if size > TOKEN_BYTES_MAX * tokens_max:
+        raise ValueError(f"token ids of {size} bytes, for a body of at most {tokens_max} tokens")
+    tokens = msgspec.json.decode(ids, type=list[Place])
+    if not 0 < len(tokens) <= tokens_max:
+        raise ValueError(f"{len(tokens)} tokens, for a body of 1 to {tokens_max} tokens")
+    return array("I", tokens).tobytes()

@@ -1,0 +1,166 @@
+"""A model's chat template, with the names that engines give to it.
+
+Its environment is that of transformers' apply_chat_template (5.19, read 2026-11-22): Jinja's
+sandbox, blocks trimmed, loop controls, `{% generation %}`, tojson without escapes,
+raise_exception, strftime_now.
+
+Law: a template that fails raises PromptError with its own sentence, and nothing else.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing_extensions import override
+
+from router.request.prompt_error import PromptError
+from router.request.refusal import Reason
+from router.request.rendering.content_format import loops_over_content, loops_over_named_content
+
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""transformers' own: its last blank shows whether the template strips a message."""
+MESSAGE_CHARACTERS_MAX = 500
+"""Characters of a template's own sentence in an error, at most."""
+
+
+_LATER_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks an answer's text for training, and changes nothing of it."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja declares it so)
+
+    @override
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        inner = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], inner).set_lineno(line)
+
+    def _text(self, caller: Macro) -> Any:
+        return caller()
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with a short way to the keys of plain dictionaries, which are most of what a
+    chat template reads: the same results without an exception raised inside for each."""
+
+    @override
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in _OF_DICTIONARIES:
+            return super().getattr(obj, attribute)
+        if attribute in obj:
+            return obj[attribute]
+        return self.undefined(obj=obj, name=attribute)
+
+    @override
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(obj) is not dict or type(argument) is not str or argument in _OF_DICTIONARIES:
+            return super().getitem(obj, argument)
+        if argument in obj:
+            return obj[argument]
+        return self.undefined(obj=obj, name=argument)
+
+
+_OF_DICTIONARIES = frozenset(dir(dict))
+
+
+class Template:
+    """One compiled template."""
+
+    def __init__(self, text: str, now: Callable[[], datetime]) -> None:
+        """Raises PromptError (TEMPLATE_REFUSED) if the text is no template."""
+        environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
+        self.text = text
+        try:
+            tree = environment.parse(text)
+            self._template = environment.from_string(text)
+        except Exception as error:  # a syntax error, or one of Jinja's compiler
+            raise _refused(error) from error
+        self.names = frozenset(meta.find_undeclared_variables(tree))
+        """Names that the template takes from its caller."""
+        self.refuses_later_systems = self._refuses(_LATER_SYSTEM)
+        self.loops_over_content = loops_over_content(tree)
+        self.loops_over_named_content = loops_over_named_content(tree)
+
+    def render(self, names: Mapping[str, Any]) -> str:
+        """The text that the model will read."""
+        try:
+            return self._template.render(names)
+        except Exception as error:  # a template may raise anything: types, recursion, sandbox
+            raise _refused(error) from error
+
+    def _refuses(self, messages: list[dict[str, str]]) -> bool:
+        try:
+            self.render({"messages": messages, "add_generation_prompt": False})
+        except PromptError:
+            return True
+        return False
+
+    def render_continued(self, names: Mapping[str, Any]) -> str:
+        """The text up to the end of the last message's, as transformers' continue_final_message
+        finds that end: by a mark behind it."""
+        messages = list(names["messages"])
+        if "content" not in self.text:
+            raise _failed("it has no content that could be continued")
+        messages[-1], text = _marked(messages[-1])
+        rendered = self.render({**names, "messages": messages})
+        end = rendered.rfind(_MARK.strip())
+        if end < 0 or text.strip() not in rendered:
+            raise _failed("it changes the final message, which can't be continued then")
+        kept = rendered[end : end + len(_MARK)] == _MARK
+        return rendered[:end] if kept else rendered[:end].rstrip()
+
+
+def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The message with a mark behind its text, and the text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _MARK}, content
+    parts = list(content)
+    for place in reversed(range(len(parts))):
+        if "text" in parts[place]:
+            text = parts[place]["text"]
+            parts[place] = {**parts[place], "text": text + _MARK}
+            return {**message, "content": parts}, text
+    raise _failed("the final message has no text to continue")
+
+
+def _failed(sentence: str) -> PromptError:
+    return PromptError(Reason.TEMPLATE_REFUSED, f"the chat template failed: {sentence}")
+
+
+def _refused(error: Exception) -> PromptError:
+    return _failed(str(error)[:MESSAGE_CHARACTERS_MAX] or type(error).__name__)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

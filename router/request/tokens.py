@@ -1,0 +1,650 @@
+"""The tokens of prompts that came without tokens, for one process: its children, the engines that
+it asks, and the proof of what the children make.
+
+    body -> own tokens (a child) -> proven? -> these
+                                    else    -> the engine's, compared with ours
+                                    neither -> an estimate of the length
+
+Laws:
+- tokens are called verified only if their shape is proven, if a configured render service gave
+  them, or if the engine that gave them is the one that the request goes to;
+- what an engine answers costs a request ASK_S at most, and refuses none;
+- a prompt without tokens ends with an estimate and a reason, or, where its caller requires tokens
+  or the body itself is wrong, with PromptError; no other exception leaves `tokens_of`;
+- a reservation's tokens are compared with its answer's own count once at most;
+- tokens of a configuration that is no longer in force prove nothing and bar nothing.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from events.engines.access import EngineAccess
+from router.request.bodies import BodyFormat
+from router.request.dialects.table import DEFAULT
+from router.request.prompt_error import PromptError
+from router.request.prompt_processes.children import Children
+from router.request.prompt_processes.frames import Done
+from router.request.prompt_settings import CACHE_BYTES, MEMORY_BYTES, RendererSettings
+from router.request.proving.canaries import canaries
+from router.request.proving.engine_tokens import (
+    ASK_S,
+    EngineAway,
+    EngineLacks,
+    EngineRefused,
+    Engines,
+    EngineTokens,
+    Item,
+)
+from router.request.proving.proof import Difference, Proof, State, Target
+from router.request.refusal import Reason
+
+BYTES_A_TOKEN = 4
+"""Bytes of a body that an estimate takes for a token."""
+REMEMBERED_MAX = 65_536
+"""Reservations whose count is compared when their answer is reported."""
+WORKERS_MAX = 4096
+"""Workers whose canaries ran; past the bound the first one's run again."""
+CANARIES_MAX = 2
+"""Workers whose canaries run at once: children and engines have the prompts of clients, too."""
+CANARIES_AGAIN_S = 60.0
+"""Seconds from canaries of which the worker gave no tokens to the next ones."""
+AUDITS_MAX = 4
+"""Comparisons after the fact at once; further ones are left out."""
+AFFINITY_BYTES = 2048
+"""Bytes of a body, from its begin, that say to which child it goes."""
+REFUSED = frozenset((Reason.MALFORMED_BODY, Reason.TEMPLATE_REFUSED, Reason.PROMPT_TOO_LONG))
+"""The body's own fault: it is refused, whether or not its caller requires tokens."""
+ESTIMATED = frozenset(
+    (
+        Reason.UNSUPPORTED_CONTENT,
+        Reason.NO_TOKENIZER,
+        Reason.RENDERER_UNAVAILABLE,
+        Reason.RENDER_QUEUE_FULL,
+    )
+)
+"""Other reasons of a PromptError: the length is estimated, unless the caller requires tokens."""
+
+Access = Callable[[str, str], EngineAccess]
+log = logging.getLogger("kvroute.prompts")
+
+
+class Source(StrEnum):
+    """Where a model's tokens come from, as configured."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    ENGINE = "engine"
+    OFF = "off"
+
+
+class MadeBy(StrEnum):
+    """Where tokens are from; the label of a metric."""
+
+    LOCAL = "local"
+    ENGINE = "engine"
+    ESTIMATE = "estimate"
+
+
+class ModelPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's prompts become tokens."""
+
+    source: Source = Source.AUTO
+    renderer: RendererSettings | None = None
+    """None: the router makes none by itself."""
+    render: str = ""
+    """Address of a render service that takes the place of workers; empty: none."""
+    processes: int = 2
+    memory_bytes: int = MEMORY_BYTES + CACHE_BYTES
+    """Address space of each."""
+    audit_share: float = 0.001
+    """Share of the prompts with proven tokens that is compared with the engine's after the fact."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAt:
+    """A worker that gives tokens."""
+
+    kind: str
+    version: str
+    address: str
+    """http://host:port"""
+    identity: str
+    """Another one after the engine's restart."""
+    model: str
+    """The name by which the engine serves the model."""
+    worker_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAsk:
+    """A prompt without tokens."""
+
+    model: str
+    kind: BodyFormat
+    content: bytes
+    engine: EngineAt | None
+    """None: no worker of the model can be reached now."""
+    left_s: float = inf
+    """Seconds until the caller's deadline; inf: it has none."""
+    require: bool = False
+    source: Source | None = None
+    """The source in the place of the configured one; None: the configured one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """What became of a prompt without tokens."""
+
+    count: int
+    made_by: MadeBy
+    token_bytes: bytes = b""
+    verified: bool = False
+    digest: str = ""
+    shape: str = ""
+    reason: str = ""
+    """The reason of an estimate: why there are no tokens; empty: there are."""
+    items: tuple[Item, ...] = ()
+    own: "Own | None" = None
+    """What the answer's count is compared with; None: nothing is."""
+    only_for: str = ""
+    """The worker whose engine alone gave them; empty: they hold for all workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The router's own tokens of a prompt."""
+
+    model: str
+    target: Target
+    shape: str
+    usage_tokens: int
+
+
+class Prompts:
+    """The prompts of one process. Made in a running event loop; must be closed."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelPrompts],
+        *,
+        random_share: Callable[[], float] | None = None,
+        access: Access | None = None,
+    ) -> None:
+        """models: by name; of a model that is not among them, workers give the tokens.
+        random_share: a number from 0 to 1 for each prompt that may be audited. access: to a worker
+        at an address, by its id, or to a render service (no id); None: without keys."""
+        self.proof = Proof()
+        self.digests: dict[str, str] = {}
+        """Digests of the tokenizers that were loaded, by model."""
+        self.faults: dict[str, str] = {}
+        """Why a model has no tokenizer here."""
+        self.made: Counter[tuple[MadeBy, BodyFormat]] = Counter()
+        self.estimates: Counter[str] = Counter()
+        """Estimated prompts by reason."""
+        self.unverified = 0
+        """Prompts with the router's own tokens, of a shape that was not proven."""
+        self.differences: Counter[str] = Counter()
+        """Prompts whose tokens differed from the engine's, by model."""
+        self.lacking: dict[tuple[str, str], str] = {}
+        """Models and workers whose engines give no tokens at all -> why."""
+        self.render_s = 0.0
+        """Time of rendering in children."""
+        self.renders = 0
+        self.audits_left_out = 0
+        self._default = ModelPrompts()
+        self._models: dict[str, ModelPrompts] = {}
+        self._children: dict[str, Children] = {}
+        self._engines = Engines()
+        self._access = access or (lambda _, base: EngineAccess(base))
+        self._killed: Counter[str] = Counter()
+        """Lost children of pools that are closed, by cause."""
+        self._remembered: OrderedDict[str, tuple[Own, str]] = OrderedDict()
+        """The router's own tokens by reservation, each with the id of its worker."""
+        self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Models and identities of workers whose canaries ran, or run -> when they run again."""
+        self._canaries_open = asyncio.Semaphore(CANARIES_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._comparing: set[asyncio.Task[None]] = set()
+        """Those of them that end with the process, and need not be finished."""
+        self._audits = 0
+        self._random_share = random_share or random.Random().random
+        self._use(models)
+
+    @property
+    def models(self) -> Mapping[str, ModelPrompts]:
+        """Settings by model name, as configured."""
+        return self._models
+
+    @property
+    def waiting(self) -> int:
+        """Bodies that children render, or that wait for one."""
+        return sum(pool.waiting for pool in self._children.values())
+
+    @property
+    def answers_unusable(self) -> int:
+        """Answers of engines that were no tokens of their prompt, or came too late."""
+        return self._engines.unusable
+
+    @property
+    def killed(self) -> Counter[str]:
+        """Children killed or lost, by cause."""
+        return sum((pool.killed for pool in self._children.values()), self._killed.copy())
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that run, of all models."""
+        return [pid for pool in self._children.values() for pid in pool.pids]
+
+    def configure(self, models: Mapping[str, ModelPrompts]) -> None:
+        """Another configuration: canaries run again for every worker, and what was proven for a
+        model whose settings changed has to be proven again."""
+        changed = [
+            name
+            for name in self._models.keys() | models.keys()
+            if self._models.get(name) != models.get(name)
+        ]
+        pools = [pool for name in changed if (pool := self._children.pop(name, None)) is not None]
+        for name in changed:
+            self.proof.unprove(name)
+            self.digests.pop(name, None)
+            self.faults.pop(name, None)
+        for reservation_id, (own, _) in list(self._remembered.items()):
+            if own.model in changed:
+                del self._remembered[reservation_id]
+        self._use(models)
+        self._seen.clear()
+        self.lacking.clear()
+        for pool in pools:
+            self._keep(asyncio.get_running_loop().create_task(self._end(pool)))
+
+    async def close(self) -> None:
+        """Ends children and questions."""
+        for task in self._comparing:
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        for pool in self._children.values():
+            await pool.close()
+        await self._engines.close()
+
+    async def _end(self, pool: Children) -> None:
+        """Ends children of an earlier configuration of their model, and keeps their kill counts."""
+        await pool.close()
+        self._killed.update(pool.killed)
+
+    async def tokens_of(self, ask: PromptAsk) -> PromptTokens:
+        """The tokens of a prompt, or an estimate of its length. Raises PromptError."""
+        try:
+            made = await self._made(ask)
+        except PromptError as error:
+            return self.estimate(ask, error)
+        self.made[made.made_by, ask.kind] += 1
+        self.unverified += not made.verified
+        return made
+
+    def estimate(self, ask: PromptAsk, error: PromptError) -> PromptTokens:
+        """The length of a prompt that has no tokens because of `error`, which is raised where no
+        estimate may be made."""
+        if ask.require or error.reason in REFUSED:
+            try:
+                raise error
+            finally:
+                del error  # a cycle: its traceback refers to this frame
+        self.estimates[error.reason] += 1
+        self.made[MadeBy.ESTIMATE, ask.kind] += 1
+        return PromptTokens(
+            max(1, len(ask.content) // BYTES_A_TOKEN),
+            MadeBy.ESTIMATE,
+            digest=self.digests.get(ask.model, ""),
+            shape=error.shape,
+            reason=str(error),
+        )
+
+    def on_pick(self, reservation_id: str, made: PromptTokens, worker_id: str = "") -> PromptTokens:
+        """A prompt has its worker: what its answer's count is compared with is kept. Returns the
+        tokens, which are unverified on an odd worker, and on another than gave them."""
+        own = made.own
+        if made.only_for and made.only_for != worker_id:
+            made = replace(made, verified=False)
+        if own is not None:
+            if self.proof.odd(own.model, own.target, worker_id):
+                made = replace(made, verified=False)
+            self._remembered[reservation_id] = own, worker_id
+            while len(self._remembered) > REMEMBERED_MAX:
+                self._remembered.popitem(last=False)
+        return made
+
+    def on_answer(self, reservation_id: str, prompt_tokens: int) -> None:
+        """An answer's own count of its prompt's tokens."""
+        remembered = self._remembered.pop(reservation_id, None)
+        if remembered is None:
+            return
+        own, worker_id = remembered
+        known = self.proof.state(own.model, own.target, own.shape) is State.BARRED or bool(
+            self.proof.odd(own.model, own.target, worker_id)
+        )
+        difference = self.proof.count(
+            own.model, own.target, own.shape, own.usage_tokens, prompt_tokens, worker_id
+        )
+        if difference is not None and known:  # no news, such as of a request sent before
+            self.differences[own.model] += 1
+        elif difference is not None:
+            self._differs(own.model, own.target, own.shape, difference)
+
+    def rests(self, engine: EngineAt) -> bool:
+        """Whether an engine's answers were unusable lately, so that it gets no questions."""
+        return self._engines.rests(engine.address)
+
+    def _note_lacking(self, model: str, engine: EngineAt, why: str) -> None:
+        if len(self.lacking) < WORKERS_MAX:
+            self.lacking[model, engine.worker_id] = why
+
+    def is_odd(self, model: str, engine: EngineAt) -> bool:
+        """Whether a worker is known to make other tokens than the others of its engine."""
+        return bool(self.proof.odd(model, _target(engine), engine.worker_id))
+
+    async def _made(self, ask: PromptAsk) -> PromptTokens:
+        """Raises PromptError."""
+        settings = self._models.get(ask.model, self._default)
+        source = ask.source or settings.source
+        if source is Source.OFF:
+            raise PromptError(Reason.NO_TOKENIZER, "prompts.source of the model is off")
+        if ask.engine is not None:
+            self._see(ask.model, settings, ask.engine)
+            if source is Source.AUTO and self.is_odd(ask.model, ask.engine):
+                source = Source.ENGINE  # the others are away, or it would be passed over
+        own: tuple[Done, bytes] | None = None
+        failed: PromptError | None = None
+        if source is not Source.ENGINE:
+            try:
+                own = await self._own(ask.model, settings, ask.kind, ask.content, _kind(ask.engine))
+            except PromptError as error:
+                failed = error.with_traceback(None)  # its frames have `failed`: a cycle
+        if source is Source.LOCAL and failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # a cycle: its traceback refers to this frame
+        target = _target(ask.engine)
+        shape = self.proof.shape(ask.model, own[0].shape) if own is not None else ""
+        state = self.proof.state(ask.model, target, shape)
+        if own is not None and (state is State.PROVEN or source is Source.LOCAL):
+            if state is State.PROVEN:
+                self._audit(ask, settings, target, shape, own[1])
+            return self._local(ask.model, target, shape, own, state)
+        try:
+            theirs = await self._theirs(ask, settings, inf if ask.require else ASK_S)
+        except EngineRefused as error:
+            return self._without_engine(ask, target, shape, own, failed, f"it refuses it: {error}")
+        except EngineAway as error:
+            if isinstance(error, EngineLacks) and ask.engine is not None:
+                self._note_lacking(ask.model, ask.engine, str(error))
+            return self._without_engine(ask, target, shape, own, failed, str(error))
+        if ask.engine is not None:
+            self.lacking.pop((ask.model, ask.engine.worker_id), None)
+        if own is not None and not self._in_force(ask.model, settings):
+            own = None  # the configuration changed meanwhile
+        return self._of_engine(ask, target, shape, own, failed, theirs)
+
+    def _of_engine(
+        self,
+        ask: PromptAsk,
+        target: Target,
+        shape: str,
+        own: tuple[Done, bytes] | None,
+        failed: PromptError | None,
+        theirs: EngineTokens,
+    ) -> PromptTokens:
+        """The engine's tokens, compared with ours if there are any, unless the shape is barred."""
+        model, settings = ask.model, self._models.get(ask.model, self._default)
+        if own is not None:
+            self._compared(ask, target, shape, own[1], theirs.token_bytes)
+        state = self.proof.state(model, target, shape)
+        kept = own is not None and state is not State.BARRED
+        for_all = settings.render or (
+            own is not None and own[1] == theirs.token_bytes and state is State.PROVEN
+        )
+        return PromptTokens(
+            len(theirs.token_bytes) // 4,
+            MadeBy.ENGINE,
+            theirs.token_bytes,
+            verified=True,
+            digest=self.digests.get(model, ""),
+            shape=shape or (failed.shape if failed is not None else ""),
+            items=theirs.items,
+            own=Own(model, target, shape, own[0].usage_tokens) if own and kept else None,
+            only_for="" if for_all or ask.engine is None else ask.engine.worker_id,
+        )
+
+    def _without_engine(
+        self,
+        ask: PromptAsk,
+        target: Target,
+        shape: str,
+        own: tuple[Done, bytes] | None,
+        failed: PromptError | None,
+        why: str,
+    ) -> PromptTokens:
+        """No engine gave tokens: ours, if nothing speaks against them. Raises PromptError."""
+        if failed is not None:
+            if failed.reason in REFUSED:
+                try:
+                    raise failed
+                finally:
+                    del failed  # a cycle: its traceback refers to this frame
+            raise PromptError(failed.reason, f"{failed.message}; of an engine: {why}", failed.shape)
+        state = self.proof.state(ask.model, target, shape)
+        if own is None or state is State.BARRED:
+            message = "" if own is None else "the router's own tokens differed for this shape, and "
+            raise PromptError(
+                Reason.RENDERER_UNAVAILABLE, f"{message}no engine gave tokens: {why}", shape
+            )
+        return self._local(ask.model, target, shape, own, state)
+
+    def _local(
+        self, model: str, target: Target, shape: str, own: tuple[Done, bytes], state: State
+    ) -> PromptTokens:
+        done, token_bytes = own
+        return PromptTokens(
+            done.count,
+            MadeBy.LOCAL,
+            token_bytes,
+            verified=state is State.PROVEN,
+            digest=done.digest,
+            shape=shape,
+            own=Own(model, target, shape, done.usage_tokens),
+        )
+
+    async def _own(
+        self,
+        model: str,
+        settings: ModelPrompts,
+        kind: BodyFormat,
+        content: bytes,
+        engine: str,
+    ) -> tuple[Done, bytes]:
+        """Tokens of the router's own making; raises PromptError."""
+        if settings.renderer is None:
+            raise PromptError(
+                Reason.NO_TOKENIZER,
+                f"no tokenizer is configured for model {model!r} (models: prompts.folder)",
+            )
+        pool = self._children.get(model)
+        if pool is None:
+            pool = self._children[model] = Children(
+                settings.processes, memory_bytes=settings.memory_bytes
+            )
+        affinity = xxh3_64_intdigest(content[:AFFINITY_BYTES])
+        try:
+            done, token_bytes = await pool.render(
+                model, settings.renderer, kind, content, engine, affinity
+            )
+        except PromptError as error:
+            if error.reason is Reason.NO_TOKENIZER and self._in_force(model, settings):
+                self.faults[model] = error.message
+            raise
+        if self._in_force(model, settings):
+            self.faults.pop(model, None)
+            self.digests[model] = done.digest
+        self.render_s += done.seconds
+        self.renders += 1
+        return done, token_bytes
+
+    async def _theirs(
+        self, ask: PromptAsk, settings: ModelPrompts, limit_s: float = inf
+    ) -> EngineTokens:
+        """Tokens of an engine's making, within this limit; raises EngineAway, EngineRefused."""
+        if ask.engine is None and not settings.render:
+            raise EngineAway("no worker of the model can be reached now")
+        name = ask.engine.model if ask.engine is not None else ask.model
+        engine = None if settings.render else ask.engine
+        return await self._engines.ask(
+            self._access(
+                engine.worker_id if engine is not None else "",
+                (engine.address if engine is not None else settings.render).rstrip("/"),
+            ),
+            _kind(ask.engine),
+            ask.kind,
+            ask.content,
+            name,
+            left_s=min(ask.left_s, limit_s),
+            is_renderer=bool(settings.render),
+        )
+
+    def _see(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
+        """Canaries for a worker that was not seen before."""
+        key = model, engine.identity
+        if settings.renderer is None or settings.source is not Source.AUTO:
+            return
+        if key in self._seen and asyncio.get_running_loop().time() < self._seen[key]:
+            return
+        self._seen[key] = inf
+        while len(self._seen) > WORKERS_MAX:
+            self._seen.popitem(last=False)
+        self._engines.forget(engine.address)
+        self._compare_later(self._canaries(model, settings, engine))
+
+    async def _canaries(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
+        """Compares canaries; a body that either side has no tokens of is left out."""
+        outcomes: dict[str, list[tuple[bytes, bytes]]] = {}
+        async with self._canaries_open:
+            for kind, content in canaries(engine.model):
+                if not self._in_force(model, settings):
+                    return
+                with suppress(PromptError, EngineAway, EngineRefused):
+                    done, own = await self._own(model, settings, kind, content, engine.kind)
+                    theirs = await self._theirs(PromptAsk(model, kind, content, engine), settings)
+                    shape = self.proof.shape(model, done.shape)
+                    outcomes.setdefault(shape, []).append((own, theirs.token_bytes))
+        if not self._in_force(model, settings):
+            return
+        key = model, engine.identity
+        if not outcomes and key in self._seen:
+            self._seen[key] = asyncio.get_running_loop().time() + CANARIES_AGAIN_S
+        differing = self.proof.canaries(model, _target(engine), outcomes, engine.worker_id)
+        for target, shape, difference in differing:
+            self._differs(model, target, shape, difference, engine.worker_id)
+
+    def _in_force(self, model: str, settings: ModelPrompts) -> bool:
+        """Whether the model's configuration is still this one."""
+        return self._models.get(model, self._default) == settings
+
+    def _audit(
+        self, ask: PromptAsk, settings: ModelPrompts, target: Target, shape: str, own: bytes
+    ) -> None:
+        """Compares a share of the proven prompts with the engine's tokens, after the fact."""
+        if ask.engine is None or self._random_share() >= settings.audit_share:
+            return
+        if self._audits >= AUDITS_MAX:
+            self.audits_left_out += 1
+            return
+        self._audits += 1
+        self._compare_later(self._compare(ask, settings, target, shape, own))
+
+    async def _compare(
+        self, ask: PromptAsk, settings: ModelPrompts, target: Target, shape: str, own: bytes
+    ) -> None:
+        try:
+            theirs = await self._theirs(ask, settings)
+        except (EngineAway, EngineRefused):
+            self.audits_left_out += 1
+            return
+        finally:
+            self._audits -= 1
+        if self._in_force(ask.model, settings):
+            self._compared(ask, target, shape, own, theirs.token_bytes)
+
+    def _compared(
+        self, ask: PromptAsk, target: Target, shape: str, own: bytes, engine: bytes
+    ) -> None:
+        """Compares tokens of one body. Those of a barred shape are compared by canaries alone: they
+        would be in the log with each prompt."""
+        model, worker_id = ask.model, ask.engine.worker_id if ask.engine is not None else ""
+        if self.proof.state(model, target, shape) is State.BARRED:
+            return
+        difference = self.proof.compare(model, target, shape, own, engine, worker_id)
+        if difference is not None:
+            self._differs(model, target, shape, difference)
+
+    def _differs(
+        self,
+        model: str,
+        target: Target,
+        shape: str,
+        difference: Difference,
+        worker_id: str = "",
+    ) -> None:
+        self.differences[model] += 1
+        then = "until canaries pass again, its engines give the tokens of this shape"
+        if self.proof.odd(model, target, worker_id):
+            then = f"worker {worker_id} alone, whose cached tokens can't be predicted"
+        log.warning(
+            "model %s: %s %s and the router make other tokens of a prompt of shape %s: %s; %s",
+            *(model, target.engine, target.version, shape, described(difference), then),
+        )
+
+    def _use(self, models: Mapping[str, ModelPrompts]) -> None:
+        self._models = dict(models)
+
+    def _compare_later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._comparing.add(task)
+        task.add_done_callback(self._comparing.discard)
+        self._keep(task)
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a comparison of tokens failed", exc_info=error)
+
+
+def described(difference: Difference) -> str:
+    """A difference as a part of a sentence."""
+    if difference.at is None:
+        return f"{difference.engine} tokens by the answer's usage, {difference.own} by the router"
+    return (
+        f"the first difference is token {difference.at}, {difference.engine} of the engine and"
+        f" {difference.own} of the router"
+    )
+
+
+def _kind(engine: EngineAt | None) -> str:
+    return DEFAULT if engine is None else engine.kind
+
+
+def _target(engine: EngineAt | None) -> Target:
+    return Target("", "") if engine is None else Target(engine.kind, engine.version)

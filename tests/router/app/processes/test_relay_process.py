@@ -1,0 +1,80 @@
+"""The process of `kvroute relay`: when its relays start, and that none starts while it ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from events.plane.settings import DynamoSettings, EngineSettings, NatsSettings
+from events.relay.dynamo.relay import DynamoRelay
+from events.relay.relay import Relay
+from router.app.processes.relay_process import RelayApp
+from router.cluster.children.nats_server import NatsChild
+from router.config.settings.configurations import RelayConfig
+from router.config.settings.serving_settings import MetricsSettings
+from tests.stage.waiting import free_port, until
+
+
+@pytest.fixture
+async def config() -> AsyncIterator[RelayConfig]:
+    nats = NatsChild()
+    await nats.start()
+    engines = tuple(
+        EngineSettings(id=name, engine="vllm", address=f"http://{name}") for name in ("a", "b")
+    )
+    try:
+        yield RelayConfig(
+            nats=NatsSettings(url=nats.url), metrics=MetricsSettings(listen=""), workers=engines
+        )
+    finally:
+        await nats.stop()
+
+
+def dynamo(name: str, nats_url: str | None) -> DynamoSettings:
+    return DynamoSettings(
+        id=name, subject=name, address="x", model="m", block_size=16, nats_url=nats_url
+    )
+
+
+async def test_a_dynamo_fleet_whose_nats_server_is_away_delays_no_other_relay(
+    monkeypatch: pytest.MonkeyPatch, config: RelayConfig
+) -> None:
+    started: list[str] = []
+
+    async def start(relay: Relay | DynamoRelay) -> None:
+        started.append(relay.settings.id)
+
+    monkeypatch.setattr(Relay, "start", start)
+    monkeypatch.setattr(DynamoRelay, "start", start)
+    away = f"nats://127.0.0.1:{free_port()}"
+    fleets = [dynamo("away", away), dynamo("own", config.nats.url), dynamo("shared", None)]
+    app = RelayApp(config, fleets)
+    running = asyncio.create_task(app.run())
+    await until(lambda: len(started) >= 4, "all relays but one")
+    app._stop.set()
+    assert await running == 0
+    assert sorted(started) == ["a", "b", "own", "shared"]
+
+
+async def test_no_relay_starts_while_the_process_ends(
+    monkeypatch: pytest.MonkeyPatch, config: RelayConfig
+) -> None:
+    happened: list[str] = []
+    stopped = asyncio.Event()
+    really_stop = Relay.stop
+
+    async def start(relay: Relay) -> None:
+        happened.append(f"start {relay.settings.id}")
+        app._stop.set()
+        await stopped.wait()
+
+    async def stop(relay: Relay) -> None:
+        happened.append(f"stop {relay.settings.id}")
+        stopped.set()
+        await really_stop(relay)
+
+    monkeypatch.setattr(Relay, "start", start)
+    monkeypatch.setattr(Relay, "stop", stop)
+    app = RelayApp(config)
+    assert await asyncio.wait_for(app.run(), 30.0) == 0
+    assert happened == ["start a", "stop a", "stop b"]

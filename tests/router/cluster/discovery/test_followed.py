@@ -1,0 +1,297 @@
+"""Which router runs a relay for which pod, and when: without sockets, on a clock of its own."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.cluster.discovery.followed import (
+    ASK_MAX_S,
+    IDENTIFYING_MAX,
+    TAKEOVER_S,
+    Effect,
+    FollowedPods,
+    Forget,
+    Identify,
+    Leave,
+    Start,
+)
+from router.cluster.discovery.pods import NUMBERS, PORTS, SWITCHES, TEXTS, Plan
+from router.cluster.discovery.watched import ANNOTATION, Change, Gone, Pod, Put
+
+PLAN = Plan((8000,), 5557, 5558, "llm-d.ai/role", "host")
+
+
+def pod(name: str = "vllm-0", *, ready: bool = True, uid: str = "1", **changes: object) -> Pod:
+    ip = f"10.0.0.{1 + sum(map(ord, name)) % 250}"
+    return Pod(name, uid, ip, "node-a", ready, False, False, {}, {})._replace(**changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Router:
+    """Workers as one router knows them, and the pods that it follows."""
+
+    name: str = "a"
+    peers: Collection[str] = ()
+    beats: set[str] = field(default_factory=set)
+    """Workers that another relay beats for."""
+    relays: set[str] = field(default_factory=set)
+    operators: set[str] = field(default_factory=set)
+    """Workers that an operator removed."""
+
+    def __post_init__(self) -> None:
+        self.followed = FollowedPods(PLAN, self.name)
+
+    def look(self) -> None: ...
+
+    def running(self, worker_id: str) -> bool:
+        return worker_id in self.relays
+
+    def elsewhere(self, worker_id: str, address: str) -> bool:
+        return worker_id in self.beats or address in self.beats
+
+    def others(self) -> Collection[str]:
+        return self.peers
+
+    def removed(self, worker_id: str) -> bool:
+        return worker_id in self.operators
+
+    def changed(self, *changes: Change) -> list[Effect]:
+        return self.followed.on_changes(changes)
+
+    def step(self, now_s: float, answer: bool = True) -> list[Effect]:
+        """Steps until nothing is left to do; engines answer at once, with their kind."""
+        done: list[Effect] = []
+        while effects := self.followed.step(self, now_s):
+            done += effects
+            for effect in effects:
+                match effect:
+                    case Identify(endpoint, one):
+                        kind, why = ("vllm", "") if answer else (None, "refused")
+                        self.followed.on_identified(endpoint, one, kind, {}, why, now_s)  # type: ignore[arg-type]
+                    case Start(settings):
+                        self.relays.add(settings.id)
+                    case Leave(worker_id, _):
+                        self.relays.discard(worker_id)
+        return done
+
+
+def starts(effects: Iterable[Effect]) -> list[str]:
+    return [effect.settings.id for effect in effects if isinstance(effect, Start)]
+
+
+def test_a_ready_pod_gets_a_relay_once() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    assert starts(router.step(0.0)) == ["vllm-0"]
+    assert router.step(1.0) == []
+
+
+JUNK = (
+    st.text(max_size=8)
+    | st.integers(-1, 70_000).map(str)
+    | st.just("9" * 5000)
+    | st.sampled_from(["true", "vllm", "prefill", "none", "\u0663", "tcp://x", "\ud800"])
+)
+KEYS = [*PORTS, *NUMBERS, *SWITCHES, *TEXTS, "address", "", "odd/key"]
+ANNOTATIONS = st.dictionaries(
+    st.sampled_from([f"{ANNOTATION}{key.replace('_', '-')}" for key in KEYS]), JUNK, max_size=4
+)
+LABELS = st.dictionaries(st.just(PLAN.role_label), JUNK)
+
+
+@given(st.lists(st.tuples(ANNOTATIONS, LABELS, st.booleans()), min_size=1, max_size=5))
+def test_odd_pods_cost_no_other_pod_its_relay_and_have_a_trouble_with_their_name(
+    odd: list[tuple[dict[str, str], dict[str, str], bool]],
+) -> None:
+    router = Router()
+    pods = [
+        pod(f"odd-{number}", ready=ready, annotations=annotations, labels=labels)
+        for number, (annotations, labels, ready) in enumerate(odd)
+    ]
+    router.changed(*map(Put, (*pods, pod("well"))))
+    started = starts(router.step(0.0))
+    assert "well" in started
+    troubles = router.followed.troubles()
+    assert router.followed.ready() == [name for name in started if name not in troubles]
+    for one in pods:
+        assert one.name not in started or one.name not in troubles
+        if one.ready:
+            assert one.name in started or troubles[one.name]
+    router.changed(*(Put(one._replace(annotations={}, labels={}, ready=True)) for one in pods))
+    router.step(ASK_MAX_S)
+    assert router.relays == {"well", *(one.name for one in pods)}
+    assert router.followed.troubles() == {}
+    router.changed(*map(Gone, pods))
+    assert len(router.followed) == 1
+
+
+def test_a_pod_that_was_never_ready_gets_none_and_no_requests() -> None:
+    router = Router()
+    router.changed(Put(pod(ready=False)))
+    assert router.step(0.0) == []
+    assert router.followed.held() == {"vllm-0"}
+    router.changed(Put(pod()))
+    assert starts(router.step(1.0)) == ["vllm-0"]
+    assert router.followed.held() == frozenset()
+
+
+def test_a_pod_that_is_not_ready_for_a_while_keeps_its_relay_and_gets_no_requests() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    router.step(0.0)
+    assert router.changed(Put(pod(ready=False))) == []
+    assert router.step(1.0) == []
+    assert router.followed.held() == {"vllm-0"}
+    assert router.relays == {"vllm-0"}
+
+
+def test_a_pod_that_is_gone_is_forgotten() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    router.step(0.0)
+    assert router.changed(Gone(pod())) == [Forget("vllm-0")]
+    assert len(router.followed) == 0
+
+
+def test_a_pod_that_ended_is_gone_too() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    assert router.changed(Put(pod(ended=True))) == [Forget("vllm-0")]
+    assert router.changed(Put(pod("x", ended=True))) == []
+
+
+def test_a_new_pod_of_the_same_name_is_another_worker() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    router.step(0.0)
+    assert router.changed(Put(pod(uid="2", ip="10.9.9.9"))) == [Forget("vllm-0")]
+    router.relays.clear()
+    (start,) = [one for one in router.step(1.0) if isinstance(one, Start)]
+    assert start.settings.address == "http://10.9.9.9:8000"
+
+
+def test_a_worker_with_a_relay_beside_it_gets_none_here() -> None:
+    router = Router(beats={"vllm-0"})
+    router.changed(Put(pod()))
+    assert router.step(0.0) == []
+    by_address = Router(beats={f"http://{pod().ip}:8000"})
+    by_address.changed(Put(pod()))
+    assert by_address.step(0.0) == []
+
+
+def test_of_two_relays_the_one_with_the_lower_epoch_leaves() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    router.step(0.0)
+    router.beats.add("vllm-0")
+    assert router.step(1.0) == [Leave("vllm-0", "other_relay")]
+    assert router.followed.counts["left"] == 1
+
+
+def test_each_pod_is_followed_by_one_of_the_routers() -> None:
+    names = ("a", "b", "c")
+    routers = [Router(name, [other for other in names if other != name]) for name in names]
+    pods = [pod(f"vllm-{i}") for i in range(60)]
+    for router in routers:
+        router.changed(*map(Put, pods))
+        router.step(0.0)
+    followed = [sorted(router.relays) for router in routers]
+    assert sorted(name for one in followed for name in one) == sorted(one.name for one in pods)
+    assert all(8 <= len(one) <= 32 for one in followed)
+
+
+def test_the_next_router_takes_over_when_nobody_beats() -> None:
+    router = Router("a", ["b", "c"])
+    pods = [pod(f"vllm-{i}") for i in range(30)]
+    router.changed(*map(Put, pods))
+    router.step(0.0)
+    first = len(router.relays)
+    router.step(TAKEOVER_S)
+    second = len(router.relays)
+    router.step(2 * TAKEOVER_S)
+    assert 0 < first < second < len(router.relays) == len(pods)
+
+
+def test_beats_keep_the_others_from_taking_over() -> None:
+    router = Router("a", ["b"])
+    (mine,) = [name for name in ("vllm-0", "vllm-1", "vllm-2") if _is_of("b", "a", name)][:1]
+    router.changed(Put(pod(mine)))
+    router.beats.add(mine)
+    assert router.step(100.0) == []
+    router.beats.clear()
+    assert router.step(101.0) == []
+    assert starts(router.step(101.0 + TAKEOVER_S)) == [mine]
+
+
+def _is_of(first: str, second: str, name: str) -> bool:
+    """Whether the first router comes before the second for a pod."""
+    router = Router(second, [first])
+    router.changed(Put(pod(name)))
+    return not starts(router.step(0.0))
+
+
+def test_an_operators_removal_holds() -> None:
+    router = Router(operators={"vllm-0"})
+    router.changed(Put(pod()))
+    assert router.step(0.0) == []
+    router.operators.clear()
+    assert starts(router.step(60.0)) == ["vllm-0"]
+
+
+def test_a_pod_on_its_way_out_gets_no_relay() -> None:
+    router = Router()
+    router.changed(Put(pod()), Put(pod(ready=False, leaving=True)))
+    assert router.step(0.0) == []
+
+
+def test_an_engine_that_does_not_answer_is_asked_again_ever_more_seldom() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    asked = [now_s / 10 for now_s in range(1000) if router.step(now_s / 10, answer=False)]
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert pauses == sorted(pauses)
+    assert max(pauses) <= ASK_MAX_S + 0.11
+    assert "refused" in router.followed.troubles()["vllm-0"]
+    assert starts(router.step(1000.0)) == ["vllm-0"]
+    assert router.followed.troubles() == {}
+
+
+def test_annotations_that_can_not_be_used_are_told_until_they_are_mended() -> None:
+    router = Router()
+    router.changed(Put(pod(annotations={"kvroute.io/slots": "x"})))
+    assert starts(router.step(0.0)) == []
+    assert "kvroute.io/slots" in router.followed.troubles()["vllm-0"]
+    router.changed(Put(pod(annotations={"kvroute.io/slots": "8"})))
+    (start,) = [one for one in router.step(0.1) if isinstance(one, Start)]
+    assert start.settings.slots == 8
+
+
+def test_only_so_many_engines_are_asked_at_once() -> None:
+    router = Router()
+    router.changed(*(Put(pod(f"vllm-{i}")) for i in range(IDENTIFYING_MAX + 10)))
+    assert len(router.followed.step(router, 0.0)) == IDENTIFYING_MAX
+    assert router.followed.step(router, 0.1) == []
+
+
+def test_an_answer_for_a_pod_that_is_gone_is_ignored() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    (asked,) = router.followed.step(router, 0.0)
+    assert isinstance(asked, Identify)
+    router.changed(Put(pod(uid="2", ip="10.9.9.9")))
+    router.followed.on_identified(asked.endpoint, asked.pod, "sglang", {}, "", 0.1)
+    (start,) = [one for one in router.step(0.2) if isinstance(one, Start)]
+    assert start.settings.engine == "vllm"
+
+
+def test_a_relay_without_room_is_tried_again_and_told() -> None:
+    router = Router()
+    router.changed(Put(pod()))
+    router.step(0.0)
+    router.relays.clear()
+    router.followed.not_started("vllm-0", "256 relays run in this router")
+    assert router.followed.troubles() == {"vllm-0": "256 relays run in this router"}
+    assert starts(router.step(0.5)) == ["vllm-0"]

@@ -1,0 +1,633 @@
+"""Pairs: who computes a prompt, who decodes, and that both halves are held and released as one."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from events.plane.facts import Epoch, Heartbeat
+from indexer.identity import WorkerKey
+from router.decide.core.progress import Pick, Progress, ProgressResult, ProgressState, Repeated
+from router.decide.decision.decision import Prefill
+from router.decide.decision.handover import bootstrap_server, transfer_params
+from router.decide.policies.pair import DECODE_ROOM, PREFILL_QUEUE
+from router.fleet.reservations.reservations import Ending, Reservation
+from router.request.prompt import Prompt
+from router.request.refusal import Reason, Refusal
+from router.request.request import Role
+from tests.stage.fleet import START_S, Fleet, prompt
+from tests.stage.rows import rows
+
+LONG = 1600
+"""Tokens, all of them new: more than any threshold here."""
+
+
+def pair(fleet: Fleet, asked: Prompt | None = None, **about: Any) -> Pick:
+    return fleet.route(asked or prompt(LONG), role=Role.PAIR, **about)
+
+
+def halves(pick: Pick) -> tuple[str, str]:
+    """Who computes the prompt and who decodes."""
+    reservation = pick.reservation
+    return reservation.where_computed().worker.worker_id, reservation.worker.worker_id
+
+
+def two_and_two(**about: Any) -> Fleet:
+    """Two prefill workers and two decode workers."""
+    fleet = Fleet(**about)
+    for name in ("p0", "p1"):
+        fleet.add(name, role="prefill")
+    for name in ("d0", "d1"):
+        fleet.add(name, role="decode")
+    for key in fleet.relays:  # who told nothing yet is believed for long to hold what was sent
+        fleet.cache(key, prompt(32, 900_000))
+    return fleet
+
+
+def report(fleet: Fleet, pick: Pick, state: str, **told: Any) -> ProgressResult:
+    return fleet.core.report(
+        Progress(pick.reservation.id, ProgressState(state), **told), fleet.now_s
+    )
+
+
+def refused(fleet: Fleet, asked: Prompt | None = None, **about: Any) -> Refusal:
+    """Why there is no pair; asserts that this changed nothing."""
+    before = fleet.loads(), repr(fleet.core.reservations), dict(fleet.core.pair_picks)
+    with pytest.raises(Refusal) as caught:
+        pair(fleet, asked, **about)
+    assert (fleet.loads(), repr(fleet.core.reservations), dict(fleet.core.pair_picks)) == before
+    return caught.value
+
+
+class TestWho:
+    def test_a_long_prompt_is_computed_by_one_worker_and_decoded_by_another(self) -> None:
+        pick = pair(two_and_two())
+        prefill, decode = halves(pick)
+        assert prefill in ("p0", "p1")
+        assert decode in ("d0", "d1")
+        assert pick.decision.how is Prefill.REMOTE
+        hold = pick.reservation.prefill
+        assert hold is not None
+        assert hold.open
+        assert (hold.new_tokens, pick.reservation.new_tokens) == (LONG, 0)
+
+    def test_the_prompt_goes_where_its_prefix_is(self) -> None:
+        fleet = two_and_two()
+        fleet.cache(WorkerKey("p1", 0), prompt(LONG), 800)
+        pick = pair(fleet)
+        assert halves(pick)[0] == "p1"
+        assert pick.reservation.where_computed().predicted_tokens == 800
+        assert pick.overlap.usable == 800, "of the worker that computes the prompt"
+
+    def test_unless_more_is_queued_there_than_the_prefix_saves(self) -> None:
+        fleet = two_and_two()
+        fleet.cache(WorkerKey("p1", 0), prompt(LONG), 800)
+        ahead = [pair(fleet, prompt(300, 50_000 * i), excluded_workers=frozenset({"p0"}))
+                 for i in range(1, 4)]  # fmt: skip
+        # 900 tokens queued at p1, 800 saved there: 900 + 800 against 1600
+        first = pair(fleet)
+        assert halves(first)[0] == "p0"
+        report(fleet, first, "failed")
+        for one in ahead:
+            report(fleet, one, "prefill_done")
+        fleet.turn(12.0)  # what was sent and not told is forgotten
+        assert halves(pair(fleet))[0] == "p1"
+
+    def test_who_decodes_is_near_to_who_computes(self) -> None:
+        fleet = Fleet()
+        for i in range(2):
+            place = {"host": f"h{i}", "rack": f"r{i}"}
+            fleet.add(f"p{i}", role="prefill", labels=place)
+            fleet.add(f"d{i}", role="decode", labels=place)
+        for i in range(8):
+            prefill, decode = halves(pair(fleet, prompt(LONG, 10_000 * i)))
+            assert prefill[1] == decode[1]
+
+    def test_unless_it_is_much_fuller(self) -> None:
+        fleet = Fleet()
+        fleet.add("p0", role="prefill", labels={"host": "h0"})
+        near = fleet.add("d0", role="decode", labels={"host": "h0"})
+        fleet.add("d1", role="decode", labels={"host": "h1"})
+        assert halves(pair(fleet))[1] == "d0"
+        fleet.say(near, used_blocks=500.0)
+        assert halves(pair(fleet, prompt(LONG, 50_000)))[1] == "d1"
+
+    def test_what_the_way_can_t_save_goes_where_most_blocks_are_free(self) -> None:
+        fleet = two_and_two()
+        fleet.say(WorkerKey("d0", 0), used_blocks=400.0)
+        fleet.say(WorkerKey("d1", 0), used_blocks=300.0)
+        assert halves(pair(fleet))[1] == "d1"
+
+    def test_a_request_s_policy_is_that_of_the_prompt(self) -> None:
+        fleet = two_and_two()
+        fleet.cache(WorkerKey("p1", 0), prompt(LONG))
+        turns = [pair(fleet, prompt(LONG + 600 * i), policy="round-robin") for i in range(4)]
+        assert sorted(halves(one)[0] for one in turns) == ["p0", "p0", "p1", "p1"]
+        assert {one.decision.policy.name for one in turns} == {"decode-room"}
+
+    def test_both_policies_are_a_matter_of_configuration(self) -> None:
+        fleet = two_and_two(prefill_policy="ttft", decode_policy="least-loaded")
+        pick = pair(fleet)
+        assert pick.decision.policy.name == "least-loaded"
+        assert pick.decision.computing.policy.name == "ttft"
+
+    @pytest.mark.parametrize("half", ["p1", "d1"])
+    def test_what_narrows_the_choice_counts_for_both_halves(self, half: str) -> None:
+        fleet = two_and_two()
+        for i in range(4):
+            assert half not in halves(
+                pair(fleet, prompt(LONG, 10_000 * i), excluded_workers=frozenset({half}))
+            )
+
+    def test_a_drained_half_is_not_picked(self) -> None:
+        fleet = two_and_two()
+        fleet.core.drain("p0")
+        fleet.core.drain("d1")
+        assert {halves(pair(fleet, prompt(LONG, 9_000 * i))) for i in range(4)} == {("p1", "d0")}
+
+
+class TestThresholds:
+    @pytest.mark.parametrize(
+        ("tokens", "how"), [(256, Prefill.LOCAL), (257, Prefill.REMOTE), (1, Prefill.LOCAL)]
+    )
+    def test_a_short_prompt_is_computed_where_it_is_decoded(
+        self, tokens: int, how: Prefill
+    ) -> None:
+        fleet = two_and_two(local_prefill_percent=0)
+        pick = pair(fleet, prompt(tokens))
+        assert pick.decision.how is how
+        if how is Prefill.LOCAL:
+            assert pick.reservation.prefill is None
+            assert pick.reservation.new_tokens == tokens
+            assert halves(pick)[0] == halves(pick)[1]
+            assert halves(pick)[0] in ("d0", "d1")
+
+    @pytest.mark.parametrize(
+        ("cached", "how"), [(1440, Prefill.LOCAL), (1424, Prefill.REMOTE), (0, Prefill.REMOTE)]
+    )
+    def test_a_prompt_of_which_little_is_new_stays_where_it_is_cached(
+        self, cached: int, how: Prefill
+    ) -> None:
+        """10 % of 1600 tokens are 160."""
+        fleet = two_and_two(local_prefill_tokens=0, local_prefill_percent=10)
+        fleet.cache(WorkerKey("d1", 0), prompt(LONG), cached)
+        pick = pair(fleet)
+        assert pick.decision.how is how
+        if how is Prefill.LOCAL:
+            assert halves(pick) == ("d1", "d1")
+            assert pick.reservation.new_tokens == LONG - cached
+
+    def test_what_a_suspect_stream_told_is_not_cached(self) -> None:
+        fleet = two_and_two(local_prefill_tokens=0, local_prefill_percent=10)
+        key = WorkerKey("d1", 0)
+        fleet.cache(key, prompt(LONG))
+        fleet.tell(key, lost=True)
+        fleet.beat(key)
+        assert pair(fleet).decision.how is Prefill.REMOTE
+
+    def test_thresholds_of_0_leave_only_what_is_cached(self) -> None:
+        fleet = two_and_two(local_prefill_tokens=0, local_prefill_percent=0)
+        assert pair(fleet, prompt(1)).decision.how is Prefill.REMOTE
+
+    def test_an_sglang_decode_worker_computes_no_prompt(self) -> None:
+        fleet = Fleet()
+        fleet.add("p", role="prefill", engine="sglang")
+        fleet.add("d", role="decode", engine="sglang")
+        pick = pair(fleet, prompt(1))
+        assert halves(pick) == ("p", "d")
+
+
+class TestWhoCan:
+    def test_without_prefill_workers_one_does_all_by_the_policy_of_whole_requests(self) -> None:
+        fleet = Fleet()
+        fleet.add("d0", role="decode")
+        fleet.add("d1", role="decode")
+        fleet.cache(WorkerKey("d1", 0), prompt(LONG), 800)
+        pick = pair(fleet)
+        assert pick.decision.how is Prefill.ABSENT
+        assert pick.decision.policy.name == "dynamo-adaptive"
+        assert halves(pick) == ("d1", "d1")
+        assert pick.reservation.new_tokens == 800
+
+    def test_full_prefill_workers_are_none(self) -> None:
+        fleet = two_and_two()
+        for name in ("p0", "p1"):
+            fleet.say(WorkerKey(name, 0), running=100)
+        assert pair(fleet).decision.how is Prefill.ABSENT
+
+    def test_workers_without_a_role_serve_alone(self) -> None:
+        fleet = Fleet()
+        fleet.add("w0")
+        fleet.add("w1", engine="sglang")
+        for i in range(4):
+            pick = pair(fleet, prompt(LONG, 9_000 * i))
+            assert pick.decision.how is Prefill.ABSENT
+
+    def test_unless_they_name_a_connector(self) -> None:
+        fleet = Fleet()
+        fleet.add("w0", kv_connector="NixlConnector")
+        fleet.add("d0", role="decode")
+        fleet.say(WorkerKey("w0", 0), used_blocks=900.0)
+        assert halves(pair(fleet)) == ("w0", "d0")
+
+    def test_nobody_hands_over_to_itself(self) -> None:
+        fleet = Fleet()
+        fleet.add("w0", kv_connector="NixlConnector")
+        pick = pair(fleet)
+        assert halves(pick) == ("w0", "w0")
+        assert pick.decision.how is Prefill.LOCAL
+        assert pick.reservation.prefill is None
+
+    @pytest.mark.parametrize("about", [{"engine": "sglang"}, {"block_size": 32}])
+    def test_halves_are_of_the_same_engine_and_block_size(self, about: dict[str, Any]) -> None:
+        fleet = Fleet()
+        fleet.add("p0", role="prefill")
+        fleet.add("d0", role="decode", used_blocks=500.0)
+        fleet.add("p1", role="prefill", **about)
+        for i in range(4):
+            assert halves(pair(fleet, prompt(LONG, 9_000 * i))) == ("p0", "d0")
+
+    def test_alternatives_can_do_what_the_pick_was_to_do(self) -> None:
+        fleet = Fleet()
+        fleet.add("p", role="prefill", engine="sglang")
+        fleet.add("alone", engine="sglang")
+        for name in ("d0", "d1"):
+            fleet.add(name, role="decode", engine="sglang")
+
+        def order(tokens: int) -> list[str]:
+            decision = fleet.core.decide(fleet.request(prompt(tokens), role=Role.PAIR), fleet.now_s)
+            return [decision.rows.workers[row].worker_id for row in decision.order]
+
+        fleet.say(WorkerKey("alone", 0), used_blocks=500.0)
+        assert sorted(order(100)) == sorted(order(LONG)) == ["d0", "d1"]
+        for name in ("d0", "d1"):
+            fleet.say(WorkerKey(name, 0), used_blocks=900.0)
+        assert order(100) == ["alone"]
+
+    def test_full_decode_workers_are_worth_another_try(self) -> None:
+        for engine in ("vllm", "sglang"):
+            fleet = Fleet()
+            fleet.add("p", role="prefill", engine=engine)
+            fleet.add("d", role="decode", engine=engine, running=100)
+            refusal = refused(fleet)
+            assert refusal.reason is Reason.ALL_WORKERS_FULL
+            assert refusal.retry_after_s
+
+    def test_full_prefill_workers_are_where_nobody_serves_alone(self) -> None:
+        fleet = Fleet()
+        fleet.add("p", role="prefill", engine="sglang", running=100)
+        fleet.add("d", role="decode", engine="sglang")
+        assert refused(fleet).reason is Reason.ALL_WORKERS_FULL
+
+    def test_prefill_workers_alone_are_no_pair(self) -> None:
+        fleet = Fleet()
+        fleet.add("p", role="prefill")
+        refusal = refused(fleet)
+        assert refusal.reason is Reason.NO_ELIGIBLE_WORKER
+        assert "role is prefill" in refusal.message or "no worker can take over" in refusal.message
+
+    def test_a_fleet_that_is_gone_is_no_pair(self) -> None:
+        assert refused(Fleet()).reason is Reason.NO_WORKER
+
+    def test_a_prompt_too_long_for_all_is_told_so(self) -> None:
+        fleet = Fleet()
+        fleet.add("p", role="prefill", max_model_len=1000)
+        fleet.add("d", role="decode", max_model_len=1000)
+        assert refused(fleet).reason is Reason.PROMPT_TOO_LONG
+
+
+class TestHeldAsOne:
+    def test_both_halves_are_reserved_at_once(self) -> None:
+        fleet = two_and_two()
+        pick = pair(fleet)
+        prefill, decode = halves(pick)
+        assert fleet.loads() == {
+            WorkerKey(prefill, 0): (1, 100, LONG),
+            WorkerKey(decode, 0): (1, 100, 0),
+        }
+
+    def test_prefill_done_releases_the_one_half(self) -> None:
+        fleet = two_and_two()
+        pick = pair(fleet)
+        _, decode = halves(pick)
+        assert report(fleet, pick, "prefill_done") is ProgressResult.APPLIED
+        assert fleet.loads() == {WorkerKey(decode, 0): (1, 100, 0)}
+        assert report(fleet, pick, "prefill_done") is ProgressResult.UNCHANGED
+        assert fleet.loads() == {WorkerKey(decode, 0): (1, 100, 0)}
+        assert report(fleet, pick, "finished") is ProgressResult.APPLIED
+        assert fleet.loads() == {}
+
+    def test_output_says_that_the_prompt_is_done(self) -> None:
+        fleet = two_and_two()
+        pick = pair(fleet)
+        report(fleet, pick, "running", output_tokens=1)
+        assert list(fleet.loads()) == [pick.reservation.worker]
+
+    @pytest.mark.parametrize("end", ["finished", "failed", "lease", "withdrawn"])
+    @pytest.mark.parametrize("done", [False, True])
+    def test_any_end_releases_both_once(self, end: str, done: bool) -> None:
+        fleet = two_and_two()
+        pick = pair(fleet)
+        if done:
+            report(fleet, pick, "prefill_done")
+        if end == "lease":
+            fleet.turn(121.0)
+        elif end == "withdrawn":
+            fleet.core.withdraw(pick.reservation, fleet.now_s)
+        else:
+            report(fleet, pick, end)
+        assert fleet.loads() == {}
+        for state in ("prefill_done", "finished", "failed"):
+            report(fleet, pick, state)
+        assert fleet.loads() == {}
+        assert fleet.core.endings.total() == 1
+
+    def test_a_lost_prefill_worker_ends_it_while_it_computes(self) -> None:
+        fleet = two_and_two()
+        pick = pair(fleet)
+        prefill, _ = halves(pick)
+        fleet.core.remove(prefill, 60.0, fleet.now_s)
+        assert pick.reservation.ended is Ending.WORKER_LOST
+        assert fleet.loads() == {}
+        assert report(fleet, pick, "finished") is ProgressResult.UNKNOWN
+
+    def test_and_does_no_harm_afterwards(self) -> None:
+        fleet = two_and_two()
+        pick = pair(fleet)
+        prefill, decode = halves(pick)
+        report(fleet, pick, "prefill_done")
+        fleet.core.remove(prefill, 60.0, fleet.now_s)
+        assert pick.reservation.ended is None
+        assert fleet.loads() == {WorkerKey(decode, 0): (1, 100, 0)}
+        fleet.core.remove(decode, 60.0, fleet.now_s)
+        assert pick.reservation.ended is Ending.WORKER_LOST
+
+    def test_the_same_request_again_gets_the_same_pair(self) -> None:
+        fleet = two_and_two()
+        first = pair(fleet, request_id="x")
+        before = fleet.loads()
+        again = fleet.core.route(
+            fleet.request(prompt(LONG), request_id="x", role=Role.PAIR), fleet.now_s
+        )
+        assert isinstance(again, Repeated)
+        assert again.reservation is first.reservation
+        assert fleet.loads() == before
+
+    def test_the_same_id_for_one_half_is_another_request(self) -> None:
+        fleet = two_and_two()
+        pair(fleet, request_id="x")
+        with pytest.raises(Refusal) as caught:
+            fleet.route(prompt(LONG), request_id="x", role=Role.PREFILL)
+        assert caught.value.reason is Reason.REQUEST_ID_REUSED
+
+    def test_both_are_predicted_to_hold_the_prompt(self) -> None:
+        fleet = two_and_two()
+        pick = pair(fleet)
+        for name in halves(pick):
+            slot = fleet.view.sources[WorkerKey(name, 0)].slot
+            assert fleet.view.index.predicted(slot) == 100
+
+    def test_cached_tokens_are_those_of_the_worker_that_computed(self) -> None:
+        fleet = two_and_two()
+        fleet.cache(WorkerKey("p1", 0), prompt(LONG), 800)
+        pick = pair(fleet)
+        report(fleet, pick, "prefill_done", cached_tokens=800)
+        known = fleet.core.fleet.cache_reports
+        assert {key.worker_id: (one.predicted, one.reported) for key, one in known.items()} == {
+            "p1": (800, 800)
+        }
+        assert fleet.core.fleet.self_check.results == {"exact": 1}
+
+    def test_a_measured_prompt_counts_for_the_worker_that_computed(self) -> None:
+        fleet = two_and_two(prefill_policy="ttft")
+        pick = pair(fleet)
+        fleet.now_s += 0.5
+        report(fleet, pick, "prefill_done")
+        prefill, decode = (WorkerKey(name, 0) for name in halves(pick))
+        assert fleet.core.fleet.rates.samples(prefill) == 1
+        assert fleet.core.fleet.rates.samples(decode) == 0
+
+    def test_how_often_is_counted(self) -> None:
+        fleet = two_and_two()
+        for i in range(3):
+            pair(fleet, prompt(LONG, 9_000 * i))
+        pair(fleet, prompt(9))
+        assert fleet.core.pair_picks == {Prefill.REMOTE: 3, Prefill.LOCAL: 1}
+
+    def test_to_explain_reserves_nothing(self) -> None:
+        fleet = two_and_two()
+        decision = fleet.core.decide(fleet.request(prompt(LONG), role=Role.PAIR), fleet.now_s)
+        assert decision.how is Prefill.REMOTE
+        assert fleet.loads() == {}
+        assert not fleet.core.pair_picks
+
+
+class Conservation(RuleBasedStateMachine):
+    """Whatever happens, the load we count is the sum over the halves that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Fleet(lease_s=20.0, memory_window_s=30.0, reservations_max=15)
+        self.made: list[Reservation] = []
+
+    @initialize()
+    def some_workers(self) -> None:
+        small = {"total_slots": 4, "total_blocks": 400}
+        for name in ("p0", "p1"):
+            self.fleet.add(name, role="prefill", **small)
+        for name in ("d0", "d1"):
+            self.fleet.add(name, role="decode", **small)
+        self.fleet.add("w0", kv_connector="NixlConnector", **small)
+
+    @rule(
+        tokens=st.sampled_from([20, 600, 608, 1600]),
+        first=st.sampled_from([0, 100_000]),
+        role=st.sampled_from([Role.PAIR, Role.PAIR, Role.BOTH, Role.PREFILL, Role.DECODE]),
+        request_id=st.none() | st.sampled_from("abc"),
+        unwanted=st.frozensets(st.sampled_from(["p0", "d0", "w0"]), max_size=2),
+    )
+    def route(
+        self,
+        tokens: int,
+        first: int,
+        role: Role,
+        request_id: str | None,
+        unwanted: frozenset[str],
+    ) -> None:
+        fleet = self.fleet
+        named = {"request_id": request_id} if request_id else {}
+        request = fleet.request(
+            prompt(tokens, first), role=role, excluded_workers=unwanted, **named
+        )
+        before = fleet.loads()
+        try:
+            outcome = fleet.core.route(request, fleet.now_s)
+        except Refusal:
+            assert fleet.loads() == before
+            return
+        if isinstance(outcome, Repeated):
+            assert fleet.loads() == before
+            return
+        reservation = outcome.reservation
+        assert not unwanted & set(halves(outcome))
+        roles = {Role.BOTH: "w", Role.PREFILL: "pw", Role.DECODE: "dw", Role.PAIR: "dw"}
+        assert reservation.worker.worker_id[0] in roles[role]
+        if reservation.prefill is not None:
+            assert role is Role.PAIR
+            assert reservation.prefill.worker != reservation.worker
+            assert reservation.prefill.worker.worker_id[0] in "pw"
+        self.made.append(reservation)
+
+    @rule(i=st.integers(0, 30), state=st.sampled_from(ProgressState), output=st.integers(0, 2))
+    def report(self, i: int, state: ProgressState, output: int) -> None:
+        known = [one for one in self.made if one.ended is None] or self.made
+        if known:
+            one = known[i % len(known)]
+            self.fleet.core.report(Progress(one.id, state, output), self.fleet.now_s)
+
+    @rule(name=st.sampled_from(["p0", "d0", "w0"]))
+    def a_worker_is_lost_and_comes_back(self, name: str) -> None:
+        key = WorkerKey(name, 0)
+        told = self.fleet.relays[key].heartbeat
+        self.fleet.core.remove(name, 0.001, self.fleet.now_s)
+        self.fleet.turn(0.25, silent=[key])
+        self.fleet.add(
+            name, role=told.role, kv_connector=told.kv_connector, total_slots=4, total_blocks=400
+        )
+
+    @rule(seconds=st.sampled_from([0.25, 5, 12]))
+    def time_goes_by(self, seconds: float) -> None:
+        self.fleet.turn(seconds)
+
+    @invariant()
+    def load_is_the_sum_over_open_halves(self) -> None:
+        sums: dict[WorkerKey, tuple[int, int, int]] = {}
+        parts: dict[WorkerKey, list[Reservation]] = {}
+        tokens: dict[WorkerKey, int] = {}
+        for one in self.made:
+            if one.ended is not None:
+                assert one.prefill is None or not one.prefill.open
+                continue
+            parts.setdefault(one.worker, []).append(one)
+            if not one.prefill_done:
+                tokens[one.worker] = tokens.get(one.worker, 0) + one.new_tokens
+            hold = one.prefill
+            if hold is not None and hold.open:
+                assert not one.prefill_done
+                parts.setdefault(hold.worker, []).append(one)
+                tokens[hold.worker] = tokens.get(hold.worker, 0) + hold.new_tokens
+        for key, some in parts.items():
+            blocks = len(np.unique(np.concatenate([one.prefixes for one in some])))
+            blocks += sum(one.own_blocks for one in some)
+            sums[key] = len(some), blocks, tokens.get(key, 0)
+        assert self.fleet.loads() == sums
+
+
+TestConservation = Conservation.TestCase
+TestConservation.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+class TestCosts:
+    def test_prefill_queue_in_tokens(self) -> None:
+        made = rows(
+            1000,
+            {"prefill_tokens_active": 0.0},
+            {"prefill_tokens_active": 700.0, "device_tokens": 320},
+            {"prefill_tokens_active": 300.0, "device_tokens": 640},
+        )
+        # 0 + 1000; 700 + 680; 300 + 360
+        assert PREFILL_QUEUE.score(made).costs.tolist() == [1000.0, 1380.0, 660.0]
+
+    def test_decode_room_by_hand(self) -> None:
+        made = rows(
+            1000,
+            # 63 blocks needed: (100 + 63) / 1000 + 10 / 100 + 0.05 * (1 + 0) / 4
+            {"active_blocks": 100.0, "total_blocks": 1000.0, "running": 10.0, "total_slots": 100.0},
+            # (40 + 63) / 100 and no room; 0 / 256; as far
+            {"active_blocks": 40.0, "total_blocks": 100.0},
+            # unknown totals: 0 + 64 / 256; 640 tokens are there: 0.05 * 0.25 * 0.36
+            {"running": 64.0, "device_tokens": 640},
+        )
+        assert DECODE_ROOM.score(made).costs.tolist() == pytest.approx(
+            [0.163 + 0.1 + 0.0125, 1.03 + 0.0125 + 1000, 0.25 + 0.0045]
+        )
+
+    def test_decode_room_counts_a_block_that_several_use_once(self) -> None:
+        made = rows(160, {"active_blocks": 10.0, "total_blocks": 100.0, "in_use": 8})
+        assert DECODE_ROOM.score(made).row_terms["kv_share"].tolist() == [0.12]
+
+    def test_decode_room_counts_the_output_that_is_expected(self) -> None:
+        worker = {"active_blocks": 0.0, "total_blocks": 100.0}
+        told = rows(160, worker, request={"expected_output_tokens": 1440})
+        assert DECODE_ROOM.score(told).row_terms["need_blocks"].tolist() == [100.0]
+        assert DECODE_ROOM.score(told).row_terms["no_room"].tolist() == [0.0]
+        told = rows(160, worker, request={"expected_output_tokens": 1441})
+        assert DECODE_ROOM.score(told).row_terms["no_room"].tolist() == [1.0]
+
+
+def heartbeat(**about: Any) -> Heartbeat:
+    said = {"address": "http://10.0.0.7:8000", "engine": "vllm"} | about
+    return Heartbeat(epoch=Epoch(1, 1), sent_at_s=START_S, **said)
+
+
+class TestHandOver:
+    def test_sglang_tells_its_bootstrap_server(self) -> None:
+        told = heartbeat(engine="sglang")
+        assert (*bootstrap_server(told), *transfer_params(told, 5)) == ("10.0.0.7", 8998, "", "")
+        told = heartbeat(engine="sglang", bootstrap_host="ib0.node", bootstrap_port=9001)
+        assert bootstrap_server(told) == ("ib0.node", 9001)
+
+    def test_nixl_is_told_that_another_one_decodes_and_answers_the_rest(self) -> None:
+        prefill, decode = transfer_params(heartbeat(), 5)
+        assert json.loads(prefill) == {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        }
+        assert (decode, bootstrap_server(heartbeat())) == ("", ("", 0))
+
+    def test_mooncake_tells_both_one_transfer(self) -> None:
+        told = heartbeat(kv_connector="MooncakeConnector", kv_engine_id="e7")
+        prefill, decode = transfer_params(told, 255)
+        assert json.loads(prefill) == {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "transfer_id": "kvroute-ff",
+        }
+        assert json.loads(decode) == {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "transfer_id": "kvroute-ff",
+            "remote_bootstrap_addr": "http://10.0.0.7:8998",
+            "remote_engine_id": "e7",
+        }
+
+    def test_a_decode_worker_is_sent_to_no_mooncake_engine_whose_id_is_unknown(self) -> None:
+        fleet = Fleet()
+        fleet.add("p0", role="prefill", kv_connector="MooncakeConnector")
+        fleet.add("d0", role="decode")
+        told = pair(fleet)
+        assert (told.decision.how, halves(told)) == (Prefill.ABSENT, ("d0", "d0"))
+        fleet.say(WorkerKey("p0", 0), kv_engine_id="e7")
+        assert halves(pair(fleet, prompt(LONG, 9_000))) == ("p0", "d0")
+
+    def test_rooms_say_the_rank_and_are_all_different(self) -> None:
+        fleet = Fleet()
+        for rank in range(3):
+            fleet.add("p", rank, role="prefill", engine="sglang", multi_rank=True)
+        fleet.add("d", role="decode", engine="sglang", total_blocks=None)
+        rooms = set()
+        for i in range(12):
+            hold = pair(fleet, prompt(LONG, 9_000 * i)).reservation.prefill
+            assert hold is not None
+            assert hold.room % 3 == hold.worker.dp_rank
+            assert 0 < hold.room < 1 << 63
+            rooms.add(hold.room)
+        assert len(rooms) == 12

@@ -1,0 +1,129 @@
+"""A policy of the operator's own: it decides; when it fails, the default one does."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from router.config.keys import ConfigError
+from router.decide.decision.decision import Decision
+from tests.stage.fleet import Fleet, prompt
+
+HERE = "tests.router.decide.policies.own_policies"
+
+
+def fleet_of(policy: str) -> Fleet:
+    fleet = Fleet(policy=f"{HERE}:{policy}")
+    asked = prompt(64)
+    fleet.add("empty")
+    fleet.cache(fleet.add("holder"), asked, 32)
+    fleet.say(fleet.add("busy"), running=50, used_blocks=900.0)
+    return fleet
+
+
+def decide(fleet: Fleet) -> Decision:
+    return fleet.core.decide(fleet.request(prompt(64)), fleet.now_s)
+
+
+@pytest.mark.parametrize(
+    ("policy", "picked"), [("longest_overlap", "holder"), ("in_python", "empty")]
+)
+def test_its_costs_decide(policy: str, picked: str) -> None:
+    fleet = fleet_of(policy)
+    decision = decide(fleet)
+    assert decision.policy.name == f"{HERE}:{policy}"
+    assert decision.rows.workers[decision.order[0]].worker_id == picked
+    assert decision.scores.row_terms["cost"].tolist() == decision.scores.costs.tolist()
+    assert fleet.picked(prompt(64)) == picked
+    assert not fleet.core.decider.policy_failures
+    assert fleet.core.decider.take_policy_error() == ""
+
+
+def test_its_terms_are_in_the_receipt_and_its_first_line_sums_it_up() -> None:
+    decision = decide(fleet_of("with_terms"))
+    assert decision.scores.row_terms["running"].tolist() == [0, 0, 50]
+    assert decision.scores.shared_terms == {"one": 1.0}
+    assert decide(fleet_of("longest_overlap")).policy.summary == "Whoever holds most of the prompt."
+
+
+def test_its_chances_are_drawn_by() -> None:
+    fleet = fleet_of("drawn")
+    assert {decide(fleet).order[0] for _ in range(40)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "told"),
+    [
+        ("raises", "raised", "AttributeError"),
+        ("text", "raised", "ValueError"),
+        ("infinite", "not_a_number", "costs are not all finite"),
+        ("nothing", "shape", "costs have shape ()"),
+        ("not_a_number_in_a_term", "not_a_number", "ratio are not all finite"),
+        ("not_a_number_for_all", "not_a_number", "terms are not all finite"),
+        ("too_short", "shape", "costs have shape (2,) for 3 rows"),
+        ("a_matrix", "shape", "costs have shape (3, 2) for 3 rows"),
+        ("chances_below_zero", "not_a_number", "chances are below 0"),
+        ("no_chances", "not_a_number", "chances are below 0, or 0 for all"),
+    ],
+)
+def test_when_it_fails_the_default_policy_decides_and_it_is_counted(
+    policy: str, kind: str, told: str
+) -> None:
+    fleet = fleet_of(policy)
+    for _ in range(3):
+        decision = decide(fleet)
+        assert decision.policy.name == "dynamo-adaptive"
+        assert decision.rows.workers[decision.order[0]].worker_id == "holder"
+    assert fleet.core.decider.policy_failures == {(f"{HERE}:{policy}", kind): 3}
+    assert told in fleet.core.decider.take_policy_error()
+    assert fleet.core.decider.take_policy_error() == "", "told once"
+    assert fleet.picked(prompt(64)) == "holder"
+
+
+def test_the_default_policy_decides_by_its_configured_numbers() -> None:
+    fleet = Fleet(
+        policy=f"{HERE}:raises",
+        parameters={"dynamo-adaptive": {"alpha_cache": 0.25, "alpha_balance": 0.25}},
+    )
+    fleet.add("w0")
+    assert decide(fleet).scores.shared_terms["alpha"] == 0.25
+
+
+def test_requests_may_name_those_that_are_configured_and_no_others() -> None:
+    name = f"{HERE}:longest_overlap"
+    fleet = Fleet(own_policies=(name,))
+    fleet.add("w0")
+    request = fleet.request(prompt(64), policy=name)
+    assert fleet.core.decide(request, fleet.now_s).policy.name == name
+    with pytest.raises(Exception, match="unknown policy 'os:getcwd'"):
+        fleet.core.decide(fleet.request(prompt(64), policy="os:getcwd"), fleet.now_s)
+
+
+@pytest.mark.parametrize(
+    ("routing", "told"),
+    [
+        ({"policy": "no_such_module:score"}, "'no_such_module' can't be imported"),
+        ({"policy": f"{HERE}:no_such_function"}, "has no function 'no_such_function'"),
+        ({"policy": f"{HERE}:not_a_function"}, "has no function 'not_a_function'"),
+        ({"policy": ":"}, "can't be imported"),
+        ({"own_policies": ("round-robin",)}, "expected module:function, got 'round-robin'"),
+        ({"own_policies": (f"{HERE}:drawn", "x:y")}, "`$.routing.own_policies[1]`"),
+    ],
+)
+def test_a_name_that_leads_to_no_function_stops_the_start_and_names_the_key(
+    routing: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Fleet(**routing)
+    assert told in str(refused.value)
+    assert f"`$.routing.{next(iter(routing))}" in str(refused.value)
+
+
+def test_a_module_that_breaks_when_it_is_imported_does_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaking_policy.py").write_text("1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"ZeroDivisionError.*`\$\.routing\.policy`"):
+        Fleet(policy="breaking_policy:score")
+    assert "breaking_policy" not in sys.modules

@@ -1,0 +1,70 @@
+"""Waiting requests for tests."""
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+from router.config.settings.queue_settings import QueueSettings
+from router.decide.queue.admission_queue import LOOK_PAST, AdmissionQueue
+from router.decide.waiter import Fate, Waiter
+
+POOL = "model"
+
+
+class Workers:
+    """What a driver knows of a fleet."""
+
+    def __init__(self) -> None:
+        self.overlaps: dict[str, int] = {}
+        """By id of a request."""
+        self.busy = 0.0
+        self.prefilling: set[str] = set()
+        """Ids of reservations."""
+        self.looks = 0
+
+    def overlap_tokens(self, waiter: Waiter) -> int:
+        self.looks += 1
+        return self.overlaps.get(waiter.request_id, 0)
+
+    def load(self, waiter: Waiter) -> float:
+        return self.busy
+
+    def is_prefilling(self, reservation_id: str) -> bool:
+        return reservation_id in self.prefilling
+
+
+def queue_of(
+    workers: Workers | None = None, look_past: int = LOOK_PAST, **settings: Any
+) -> AdmissionQueue:
+    return AdmissionQueue(QueueSettings(**settings), Random(7), workers or Workers(), look_past)
+
+
+def offered(queue: AdmissionQueue, name: str, now_s: float = 0.0, **values: Any) -> Waiter:
+    """A request that waits from now on."""
+    waiter = Waiter(name, values.pop("arrived_s", now_s), **values)
+    queue.offer(values.get("model", POOL), waiter, now_s)
+    return waiter
+
+
+def names(waiters: Iterable[Waiter]) -> str:
+    return " ".join(waiter.request_id for waiter in waiters)
+
+
+def turns(queue: AdmissionQueue, now_s: float = 0.0, pool: str = POOL) -> str:
+    """Whose turn it is, if none of them is dispatched."""
+    return names(queue.candidates(pool, 0, now_s))
+
+
+def drained(queue: AdmissionQueue, now_s: float = 0.0, pool: str = POOL) -> str:
+    """The order in which all go, with room for each."""
+    gone = []
+    for waiter in queue.candidates(pool, 0, now_s):
+        queue.dispatched(waiter, waiter.new_tokens, waiter.prompt_tokens - waiter.new_tokens, now_s)
+        gone.append(waiter)
+    return names(gone)
+
+
+def check_counts(queue: AdmissionQueue) -> None:
+    """arrived = dispatched + waiting + refused + expired + cancelled + displaced."""
+    ends = sum(queue.counts[fate] for fate in Fate if fate is not Fate.ARRIVED)
+    assert queue.counts[Fate.ARRIVED] == ends + len(queue)

@@ -1,0 +1,122 @@
+"""Predicted times to the first token, held against measured ones."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.decide.core.progress import Progress, ProgressState
+from router.fleet.health.ttft_check import RATIOS, TtftCheck
+from router.fleet.reservations.reservations import Ending
+from router.observe.metrics.of_fleet import RouterCollector
+from router.request.request import Role
+from tests.stage.fleet import Fleet, prompt
+
+IDLE_S = (500 + 1600 * (1 + 800 / 50_000)) / 1000
+"""Of 1600 new tokens, at 1000 tokens a second (router/fleet/rates.py)."""
+
+
+def ttft_fleet(**routing: object) -> Fleet:
+    fleet = Fleet(**{"policy": "ttft", "prefill_rate": 1000.0, **routing})
+    fleet.add("w0")
+    return fleet
+
+
+def tell(fleet: Fleet, reservation_id: str, state: ProgressState, **about: object) -> None:
+    fleet.core.report(Progress(reservation_id, state, **about), fleet.now_s)  # type: ignore[arg-type]
+
+
+def route(fleet: Fleet, first: int = 0, **about: object) -> str:
+    return fleet.route(prompt(1600, first), **about).reservation.id
+
+
+@pytest.mark.parametrize(
+    ("took", "late_s", "early_s"), [(2.0, IDLE_S, 0.0), (0.5, 0.0, IDLE_S / 2), (1.0, 0.0, 0.0)]
+)
+def test_a_measured_time_is_held_against_the_one_at_the_pick(
+    took: float, late_s: float, early_s: float
+) -> None:
+    fleet = ttft_fleet()
+    picked = route(fleet)
+    fleet.now_s += took * IDLE_S
+    tell(fleet, picked, ProgressState.PREFILL_DONE)
+    check = fleet.core.ttft_check
+    assert check.ratios == pytest.approx(took, rel=1e-5)
+    assert check.measured_s == pytest.approx(took * IDLE_S, rel=1e-5)
+    assert check.late_s == pytest.approx(late_s, rel=1e-5, abs=1e-5)
+    assert check.early_s == pytest.approx(early_s, rel=1e-5, abs=1e-5)
+    assert (sum(check.counts), len(check)) == (1, 0)
+
+
+def test_it_is_counted_once_however_often_it_is_told() -> None:
+    fleet = ttft_fleet()
+    picked = route(fleet)
+    for state in (ProgressState.PREFILL_DONE, ProgressState.PREFILL_DONE, ProgressState.FINISHED):
+        fleet.now_s += 1.0
+        tell(fleet, picked, state)
+    assert sum(fleet.core.ttft_check.counts) == 1
+
+
+def test_what_nobody_times_says_nothing_and_stays_no_longer_than_its_reservation() -> None:
+    fleet = ttft_fleet(lease_s=30.0)
+    running, lost, expired, withdrawn = (
+        fleet.route(prompt(160, 1000 * i)).reservation for i in range(4)
+    )
+    check = fleet.core.ttft_check
+    assert len(check) == 4
+    tell(fleet, running.id, ProgressState.RUNNING, output_tokens=3)
+    tell(fleet, running.id, ProgressState.FINISHED)
+    tell(fleet, lost.id, ProgressState.FAILED, failure=Ending.FAILED_WORKER)
+    fleet.core.withdraw(withdrawn, fleet.now_s)
+    fleet.turn(31.0)
+    assert expired.ended is Ending.EXPIRED
+    assert (len(check), sum(check.counts)) == (0, 0)
+
+
+def test_policies_that_predict_nothing_are_not_measured() -> None:
+    fleet = ttft_fleet()
+    picked = route(fleet, policy="least-loaded")
+    assert len(fleet.core.ttft_check) == 0
+    tell(fleet, picked, ProgressState.PREFILL_DONE)
+    assert sum(fleet.core.ttft_check.counts) == 0
+
+
+def test_of_a_pair_the_one_that_computes_the_prompt_is_timed() -> None:
+    fleet = Fleet(prefill_policy="ttft", prefill_rate=1000.0)
+    fleet.add("p", role="prefill")
+    fleet.add("d", role="decode")
+    picked = route(fleet, role=Role.PAIR)
+    fleet.now_s += IDLE_S
+    tell(fleet, picked, ProgressState.PREFILL_DONE)
+    assert fleet.core.ttft_check.ratios == pytest.approx(1.0, rel=1e-5)
+
+
+def test_ratios_fall_into_their_buckets_bounds_included() -> None:
+    check = TtftCheck()
+    for i, bound in enumerate(RATIOS):
+        check.on_pick(str(i), 2.0)
+        check.on_done(str(i), 2.0 * bound)
+    check.on_pick("late", 1.0)
+    check.on_done("late", 11.0)
+    assert check.counts == [1] * (len(RATIOS) + 1)
+
+
+def test_metrics_tell_them() -> None:
+    fleet = ttft_fleet()
+    for first in (0, 5000):
+        picked = route(fleet, first)
+        fleet.now_s += 2 * IDLE_S
+        tell(fleet, picked, ProgressState.PREFILL_DONE)
+    registry = CollectorRegistry()
+    registry.register(RouterCollector(fleet.core, fleet.clock))
+
+    def value(name: str, **labels: str) -> float:
+        told = registry.get_sample_value(f"kvroute_ttft_{name}", labels)
+        assert told is not None
+        return told
+
+    check = fleet.core.ttft_check
+    assert value("ratio_count") == value("ratio_bucket", le="+Inf") == 2
+    assert value("ratio_bucket", le="1.33") == 0
+    assert value("ratio_sum") == check.ratios
+    assert value("measured_seconds_total") == check.measured_s
+    assert value("off_seconds_total", direction="late") == check.late_s > 0
+    assert value("off_seconds_total", direction="early") == 0
