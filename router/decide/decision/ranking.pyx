@@ -41,7 +41,7 @@ cdef dict _kinds = {
 }
 """By the function of a policy: its twin in native/policy.h, which gets the parameters in their order."""
 assert dynamo_adaptive.AdaptiveParameters.__struct_fields__ == (
-    "balance_threshold", "alpha_balance", "alpha_cache", "gamma",
+    "balance_threshold", "alpha_balance", "alpha_cache", "gamma", "queue_weight",
 )
 assert dynamo_blocks.BlocksParameters.__struct_fields__ == (
     "prefill_load_scale", "overlap_credit", "host_credit", "disk_credit", "credit_decay", "request_weight",

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's first cost function, with adaptive alpha."""
+"""NVIDIA Dynamo's first cost function, with adaptive alpha, and with the prompts ahead."""
 
 from dataclasses import replace
 from math import sqrt
@@ -12,7 +12,7 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class AdaptiveParameters(Parameters, frozen=True):
-    """Dynamo's own numbers by default."""
+    """Weights; all but the last are Dynamo's own numbers by default."""
 
     balance_threshold: Annotated[
         float, Meta(ge=0, description="std / mean of load above which the fleet is uneven")
@@ -20,8 +20,18 @@ class AdaptiveParameters(Parameters, frozen=True):
     alpha_balance: Annotated[
         float, Meta(ge=0, le=1, description="weight of load in an uneven fleet")
     ] = 0.7
-    alpha_cache: Annotated[float, Meta(ge=0, le=1, description="and in an even one")] = 0.3
+    alpha_cache: Annotated[
+        float, Meta(ge=0, le=1, description="weight of load in an even fleet")
+    ] = 0.3
     gamma: Annotated[float, Meta(ge=0, description="weight of the slots in use")] = 0.1
+    queue_weight: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="weight of the prompt tokens that a worker has still to compute for other"
+            " requests, beside the request's own new tokens; 0: the published formula",
+        ),
+    ] = 1.0
 
 
 def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
@@ -31,14 +41,18 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
         mean, std over all live workers, before any exclusion    (population std)
         alpha = alpha_balance (0.7) if mean > 0 and std > balance_threshold (0.1) * mean
                 else alpha_cache (0.3)
-        cost  = alpha * (load - mean) + (1 - alpha) * new_tokens / prompt_tokens
+        work  = (new_tokens + queue_weight (1) * prefill_tokens_active) / prompt_tokens
+        cost  = alpha * (load - mean) + (1 - alpha) * work
                 + gamma (0.1) * active_slots / total_slots       (0 where the total is unknown)
 
-    Source: ai-dynamo/dynamo v0.1.0, lib/llm/src/kv_router/scheduler.rs, read 2026-11-21. Two things
-    differ from the published code. There the mean is in blocks but is subtracted from a ratio; here
-    both are ratios. There a worker's overlap is looked up by its place in a list that need not line
-    up with the list of endpoints; here a row is one worker's. And ties, which there went to the
-    first in the list, are broken at random.
+    Source: ai-dynamo/dynamo v0.1.0, lib/llm/src/kv_router/scheduler.rs, read 2026-11-21. Three
+    things differ from the published code. There `work` is the request's own part alone, so that of
+    two workers with like load the one that computes a long prompt is as good as the one that
+    computes none: requests without a shared prefix queue behind one another while other workers
+    have nothing to compute (docs/decisions.md has the numbers). There the mean is in blocks but is
+    subtracted from a ratio; here both are ratios. There a worker's overlap is looked up by its
+    place in a list that need not line up with the list of endpoints; here a row is one worker's.
+    And ties, which there went to the first in the list, are broken at random.
     """
     load = rows.load
     # Sums row after row: the same to the last bit wherever they are made
@@ -49,13 +63,16 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
     balance = mean > 0 and std > parameters.balance_threshold * mean
     alpha = parameters.alpha_balance if balance else parameters.alpha_cache
     new_share = rows.new_tokens / rows.prompt_tokens
+    queue_share = rows.prefill_tokens_active / rows.prompt_tokens
     slot_ratio = rows.slot_ratio
+    work = new_share + parameters.queue_weight * queue_share
     return Scores(
-        costs=alpha * deviation + (1 - alpha) * new_share + parameters.gamma * slot_ratio,
+        costs=alpha * deviation + (1 - alpha) * work + parameters.gamma * slot_ratio,
         row_terms={
             "load": load,
             "load_deviation": deviation,
             "new_share": new_share,
+            "queue_share": queue_share,
             "slot_ratio": slot_ratio,
             "total_blocks_unknown": rows.load_unknown,
         },
@@ -65,8 +82,9 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
 
 DYNAMO_ADAPTIVE = Policy(
     name="dynamo-adaptive",
-    summary="load against new work, load more when the fleet is uneven; the default",
-    formula="alpha * (load - load_mean) + (1 - alpha) * new_share + gamma * slot_ratio;"
+    summary="load against new and queued work, load more when the fleet is uneven; the default",
+    formula="alpha * (load - load_mean) + (1 - alpha) * (new_share + queue_weight * queue_share)"
+    " + gamma * slot_ratio;"
     " alpha = alpha_balance if load_mean > 0 and load_std > balance_threshold * load_mean"
     " else alpha_cache",
     settings=AdaptiveParameters(),
@@ -76,5 +94,6 @@ DYNAMO_ADAPTIVE = Policy(
 DYNAMO_UNGUARDED = replace(
     DYNAMO_ADAPTIVE,
     name="dynamo-unguarded",
-    summary="dynamo-adaptive as it was published: the guard never moves its picks",
+    summary="dynamo-adaptive as it was published: no queued work, and no guard over its picks",
+    settings=AdaptiveParameters(queue_weight=0.0),
 )

@@ -8,13 +8,17 @@
 
 /* AdaptiveParameters, in their order. */
 typedef struct {
-    double balance_threshold, alpha_balance, alpha_cache, gamma;
+    double balance_threshold, alpha_balance, alpha_cache, gamma, queue_weight;
 } AdaptiveNumbers;
 
 /* The terms that all rows share. */
 typedef struct {
     double mean, std, alpha;
 } AdaptiveShared;
+
+static double queue_share_of(const Rows *r, size_t row) {
+    return r->columns->prefill_tokens_active[r->slots[row]] / r->prompt_tokens;
+}
 
 static AdaptiveShared adaptive_costs(const AdaptiveNumbers *n, const Rows *r, double *costs) {
     const double *load = r->columns->load;
@@ -32,7 +36,8 @@ static AdaptiveShared adaptive_costs(const AdaptiveNumbers *n, const Rows *r, do
     double cache_share = 1 - s.alpha;
     for (size_t i = 0; i < r->rows; i++) {
         double new_share = new_tokens_of(r, i) / r->prompt_tokens;
-        costs[i] = s.alpha * (load[r->slots[i]] - s.mean) + cache_share * new_share +
+        double work = new_share + n->queue_weight * queue_share_of(r, i);
+        costs[i] = s.alpha * (load[r->slots[i]] - s.mean) + cache_share * work +
                    n->gamma * r->columns->slot_ratio[r->slots[i]];
     }
     return s;
@@ -44,6 +49,7 @@ static void put_adaptive_terms(Backward *b, uint32_t number, const AdaptiveShare
     intptr_t slot = r->slots[row];
     put_term(b, number, "total_blocks_unknown", c->load_unknown[slot]);
     put_term(b, number, "slot_ratio", c->slot_ratio[slot]);
+    put_term(b, number, "queue_share", queue_share_of(r, row));
     put_term(b, number, "new_share", new_tokens_of(r, row) / r->prompt_tokens);
     put_term(b, number, "load_deviation", c->load[slot] - s->mean);
     put_term(b, number, "load", c->load[slot]);

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec
 from router.api.desk.desk import LONG_BYTES
-from router.config.settings.routing_settings import GuardSettings
 from router.decide.core.progress import Progress, ProgressState
 from router.request.refusal import Refusal
 from tests.stage.fleet import prompt
@@ -74,7 +73,7 @@ def test_predictions_live_longer_where_blocks_are_left_out(
 
 
 def test_an_answer_without_a_receipt_is_the_same_otherwise() -> None:
-    side = Side(about={"guard": GuardSettings(enabled=False)})  # the second one follows the first
+    side = Side(about={"policy": "dynamo-unguarded"})  # the second one follows the first
     for i in range(3):
         side.fleet.add(f"w{i}", labels={"a": "b"})
     whole = side.route(asked(50, request_id="whole"))

@@ -25,8 +25,9 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
             uneven = mean > 0 and std > constants["balance_threshold"] * mean
             alpha = constants["alpha_balance"] if uneven else constants["alpha_cache"]
             slot_ratio = queue / slots if slots > 0 else 0.0
-            new_share = row.new_tokens / receipt.prompt_tokens
-            return alpha * (load - mean) + (1 - alpha) * new_share + constants["gamma"] * slot_ratio
+            ahead = constants["queue_weight"] * row.prefill_tokens_active
+            work = (row.new_tokens + ahead) / receipt.prompt_tokens
+            return alpha * (load - mean) + (1 - alpha) * work + constants["gamma"] * slot_ratio
         case "dynamo-logit":
             longest = receipt.terms["waiting_max"]
             waiting = max(0.0, row.waiting + row.reserved)

@@ -8,7 +8,7 @@ from indexer.identity import Tier, WorkerKey
 from router.decide.core.progress import Progress, ProgressState
 from router.decide.decision.decision import Overlap
 from router.request.prompt import Prompt
-from tests.router.decide.core.outcomes import UNGUARDED, decide, excluded, overlap, overlaps
+from tests.router.decide.core.outcomes import decide, excluded, overlap, overlaps
 from tests.stage.fleet import Fleet, prompt
 
 
@@ -147,7 +147,7 @@ class TestTrust:
 
 class TestPredictions:
     def test_a_burst_of_siblings_lands_together_before_any_event(self) -> None:
-        fleet = Fleet(guard=UNGUARDED)
+        fleet = Fleet(policy="dynamo-unguarded")
         for worker in "abcd":
             fleet.add(worker)
         siblings = [fleet.picked(prompt(400)) for _ in range(5)]

@@ -96,6 +96,17 @@ class TestDynamoAdaptive:
         )
         assert scores.costs == pytest.approx([0.7 + 0.1 * 0.75, 0.7 + 0.1 * 0.25])
 
+    def test_prompts_that_a_worker_has_still_to_compute_count_as_new_work_does(self) -> None:
+        rows = (
+            {"prefill_tokens_active": 150, "overlap_tokens": 80},
+            {"prefill_tokens_active": 0, "overlap_tokens": 0},
+        )
+        scores = score("dynamo-adaptive", 100, *rows)
+        assert scores.costs == pytest.approx([0.7 * (0.2 + 1.5), 0.7 * 1.0])
+        assert scores.row_terms["queue_share"].tolist() == [1.5, 0.0]
+        assert best(scores) == [1]
+        assert score("dynamo-unguarded", 100, *rows).costs == pytest.approx([0.7 * 0.2, 0.7])
+
     def test_an_unknown_total_is_a_load_of_zero_and_says_so(self) -> None:
         # loads: unknown = 0, 50/100 = 0.5; mean 0.25; std 0.25 > 0.025: alpha = 0.7
         scores = score(
