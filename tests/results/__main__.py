@@ -74,9 +74,6 @@ profile `{PROFILE}` (the engine that the peer's own simulator has), {BLOCK_COUNT
 {BLOCK_SIZE} tokens each, one router, events 5 ms behind, policies with their defaults, cold caches,
 seed 0. The weights of `ttft` were chosen on these three traces; those of evictions
 and room on half of the agents' sessions. No trace was held out.
-
-Rows of `dynamo-adaptive` were made before it counted the prompts ahead of a request
-(`queue_weight`, docs/decisions.md): they are those of `queue_weight: 0`.
 """
 
 
