@@ -1,12 +1,23 @@
 """kvroute's gateway beside other routers, on the same stand-in engines.
 
     python -m tests.bench.gateway_peers [--mixes shared,agents] [--proxies kvroute,robin]
+        [--loads 60,90] [--fleets even,uneven] [--seeds 3] [--again kvroute]
 
 Each proxy gets each mix of chats with engines of its own, started anew: ENGINES stand-ins in a
-process, with the step times of a 70B model in real time, and a token a byte. As many clients as a
-mix has sessions send one chat after the other. CPU is that of the proxy's process and its children:
-of kvroute, the router, its relays and its NATS server are among them. Takes about ten minutes;
-prints a table, and writes build/gateway-peers.json. No part of `make bench`.
+process, with the step times of a 70B model in real time, and a token a byte. In an uneven fleet
+half of them need twice as long for each step.
+
+A load is a percentage of the engines' capacity: chats arrive at random times (Poisson), the same
+for each proxy, whatever becomes of earlier ones; only a turn of a chat waits for the answer before
+it. The capacity of a mix is what a round robin serves to SATURATED times as many clients as it has
+sessions, one chat after the other; an uneven fleet counts for three quarters of it. The load
+`closed` has as many clients as the mix has sessions, each of which sends one chat after the other:
+clients of a slower proxy send less.
+
+The proxy of --again is measured twice in each cell, the second time as `NAME again`: the difference
+is the noise of that cell. CPU is that of the proxy's process and its children: of kvroute, the
+router, its relays and its NATS server are among them. A run takes about half a minute. Prints
+medians over the seeds, and writes each run to build/gateway-peers.json. No part of `make bench`.
 """
 
 import argparse
@@ -17,11 +28,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from itertools import product
+from math import ceil
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import aiohttp
+from grpc import ssl_channel_credentials
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +44,8 @@ from simulator.cli.gateway import workers_ready
 from tests.bench.environments import BUILD, python_of
 from tests.bench.gateway_peers_side import MODEL
 from tests.bench.processes import cpu_s, started
+from tests.stage.certificates import Authority, written
+from tests.stage.keys import identity, write_keys
 from tests.stage.prompts.byte_tokenizer import make_folder
 from tests.stage.waiting import free_port
 
@@ -42,7 +58,15 @@ SYSTEM_BYTES = 3000
 QUESTION_BYTES = 600
 STEP_BYTES = 500
 """What an agent's turn adds to its chat, besides the answer."""
-SEED = 1
+SATURATED = 3
+"""Times as many sessions as a mix has, which keep the engines busy while its capacity is
+measured."""
+LEAST_BYTES, MOST_BYTES = 500, 8000
+"""Of a prompt of `nothing-shared`."""
+CLOSED = "closed"
+FLEETS = {"even": 0, "uneven": ENGINES // 2}
+"""Engines of a fleet that need twice as long for each step."""
+ROBIN = "round robin (aiohttp)"
 READY_S = 60.0
 PEERS = ("gateway_peers", "sglang-router==0.3.2", "vllm-router==0.1.17")
 BALANCED = ("--balance-abs-threshold", "2", "--balance-rel-threshold", "1.5")
@@ -64,14 +88,37 @@ class Engine(NamedTuple):
     settings: dict[str, Any]
 
 
-class Result(NamedTuple):
-    """One proxy's numbers in one mix."""
+class Port(NamedTuple):
+    """Where a proxy listens, and its process."""
+
+    port: int
+    pid: int
+    ca_file: str = ""
+    """PEM file of the CA of its certificate; empty: it speaks plain HTTP."""
+    token: str = ""
+    """Key that its clients send; empty: none."""
+
+
+class Cell(NamedTuple):
+    """What all proxies are measured with, one after the other."""
 
     mix: str
+    fleet: str
+    load: str
+    """Per cent of the capacity, or CLOSED."""
+
+
+class Result(NamedTuple):
+    """One proxy's numbers in one cell, with one seed."""
+
+    cell: Cell
     proxy: str
+    seed: int
     requests: int
     ttft_ms: float
     """Mean, as the clients see it."""
+    p50_ms: float
+    p99_ms: float
     ttft_engine_ms: float
     """Mean, from the arrival at the engine, in its own time: what the picks are worth, whatever
     else the machine does."""
@@ -112,10 +159,22 @@ def agents(rng: random.Random) -> Sessions:
     return sessions
 
 
-def nothing_shared(rng: random.Random) -> Sessions:
-    """Prompts that have nothing in common."""
+def even(rng: random.Random) -> Sessions:
+    """Prompts that have nothing in common, all as long."""
     return [
         [_question(rng, _text(rng, SYSTEM_BYTES)) for _ in range(CHATS)] for _ in range(CLIENTS)
+    ]
+
+
+def nothing_shared(rng: random.Random) -> Sessions:
+    """Prompts that have nothing in common, short and long ones."""
+    return [
+        [
+            _turn([{"role": "user", "content": _text(rng, rng.randint(LEAST_BYTES, MOST_BYTES))}])
+            | {"anew": True}
+            for _ in range(CHATS)
+        ]
+        for _ in range(CLIENTS)
     ]
 
 
@@ -124,7 +183,27 @@ MIXES: dict[str, Callable[[random.Random], Sessions]] = {
     "agents": agents,
     "two-applications": two_applications,
     "nothing-shared": nothing_shared,
+    "even": even,
 }
+
+
+def arriving(sessions: Sessions, rate: float, rng: random.Random) -> Sessions:
+    """The same turns with the times at which they are sent, `rate` a second in the mean: the first
+    turns of all sessions, in an order drawn at random, then the second ones. A turn that begins a
+    chat of its own is a session of its own."""
+    at_s, timed = 0.0, [list[dict[str, Any]]() for _ in sessions]
+    for number in range(max(map(len, sessions))):
+        for place in rng.sample(range(len(sessions)), len(sessions)):
+            if number < len(sessions[place]):
+                at_s += rng.expovariate(rate)
+                timed[place].append(sessions[place][number] | {"at_s": at_s})
+    chats: Sessions = []
+    for turns in timed:
+        for turn in turns:
+            if turn.get("anew") or turn is turns[0]:
+                chats.append([])
+            chats[-1].append(turn)
+    return chats
 
 
 def _question(rng: random.Random, system: str) -> dict[str, Any]:
@@ -143,17 +222,37 @@ def _text(rng: random.Random, size: int) -> str:
     return "".join(rng.choices(_LETTERS, k=size))
 
 
-# Proxies: each starts its process, and returns its port and its pid
+# Proxies: each starts its process
 
 
-async def kvroute(stack: AsyncExitStack, engines: list[Engine]) -> tuple[int, int]:
+async def kvroute(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """`kvroute serve` with its gateway, relays and NATS server inside."""
     port = free_port()
     pid, _ = await _router(stack, engines, gateway={"listen": f"127.0.0.1:{port}"})
-    return port, pid
+    return Port(port, pid)
 
 
-async def kvroute_gateway(stack: AsyncExitStack, engines: list[Engine]) -> tuple[int, int]:
+async def kvroute_locked(stack: AsyncExitStack, engines: list[Engine]) -> Port:
+    """The same with TLS and keys on every port."""
+    room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-bench-")))
+    port, authority = free_port(), Authority()
+    tls = written(room, authority.issue())
+    (ca_file := room / "ca.pem").write_bytes(authority.pem)
+    pid, _ = await _router(
+        stack,
+        engines,
+        Port(port, 0, str(ca_file), "client-token"),
+        gateway={"listen": f"127.0.0.1:{port}"},
+        tls={
+            "certificate_file": tls.certificate_file or "",
+            "key_file": tls.key_file or "",
+        },
+        keys={"file": write_keys(room, identity("client", rights=("route", "report", "observe")))},
+    )
+    return Port(port, pid, str(ca_file), "client-token")
+
+
+async def kvroute_gateway(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """`kvroute gateway` before a `kvroute serve` whose CPU does not count."""
     port = free_port()
     _, router = await _router(stack, engines)
@@ -161,13 +260,14 @@ async def kvroute_gateway(stack: AsyncExitStack, engines: list[Engine]) -> tuple
     command += ["--listen", f"127.0.0.1:{port}", "--log-level", "error"]
     process = await started(stack, sys.executable, *command)
     await _serves(port)
-    return port, process.pid
+    return Port(port, process.pid)
 
 
 async def _router(
-    stack: AsyncExitStack, engines: list[Engine], **more: dict[str, str]
+    stack: AsyncExitStack, engines: list[Engine], lock: Port | None = None, **more: dict[str, str]
 ) -> tuple[int, int]:
-    """A router with relays inside; its pid and its port."""
+    """A router with relays inside; its pid and its port. lock: the CA and the key of its callers;
+    None: it needs none."""
     room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-bench-")))
     grpc = free_port()
     config = {
@@ -180,30 +280,34 @@ async def _router(
     (room / "kvroute.json").write_text(json.dumps(config))
     command = ["-m", "router.app.main", "serve", "-c", str(room / "kvroute.json")]
     process = await started(stack, sys.executable, *command, "--log-level", "error")
-    async with KvRouteClient(f"127.0.0.1:{grpc}") as client:
+    credentials = token = None
+    if lock is not None:
+        ca = await asyncio.to_thread(Path(lock.ca_file).read_bytes)
+        credentials, token = ssl_channel_credentials(ca), lock.token
+    async with KvRouteClient(f"127.0.0.1:{grpc}", credentials=credentials, token=token) as client:
         await workers_ready(client, len(engines))
     return process.pid, grpc
 
 
-async def robin(stack: AsyncExitStack, engines: list[Engine]) -> tuple[int, int]:
+async def robin(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """A plain round robin on aiohttp."""
     urls = [engine.url for engine in engines]
     process = await started(stack, sys.executable, str(SIDE), "robin", *urls, reads=True)
     assert process.stdout is not None
-    return int(await process.stdout.readline()), process.pid
+    return Port(int(await process.stdout.readline()), process.pid)
 
 
-async def sglang_router(stack: AsyncExitStack, engines: list[Engine]) -> tuple[int, int]:
+async def sglang_router(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """By its default policy, which is cache_aware."""
     return await _peer(stack, engines, "sglang-router", "launch", *BALANCED)
 
 
-async def vllm_router(stack: AsyncExitStack, engines: list[Engine]) -> tuple[int, int]:
+async def vllm_router(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """By its default policy, which is cache_aware."""
     return await _peer(stack, engines, "vllm-router", *BALANCED)
 
 
-async def vllm_router_kv(stack: AsyncExitStack, engines: list[Engine]) -> tuple[int, int]:
+async def vllm_router_kv(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """By KV events, from the engines' own sockets."""
     flags = ["--policy", "kv_aware", "--kv-event-model", MODEL]
     for engine in engines:
@@ -215,16 +319,17 @@ async def vllm_router_kv(stack: AsyncExitStack, engines: list[Engine]) -> tuple[
 PROXIES = {
     "kvroute": kvroute,
     "kvroute gateway alone": kvroute_gateway,
+    "kvroute keys TLS": kvroute_locked,
     "sglang-router": sglang_router,
     "vllm-router": vllm_router,
     "vllm-router kv_aware": vllm_router_kv,
-    "round robin (aiohttp)": robin,
+    ROBIN: robin,
 }
+AGAIN = " again"
+"""Ends the name of a proxy's second run."""
 
 
-async def _peer(
-    stack: AsyncExitStack, engines: list[Engine], name: str, *flags: str
-) -> tuple[int, int]:
+async def _peer(stack: AsyncExitStack, engines: list[Engine], name: str, *flags: str) -> Port:
     port, metrics = free_port(), free_port()
     program = python_of(*PEERS).with_name(name)
     process = await started(
@@ -234,7 +339,7 @@ async def _peer(
         *("--log-level", "error", "--worker-urls", *(engine.url for engine in engines)),
     )
     await _serves(port)
-    return port, process.pid
+    return Port(port, process.pid)
 
 
 async def _serves(port: int) -> None:
@@ -255,25 +360,45 @@ async def _serves(port: int) -> None:
 # A run
 
 
-async def measured(mix: str, proxy: str) -> Result:
-    """One proxy in one mix."""
-    sessions = MIXES[mix](random.Random(f"{SEED} {mix}"))
+async def capacity(mix: str) -> float:
+    """Chats a second that an even fleet serves of a mix behind a round robin, when engines are
+    never idle."""
+    sessions = [
+        turns
+        for number in range(SATURATED)
+        for turns in MIXES[mix](random.Random(f"capacity {number} {mix}"))
+    ]
     async with AsyncExitStack() as stack:
-        engines = await _engines(stack)
-        port, pid = await PROXIES[proxy](stack, engines)
+        engines = await _engines(stack, FLEETS["even"])
+        done = await _clients(await robin(stack, engines), sessions)
+    return len(done["answers"]) / float(done["took_s"])
+
+
+async def measured(cell: Cell, proxy: str, seed: int, rate: float) -> Result:
+    """One proxy in one cell. rate: chats a second, where the load is open."""
+    rng = random.Random(f"{seed} {cell.mix}")
+    sessions = MIXES[cell.mix](rng)
+    if cell.load != CLOSED:
+        sessions = arriving(sessions, rate, rng)
+    async with AsyncExitStack() as stack:
+        engines = await _engines(stack, FLEETS[cell.fleet])
+        port = await PROXIES[proxy.removesuffix(AGAIN)](stack, engines)
         await _clients(port, [[_question(random.Random(0), "warm")]])
-        before_s, first_s = cpu_s(pid), await _first_s(engines)
+        before_s, first_s = cpu_s(port.pid), await _first_s(engines)
         done = await _clients(port, sessions)
-        spent_s = cpu_s(pid) - before_s
+        spent_s = cpu_s(port.pid) - before_s
         engine_s = await _first_s(engines) - first_s
     answers = done["answers"]
-    ttft_ms = [answer["ttft_s"] * 1e3 for answer in answers]
+    ttft_ms = sorted(answer["ttft_s"] * 1e3 for answer in answers)
     prompts = sum(answer["prompt_tokens"] for answer in answers)
     return Result(
-        mix,
+        cell,
         proxy,
+        seed,
         len(answers),
         round(fmean(ttft_ms), 1),
+        round(median(ttft_ms), 1),
+        round(ttft_ms[ceil(0.99 * len(ttft_ms)) - 1], 1),
         round(engine_s * 1e3 / len(answers), 1),
         round(len(answers) / done["took_s"], 2),
         round(sum(answer["cached_tokens"] for answer in answers) / prompts, 3),
@@ -281,8 +406,9 @@ async def measured(mix: str, proxy: str) -> Result:
     )
 
 
-async def _engines(stack: AsyncExitStack) -> list[Engine]:
-    process = await started(stack, sys.executable, str(SIDE), "engines", str(ENGINES), reads=True)
+async def _engines(stack: AsyncExitStack, slow: int) -> list[Engine]:
+    words = ("engines", str(ENGINES), str(slow))
+    process = await started(stack, sys.executable, str(SIDE), *words, reads=True)
     assert process.stdout is not None
     return [
         Engine(one["address"], one["events"], one["replay"], one)
@@ -302,10 +428,11 @@ async def _first_s(engines: list[Engine]) -> float:
     return total
 
 
-async def _clients(port: int, sessions: Sessions) -> Any:
+async def _clients(port: Port, sessions: Sessions) -> Any:
     pipe = asyncio.subprocess.PIPE
+    words = ("clients", str(port.port), port.ca_file, port.token)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(SIDE), "clients", str(port)), stdin=pipe, stdout=pipe
+        *(sys.executable, str(SIDE), *words), stdin=pipe, stdout=pipe
     )
     output, _ = await process.communicate(json.dumps(sessions).encode())
     if process.returncode:
@@ -314,37 +441,68 @@ async def _clients(port: int, sessions: Sessions) -> Any:
 
 
 def table_of(results: list[Result]) -> Table:
-    table = Table("mix", "proxy", title="beside other routers", box=None)
-    columns = ("TTFT ms", "at the engine", "requests/s", "cached", "CPU ms a request", "ratio")
+    """A row for each cell and proxy: medians over its seeds."""
+    table = Table("mix", "fleet", "load", "proxy", title="beside other routers", box=None)
+    columns = ("TTFT ms", "p50", "p99", "at the engine", "requests/s", "cached", "CPU ms", "ratio")
     for column in columns:
         table.add_column(column, justify="right")
-    plain = {one.mix: one.cpu_ms for one in results if one.proxy == "round robin (aiohttp)"}
+    runs: dict[tuple[Cell, str], list[Result]] = {}
     for one in results:
-        ratio = f"{one.cpu_ms / plain[one.mix]:.2f}" if one.mix in plain else ""
+        runs.setdefault((one.cell, one.proxy), []).append(one)
+    for (cell, proxy), seeds in runs.items():
+
+        def middle(name: str, of: list[Result] = seeds) -> float:
+            return median(getattr(one, name) for one in of)
+
+        plain = runs.get((cell, ROBIN))
+        ratio = f"{middle('cpu_ms') / middle('cpu_ms', plain):.2f}" if plain else ""
+        times = [f"{middle(name):,.0f}" for name in ("ttft_ms", "p50_ms", "p99_ms")]
         table.add_row(
-            *(one.mix, one.proxy, f"{one.ttft_ms:,.0f}", f"{one.ttft_engine_ms:,.0f}"),
-            *(f"{one.rps:.1f}", f"{one.cached_share:.1%}", f"{one.cpu_ms:.1f}", ratio),
+            *(*cell, proxy, *times, f"{middle('ttft_engine_ms'):,.0f}", f"{middle('rps'):.1f}"),
+            *(f"{middle('cached_share'):.1%}", f"{middle('cpu_ms'):.1f}", ratio),
         )
     return table
 
 
-async def run(mixes: list[str], proxies: list[str], console: Console) -> None:
-    results = []
-    for mix in mixes:
-        for proxy in proxies:
-            with console.status(f"{mix}: {proxy}"):
-                results.append(await measured(mix, proxy))
-            console.print(table_of(results[-1:]))
+async def run(
+    cells: list[Cell], proxies: list[str], again: str, seeds: int, console: Console
+) -> None:
+    results: list[Result] = []
+    rates: dict[str, float] = {}
+    if again in proxies:
+        proxies = [*proxies, again + AGAIN]
+    for cell in cells:
+        if cell.load != CLOSED and cell.mix not in rates:
+            with console.status(f"{cell.mix}: capacity"):
+                rates[cell.mix] = await capacity(cell.mix)
+            console.print(f"{cell.mix}: an even fleet serves {rates[cell.mix]:.1f} chats a second")
+        for seed in range(1, seeds + 1):
+            for proxy in proxies:
+                rate = 0.0
+                if cell.load != CLOSED:
+                    share = 1.0 - FLEETS[cell.fleet] / ENGINES / 2
+                    rate = rates[cell.mix] * share * int(cell.load) / 100
+                with console.status(f"{' '.join(cell)}: {proxy}"):
+                    results.append(await measured(cell, proxy, seed, rate))
+                console.print(table_of(results[-1:]))
     console.print(table_of(results))
-    RESULTS.write_text(json.dumps([one._asdict() for one in results], indent=1) + "\n")
+    kept = [one._asdict() | {"cell": one.cell._asdict()} for one in results]
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gateway_peers")
     parser.add_argument("--mixes", default=",".join(MIXES), help="some of %(default)s")
     parser.add_argument("--proxies", default=",".join(PROXIES), help="some of %(default)s")
+    parser.add_argument("--fleets", default="even", help="some of even,uneven")
+    parser.add_argument("--loads", default="60,90", help="per cent of the capacity, or closed")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each proxy in each cell")
+    parser.add_argument("--again", default="kvroute", help="proxy that is measured twice")
     given = parser.parse_args()
-    asyncio.run(run(given.mixes.split(","), given.proxies.split(","), Console(width=120)))
+    named = (given.mixes, given.fleets, given.loads)
+    cells = [Cell(*one) for one in product(*(names.split(",") for names in named))]
+    console = Console(width=140)
+    asyncio.run(run(cells, given.proxies.split(","), given.again, given.seeds, console))
 
 
 if __name__ == "__main__":

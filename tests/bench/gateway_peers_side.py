@@ -1,17 +1,25 @@
 """Processes of gateway_peers.py: stand-in engines, a plain round robin, and the clients.
 
-usage: gateway_peers_side.py engines COUNT    prints a JSON list of relay settings, one an engine;
-                                              serves until its input ends
+usage: gateway_peers_side.py engines COUNT SLOW
+                                              prints a JSON list of relay settings, one an engine;
+                                              SLOW of them need twice as long for each step; serves
+                                              until its input ends
        gateway_peers_side.py robin URL ...    a proxy of aiohttp's server and client that sends
                                               each request to the next engine; prints its port
-       gateway_peers_side.py clients PORT     reads sessions, a JSON list of lists of turns, from
-                                              its input; prints what the answers came to
+       gateway_peers_side.py clients PORT CA TOKEN
+                                              reads sessions, a JSON list of lists of turns, from
+                                              its input; prints what the answers came to. CA: PEM
+                                              file of the port's CA, or empty for plain HTTP.
+                                              TOKEN: the clients' key, or empty. A turn with `at_s`
+                                              is sent that many seconds after the start, or when the
+                                              answer before it is there
 """
 
 import asyncio
 import itertools
 import json
 import logging
+import ssl
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -22,6 +30,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from simulator.engines.cost_model import SlowedCost
 from simulator.engines.profile import load_profile
 from simulator.live.engine import EngineConfig
 from simulator.live.run import live_engines
@@ -39,7 +48,7 @@ PATH = "/v1/chat/completions"
 PROFILE = "llama-70b-4xh100"
 
 
-async def engines(count: int) -> None:
+async def engines(count: int, slow: int) -> None:
     # sglang-router begins with HTTP/2, of which the server logs a trace.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     scheduler = scheduler_config(
@@ -50,8 +59,13 @@ async def engines(count: int) -> None:
         joined_steps_max=JOINED_STEPS,
         options={"max_num_seqs": str(SLOTS)},
     )
+    slowed = replace(scheduler, cost=SlowedCost(scheduler.cost, 2.0))
     configs = [
-        EngineConfig(f"w{number}", replace(scheduler, hash_seed=number + 1), MODEL)
+        EngineConfig(
+            f"w{number}",
+            replace(slowed if number < slow else scheduler, hash_seed=number + 1),
+            MODEL,
+        )
         for number in range(count)
     ]
     async with live_engines(configs) as running:
@@ -90,23 +104,29 @@ async def robin(*urls: str) -> None:
         await runner.cleanup()
 
 
-async def clients(port: int, sessions: list[list[dict[str, Any]]]) -> None:
+async def clients(
+    port: int, ca_file: str, token: str, sessions: list[list[dict[str, Any]]]
+) -> None:
     """A client a session: one turn after the other, each with the answers so far."""
     async with AsyncExitStack() as stack:
+        tls = ssl.create_default_context(cafile=ca_file) if ca_file else True
         http = await stack.enter_async_context(
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300)
+                f"{'https' if ca_file else 'http'}://127.0.0.1:{port}",
+                connector=aiohttp.TCPConnector(limit=0, ssl=tls),
+                timeout=aiohttp.ClientTimeout(total=300),
+                headers={"Authorization": f"Bearer {token}"} if token else {},
             )
         )
         began_s = perf_counter()
-        answers = await asyncio.gather(*(_session(http, port, turns) for turns in sessions))
+        answers = await asyncio.gather(*(_session(http, began_s, turns) for turns in sessions))
         took_s = perf_counter() - began_s
     flat = [answer for session in answers for answer in session]
     print(json.dumps({"answers": flat, "took_s": took_s}))  # noqa: T201
 
 
 async def _session(
-    http: aiohttp.ClientSession, port: int, turns: list[dict[str, Any]]
+    http: aiohttp.ClientSession, began_s: float, turns: list[dict[str, Any]]
 ) -> list[dict[str, float]]:
     messages: list[dict[str, str]] = []
     answers = []
@@ -114,14 +134,15 @@ async def _session(
         if turn.get("anew"):
             messages = []
         messages += turn["messages"]
-        text, answer = await _turn(http, port, messages, turn["max_tokens"])
+        await asyncio.sleep(max(0.0, began_s + turn.get("at_s", 0.0) - perf_counter()))
+        text, answer = await _turn(http, messages, turn["max_tokens"])
         messages.append({"role": "assistant", "content": text})
         answers.append(answer)
     return answers
 
 
 async def _turn(
-    http: aiohttp.ClientSession, port: int, messages: list[dict[str, str]], tokens: int
+    http: aiohttp.ClientSession, messages: list[dict[str, str]], tokens: int
 ) -> tuple[str, dict[str, float]]:
     body = json.dumps(
         {
@@ -134,9 +155,8 @@ async def _turn(
     ).encode()
     text, first_s, usage = "", None, None
     began_s = perf_counter()
-    async with http.post(
-        f"http://127.0.0.1:{port}{PATH}", data=body, headers={"Content-Type": "application/json"}
-    ) as response:
+    headers = {"Content-Type": "application/json"}
+    async with http.post(PATH, data=body, headers=headers) as response:
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {await response.text()}")
         async for line in response.content:
@@ -159,11 +179,11 @@ async def _turn(
 def main(role: str, *arguments: str) -> None:
     match role:
         case "engines":
-            work = engines(int(arguments[0]))
+            work = engines(int(arguments[0]), int(arguments[1]))
         case "robin":
             work = robin(*arguments)
         case _:
-            work = clients(int(arguments[0]), json.load(sys.stdin))
+            work = clients(int(arguments[0]), arguments[1], arguments[2], json.load(sys.stdin))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 
