@@ -333,7 +333,7 @@ STORIES = [
         {
             "kvroute_gaps_total": JUST_NOW,
             'kvroute_recoveries_total{how="snapshot",result="failed"}': JUST_NOW,
-            'kvroute_index_forgotten_total{reason="no_room"}': JUST_NOW,
+            'kvroute_forgotten_total{what="index",reason="no_room"}': JUST_NOW,
             'kvroute_facts_dropped_total{reason="no_room_to_recover"}': JUST_NOW,
             'kvroute_broker_errors_total{kind="error"}': JUST_NOW,
             "kvroute_relay_engine_gaps_total": JUST_NOW,
@@ -346,7 +346,7 @@ STORIES = [
         {
             "kvroute_gaps_total": NOW_AND_THEN,
             'kvroute_recoveries_total{how="snapshot",result="failed"}': NOW_AND_THEN,
-            'kvroute_index_forgotten_total{reason="no_room"}': NOW_AND_THEN,
+            'kvroute_forgotten_total{what="index",reason="no_room"}': NOW_AND_THEN,
             'kvroute_facts_dropped_total{reason="no_room_to_recover"}': NOW_AND_THEN,
             'kvroute_broker_errors_total{kind="error"}': NOW_AND_THEN,
             "kvroute_relay_engine_gaps_total": NOW_AND_THEN,
@@ -379,12 +379,12 @@ STORIES = [
     ),
     Story(
         "the index is full",
-        {'kvroute_index_forgotten_total{reason="no_room"}': growing(500)},
+        {'kvroute_forgotten_total{what="index",reason="no_room"}': growing(500)},
         {"KvrouteIndexFull"},
     ),
     Story(
         "workers come and go",
-        {'kvroute_index_forgotten_total{reason=~"silent|removed"}': growing(500)},
+        {'kvroute_forgotten_total{what="index",reason=~"silent|removed"}': growing(500)},
         set(),
     ),
     Story(

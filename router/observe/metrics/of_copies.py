@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.decide.copies.copies import CopyFate
 from router.decide.copies.hot_prefixes import REASONS, HotPrefixes
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, forgotten, gauge
 
 
 class HotPrefixCollector(Collector):
@@ -44,8 +41,4 @@ class HotPrefixCollector(Collector):
         yield gauge(
             "kvroute_hot_prefix_bytes", "Memory that hot prefixes take, in bytes.", hot.byte_count
         )
-        yield CounterMetricFamily(
-            "kvroute_hot_prefixes_forgotten",
-            "Prefixes whose hits were forgotten for want of room.",
-            value=hot.rates.forgotten,
-        )
+        yield forgotten("hot_prefixes", {"no_room": hot.rates.forgotten})

@@ -22,7 +22,7 @@ from router.fleet.health.self_check import CheckResult
 from router.fleet.health.ttft_check import RATIOS
 from router.fleet.reservations.reservations import Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, forgotten, gauge
 
 
 class RouterCollector(Collector):
@@ -78,13 +78,8 @@ class RouterCollector(Collector):
             "Blocks that picks, or reports, say workers will hold.",
             sum(view.index.predicted(source.slot) for source in view.sources.values()),
         )
-        yield counter(
-            "kvroute_index_forgotten",
-            "Placements forgotten: with their workers, or for want of room in the index.",
-            "reason",
-            {**view.forgotten, "no_room": stats.forgotten},
-            ("silent", "removed", "no_room"),
-        )
+        by_worker = {reason: view.forgotten[reason] for reason in ("silent", "removed")}
+        yield forgotten("index", {**by_worker, "no_room": stats.forgotten})
 
     def _sessions(self) -> Iterator[Metric]:
         core = self._core
@@ -98,18 +93,9 @@ class RouterCollector(Collector):
             "Sessions whose last request went through another replica, by its messages.",
             core.fleet.sessions.elsewhere,
         )
-        yield CounterMetricFamily(
-            "kvroute_recent_blocks_forgotten",
-            "Sampled blocks of working sets that were forgotten for want of room.",
-            value=core.fleet.working_sets.forgotten,
-        )
-        yield counter(
-            "kvroute_sessions_forgotten",
-            "Sessions that time, or the room they take, has ended.",
-            "reason",
-            core.fleet.sessions.forgotten,
-            ("expired", "no_room"),
-        )
+        yield forgotten("working_sets", {"no_room": core.fleet.working_sets.forgotten})
+        of_sessions = core.fleet.sessions.forgotten
+        yield forgotten("sessions", {why: of_sessions[why] for why in ("expired", "no_room")})
 
     def _facts(self) -> Iterator[Metric]:
         view = self._core.fleet.view
@@ -210,11 +196,7 @@ class RouterCollector(Collector):
             outliers.probes,
             PROBES,
         )
-        yield CounterMetricFamily(
-            "kvroute_callers_forgotten",
-            "Callers whose reports on a worker were forgotten for want of room.",
-            value=outliers.callers_forgotten,
-        )
+        yield forgotten("callers", {"no_room": outliers.callers_forgotten})
         yield CounterMetricFamily(
             "kvroute_guarded_picks",
             "Picks that moved on, since their worker's queue cost more than its cache saved.",

@@ -12,7 +12,7 @@ from typing_extensions import override
 from router.cluster.replicas.peer_link import PeerLink
 from router.cluster.replicas.saved_commands import FleetState
 from router.decide.core.core import RouterCore
-from router.observe.metrics.families import gauge
+from router.observe.metrics.families import forgotten, gauge
 
 
 class PeerCollector(Collector):
@@ -40,11 +40,7 @@ class PeerCollector(Collector):
         for result, count in self._core.fleet.peers.results.items():
             messages.add_metric([result], count)
         yield messages
-        yield CounterMetricFamily(
-            "kvroute_peer_workers_untold",
-            "Workers that had no room in a message about our reserved load.",
-            value=self._link.untold,
-        )
+        yield forgotten("peer_workers", {"no_room": self._link.untold})
         reports = CounterMetricFamily(
             "kvroute_reports_forwarded",
             "Reports handed to the replica that owns the reservation.",

@@ -553,7 +553,8 @@ def test_metrics_tell_what_became_of_copies() -> None:
     assert registry.get_sample_value(reasons, {"reason": "no_target"}) == 0
     assert registry.get_sample_value("kvroute_hot_prefixes") == 2
     assert registry.get_sample_value("kvroute_hot_prefix_bytes") == fleet.hot.byte_count
-    assert registry.get_sample_value("kvroute_hot_prefixes_forgotten_total") == 0
+    labels = {"what": "hot_prefixes", "reason": "no_room"}
+    assert registry.get_sample_value("kvroute_forgotten_total", labels) == 0
 
 
 def test_what_is_switched_off_lets_go_of_all_and_counts_on_later() -> None:

@@ -43,7 +43,7 @@ NAMES = [
     "kvroute_digest_mismatches_total",
     "kvroute_index_blocks",
     "kvroute_index_bytes",
-    "kvroute_index_forgotten_total",
+    "kvroute_forgotten_total",
     "kvroute_reservations",
     "kvroute_reservations_expired_total",
     "kvroute_build_info",
@@ -131,7 +131,11 @@ def test_counters_are_there_before_the_first_count() -> None:
         "kvroute_facts_dropped_total", "reason"
     )
     assert values("kvroute_self_checks_total", "result") == set(CheckResult)
-    assert values("kvroute_index_forgotten_total", "reason") == {"silent", "removed", "no_room"}
+    assert {
+        dict(labels)["reason"]
+        for one, labels in samples
+        if one == "kvroute_forgotten_total" and ("what", "index") in labels
+    } == {"silent", "removed", "no_room"}
     assert {
         (dict(labels)["how"], dict(labels)["result"])
         for one, labels in samples
@@ -328,7 +332,7 @@ def test_facts_gaps_and_forgetting_are_counted() -> None:
     fleet.beat(key, digest=5)
     assert observed.value("kvroute_digest_mismatches_total") == 1
     fleet.core.remove("w0", 60.0, fleet.now_s)
-    assert observed.value("kvroute_index_forgotten_total", reason="removed") == 4
+    assert observed.value("kvroute_forgotten_total", what="index", reason="removed") == 4
     assert observed.value("kvroute_index_blocks") == 0
 
 
