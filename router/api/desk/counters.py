@@ -66,23 +66,13 @@ class Metrics:
             ["result"],
             registry=registry,
         )
-        self.messages_refused = Counter(
-            "kvroute_messages_refused",
-            "gRPC messages and calls refused for their size, or for what is open already.",
+        self.calls_refused = Counter(
+            "kvroute_calls_refused",
+            "gRPC calls and messages refused before a decision: for their size, or for what is open"
+            " already; without a valid key (UNAUTHENTICATED), or with one that lacks the right to"
+            " the method or the worker (PERMISSION_DENIED); for a fault of the router, which the"
+            " log has (INTERNAL).",
             ["method", "reason"],
-            registry=registry,
-        )
-        self.calls_denied = Counter(
-            "kvroute_calls_denied",
-            "gRPC calls without a valid key (UNAUTHENTICATED), or whose key lacks the right to the"
-            " method or the worker (PERMISSION_DENIED).",
-            ["method", "reason"],
-            registry=registry,
-        )
-        self.call_faults = Counter(
-            "kvroute_call_faults",
-            "Faults of the router, each in the log.",
-            ["method"],
             registry=registry,
         )
         self.answers_unsent = Counter(

@@ -106,7 +106,7 @@ class TestSizes:
             service, name = method.split("/")[1:]
             labels = {"method": f"{service.rpartition('.')[2]}/{name}"}
             labels["reason"] = "MESSAGE_TOO_LARGE"
-            assert metric(stage, "kvroute_messages_refused_total", **labels) == 1
+            assert metric(stage, "kvroute_calls_refused_total", **labels) == 1
             call = raw(stage, method)(at_the_limit)
             assert await call.code() is not Code.RESOURCE_EXHAUSTED
 
@@ -308,7 +308,9 @@ async def test_whatever_a_handler_raises_ends_its_call_and_no_other(
             refused = await refusal(call(stage))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL"), error
             assert "odd" not in refused.message
-            assert metric(stage, "kvroute_call_faults_total", method=label) == n
+            assert (
+                metric(stage, "kvroute_calls_refused_total", method=label, reason="INTERNAL") == n
+            )
             monkeypatch.undo()
             assert (await stage.router.Route(asked())).worker_id == "w0"
             stage.fleet.now_s += 0.001  # a fleet command is newer than the one before
