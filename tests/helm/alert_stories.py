@@ -409,12 +409,12 @@ STORIES = [
     ),
     Story(
         "a template hangs now and again",
-        {'kvroute_prompt_children_killed_total{cause="time",pod="router-1"}': growing(1)},
+        {'kvroute_failures_total{what="prompt_child",kind="time",pod="router-1"}': growing(1)},
         {"KvroutePromptChildrenKilled"},
     ),
     Story(
         "a child was lost",
-        {'kvroute_prompt_children_killed_total{cause="exit"}': lately(10, "1")},
+        {'kvroute_failures_total{what="prompt_child",kind="exit"}': lately(10, "1")},
         set(),
     ),
     Story(

@@ -16,7 +16,6 @@ AFTER_ERRORS = frozenset(
     {
         "kvroute_epp_refusals_total",
         "kvroute_key_limit_refusals_total",
-        "kvroute_policy_failures_total",
         "kvroute_worker_warnings",
     }
 )

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from router.decide.core.counts import Counts
 from router.decide.core.tally import BUCKETS_S, MODELS_MAX, RATIO_DECISIONS, TIERS, PickTally
+from router.observe.metrics.families import failed
 from router.request.refusal import Reason
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
@@ -75,12 +76,9 @@ class Metrics:
             ["method", "reason"],
             registry=registry,
         )
-        self.answers_unsent = Counter(
-            "kvroute_answers_unsent",
-            "Answers of Route, and of RouteStream's items, that could not be sent; their"
-            " reservations ended at once.",
-            registry=registry,
-        )
+        self.answers_unsent = 0
+        """Answers of Route, and of RouteStream's items, that could not be sent; their reservations
+        ended at once."""
         self._bytes_in_flight = Gauge(
             "kvroute_bytes_in_flight",
             "Bytes of the gRPC messages over 64 KiB that are being handled.",
@@ -106,6 +104,7 @@ class Metrics:
         self.tally = PickTally()
         self.counts = Counts(self.tally)
         registry.register(TallyCollector(self.tally, self.requests))
+        registry.register(_Unsent(self))
         for outcome in OUTCOMES:
             if outcome not in {"picked", "refused"}:
                 self.requests.labels(outcome, "")
@@ -141,6 +140,17 @@ class Metrics:
             and sample.labels["outcome"] == "refused"
             and sample.name.endswith("_total")
         }
+
+
+class _Unsent(Collector):
+    """Answers that could not be sent."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        yield failed("answer", self._metrics.answers_unsent)
 
 
 def kvroute_version() -> str:

@@ -53,13 +53,8 @@ class PickerCounters:
         )
         self.by_load = Counter(
             "kvroute_epp_by_load",
-            "Requests without tokens, which went by load, by reason.",
+            "Requests without tokens, which went by load, by reason; fault: of the picker itself.",
             ["reason"],
-            registry=registry,
-        )
-        self.faults = Counter(
-            "kvroute_epp_faults",
-            "Faults of the picker itself; each request went by load.",
             registry=registry,
         )
         self.not_followed = Counter(

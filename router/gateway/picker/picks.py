@@ -399,7 +399,6 @@ class PickedRequest:
             self._answer(",".join(endpoints), headers)
         except Exception:
             log.exception("a request was not routed, and goes by load")
-            picker.counters.faults.inc()
             self._blind("fault")
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:

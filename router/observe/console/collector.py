@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.observe.console.console import Console
 from router.observe.console.pages import RESULTS, ConsolePages
 from router.observe.console.viewers import ENDS
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, failed, gauge
 
 
 class ConsoleCollector(Collector):
@@ -44,8 +44,4 @@ class ConsoleCollector(Collector):
             pages.sign_ins,
             RESULTS,
         )
-        yield CounterMetricFamily(
-            "kvroute_console_failures",
-            "Rounds of the console that a fault of the router ended.",
-            value=self._console.failures,
-        )
+        yield failed("console", self._console.failures)

@@ -3,12 +3,16 @@
 A shared family has its text here; each collector gives its own series, and scrapes join them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    Metric,
 )
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from router.observe.audit.shadow_policy import Balance
 
@@ -48,3 +52,41 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
     for reason, count in counts.items():
         family.add_metric([what, reason], count)
     return family
+
+
+FAILURES = (
+    "kvroute_failures",
+    "Failures of the router's parts that end no request: an answer that could not be sent, so that"
+    " its reservation ended at once; a call refused as without a valid key for a fault of the"
+    " router; a policy of the operator's (by kind: raised, shape, not_a_number), so that the"
+    " default one decided; a look of the shadow policy or the decision log (watch); a round of the"
+    " console; a child process of prompts that was killed (by kind: time, exit); a relay of the"
+    " router, or its NATS server, that was started again.",
+)
+"""Name and help of the family."""
+
+
+def failures(what: str, counts: Mapping[tuple[str, str], int]) -> CounterMetricFamily:
+    """counts: failures of the part `what` by kind and policy, each empty where there is none."""
+    family = CounterMetricFamily(*FAILURES, labels=["what", "kind", "policy"])
+    for (kind, policy), count in counts.items():
+        family.add_metric([what, kind, policy], count)
+    return family
+
+
+def failed(what: str, count: int) -> CounterMetricFamily:
+    """Failures of a part without kinds."""
+    return failures(what, {("", ""): count})
+
+
+class Shared(Collector):
+    """A metric of a family that others give series of, too: a registry would refuse the second
+    metric of that name, and takes any number of collectors."""
+
+    def __init__(self, metric: Counter | Gauge | Histogram) -> None:
+        """metric: made with registry=None."""
+        self._metric = metric
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        return self._metric.collect()

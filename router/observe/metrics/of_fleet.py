@@ -22,7 +22,7 @@ from router.fleet.health.self_check import CheckResult
 from router.fleet.health.ttft_check import RATIOS
 from router.fleet.reservations.reservations import Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
-from router.observe.metrics.families import counter, forgotten, gauge
+from router.observe.metrics.families import counter, failures, forgotten, gauge
 
 
 class RouterCollector(Collector):
@@ -237,15 +237,10 @@ class RouterCollector(Collector):
         yield from of_each
 
     def _policy_failures(self) -> Metric:
-        family = CounterMetricFamily(
-            "kvroute_policy_failures",
-            "Decisions that a policy of the operator's failed at, made by the default one.",
-            labels=["policy", "kind"],
-        )
-        for policy in filter(is_own, self._core.policies):
-            for kind in Failure:
-                family.add_metric([policy, kind], self._core.decider.policy_failures[policy, kind])
-        return family
+        counts = self._core.decider.policy_failures
+        own = filter(is_own, self._core.policies)
+        known = [(policy, kind) for policy in own for kind in Failure]
+        return failures("policy", {(kind, policy): counts[policy, kind] for policy, kind in known})
 
     def _self_check(self) -> Iterator[Metric]:
         self_check = self._core.fleet.self_check

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from router.net.keys.door import Door
 from router.net.keys.followed import Followed
+from router.observe.metrics.families import failed
 
 
 class KeyCollector(Collector):
@@ -39,8 +40,4 @@ class KeyCollector(Collector):
             for labels, count in sorted(self._door.refused().items()):
                 limits.add_metric(labels, count)
         yield limits
-        yield CounterMetricFamily(
-            "kvroute_key_faults",
-            "Calls that were refused as without a valid key for a fault of the router's own.",
-            value=0 if self._door is None else self._door.faults,
-        )
+        yield failed("key", 0 if self._door is None else self._door.faults)

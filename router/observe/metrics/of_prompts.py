@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, failures, gauge
 from router.request.bodies import WITH_TOKENS
 from router.request.prompt_error import PromptReason
 from router.request.proving.proof import State
@@ -66,12 +66,8 @@ class PromptCollector(Collector):
             "Answers of engines that were no tokens of their prompt, or came too late.",
             value=prompts.answers_unusable,
         )
-        yield counter(
-            "kvroute_prompt_children_killed",
-            "Child processes that were killed since a render took too long, or that ended.",
-            "cause",
-            dict(prompts.killed),
-            ("time", "exit"),
+        yield failures(
+            "prompt_child", {(cause, ""): prompts.killed[cause] for cause in ("time", "exit")}
         )
         yield CounterMetricFamily(
             "kvroute_prompt_audits_left_out",

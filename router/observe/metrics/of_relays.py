@@ -15,7 +15,7 @@ from router.cluster.children.nats_server import NatsChild
 from router.cluster.children.own_relays import OwnRelays
 from router.cluster.children.relay_messages import BrokerStatus, RelayStatus
 from router.cluster.replicas.fleet_commands import ControlDesk
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, failed, gauge
 
 _SOCKET_ERRORS = (
     "engine_silent",
@@ -76,11 +76,7 @@ class NatsChildCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(
-            "kvroute_nats_restarts",
-            "Times that the embedded NATS server was started again after it had left.",
-            value=self._child.restarts,
-        )
+        yield failed("nats", self._child.restarts)
 
 
 class OwnRelaysCollector(Collector):
@@ -100,12 +96,7 @@ class OwnRelaysCollector(Collector):
         for reason in ("removed", "never_answered", "pod_gone", "other_relay"):
             ended.add_metric([reason], self._relays.ended[reason])
         yield ended
-        failures = CounterMetricFamily(
-            "kvroute_relay_failures",
-            "Times that a relay of this router failed; it is started again.",
-            value=self._relays.failures,
-        )
-        yield failures
+        yield failed("relay", self._relays.failures)
         commands = CounterMetricFamily(
             "kvroute_fleet_commands",
             "Fleet commands applied, by action; those that a newer one had overtaken; those dated a"

@@ -447,7 +447,7 @@ class TestUnsent:
             await until(lambda: stage.fleet.core.endings.total() == 1)
             assert stage.fleet.core.endings == {Ending.FAILED_CANCELLED: 1}
             assert stage.fleet.loads() == {}
-            assert metric(stage, "kvroute_answers_unsent_total") == 1
+            assert metric(stage, "kvroute_failures_total", what="answer", kind="", policy="") == 1
 
     async def test_a_call_given_up_as_its_answer_comes_leaves_nothing_reserved(
         self,
@@ -467,7 +467,7 @@ class TestUnsent:
             writer.close()
             assert stage.fleet.core.endings == {Ending.FAILED_CANCELLED: 1}
             assert stage.fleet.loads() == {}
-            assert metric(stage, "kvroute_answers_unsent_total") == 1
+            assert metric(stage, "kvroute_failures_total", what="answer", kind="", policy="") == 1
 
     async def test_an_answer_that_another_caller_has_is_kept(self) -> None:
         async with served() as stage:

@@ -428,7 +428,7 @@ def test_what_a_policy_of_the_operators_fails_at_is_counted_by_kind() -> None:
     name = "tests.router.decide.policies.own_policies:infinite"
     observed = Observed(policy=name)
     observed.fleet.add("w0")
-    failures = {"policy": name, "kind": "not_a_number"}
-    assert observed.value("kvroute_policy_failures_total", **failures) == 0
+    failures = {"what": "policy", "policy": name, "kind": "not_a_number"}
+    assert observed.value("kvroute_failures_total", **failures) == 0
     observed.pick(8)
-    assert observed.value("kvroute_policy_failures_total", **failures) == 1
+    assert observed.value("kvroute_failures_total", **failures) == 1
