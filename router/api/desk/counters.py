@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from router.decide.core.counts import Counts
 from router.decide.core.tally import BUCKETS_S, MODELS_MAX, RATIO_DECISIONS, TIERS, PickTally
-from router.observe.metrics.families import failed
+from router.observe.metrics.families import failed, held, held_at_most
 from router.request.refusal import Reason
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
@@ -79,32 +79,23 @@ class Metrics:
         self.answers_unsent = 0
         """Answers of Route, and of RouteStream's items, that could not be sent; their reservations
         ended at once."""
-        self._bytes_in_flight = Gauge(
-            "kvroute_bytes_in_flight",
-            "Bytes of the gRPC messages over 64 KiB that are being handled.",
-            registry=registry,
-        )
-        self._bytes_in_flight_max = Gauge(
-            "kvroute_bytes_in_flight_max",
-            "Bound of kvroute_bytes_in_flight, in bytes.",
-            registry=registry,
-        )
+        self.bytes_in_flight: Callable[[], float] = float
+        """Bytes of the gRPC messages over 64 KiB that are being handled,"""
+        self.bytes_in_flight_max = 0
+        """and their bound."""
         self._watches = Gauge(
             "kvroute_watches", "WatchWorkers calls that are open.", registry=registry
         )
         for result in ("ok", "failed"):
             self.config_reloads.labels(result)
-        self.index_bytes_max = Gauge(
-            "kvroute_index_bytes_max",
-            "Bound of kvroute_index_bytes, in bytes (index.memory_mib).",
-            registry=registry,
-        )
+        self.index_bytes_max = 0
+        """Bound of the index (index.memory_mib)."""
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         self.tally = PickTally()
         self.counts = Counts(self.tally)
         registry.register(TallyCollector(self.tally, self.requests))
-        registry.register(_Unsent(self))
+        registry.register(_Plain(self))
         for outcome in OUTCOMES:
             if outcome not in {"picked", "refused"}:
                 self.requests.labels(outcome, "")
@@ -119,8 +110,7 @@ class Metrics:
         watches: Callable[[], float],
     ) -> None:
         """Has gauges read what is open, at each scrape."""
-        self._bytes_in_flight.set_function(bytes_in_flight)
-        self._bytes_in_flight_max.set(bytes_in_flight_max)
+        self.bytes_in_flight, self.bytes_in_flight_max = bytes_in_flight, bytes_in_flight_max
         self._watches.set_function(watches)
 
     def cache_reported(self, predicted: int, reported: int) -> None:
@@ -142,15 +132,19 @@ class Metrics:
         }
 
 
-class _Unsent(Collector):
-    """Answers that could not be sent."""
+class _Plain(Collector):
+    """Numbers that are series of shared families."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     @override
     def collect(self) -> Iterator[Metric]:
-        yield failed("answer", self._metrics.answers_unsent)
+        metrics = self._metrics
+        yield failed("answer", metrics.answers_unsent)
+        yield held("messages", metrics.bytes_in_flight())
+        yield held_at_most("messages", metrics.bytes_in_flight_max)
+        yield held_at_most("index", metrics.index_bytes_max)
 
 
 def kvroute_version() -> str:

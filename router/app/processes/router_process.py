@@ -161,7 +161,7 @@ class RouterApp:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.tracing = ProcessTracing(config.tracing, "kvroute-router", self.registry)
-        self.metrics.index_bytes_max.set(config.index.bytes_max())
+        self.metrics.index_bytes_max = config.index.bytes_max()
         self.registry.register(WatchCollector(self.watchers))
         self._guard = Guard.of(routing.prompt_tokens_max, self.metrics, locks.door)
         self.commands = ControlDesk(

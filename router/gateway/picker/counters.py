@@ -5,6 +5,7 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.gateway.server.counters import PICK_S
+from router.observe.metrics.families import HELD, HELD_LABELS, shared
 
 OUTCOMES = (
     "finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind",
@@ -75,11 +76,10 @@ class PickerCounters:
             "Requests under way, from their headers to the end of their answers.",
             registry=registry,
         )
-        self.held_bytes = Gauge(
-            "kvroute_epp_held_bytes",
-            "Bytes of requests' bodies that wait for their pick, or go back after it.",
-            registry=registry,
+        self.held_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
+            "epp_bodies", ""
         )
+        """Of requests' bodies that wait for their pick, or go back after it."""
         self.pick = Histogram(
             "kvroute_epp_pick_seconds",
             "From a request's whole body to its endpoint: tokens, and the router's queue.",

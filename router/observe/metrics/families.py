@@ -4,8 +4,9 @@ A shared family has its text here; each collector gives its own series, and scra
 """
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -79,6 +80,40 @@ def failed(what: str, count: int) -> CounterMetricFamily:
     return failures(what, {("", ""): count})
 
 
+HELD = (
+    "kvroute_held_bytes",
+    "Bytes that this process holds: estimated memory of the index, of waiting requests (queue) and"
+    " of hot_prefixes; gRPC messages over 64 KiB that are being handled (messages); bodies of"
+    " requests in a gateway (gateway_bodies) or an endpoint picker (epp_bodies); by port of"
+    " HTTP/2, messages that wait for their handlers, answers that wait for their peers, and open"
+    " streams (connections).",
+)
+"""Name and help of the family."""
+HELD_LABELS = ("what", "port")
+
+
+def held(what: str, size: float, port: str = "") -> GaugeMetricFamily:
+    """Bytes of one kind; port: of connections."""
+    family = GaugeMetricFamily(*HELD, labels=HELD_LABELS)
+    family.add_metric([what, port], size)
+    return family
+
+
+def held_at_most(what: str, size: float) -> GaugeMetricFamily:
+    """The bound of `held(what)`, in bytes."""
+    family = GaugeMetricFamily(
+        "kvroute_held_bytes_max",
+        "Bounds of kvroute_held_bytes: of the index (index.memory_mib), of the queue"
+        " (queue.max_mib), of messages (grpc.in_flight_mib_max).",
+        labels=["what"],
+    )
+    family.add_metric([what], size)
+    return family
+
+
+Kind = TypeVar("Kind", Counter, Gauge, Histogram)
+
+
 class Shared(Collector):
     """A metric of a family that others give series of, too: a registry would refuse the second
     metric of that name, and takes any number of collectors."""
@@ -90,3 +125,9 @@ class Shared(Collector):
     @override
     def collect(self) -> Iterable[Metric]:
         return self._metric.collect()
+
+
+def shared(registry: CollectorRegistry, metric: Kind) -> Kind:
+    """Registers a metric of a shared family, and returns it."""
+    registry.register(Shared(metric))
+    return metric

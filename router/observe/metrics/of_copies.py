@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from router.decide.copies.copies import CopyFate
 from router.decide.copies.hot_prefixes import REASONS, HotPrefixes
-from router.observe.metrics.families import counter, forgotten, gauge
+from router.observe.metrics.families import counter, forgotten, gauge, held
 
 
 class HotPrefixCollector(Collector):
@@ -38,7 +38,5 @@ class HotPrefixCollector(Collector):
             REASONS,
         )
         yield gauge("kvroute_hot_prefixes", "Prefixes that are hot at the moment.", len(hot))
-        yield gauge(
-            "kvroute_hot_prefix_bytes", "Memory that hot prefixes take, in bytes.", hot.byte_count
-        )
+        yield held("hot_prefixes", hot.byte_count)
         yield forgotten("hot_prefixes", {"no_room": hot.rates.forgotten})

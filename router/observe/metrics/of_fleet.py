@@ -22,7 +22,7 @@ from router.fleet.health.self_check import CheckResult
 from router.fleet.health.ttft_check import RATIOS
 from router.fleet.reservations.reservations import Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
-from router.observe.metrics.families import counter, failures, forgotten, gauge
+from router.observe.metrics.families import counter, failures, forgotten, gauge, held
 
 
 class RouterCollector(Collector):
@@ -72,7 +72,7 @@ class RouterCollector(Collector):
         view = self._core.fleet.view
         stats = view.index.stats()
         yield gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
-        yield gauge("kvroute_index_bytes", "Estimated memory of the index.", stats.bytes)
+        yield held("index", stats.bytes)
         yield gauge(
             "kvroute_index_predicted_blocks",
             "Blocks that picks, or reports, say workers will hold.",

@@ -7,6 +7,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.net.listener.connections import Connections
+from router.observe.metrics.families import held
 
 
 class HttpCollector(Collector):
@@ -35,15 +36,9 @@ class HttpCollector(Collector):
             "Connections that an HTTP port closed by itself, by the bound that they met.",
             labels=["port", "reason"],
         )
-        held = GaugeMetricFamily(
-            "kvroute_http_held_bytes",
-            "Bytes of messages that wait for their handlers, of answers that wait for their peers,"
-            " and of open streams, on ports of HTTP/2.",
-            labels=["port"],
-        )
         for port in self._ports:
             if port.held is not None:
-                held.add_metric([port.port], port.held.bytes)
+                yield held("connections", port.held.bytes, port.port)
             connections.add_metric([port.port], port.open)
             incomplete.add_metric([port.port], port.incomplete)
             of_address.add_metric([port.port], port.most_of_one)
@@ -52,5 +47,4 @@ class HttpCollector(Collector):
         yield connections
         yield incomplete
         yield of_address
-        yield held
         yield closed

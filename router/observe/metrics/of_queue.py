@@ -20,7 +20,7 @@ from router.decide.queue_limits.bounds import Bound
 from router.decide.queue_limits.recent_tenants import TENANTS_MAX
 from router.decide.waiter import Fate
 from router.fleet.state import Fleet
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, gauge, held, held_at_most
 
 
 class QueueCollector(Collector):
@@ -131,14 +131,8 @@ class QueueCollector(Collector):
             "Longest wait of a request that names none (queue.timeout_s).",
             queue.settings.timeout_s,
         )
-        yield gauge(
-            "kvroute_queue_bytes", "Memory that waiting requests take, in bytes.", queue.size_bytes
-        )
-        yield gauge(
-            "kvroute_queue_bytes_max",
-            "Bound of kvroute_queue_bytes, in bytes (queue.max_mib).",
-            queue.settings.max_mib << 20,
-        )
+        yield held("queue", queue.size_bytes)
+        yield held_at_most("queue", queue.settings.max_mib << 20)
         yield gauge(
             "kvroute_queue_depth_max",
             "Requests that may wait at once (queue.max_waiting).",

@@ -201,8 +201,8 @@ class TestBytesInFlight:
             in_flight = stage.guard.in_flight
             long = asked(200_000)
             with in_flight.hold(900 * KIB):
-                assert metric(stage, "kvroute_bytes_in_flight") == 900 * KIB
-                assert metric(stage, "kvroute_bytes_in_flight_max") == 1 << 20
+                assert metric(stage, "kvroute_held_bytes", what="messages", port="") == 900 * KIB
+                assert metric(stage, "kvroute_held_bytes_max", what="messages") == 1 << 20
                 refused = await refusal(stage.router.Route(long))
                 assert (refused.code, refused.reason) == (
                     Code.RESOURCE_EXHAUSTED,

@@ -552,7 +552,8 @@ def test_metrics_tell_what_became_of_copies() -> None:
     assert registry.get_sample_value(fates, {"fate": "failed"}) == 1
     assert registry.get_sample_value(reasons, {"reason": "no_target"}) == 0
     assert registry.get_sample_value("kvroute_hot_prefixes") == 2
-    assert registry.get_sample_value("kvroute_hot_prefix_bytes") == fleet.hot.byte_count
+    labels = {"what": "hot_prefixes", "port": ""}
+    assert registry.get_sample_value("kvroute_held_bytes", labels) == fleet.hot.byte_count
     labels = {"what": "hot_prefixes", "reason": "no_room"}
     assert registry.get_sample_value("kvroute_forgotten_total", labels) == 0
 

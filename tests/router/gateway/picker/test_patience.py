@@ -153,7 +153,7 @@ async def test_a_body_is_waited_for_by_what_has_come_of_it(told: Told) -> None:
     assert told.closed == 1
     assert told.sample("kvroute_epp_refusals_total", reason="BODY_TOO_SLOW") == 1
     assert told.sample("kvroute_epp_requests_total", outcome="refused") == 1
-    assert told.sample("kvroute_epp_held_bytes") == 0
+    assert told.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
 
 
 async def test_the_pace_of_a_body_that_a_gateway_sends_whole_is_not_seen(told: Told) -> None:

@@ -198,7 +198,7 @@ async def test_a_long_body_is_read_beside_the_loop_and_a_short_one_in_it(read: R
             assert picked(await call.read())
             assert read.threads.pop() is not current_thread()
             assert await back(call) == LONG
-        assert stage.sample("kvroute_epp_held_bytes") == 0
+        assert stage.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
 
 
 async def test_a_stream_that_ends_while_its_body_is_read_leaves_nothing(read: Read) -> None:
@@ -210,7 +210,7 @@ async def test_a_stream_that_ends_while_its_body_is_read_leaves_nothing(read: Re
         await until(lambda: read.threads, "the body is being read")
         call.cancel()
         await stage.counted("kvroute_epp_requests_total", outcome="cancelled")
-        assert stage.sample("kvroute_epp_held_bytes") == 0
+        assert stage.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
         read.may.set()
         call, _ = await asked(stage)
         assert stage.open == 1

@@ -312,7 +312,7 @@ async def test_hostile_bodies_get_openais_errors(body: bytes, status: int, code:
             assert (await answer.json())["type"] == "error"
         assert not worker.bodies
         assert stage.sample("kvroute_gateway_open_requests") == 0
-        assert stage.sample("kvroute_gateway_body_bytes") == 0
+        assert stage.sample("kvroute_held_bytes", what="gateway_bodies", port="") == 0
 
 
 async def test_a_body_of_unknown_length_has_the_same_bound() -> None:

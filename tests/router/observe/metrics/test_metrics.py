@@ -42,7 +42,7 @@ NAMES = [
     "kvroute_recoveries_total",
     "kvroute_digest_mismatches_total",
     "kvroute_index_blocks",
-    "kvroute_index_bytes",
+    "kvroute_held_bytes",
     "kvroute_forgotten_total",
     "kvroute_reservations",
     "kvroute_reservations_expired_total",
@@ -326,7 +326,7 @@ def test_facts_gaps_and_forgetting_are_counted() -> None:
     assert observed.value("kvroute_facts_total", kind="removed") == 1
     assert observed.value("kvroute_facts_total", kind="cleared") == 1
     assert observed.value("kvroute_index_blocks") == 4
-    assert observed.value("kvroute_index_bytes") > 0
+    assert observed.value("kvroute_held_bytes", what="index", port="") > 0
     fleet.view.on_stream(key, b"nonsense", fleet.now_s)
     assert observed.value("kvroute_facts_dropped_total", reason="malformed") == 1
     fleet.beat(key, digest=5)
@@ -384,8 +384,8 @@ def test_a_router_says_whether_it_is_ready_and_how_large_its_index_may_get() -> 
     assert observed.value("kvroute_ready") == 1
     observed.fleet.core.fleet.ready = False
     assert observed.value("kvroute_ready") == 0
-    observed.metrics.index_bytes_max.set(1 << 32)
-    assert observed.value("kvroute_index_bytes_max") == 1 << 32
+    observed.metrics.index_bytes_max = 1 << 32
+    assert observed.value("kvroute_held_bytes_max", what="index") == 1 << 32
 
 
 def test_stages_are_measured_one_after_the_other() -> None:
