@@ -159,18 +159,21 @@ STORIES = [
         {
             PICKED: growing(100),
             'kvroute_requests_total{outcome="explained"}': growing(1000),
-            "kvroute_reservations_expired_total": growing(10),
+            'kvroute_reservations_ended_total{ending="expired"}': growing(10),
         },
         {"KvrouteReservationsExpire"},
     ),
     Story(
         "one in a hundred",
-        {PICKED: growing(100), "kvroute_reservations_expired_total": growing(1)},
+        {PICKED: growing(100), 'kvroute_reservations_ended_total{ending="expired"}': growing(1)},
         set(),
     ),
     Story(
         "a client crashed with all its requests",
-        {PICKED: growing(100), "kvroute_reservations_expired_total": lately(10, "900")},
+        {
+            PICKED: growing(100),
+            'kvroute_reservations_ended_total{ending="expired"}': lately(10, "900"),
+        },
         set(),
     ),
     Story(

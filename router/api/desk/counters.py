@@ -41,26 +41,15 @@ class Metrics:
         )
         """All outcomes but `picked`, which the tally counts."""
         self.cached_tokens = Counter(
-            "kvroute_cached_tokens_reported",
-            "Cached tokens that engines reported for routed requests.",
+            "kvroute_cached_tokens",
+            "Cached tokens that engines reported for routed requests (reported), that the index had"
+            " predicted for the same requests (predicted), and by how much each prediction was over"
+            " or under; kinds are not for adding up.",
+            ["kind"],
             registry=registry,
         )
-        self.cached_tokens_predicted = Counter(
-            "kvroute_cached_tokens_predicted",
-            "Cached tokens that the index had predicted for the requests with reported ones.",
-            registry=registry,
-        )
-        self.cached_tokens_off = Counter(
-            "kvroute_cached_tokens_off",
-            "Tokens by which predicted cached tokens were over, or under, reported ones.",
-            ["direction"],
-            registry=registry,
-        )
-        for direction in ("over", "under"):
-            self.cached_tokens_off.labels(direction)
-        self.reservations_expired = Counter(
-            "kvroute_reservations_expired", "Reservations ended by their lease.", registry=registry
-        )
+        for kind in ("reported", "predicted", "over", "under"):
+            self.cached_tokens.labels(kind)
         self.config_reloads = Counter(
             "kvroute_config_reloads",
             "Times the configuration was read again.",
@@ -115,10 +104,10 @@ class Metrics:
 
     def cache_reported(self, predicted: int, reported: int) -> None:
         """An engine's count of a request's cached tokens; predicted: the count in our answer."""
-        self.cached_tokens.inc(reported)
-        self.cached_tokens_predicted.inc(predicted)
+        self.cached_tokens.labels("reported").inc(reported)
+        self.cached_tokens.labels("predicted").inc(predicted)
         direction = "over" if predicted > reported else "under"
-        self.cached_tokens_off.labels(direction).inc(abs(predicted - reported))
+        self.cached_tokens.labels(direction).inc(abs(predicted - reported))
 
     def refusals(self) -> dict[str, int]:
         """Reason -> requests that were refused for it, of reasons with any."""

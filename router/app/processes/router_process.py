@@ -225,7 +225,6 @@ class RouterApp:
             config,
             self.core,
             self.desk,
-            self.metrics,
             links=self.links,
             relays=self.relays,
             commands=self.commands,

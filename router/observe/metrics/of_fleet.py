@@ -36,12 +36,15 @@ class RouterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         core = self._core
         yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
-        yield gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
-        yield gauge(
-            "kvroute_unobserved_requests",
-            "Open reservations whose caller sees nothing of the answer.",
-            len(core.unobserved),
+        reservations = GaugeMetricFamily(
+            "kvroute_reservations",
+            "Open reservations; by observer: whether their caller sees the answer (caller), or the"
+            " router takes the steps from the worker (worker).",
+            labels=["observer"],
         )
+        reservations.add_metric(["caller"], len(core.reservations) - len(core.unobserved))
+        reservations.add_metric(["worker"], len(core.unobserved))
+        yield reservations
         yield counter(
             "kvroute_unobserved_steps",
             "Steps of requests without an observer: prompts computed by the worker's events, and"

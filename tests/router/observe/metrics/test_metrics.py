@@ -24,7 +24,7 @@ NAMES = [
     "kvroute_prompt_tokens_total",
     "kvroute_overlap_tokens_total",
     "kvroute_overlap_reachable_tokens_total",
-    "kvroute_cached_tokens_reported_total",
+    "kvroute_cached_tokens_total",
     "kvroute_kv_hit_ratio",
     "kvroute_load_balance_score",
     "kvroute_worker_blocks_active",
@@ -45,7 +45,7 @@ NAMES = [
     "kvroute_held_bytes",
     "kvroute_forgotten_total",
     "kvroute_reservations",
-    "kvroute_reservations_expired_total",
+    "kvroute_reservations_ended_total",
     "kvroute_build_info",
     "kvroute_self_checks_total",
     "kvroute_self_check_resyncs_total",
@@ -269,10 +269,10 @@ def test_predicted_and_reported_cached_tokens_are_counted_for_the_same_requests(
     observed = Observed()
     for predicted, reported in ((96, 96), (96, 0), (0, 32)):
         observed.metrics.cache_reported(predicted, reported)
-    assert observed.value("kvroute_cached_tokens_reported_total") == 128
-    assert observed.value("kvroute_cached_tokens_predicted_total") == 192
-    assert observed.value("kvroute_cached_tokens_off_total", direction="over") == 96
-    assert observed.value("kvroute_cached_tokens_off_total", direction="under") == 32
+    assert observed.value("kvroute_cached_tokens_total", kind="reported") == 128
+    assert observed.value("kvroute_cached_tokens_total", kind="predicted") == 192
+    assert observed.value("kvroute_cached_tokens_total", kind="over") == 96
+    assert observed.value("kvroute_cached_tokens_total", kind="under") == 32
 
 
 def test_hit_rates_are_told_by_worker() -> None:
@@ -374,9 +374,9 @@ def test_reservations_are_told_while_they_are_open() -> None:
     observed.fleet.add("w0")
     observed.pick(8)
     observed.pick(8)
-    assert observed.value("kvroute_reservations") == 2
+    assert observed.value("kvroute_reservations", observer="caller") == 2
     observed.fleet.turn(121)
-    assert observed.value("kvroute_reservations") == 0
+    assert observed.value("kvroute_reservations", observer="caller") == 0
 
 
 def test_a_router_says_whether_it_is_ready_and_how_large_its_index_may_get() -> None:
