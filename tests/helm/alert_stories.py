@@ -35,7 +35,7 @@ class Story(NamedTuple):
 
 REFUSED = 'kvroute_requests_total{reason="NO_WORKER"}'
 PICKED = 'kvroute_requests_total{outcome="picked"}'
-PROMPTS = "kvroute_prompt_tokens_total"
+PROMPTS = "kvroute_prompt_tokens_sum"
 REACHABLE = "kvroute_overlap_reachable_tokens_total"
 WAITS = "kvroute_queue_wait_seconds_bucket"
 SOCKET = "kvroute_relay_socket_errors_total"

@@ -37,7 +37,7 @@ def missing_metrics(scraped: set[str], *, after_errors: bool = False) -> list[st
     """Metrics of the reference that were not scraped; after_errors: of all, else of those that are
     there before any error."""
     wanted = METRICS - (NOT_MADE if after_errors else AFTER_ERRORS | NOT_MADE)
-    return sorted(one for one in wanted if not {one, f"{one}_bucket"} & scraped)
+    return sorted(one for one in wanted if not {one, f"{one}_bucket", f"{one}_sum"} & scraped)
 
 
 def queries() -> list[str]:

@@ -15,12 +15,20 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.decide.core.counts import Counts
-from router.decide.core.tally import BUCKETS_S, MODELS_MAX, RATIO_DECISIONS, TIERS, PickTally
+from router.decide.core.tally import (
+    BUCKETS_S,
+    MODELS_MAX,
+    OTHER_MODEL,
+    RATIO_DECISIONS,
+    TIERS,
+    PickTally,
+)
 from router.observe.metrics.families import failed, held, held_at_most
 from router.request.refusal import Reason
 
@@ -166,10 +174,7 @@ class TallyCollector(Collector):
             buckets = list(zip(bounds, counts, strict=True))
             durations.add_metric([stage], buckets, float(seconds.total_s[0]))
         yield durations
-        prompt_tokens, reachable, *taken = tally.tokens.tolist()
-        yield CounterMetricFamily(
-            "kvroute_prompt_tokens", "Prompt tokens of picks.", value=prompt_tokens
-        )
+        _, reachable, *taken = tally.tokens.tolist()
         overlap = CounterMetricFamily(
             "kvroute_overlap_tokens",
             "Usable overlap on the picked worker, by the fastest tier that holds it.",
@@ -184,21 +189,15 @@ class TallyCollector(Collector):
             value=reachable,
         )
         yield from self._by_model()
-        yield CounterMetricFamily(
-            "kvroute_ttft_predictions",
-            "Picks of a policy that predicts the time to the first token.",
-            value=tally.ttfts,
-        )
-        yield CounterMetricFamily(
+        predicted = SummaryMetricFamily(
             "kvroute_ttft_predicted_seconds",
-            "Predicted time to the first token of picks.",
-            value=tally.ttft_s,
+            "Predicted time to the first token, of picks of a policy that predicts it: on the"
+            " picked worker (picked), and the shortest of any worker (shortest).",
+            labels=["kind"],
         )
-        yield CounterMetricFamily(
-            "kvroute_ttft_best_seconds",
-            "Shortest predicted time to the first token of any worker, of the same picks.",
-            value=tally.ttft_best_s,
-        )
+        predicted.add_metric(["picked"], tally.ttfts, tally.ttft_s)
+        predicted.add_metric(["shortest"], tally.ttfts, tally.ttft_best_s)
+        yield predicted
         usable, prompt_tokens = tally.recent.sum(axis=0).tolist()
         yield GaugeMetricFamily(
             "kvroute_kv_hit_ratio",
@@ -207,21 +206,19 @@ class TallyCollector(Collector):
         )
 
     def _by_model(self) -> Iterator[Metric]:
-        picks = CounterMetricFamily(
-            "kvroute_model_picks",
-            "Picks by the model of the picked worker, as its engine calls it; other: all models"
-            f" beyond the first {MODELS_MAX}.",
+        prompts = SummaryMetricFamily(
+            "kvroute_prompt_tokens",
+            "Picks, and prompt tokens of them in sum, by the model of the picked worker, as its"
+            f" engine calls it; other: all models beyond the first {MODELS_MAX}.",
             labels=["model"],
-        )
-        prompts = CounterMetricFamily(
-            "kvroute_model_prompt_tokens", "Prompt tokens of picks, by model.", labels=["model"]
         )
         overlaps = CounterMetricFamily(
             "kvroute_model_overlap_tokens",
             "Usable overlap on the picked worker, by model.",
             labels=["model"],
         )
-        for model, counts in self._tally.models().items():
-            for family, count in zip((picks, prompts, overlaps), counts, strict=True):
-                family.add_metric([model], count)
-        yield from (picks, prompts, overlaps)
+        for model, counts in {OTHER_MODEL: (0, 0, 0), **self._tally.models()}.items():
+            picks, prompt_tokens, overlap_tokens = counts
+            prompts.add_metric([model], picks, prompt_tokens)
+            overlaps.add_metric([model], overlap_tokens)
+        yield from (prompts, overlaps)

@@ -1,7 +1,6 @@
 """Metrics of the fleet and of the requests that are open, read from the core at each scrape."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -9,6 +8,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -216,28 +216,26 @@ class RouterCollector(Collector):
             " preemptions left them, for want of any with room.",
             value=core.strained_picks,
         )
-        yield gauge(
-            "kvroute_first_token_mean_seconds",
-            "From picks to their first tokens, as reported, in the mean over the last 16 or so.",
-            core.fleet.first_tokens.mean_s,
-        )
 
     def _tenants(self) -> Iterator[Metric]:
         whose = f"by tenant: the first {TENANTS_MAX} that get a pick, and {OTHER} for the rest"
-        of_each = [
-            CounterMetricFamily(f"kvroute_tenant_{name}", f"{about}, {whose}.", labels=["tenant"])
-            for name, about in (
-                ("prompt_tokens", "Prompt tokens of picks"),
-                ("overlap_tokens", "Usable overlap on the picked workers"),
-                ("first_tokens", "Reported first tokens"),
-                ("first_token_seconds", "Seconds from picks to reported first tokens"),
-            )
-        ]
+        tokens = CounterMetricFamily(
+            "kvroute_tenant_tokens",
+            "Prompt tokens of picks (prompt), and of these the usable overlap on the picked"
+            f" workers (overlap), {whose}.",
+            labels=["tenant", "kind"],
+        )
+        first = SummaryMetricFamily(
+            "kvroute_tenant_first_token_seconds",
+            f"Reported first tokens, and the seconds from picks to them in sum, {whose}.",
+            labels=["tenant"],
+        )
         shown = {OTHER: TenantNumbers(), **self._core.fleet.tenants.by_name}
         for tenant, numbers in shown.items():
-            for family, number in zip(of_each, astuple(numbers), strict=True):
-                family.add_metric([tenant], number)
-        yield from of_each
+            tokens.add_metric([tenant, "prompt"], numbers.prompt_tokens)
+            tokens.add_metric([tenant, "overlap"], numbers.overlap_tokens)
+            first.add_metric([tenant], numbers.first_tokens, numbers.first_token_s)
+        yield from (tokens, first)
 
     def _policy_failures(self) -> Metric:
         counts = self._core.decider.policy_failures
@@ -274,19 +272,17 @@ class RouterCollector(Collector):
             buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
             sum_value=check.ratios,
         )
-        yield CounterMetricFamily(
-            "kvroute_ttft_measured_seconds",
-            "Reported time to the first token, of picks with a predicted one.",
-            value=check.measured_s,
+        seconds = CounterMetricFamily(
+            "kvroute_ttft_seconds",
+            "Reported time to the first token, of picks with a predicted one (measured), and by how"
+            " much each was later or sooner than predicted (late, early); kinds are not for adding"
+            " up.",
+            labels=["kind"],
         )
-        off = CounterMetricFamily(
-            "kvroute_ttft_off_seconds",
-            "Seconds by which first tokens came later, or sooner, than predicted.",
-            labels=["direction"],
-        )
-        off.add_metric(["late"], check.late_s)
-        off.add_metric(["early"], check.early_s)
-        yield off
+        seconds.add_metric(["measured"], check.measured_s)
+        seconds.add_metric(["late"], check.late_s)
+        seconds.add_metric(["early"], check.early_s)
+        yield seconds
 
     def _warnings(self) -> Metric:
         family = GaugeMetricFamily(

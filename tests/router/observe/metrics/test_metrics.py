@@ -21,7 +21,7 @@ from tests.stage.fleet import Fleet, prompt
 NAMES = [
     "kvroute_requests_total",
     "kvroute_decision_seconds",
-    "kvroute_prompt_tokens_total",
+    "kvroute_prompt_tokens_sum",
     "kvroute_overlap_tokens_total",
     "kvroute_overlap_reachable_tokens_total",
     "kvroute_cached_tokens_total",
@@ -108,7 +108,7 @@ def test_every_name_tells_what_it_means() -> None:
     for family in text_string_to_metric_families(text):
         if family.name.startswith("kvroute_"):
             assert family.documentation.endswith("."), family.name
-            assert family.type in {"counter", "gauge", "histogram"}, family.name
+            assert family.type in {"counter", "gauge", "histogram", "summary"}, family.name
 
 
 def test_counters_are_there_before_the_first_count() -> None:
@@ -206,7 +206,7 @@ def test_picks_count_tokens_by_tier_and_what_was_within_reach() -> None:
     fleet.cache(far, asked, 96, Tier.DISK)
     fleet.say(far, running=5)
     observed.pick(100)
-    assert observed.value("kvroute_prompt_tokens_total") == 100
+    assert observed.value("kvroute_prompt_tokens_sum", model="m") == 100
     assert observed.value("kvroute_overlap_tokens_total", tier="device") == 32
     assert observed.value("kvroute_overlap_tokens_total", tier="host") == 16
     assert observed.value("kvroute_overlap_tokens_total", tier="disk") == 0
@@ -224,10 +224,10 @@ def test_picks_are_counted_by_the_model_of_the_picked_worker() -> None:
         observed.pick(100, model=model)
     observed.pick(50, model="tuned")
     named = {"model": "a"}
-    assert observed.value("kvroute_model_picks_total", **named) == 3
-    assert observed.value("kvroute_model_prompt_tokens_total", **named) == 250
+    assert observed.value("kvroute_prompt_tokens_count", **named) == 3
+    assert observed.value("kvroute_prompt_tokens_sum", **named) == 250
     assert observed.value("kvroute_model_overlap_tokens_total", **named) >= 64 + 96
-    assert observed.value("kvroute_model_picks_total", model="b") == 1
+    assert observed.value("kvroute_prompt_tokens_count", model="b") == 1
 
 
 def test_models_beyond_the_bound_are_counted_together() -> None:
@@ -236,10 +236,10 @@ def test_models_beyond_the_bound_are_counted_together() -> None:
         observed.fleet.add(f"w{i}", model=f"m{i}")
         observed.pick(10, model=f"m{i}")
     observed.pick(10, model="m0")
-    assert observed.value("kvroute_model_picks_total", model="m0") == 2
-    assert observed.value("kvroute_model_picks_total", model=f"m{MODELS_MAX - 1}") == 1
-    assert observed.value("kvroute_model_picks_total", model=OTHER_MODEL) == 2
-    assert observed.value("kvroute_model_prompt_tokens_total", model=OTHER_MODEL) == 20
+    assert observed.value("kvroute_prompt_tokens_count", model="m0") == 2
+    assert observed.value("kvroute_prompt_tokens_count", model=f"m{MODELS_MAX - 1}") == 1
+    assert observed.value("kvroute_prompt_tokens_count", model=OTHER_MODEL) == 2
+    assert observed.value("kvroute_prompt_tokens_sum", model=OTHER_MODEL) == 20
     assert len(observed.metrics.tally.models()) == MODELS_MAX + 1
 
 
@@ -257,12 +257,16 @@ def test_predicted_times_are_counted_beside_the_shortest() -> None:
     assert pick.reservation.worker.worker_id == "idle"
     told = pick.decision.scores.row_terms["prefill_s"]
     near_s, idle_s = told[0], told[2]
-    assert observed.value("kvroute_ttft_predictions_total") == 1
-    assert observed.value("kvroute_ttft_predicted_seconds_total") == pytest.approx(idle_s)
-    assert observed.value("kvroute_ttft_best_seconds_total") == pytest.approx(near_s)
+    assert observed.value("kvroute_ttft_predicted_seconds_count", kind="picked") == 1
+    assert observed.value("kvroute_ttft_predicted_seconds_sum", kind="picked") == pytest.approx(
+        idle_s
+    )
+    assert observed.value("kvroute_ttft_predicted_seconds_sum", kind="shortest") == pytest.approx(
+        near_s
+    )
     assert near_s < 0.6 < 2.1 < idle_s
     observed.pick(1600, policy="round-robin")
-    assert observed.value("kvroute_ttft_predictions_total") == 1
+    assert observed.value("kvroute_ttft_predicted_seconds_count", kind="picked") == 1
 
 
 def test_predicted_and_reported_cached_tokens_are_counted_for_the_same_requests() -> None:
