@@ -213,7 +213,7 @@ STORIES = [
         "one router sends all to a worker where requests wait",
         {
             'kvroute_load_balance_score{pod="router-1"}': f"1.2x{MINUTES}",
-            'kvroute_worker_requests_waiting{pod="router-1",worker="w0"}': f"6x{MINUTES}",
+            'kvroute_worker_requests{state="waiting",pod="router-1",worker="w0"}': f"6x{MINUTES}",
         },
         {"KvrouteLoadUneven"},
     ),
@@ -226,7 +226,7 @@ STORIES = [
         "requests wait everywhere",
         {
             "kvroute_load_balance_score": f"0.2x{MINUTES}",
-            "kvroute_worker_requests_waiting": f"6x{MINUTES}",
+            'kvroute_worker_requests{state="waiting"}': f"6x{MINUTES}",
         },
         set(),
     ),
@@ -234,7 +234,7 @@ STORIES = [
         "one worker was crowded for some minutes",
         {
             "kvroute_load_balance_score": lately(10, "1.2"),
-            'kvroute_worker_requests_waiting{worker="w0"}': lately(10, "6"),
+            'kvroute_worker_requests{state="waiting",worker="w0"}': lately(10, "6"),
         },
         set(),
     ),

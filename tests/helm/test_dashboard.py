@@ -77,7 +77,6 @@ def test_counters_are_rated_and_gauges_are_not(dashboard: Object) -> None:
                 name
                 for name in re.findall(r"\b(?:kvroute|process)_\w+", target["expr"])
                 if name.endswith(("_total", "_bucket", "_sum", "_count"))
-                and name != "kvroute_worker_blocks_total"
             }
             assert rated == counters, panel["title"]
 

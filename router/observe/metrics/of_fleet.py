@@ -177,21 +177,18 @@ class RouterCollector(Collector):
             {ending.value: count for ending, count in core.endings.items()},
             tuple(Ending),
         )
-        yield counter(
+        ejections = CounterMetricFamily(
             "kvroute_ejections",
-            "Workers that were ejected since requests failed there, by cause.",
-            "cause",
-            {cause.value: count for cause, count in outliers.ejections.items()},
-            tuple(Cause),
-        )
-        yield counter(
-            "kvroute_ejections_withheld",
-            "Ejections that did not come about: others see the worker serve, or too many of its"
+            "Workers that were ejected since requests failed there, by cause (ejected); ejections"
+            " that did not come about (withheld): others see the worker serve, or too many of its"
             " pool are ejected.",
-            "reason",
-            outliers.withheld,
-            WITHHELD,
+            labels=["result", "cause"],
         )
+        for cause in Cause:
+            ejections.add_metric(["ejected", cause], outliers.ejections[cause])
+        for reason in WITHHELD:
+            ejections.add_metric(["withheld", reason], outliers.withheld[reason])
+        yield ejections
         yield counter(
             "kvroute_probes",
             "Requests that went to ejected workers, by what became of them.",
@@ -200,21 +197,20 @@ class RouterCollector(Collector):
             PROBES,
         )
         yield forgotten("callers", {"no_room": outliers.callers_forgotten})
-        yield CounterMetricFamily(
-            "kvroute_guarded_picks",
-            "Picks that moved on, since their worker's queue cost more than its cache saved.",
-            value=core.guarded,
-        )
-        yield CounterMetricFamily(
-            "kvroute_last_resort_picks",
-            "Picks of workers that don't answer, or are ejected, for want of any that answers.",
-            value=core.last_resorts,
-        )
-        yield CounterMetricFamily(
-            "kvroute_strained_picks",
-            "Picks of workers over their estimated slots, or over the share of KV blocks that"
-            " preemptions left them, for want of any with room.",
-            value=core.strained_picks,
+        yield counter(
+            "kvroute_marked_picks",
+            "Picks with a mark, of which one may have several: guarded (moved on, since their"
+            " worker's queue cost more than its cache saved), last_resort (of workers that don't"
+            " answer, or are ejected, for want of any that answers), strained (of workers over"
+            " their estimated slots, or over the share of KV blocks that preemptions left them, for"
+            " want of any with room).",
+            "mark",
+            {
+                "guarded": core.guarded,
+                "last_resort": core.last_resorts,
+                "strained": core.strained_picks,
+            },
+            (),
         )
 
     def _tenants(self) -> Iterator[Metric]:

@@ -27,11 +27,8 @@ NAMES = [
     "kvroute_cached_tokens_total",
     "kvroute_kv_hit_ratio",
     "kvroute_load_balance_score",
-    "kvroute_worker_blocks_active",
-    "kvroute_worker_blocks_total",
-    "kvroute_worker_requests_running",
-    "kvroute_worker_requests_waiting",
-    "kvroute_worker_reserved_requests",
+    "kvroute_worker_blocks",
+    "kvroute_worker_requests",
     "kvroute_worker_prefill_tokens_active",
     "kvroute_worker_up",
     "kvroute_stream_state",
@@ -156,11 +153,11 @@ def test_workers_and_streams_are_told_one_by_one() -> None:
     observed.pick(100)
     labels = {"worker": "w0", "rank": "1"}
     assert observed.value("kvroute_worker_up", **labels) == 1
-    assert observed.value("kvroute_worker_blocks_active", **labels) == 50 + 7
-    assert observed.value("kvroute_worker_blocks_total", **labels) == 200
-    assert observed.value("kvroute_worker_requests_running", **labels) == 3
-    assert observed.value("kvroute_worker_requests_waiting", **labels) == 2
-    assert observed.value("kvroute_worker_reserved_requests", **labels) == 1
+    assert observed.value("kvroute_worker_blocks", **labels, kind="active") == 50 + 7
+    assert observed.value("kvroute_worker_blocks", **labels, kind="total") == 200
+    assert observed.value("kvroute_worker_requests", **labels, state="running") == 3
+    assert observed.value("kvroute_worker_requests", **labels, state="waiting") == 2
+    assert observed.value("kvroute_worker_requests", **labels, state="reserved") == 1
     assert observed.value("kvroute_worker_prefill_tokens_active", **labels) == 100
     assert observed.value("kvroute_stream_complete", **labels) == 1
     for state in StreamState:
@@ -181,7 +178,12 @@ def test_a_worker_that_may_get_nothing_is_not_up() -> None:
 def test_an_unknown_total_is_absent_and_not_zero() -> None:
     observed = Observed()
     observed.fleet.add("w0", total_blocks=None)
-    assert "kvroute_worker_blocks_total" not in observed.of_worker("w0")
+    kinds = {
+        dict(labels)["kind"]
+        for name, labels in observed.samples()
+        if name == "kvroute_worker_blocks"
+    }
+    assert kinds == {"active"}
     assert "kvroute_worker_up" in observed.of_worker("w0")
 
 
