@@ -29,7 +29,7 @@ from router.decide.core.tally import (
     TIERS,
     PickTally,
 )
-from router.observe.metrics.families import failed, held, held_at_most
+from router.observe.metrics.families import failed, held, held_at_most, watchers
 from router.request.refusal import Reason
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
@@ -80,9 +80,8 @@ class Metrics:
         """Bytes of the gRPC messages over 64 KiB that are being handled,"""
         self.bytes_in_flight_max = 0
         """and their bound."""
-        self._watches = Gauge(
-            "kvroute_watches", "WatchWorkers calls that are open.", registry=registry
-        )
+        self.watches: Callable[[], float] = float
+        """WatchWorkers calls that are open."""
         for result in ("ok", "failed"):
             self.config_reloads.labels(result)
         self.index_bytes_max = 0
@@ -108,7 +107,7 @@ class Metrics:
     ) -> None:
         """Has gauges read what is open, at each scrape."""
         self.bytes_in_flight, self.bytes_in_flight_max = bytes_in_flight, bytes_in_flight_max
-        self._watches.set_function(watches)
+        self.watches = watches
 
     def cache_reported(self, predicted: int, reported: int) -> None:
         """An engine's count of a request's cached tokens; predicted: the count in our answer."""
@@ -142,6 +141,7 @@ class _Plain(Collector):
         yield held("messages", metrics.bytes_in_flight())
         yield held_at_most("messages", metrics.bytes_in_flight_max)
         yield held_at_most("index", metrics.index_bytes_max)
+        yield watchers("grpc", metrics.watches())
 
 
 def kvroute_version() -> str:

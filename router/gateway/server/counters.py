@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.gateway.server.room import Room
-from router.observe.metrics.families import HELD, HELD_LABELS, shared
+from router.observe.metrics.families import HELD, HELD_LABELS, KNOWN, shared
 from router.request.bodies import PATHS
 
 PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -58,10 +58,8 @@ class GatewayCounters:
         self.body_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
             "gateway_bodies", ""
         )
-        self.responses = Gauge(
-            "kvroute_gateway_responses_known",
-            "Responses of /v1/responses whose worker the gateway knows.",
-            registry=registry,
+        self.responses = shared(registry, Gauge(*KNOWN, ["what"], registry=None)).labels(
+            "responses"
         )
         self.pairs = Counter(
             "kvroute_gateway_pairs",

@@ -111,6 +111,36 @@ def held_at_most(what: str, size: float) -> GaugeMetricFamily:
     return family
 
 
+KNOWN = (
+    "kvroute_known",
+    "Entries of bounded tables now: sessions whose KV cache is known to be somewhere, those whose"
+    " last request went through another replica (sessions_elsewhere), prefixes that are hot"
+    " (hot_prefixes), responses of /v1/responses whose worker a gateway knows (responses).",
+)
+"""Name and help of the family."""
+
+
+def known(what: str, count: int) -> GaugeMetricFamily:
+    """Entries of the table `what`."""
+    family = GaugeMetricFamily(*KNOWN, labels=["what"])
+    family.add_metric([what], count)
+    return family
+
+
+WATCHERS = (
+    "kvroute_watchers",
+    "Clients that watch the fleet now: calls of WatchWorkers (grpc), pages of the console.",
+)
+"""Name and help of the family."""
+
+
+def watchers(kind: str, count: float) -> GaugeMetricFamily:
+    """Clients that watch by `kind`."""
+    family = GaugeMetricFamily(*WATCHERS, labels=["kind"])
+    family.add_metric([kind], count)
+    return family
+
+
 Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 
 

@@ -22,7 +22,7 @@ from router.fleet.health.self_check import CheckResult
 from router.fleet.health.ttft_check import RATIOS
 from router.fleet.reservations.reservations import Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
-from router.observe.metrics.families import counter, failures, forgotten, gauge, held
+from router.observe.metrics.families import counter, failures, forgotten, gauge, held, known
 
 
 class RouterCollector(Collector):
@@ -86,16 +86,8 @@ class RouterCollector(Collector):
 
     def _sessions(self) -> Iterator[Metric]:
         core = self._core
-        yield gauge(
-            "kvroute_sessions",
-            "Sessions whose KV cache is known to be somewhere.",
-            len(core.fleet.sessions),
-        )
-        yield gauge(
-            "kvroute_sessions_heard",
-            "Sessions whose last request went through another replica, by its messages.",
-            core.fleet.sessions.elsewhere,
-        )
+        yield known("sessions", len(core.fleet.sessions))
+        yield known("sessions_elsewhere", core.fleet.sessions.elsewhere)
         yield forgotten("working_sets", {"no_room": core.fleet.working_sets.forgotten})
         of_sessions = core.fleet.sessions.forgotten
         yield forgotten("sessions", {why: of_sessions[why] for why in ("expired", "no_room")})

@@ -34,21 +34,16 @@ class PeerCollector(Collector):
         )
         messages = CounterMetricFamily(
             "kvroute_peer_messages",
-            "Messages about other replicas' reserved load.",
-            labels=["result"],
+            "Messages of other replicas about their reserved load (load), and Reports handed to the"
+            " replica that owns the reservation (report), by result.",
+            labels=["what", "result"],
         )
         for result, count in self._core.fleet.peers.results.items():
-            messages.add_metric([result], count)
+            messages.add_metric(["load", result], count)
+        for result, count in self._link.forwarded.items():
+            messages.add_metric(["report", result], count)
         yield messages
         yield forgotten("peer_workers", {"no_room": self._link.untold})
-        reports = CounterMetricFamily(
-            "kvroute_reports_forwarded",
-            "Reports handed to the replica that owns the reservation.",
-            labels=["result"],
-        )
-        for result, count in self._link.forwarded.items():
-            reports.add_metric([result], count)
-        yield reports
 
 
 class FleetStateCollector(Collector):
