@@ -322,24 +322,28 @@ STORIES = [
     ),
     Story(
         "the index drifts",
-        {'kvroute_digest_mismatches_total{pod="router-0"}': lately(25, "5")},
+        {'kvroute_stream_faults_total{fault="digest",pod="router-0"}': lately(25, "5")},
         {"KvrouteDigestsDiffer"},
     ),
     Story(
         "three replicas saw the index drift once",
-        {"kvroute_digest_mismatches_total": lately(25, "2")},
+        {'kvroute_stream_faults_total{fault="digest"}': lately(25, "2")},
         set(),
     ),
-    Story("messages get lost", {'kvroute_gaps_total{pod="router-0"}': growing(1)}, {"KvrouteGaps"}),
+    Story(
+        "messages get lost",
+        {'kvroute_stream_faults_total{fault="gap",pod="router-0"}': growing(1)},
+        {"KvrouteGaps"},
+    ),
     Story(
         "much goes wrong for a moment",
         {
-            "kvroute_gaps_total": JUST_NOW,
+            'kvroute_stream_faults_total{fault="gap"}': JUST_NOW,
             'kvroute_recoveries_total{how="snapshot",result="failed"}': JUST_NOW,
             'kvroute_forgotten_total{what="index",reason="no_room"}': JUST_NOW,
             'kvroute_facts_dropped_total{reason="no_room_to_recover"}': JUST_NOW,
             'kvroute_broker_errors_total{kind="error"}': JUST_NOW,
-            "kvroute_relay_engine_gaps_total": JUST_NOW,
+            'kvroute_relay_engine_faults_total{fault="gap"}': JUST_NOW,
             f'{SOCKET}{{kind="unsent"}}': JUST_NOW,
         },
         set(),
@@ -347,12 +351,12 @@ STORIES = [
     Story(
         "and now and then",
         {
-            "kvroute_gaps_total": NOW_AND_THEN,
+            'kvroute_stream_faults_total{fault="gap"}': NOW_AND_THEN,
             'kvroute_recoveries_total{how="snapshot",result="failed"}': NOW_AND_THEN,
             'kvroute_forgotten_total{what="index",reason="no_room"}': NOW_AND_THEN,
             'kvroute_facts_dropped_total{reason="no_room_to_recover"}': NOW_AND_THEN,
             'kvroute_broker_errors_total{kind="error"}': NOW_AND_THEN,
-            "kvroute_relay_engine_gaps_total": NOW_AND_THEN,
+            'kvroute_relay_engine_faults_total{fault="gap"}': NOW_AND_THEN,
             f'{SOCKET}{{kind=~"unsent|engine_silent"}}': NOW_AND_THEN,
         },
         set(),
@@ -372,12 +376,12 @@ STORIES = [
     ),
     Story(
         "predictions keep failing",
-        {'kvroute_self_check_resyncs_total{pod="router-0"}': growing(1)},
+        {'kvroute_stream_faults_total{fault="self_check",pod="router-0"}': growing(1)},
         {"KvrouteSelfCheckResyncs"},
     ),
     Story(
         "predictions failed here and there",
-        {"kvroute_self_check_resyncs_total": lately(25, "3")},
+        {'kvroute_stream_faults_total{fault="self_check"}': lately(25, "3")},
         set(),
     ),
     Story(
@@ -478,7 +482,7 @@ STORIES = [
     ),
     Story(
         "a relay is too slow for its engine",
-        {"kvroute_relay_engine_gaps_total": growing(1)},
+        {'kvroute_relay_engine_faults_total{fault="gap"}': growing(1)},
         {"KvrouteEngineGaps"},
     ),
     Story(

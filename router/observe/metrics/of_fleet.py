@@ -140,16 +140,23 @@ class RouterCollector(Collector):
 
     def _recoveries(self) -> Iterator[Metric]:
         view = self._core.fleet.view
-        yield CounterMetricFamily("kvroute_gaps", "Holes in streams of facts.", value=view.gaps)
-        yield CounterMetricFamily(
-            "kvroute_digest_mismatches",
-            "Beats whose digest differed from the index.",
-            value=view.drifts,
-        )
-        yield CounterMetricFamily(
-            "kvroute_recovery_pauses",
-            "Recoveries of streams that never stay right, each followed by a pause.",
-            value=view.recovery_pauses,
+        self_check = self._core.fleet.self_check
+        yield counter(
+            "kvroute_stream_faults",
+            "Faults of streams of facts: holes (gap); beats whose digest differed from the index"
+            " (digest); streams read again because predictions kept failing (self_check);"
+            " recoveries of streams that never stay right, each followed by a pause (unsteady);"
+            " blocks that engines reused though their streams had not reported them"
+            " (missing_block).",
+            "fault",
+            {
+                "gap": view.gaps,
+                "digest": view.drifts,
+                "self_check": self_check.resyncs,
+                "unsteady": view.recovery_pauses,
+                "missing_block": self_check.learned_blocks,
+            },
+            (),
         )
         recoveries = CounterMetricFamily(
             "kvroute_recoveries", "Recoveries of streams.", labels=["how", "result"]
@@ -239,16 +246,6 @@ class RouterCollector(Collector):
             "result",
             {result.value: count for result, count in self_check.results.items()},
             tuple(CheckResult),
-        )
-        yield CounterMetricFamily(
-            "kvroute_self_check_resyncs",
-            "Streams read again because predictions kept failing.",
-            value=self_check.resyncs,
-        )
-        yield CounterMetricFamily(
-            "kvroute_self_check_learned_blocks",
-            "Blocks that engines reused though their streams had not reported them.",
-            value=self_check.learned_blocks,
         )
 
     def _ttft_check(self) -> Iterator[Metric]:

@@ -122,11 +122,11 @@ class RelayCollector(Collector):
             "Engine events by kind, and by reason what of them was left out.",
             labels=[*labels, "kind"],
         )
-        gaps = CounterMetricFamily(
-            "kvroute_relay_engine_gaps", "Holes in an engine's own sequence.", labels=labels
-        )
-        restarts = CounterMetricFamily(
-            "kvroute_relay_engine_restarts", "New lives of an engine.", labels=labels
+        faults = CounterMetricFamily(
+            "kvroute_relay_engine_faults",
+            "Faults of an engine's events: holes in its own sequence (gap), its new lives"
+            " (restart).",
+            labels=[*labels, "fault"],
         )
         entries = GaugeMetricFamily(
             "kvroute_relay_map_entries", "Engine blocks in the relay's map.", labels=labels
@@ -141,9 +141,9 @@ class RelayCollector(Collector):
                 names = [rank.key.worker_id, str(rank.key.dp_rank)]
                 for kind, count in sorted(rank.counts.items()):
                     events.add_metric([*names, kind], count)
-                gaps.add_metric(names, rank.engine_gaps)
-                restarts.add_metric(names, rank.engine_restarts)
+                faults.add_metric([*names, "gap"], rank.engine_gaps)
+                faults.add_metric([*names, "restart"], rank.engine_restarts)
                 entries.add_metric(names, rank.map_entries)
             for kind in dict.fromkeys((*_SOCKET_ERRORS, *sorted(relay.counts))):
                 socket_errors.add_metric([relay.worker_id, kind], relay.counts.get(kind, 0))
-        yield from (events, gaps, restarts, entries, socket_errors)
+        yield from (events, faults, entries, socket_errors)

@@ -35,9 +35,8 @@ NAMES = [
     "kvroute_stream_lag_seconds",
     "kvroute_facts_total",
     "kvroute_facts_dropped_total",
-    "kvroute_gaps_total",
+    "kvroute_stream_faults_total",
     "kvroute_recoveries_total",
-    "kvroute_digest_mismatches_total",
     "kvroute_index_blocks",
     "kvroute_held_bytes",
     "kvroute_forgotten_total",
@@ -45,8 +44,6 @@ NAMES = [
     "kvroute_reservations_ended_total",
     "kvroute_build_info",
     "kvroute_self_checks_total",
-    "kvroute_self_check_resyncs_total",
-    "kvroute_self_check_learned_blocks_total",
 ]
 """Of the router's core. The queue's are in test_queue_metrics.py."""
 
@@ -336,7 +333,7 @@ def test_facts_gaps_and_forgetting_are_counted() -> None:
     fleet.view.on_stream(key, b"nonsense", fleet.now_s)
     assert observed.value("kvroute_facts_dropped_total", reason="malformed") == 1
     fleet.beat(key, digest=5)
-    assert observed.value("kvroute_digest_mismatches_total") == 1
+    assert observed.value("kvroute_stream_faults_total", fault="digest") == 1
     fleet.core.remove("w0", 60.0, fleet.now_s)
     assert observed.value("kvroute_forgotten_total", what="index", reason="removed") == 4
     assert observed.value("kvroute_index_blocks") == 0
@@ -353,11 +350,11 @@ def test_reports_are_counted_by_what_they_say_of_the_index() -> None:
     assert len(fleet.core.fleet.self_check.begin_resyncs(fleet.now_s)) == 1
     assert observed.value("kvroute_self_checks_total", result="exact") == 2
     assert observed.value("kvroute_self_checks_total", result="over") == 3
-    assert observed.value("kvroute_self_check_resyncs_total") == 1
+    assert observed.value("kvroute_stream_faults_total", fault="self_check") == 1
     fleet.add("w1", model="n", events=False)
     held = fleet.route(prompt(100), model="n").reservation
     fleet.core.report(Progress(held.id, ProgressState.FINISHED, cached_tokens=64), fleet.now_s)
-    assert observed.value("kvroute_self_check_learned_blocks_total") == 4
+    assert observed.value("kvroute_stream_faults_total", fault="missing_block") == 4
 
 
 def test_warnings_are_gauges_while_they_hold() -> None:
