@@ -96,14 +96,15 @@ class Chats:
             sums += [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)]
         return sum(sums)
 
-    async def metric(self, name: str) -> float:
-        """The sum of a family of the router's metrics."""
+    async def metric(self, name: str, label: str = "") -> float:
+        """The sum of a family of the router's metrics; label: of samples that have it, as
+        `name="value"`."""
         async with self.stage.session.get(self.stage.metrics["router"]) as answer:
             lines = (await answer.text()).splitlines()
         values = [
             line.rpartition(" ")[2]
             for line in lines
-            if line.startswith((f"{name} ", f"{name}{{")) and not line.startswith("#")
+            if line.startswith((f"{name} ", f"{name}{{")) and label in line
         ]
         if not values:
             raise StageBroken(f"the router has no metric {name}")
