@@ -29,7 +29,15 @@ from router.decide.core.tally import (
     TIERS,
     PickTally,
 )
-from router.observe.metrics.families import failed, held, held_at_most, watchers
+from router.observe.metrics.families import (
+    READS,
+    READS_LABELS,
+    failed,
+    held,
+    held_at_most,
+    shared,
+    watchers,
+)
 from router.request.refusal import Reason
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
@@ -58,12 +66,7 @@ class Metrics:
         )
         for kind in ("reported", "predicted", "over", "under"):
             self.cached_tokens.labels(kind)
-        self.config_reloads = Counter(
-            "kvroute_config_reloads",
-            "Times the configuration was read again.",
-            ["result"],
-            registry=registry,
-        )
+        self.reads = shared(registry, Counter(*READS, READS_LABELS, registry=None))
         self.calls_refused = Counter(
             "kvroute_calls_refused",
             "gRPC calls and messages refused before a decision: for their size, or for what is open"
@@ -83,7 +86,7 @@ class Metrics:
         self.watches: Callable[[], float] = float
         """WatchWorkers calls that are open."""
         for result in ("ok", "failed"):
-            self.config_reloads.labels(result)
+            self.reads.labels("config", result)
         self.index_bytes_max = 0
         """Bound of the index (index.memory_mib)."""
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)

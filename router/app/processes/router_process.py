@@ -419,17 +419,17 @@ class RouterApp:
             self.core.use(settings)
             self.admission.configure(config.queue, self.clock())
         except ConfigError as error:
-            self.metrics.config_reloads.labels("failed").inc()
+            self.metrics.reads.labels("config", "failed").inc()
             log.error("configuration not reloaded, all stays as it was: %s", error)
             return
         except Exception:  # a fault of ours, or of a policy of the operator's: we serve on
-            self.metrics.config_reloads.labels("failed").inc()
+            self.metrics.reads.labels("config", "failed").inc()
             log.exception("configuration not reloaded")
             return
         self.config = config
         self.links.use_hot_prefixes(config.routing)
         self.prompts.configure(model_prompts(config.models))
-        self.metrics.config_reloads.labels("ok").inc()
+        self.metrics.reads.labels("config", "ok").inc()
         log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
         if waiting:
             log.warning(

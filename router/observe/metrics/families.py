@@ -111,6 +111,16 @@ def held_at_most(what: str, size: float) -> GaugeMetricFamily:
     return family
 
 
+READS = (
+    "kvroute_reads",
+    "Times that a source was read again, or could not be, by result: the configuration (config);"
+    " changed certificates and keys, by their name; keys of token issuers (issuers); and reads and"
+    " writes of fleet.state_file (fleet_state).",
+)
+"""Name and help of the family."""
+READS_LABELS = ("source", "result")
+
+
 KNOWN = (
     "kvroute_known",
     "Entries of bounded tables now: sessions whose KV cache is known to be somewhere, those whose"

@@ -74,13 +74,17 @@ class RouterCollector(Collector):
     def _index(self) -> Iterator[Metric]:
         view = self._core.fleet.view
         stats = view.index.stats()
-        yield gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
-        yield held("index", stats.bytes)
-        yield gauge(
-            "kvroute_index_predicted_blocks",
-            "Blocks that picks, or reports, say workers will hold.",
-            sum(view.index.predicted(source.slot) for source in view.sources.values()),
+        blocks = GaugeMetricFamily(
+            "kvroute_index_blocks",
+            "Distinct prefixes in the index (prefixes); blocks that picks, or reports, say workers"
+            " will hold (predicted). Kinds are not for adding up.",
+            labels=["kind"],
         )
+        blocks.add_metric(["prefixes"], stats.blocks)
+        predicted = sum(view.index.predicted(source.slot) for source in view.sources.values())
+        blocks.add_metric(["predicted"], predicted)
+        yield blocks
+        yield held("index", stats.bytes)
         by_worker = {reason: view.forgotten[reason] for reason in ("silent", "removed")}
         yield forgotten("index", {**by_worker, "no_room": stats.forgotten})
 

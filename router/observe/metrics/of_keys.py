@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from router.net.keys.door import Door
 from router.net.keys.followed import Followed
-from router.observe.metrics.families import failed
+from router.observe.metrics.families import READS, READS_LABELS, failed
 
 
 class KeyCollector(Collector):
@@ -20,11 +20,7 @@ class KeyCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        reads = CounterMetricFamily(
-            "kvroute_key_reads",
-            "Times that changed certificates or keys were read, or could not be.",
-            labels=["source", "result"],
-        )
+        reads = CounterMetricFamily(*READS, labels=READS_LABELS)
         for (name, result), count in sorted(self._followed.counts.items()):
             reads.add_metric([name, result], count)
         if self._door is not None and len(self._door.issuers):

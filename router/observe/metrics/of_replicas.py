@@ -12,7 +12,7 @@ from typing_extensions import override
 from router.cluster.replicas.peer_link import PeerLink
 from router.cluster.replicas.saved_commands import FleetState
 from router.decide.core.core import RouterCore
-from router.observe.metrics.families import forgotten, gauge
+from router.observe.metrics.families import READS, READS_LABELS, forgotten, gauge
 
 
 class PeerCollector(Collector):
@@ -54,11 +54,7 @@ class FleetStateCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "kvroute_fleet_state",
-            "Reads and writes of fleet.state_file, by result.",
-            labels=["result"],
-        )
+        family = CounterMetricFamily(*READS, labels=READS_LABELS)
         for result in ("read", "unreadable", "written", "write_failed"):
-            family.add_metric([result], self._state.counts[result])
+            family.add_metric(["fleet_state", result], self._state.counts[result])
         yield family

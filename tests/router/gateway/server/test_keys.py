@@ -244,8 +244,8 @@ async def test_workers_get_the_gateways_own_key_in_the_place_of_a_clients(
         file.write_text("")
         stage.gateway._followed.look()
         assert await chat(stage, bearer("a-token")) == 200
-        assert stage.sample("kvroute_key_reads_total", source="engine_key", result="failed") == 1
-        assert stage.sample("kvroute_key_reads_total", source="engine_key", result="ok") == 1
+        assert stage.sample("kvroute_reads_total", source="engine_key", result="failed") == 1
+        assert stage.sample("kvroute_reads_total", source="engine_key", result="ok") == 1
     shown = [request.headers.getall("Authorization") for request in worker.requests]
     assert shown == [["Bearer first"], ["Bearer first"], ["Bearer second"], ["Bearer second"]]
     assert not any("X-Api-Key" in request.headers for request in worker.requests)

@@ -328,7 +328,7 @@ def test_facts_gaps_and_forgetting_are_counted() -> None:
     assert observed.value("kvroute_facts_total", kind="stored") == 2
     assert observed.value("kvroute_facts_total", kind="removed") == 1
     assert observed.value("kvroute_facts_total", kind="cleared") == 1
-    assert observed.value("kvroute_index_blocks") == 4
+    assert observed.value("kvroute_index_blocks", kind="prefixes") == 4
     assert observed.value("kvroute_held_bytes", what="index", port="") > 0
     fleet.view.on_stream(key, b"nonsense", fleet.now_s)
     assert observed.value("kvroute_facts_dropped_total", reason="malformed") == 1
@@ -336,7 +336,7 @@ def test_facts_gaps_and_forgetting_are_counted() -> None:
     assert observed.value("kvroute_stream_faults_total", fault="digest") == 1
     fleet.core.remove("w0", 60.0, fleet.now_s)
     assert observed.value("kvroute_forgotten_total", what="index", reason="removed") == 4
-    assert observed.value("kvroute_index_blocks") == 0
+    assert observed.value("kvroute_index_blocks", kind="prefixes") == 0
 
 
 def test_reports_are_counted_by_what_they_say_of_the_index() -> None:
