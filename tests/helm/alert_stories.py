@@ -441,12 +441,12 @@ STORIES = [
     ),
     Story(
         "a gateway is full",
-        {'kvroute_gateway_refusals_total{reason="TOO_MANY_BYTES"}': growing(3)},
+        {'kvroute_face_refusals_total{face="gateway",reason="TOO_MANY_BYTES"}': growing(3)},
         {"KvrouteGatewayFull"},
     ),
     Story(
         "a gateway was full for a minute",
-        {"kvroute_gateway_refusals_total": lately(25, "50")},
+        {'kvroute_face_refusals_total{face="gateway"}': lately(25, "50")},
         set(),
     ),
     Story(

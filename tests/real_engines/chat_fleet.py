@@ -88,12 +88,13 @@ class Chats:
 
     async def with_tokens(self) -> float:
         """Chats that the gateways sent on with tokens."""
-        name, sums = "kvroute_gateway_forwarded_tokens_total", []
+        name, kind, sums = "kvroute_gateway_sent_total", 'kind="with_tokens"', []
         for port in self.ports:
             url = f"http://127.0.0.1:{port}/metrics"
             async with self.stage.session.get(url) as answer:
                 text = await answer.text()
-            sums += [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)]
+            lines = [line for line in text.splitlines() if line.startswith(name) and kind in line]
+            sums += [float(line.split()[-1]) for line in lines]
         return sum(sums)
 
     async def metric(self, name: str, label: str = "") -> float:

@@ -14,7 +14,6 @@ METRICS = frozenset(
 )
 AFTER_ERRORS = frozenset(
     {
-        "kvroute_epp_refusals_total",
         "kvroute_key_limit_refusals_total",
         "kvroute_worker_warnings",
     }
@@ -23,12 +22,11 @@ AFTER_ERRORS = frozenset(
 NOT_MADE = frozenset(
     {
         "kvroute_worker_messages_lost_total",
-        "kvroute_epp_by_load_total",
-        "kvroute_gateway_by_load_total",
+        "kvroute_face_by_load_total",
     }
 )
 """The first needs a publisher with more than 16 MiB in a second, which a busy machine may not
-carry; the others a body that a router refuses and an engine may serve, which no story has yet."""
+carry; the other a body that a router refuses and an engine may serve, which no story has yet."""
 STEP_S = 3.0
 _FILLED = {"$__rate_interval": "12s", "$job": ".+", "$fleet": ".*", "$worker": ".*"}
 

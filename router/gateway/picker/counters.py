@@ -5,7 +5,14 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.gateway.server.counters import PICK_S
-from router.observe.metrics.families import HELD, HELD_LABELS, shared
+from router.observe.metrics.families import (
+    FACE_BY_LOAD,
+    FACE_OPEN,
+    FACE_REFUSALS,
+    HELD,
+    HELD_LABELS,
+    shared,
+)
 
 OUTCOMES = (
     "finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind",
@@ -16,6 +23,10 @@ stream ended with an error. cancelled: the stream broke, by the client or by a w
 router, or for a slow body. unobserved: the gateway shows no answers. blind: routed by load, without
 a reservation. repeated: another stream's request, which a second filter of the same gateway asks
 for."""
+
+
+FACE = "epp"
+"""Label of the families that the gateway has, too."""
 
 
 class Early(StrEnum):
@@ -46,18 +57,8 @@ class PickerCounters:
             ["reason"],
             registry=registry,
         )
-        self.refusals = Counter(
-            "kvroute_epp_refusals",
-            "Requests that a router refused, or whose body came too slowly, by reason.",
-            ["reason"],
-            registry=registry,
-        )
-        self.by_load = Counter(
-            "kvroute_epp_by_load",
-            "Requests without tokens, which went by load, by reason; fault: of the picker itself.",
-            ["reason"],
-            registry=registry,
-        )
+        self.refusals = shared(registry, Counter(*FACE_REFUSALS, ["face", "reason"], registry=None))
+        self.by_load = shared(registry, Counter(*FACE_BY_LOAD, ["face", "reason"], registry=None))
         self.not_followed = Counter(
             "kvroute_epp_not_followed",
             "Answers of another endpoint than the picked one: known: of another worker, unknown:"
@@ -71,11 +72,7 @@ class PickerCounters:
             ["kind"],
             registry=registry,
         )
-        self.open = Gauge(
-            "kvroute_epp_open_requests",
-            "Requests under way, from their headers to the end of their answers.",
-            registry=registry,
-        )
+        self.open = shared(registry, Gauge(*FACE_OPEN, ["face"], registry=None)).labels(FACE)
         self.held_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
             "epp_bodies", ""
         )

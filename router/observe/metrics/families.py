@@ -151,6 +151,25 @@ def watchers(kind: str, count: float) -> GaugeMetricFamily:
     return family
 
 
+FACE_REFUSALS = (
+    "kvroute_face_refusals",
+    "Requests that a face (gateway; epp, the endpoint picker) or a router refused, or whose body"
+    " came too slowly, by reason.",
+)
+FACE_BY_LOAD = (
+    "kvroute_face_by_load",
+    "Requests without tokens, which went by load: of the gateway, chats, completions and messages,"
+    " by estimated length and the router's reason; of the endpoint picker (epp), by reason; fault:"
+    " of the picker itself.",
+)
+FACE_OPEN = (
+    "kvroute_face_open_requests",
+    "Open requests for workers in a gateway; requests under way in an endpoint picker (epp), from"
+    " their headers to the end of their answers.",
+)
+"""Names and helps of the families that gateway and endpoint picker share."""
+
+
 Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 
 

@@ -73,7 +73,7 @@ async def test_a_stream_of_events_is_passed_on_as_it_came() -> None:
         await stage.idle()
         assert stage.endings == {Ending.FINISHED: 1}
         await stage.counted("kvroute_epp_requests_total", outcome="finished")
-        assert stage.sample("kvroute_epp_open_requests") == 0
+        assert stage.sample("kvroute_face_open_requests", face="epp") == 0
 
 
 async def test_a_client_that_leaves_leaves_no_reservation() -> None:
@@ -116,7 +116,7 @@ async def test_a_refusal_is_an_answer_of_http() -> None:
         assert headers["retry-after"] == "1"
         assert b'"code":"NO_WORKER"' in refused.body
         assert await call.read() is grpc.aio.EOF
-        assert stage.sample("kvroute_epp_refusals_total", reason="NO_WORKER") == 1
+        assert stage.sample("kvroute_face_refusals_total", face="epp", reason="NO_WORKER") == 1
 
 
 async def test_a_get_goes_by_load_and_reserves_nothing() -> None:
@@ -129,7 +129,7 @@ async def test_a_get_goes_by_load_and_reserves_nothing() -> None:
         await call.read()
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
-        assert stage.sample("kvroute_epp_by_load_total", reason="unknown_path") == 1
+        assert stage.sample("kvroute_face_by_load_total", face="epp", reason="unknown_path") == 1
         await stage.counted("kvroute_epp_requests_total", outcome="blind")
 
 
@@ -233,7 +233,7 @@ async def test_a_body_over_the_bound_flows_through_while_the_rest_of_it_comes() 
         assert picked(await call.read())
         assert await back(call) == body
         await sending
-        assert stage.sample("kvroute_epp_by_load_total", reason="body_too_large") == 1
+        assert stage.sample("kvroute_face_by_load_total", face="epp", reason="body_too_large") == 1
 
 
 async def reserved(stage: Stage) -> dict[str, int]:
@@ -288,7 +288,7 @@ async def test_a_body_that_is_no_json_goes_to_an_engine_that_says_so() -> None:
         await call.write(request_headers(CHAT))
         await call.write(request_body(b"no json"))
         assert picked(await call.read())
-        assert stage.sample("kvroute_epp_by_load_total", reason="invalid_body") == 1
+        assert stage.sample("kvroute_face_by_load_total", face="epp", reason="invalid_body") == 1
         call.cancel()
 
 
@@ -303,7 +303,7 @@ async def test_a_message_that_is_none_ends_the_stream() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert stage.sample("kvroute_epp_open_requests") == 0
+        assert stage.sample("kvroute_face_open_requests", face="epp") == 0
 
 
 async def test_unknown_methods_are_unimplemented() -> None:

@@ -174,7 +174,7 @@ async def test_a_body_that_does_not_come_ends_its_request(
         assert b"BODY_TOO_SLOW" in answer
         assert b"\r\nConnection: close\r\n" in answer
         assert not worker.bodies
-        assert stage.sample("kvroute_gateway_open_requests") == 0
+        assert stage.sample("kvroute_face_open_requests", face="gateway") == 0
 
 
 async def test_a_compressed_answer_passes_unread() -> None:

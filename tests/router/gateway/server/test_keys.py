@@ -62,7 +62,10 @@ async def test_only_clients_with_a_key_are_served_and_workers_never_see_it(
         assert len(worker.requests) == 2
         for request in worker.requests:
             assert not set(CREDENTIALS) & set(request.headers)
-        assert stage.sample("kvroute_gateway_refusals_total", reason="UNAUTHENTICATED") == 3
+        assert (
+            stage.sample("kvroute_face_refusals_total", face="gateway", reason="UNAUTHENTICATED")
+            == 3
+        )
 
 
 async def test_keys_go_on_to_workers_only_if_configured(tmp_path: Path) -> None:
