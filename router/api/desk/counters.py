@@ -195,7 +195,8 @@ class TallyCollector(Collector):
         predicted = SummaryMetricFamily(
             "kvroute_ttft_predicted_seconds",
             "Predicted time to the first token, of picks of a policy that predicts it: on the"
-            " picked worker (picked), and the shortest of any worker (shortest).",
+            " picked worker (picked), and the shortest of any worker (shortest). Kinds are not for"
+            " adding up.",
             labels=["kind"],
         )
         predicted.add_metric(["picked"], tally.ttfts, tally.ttft_s)

@@ -76,7 +76,7 @@ class PickerCounters:
         self.held_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
             "epp_bodies", ""
         )
-        """Of requests' bodies that wait for their pick, or go back after it."""
+        """Bytes of bodies that wait for their pick, or go back after it."""
         self.pick = Histogram(
             "kvroute_epp_pick_seconds",
             "From a request's whole body to its endpoint: tokens, and the router's queue.",

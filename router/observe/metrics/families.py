@@ -47,7 +47,8 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
         "Entries of bounded tables that were forgotten: for want of room (no_room), for their age"
         " (expired), or with their worker (silent, removed). Of the index: placements of blocks; of"
         " working_sets: sampled blocks; of callers: their reports on a worker; of peer_workers:"
-        " workers without room in a message about our reserved load.",
+        " workers without room in a message about our reserved load. Tables are not for adding up,"
+        " reasons are.",
         labels=["what", "reason"],
     )
     for reason, count in counts.items():
@@ -125,7 +126,8 @@ KNOWN = (
     "kvroute_known",
     "Entries of bounded tables now: sessions whose KV cache is known to be somewhere, those whose"
     " last request went through another replica (sessions_elsewhere), prefixes that are hot"
-    " (hot_prefixes), responses of /v1/responses whose worker a gateway knows (responses).",
+    " (hot_prefixes), responses of /v1/responses whose worker a gateway knows (responses). Tables"
+    " are not for adding up.",
 )
 """Name and help of the family."""
 

@@ -221,7 +221,7 @@ class RouterCollector(Collector):
         tokens = CounterMetricFamily(
             "kvroute_tenant_tokens",
             "Prompt tokens of picks (prompt), and of these the usable overlap on the picked"
-            f" workers (overlap), {whose}.",
+            f" workers (overlap), {whose}. Kinds are not for adding up.",
             labels=["tenant", "kind"],
         )
         first = SummaryMetricFamily(

@@ -52,7 +52,8 @@ class QueueCollector(Collector):
             "kvroute_queue_age_seconds",
             "Longest wait so far of a request that waits, 0 if none does (oldest); wait of a"
             " request that comes now, from how fast waiting requests got workers lately"
-            " (predicted), absent while requests wait and none of their pool got a worker yet.",
+            " (predicted), absent while requests wait and none of their pool got a worker yet."
+            " Kinds are not for adding up.",
             labels=["band", "kind"],
         )
         for band, of_band in bands.items():
