@@ -229,7 +229,7 @@ async def test_sighup_switches_what_watches_on_and_off(tmp_path: Path) -> None:
             await until(lambda: len(re.findall(answer, server.log())) > before, answer)
             async with aiohttp.request("GET", f"http://{metrics}/metrics") as response:
                 told = await response.text()
-            names = re.findall(r"\nkvroute_(shadow_dec|decision_log|hot_prefixes)", told)
+            names = re.findall(r"\nkvroute_(shadow_dec|decision_log|hot_prefix_copies)", told)
             return set(names)
 
         async def refused_and_logged(lines: int) -> None:
@@ -240,7 +240,7 @@ async def test_sighup_switches_what_watches_on_and_off(tmp_path: Path) -> None:
 
         on = f"decision_log: {{file: {decisions}, share: 1.0}}"
         shadow = "routing: {shadow_policy: ttft, hot_prefixes: {enabled: true}}"
-        all_on = {"shadow_dec", "decision_log", "hot_prefixes"}
+        all_on = {"shadow_dec", "decision_log", "hot_prefix_copies"}
         assert await reload(on, r"changed: decision_log.file, decision_log.share") == {
             "decision_log"
         }

@@ -351,7 +351,8 @@ async def test_the_relays_metrics_tell_of_each_worker() -> None:
             return registry.get_sample_value(f"kvroute_relay_{name}", labels | more)
 
         assert value("events_total", kind="BlocksStored") == 1
-        assert value("engine_gaps_total") == value("engine_restarts_total") == 0
+        for fault in ("gap", "restart"):
+            assert value("engine_faults_total", fault=fault) == 0
         assert value("map_entries") == 4
         wrong = registry.get_sample_value(
             "kvroute_relay_socket_errors_total", {"worker": "dynamo", "kind": "malformed"}

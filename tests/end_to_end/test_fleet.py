@@ -229,10 +229,15 @@ async def test_metrics_tell_of_picks_workers_streams_and_relays() -> None:
             for sample in family.samples
         }
         assert samples["kvroute_requests_total", (("outcome", "picked"), ("reason", ""))] == 2
-        assert samples["kvroute_prompt_tokens_total", ()] == 2 * 163
+        assert (
+            sum(
+                value for (name, _), value in samples.items() if name == "kvroute_prompt_tokens_sum"
+            )
+            == 2 * 163
+        )
         assert samples["kvroute_overlap_tokens_total", (("tier", "device"),)] == 160
-        assert samples["kvroute_cached_tokens_reported_total", ()] == 160
-        assert samples["kvroute_index_blocks", ()] == 10
+        assert samples["kvroute_cached_tokens_total", (("kind", "reported"),)] == 160
+        assert samples["kvroute_index_blocks", (("kind", "prefixes"),)] == 10
         live = (("rank", "0"), ("state", "live"), ("worker", worker))
         assert samples["kvroute_stream_state", live] == 1
         assert samples["kvroute_worker_up", (("rank", "0"), ("worker", worker))] == 1

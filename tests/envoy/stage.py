@@ -36,7 +36,7 @@ class Envoy:
     @property
     def open(self) -> float:
         """Open requests of the picker."""
-        return self.stage.sample("kvroute_epp_open_requests")
+        return self.stage.sample("kvroute_open_requests", program="epp")
 
     def outcomes(self) -> dict[str, float]:
         """Requests of the picker by outcome, those that there were."""

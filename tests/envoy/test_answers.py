@@ -114,7 +114,7 @@ async def test_a_thousand_answers_are_the_engines_own_bytes(kind: str, tmp_path:
         assert envoy.outcomes() == {outcome: rounds}
         if kind != "get":
             assert envoy.stage.endings == {Ending.FINISHED: rounds}
-        assert envoy.stage.sample("kvroute_epp_held_bytes") == 0
+        assert envoy.stage.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
 
 
 async def test_the_pick_is_followed_and_a_forged_header_is_not(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ async def test_a_long_body_comes_whole(mib: int, tmp_path: Path) -> None:
     async with an_envoy(tmp_path, *workers(1)) as envoy:
         await whole(envoy, mib << 20)
         await envoy.idle()
-        assert envoy.stage.sample("kvroute_epp_held_bytes") == 0
+        assert envoy.stage.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
 
 
 async def test_each_chunk_comes_while_the_answer_goes_on(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Story(NamedTuple):
 
 REFUSED = 'kvroute_requests_total{reason="NO_WORKER"}'
 PICKED = 'kvroute_requests_total{outcome="picked"}'
-PROMPTS = "kvroute_prompt_tokens_total"
+PROMPTS = "kvroute_prompt_tokens_sum"
 REACHABLE = "kvroute_overlap_reachable_tokens_total"
 WAITS = "kvroute_queue_wait_seconds_bucket"
 SOCKET = "kvroute_relay_socket_errors_total"
@@ -159,18 +159,21 @@ STORIES = [
         {
             PICKED: growing(100),
             'kvroute_requests_total{outcome="explained"}': growing(1000),
-            "kvroute_reservations_expired_total": growing(10),
+            'kvroute_reservations_ended_total{ending="expired"}': growing(10),
         },
         {"KvrouteReservationsExpire"},
     ),
     Story(
         "one in a hundred",
-        {PICKED: growing(100), "kvroute_reservations_expired_total": growing(1)},
+        {PICKED: growing(100), 'kvroute_reservations_ended_total{ending="expired"}': growing(1)},
         set(),
     ),
     Story(
         "a client crashed with all its requests",
-        {PICKED: growing(100), "kvroute_reservations_expired_total": lately(10, "900")},
+        {
+            PICKED: growing(100),
+            'kvroute_reservations_ended_total{ending="expired"}': lately(10, "900"),
+        },
         set(),
     ),
     Story(
@@ -210,7 +213,7 @@ STORIES = [
         "one router sends all to a worker where requests wait",
         {
             'kvroute_load_balance_score{pod="router-1"}': f"1.2x{MINUTES}",
-            'kvroute_worker_requests_waiting{pod="router-1",worker="w0"}': f"6x{MINUTES}",
+            'kvroute_worker_requests{state="waiting",pod="router-1",worker="w0"}': f"6x{MINUTES}",
         },
         {"KvrouteLoadUneven"},
     ),
@@ -223,7 +226,7 @@ STORIES = [
         "requests wait everywhere",
         {
             "kvroute_load_balance_score": f"0.2x{MINUTES}",
-            "kvroute_worker_requests_waiting": f"6x{MINUTES}",
+            'kvroute_worker_requests{state="waiting"}': f"6x{MINUTES}",
         },
         set(),
     ),
@@ -231,7 +234,7 @@ STORIES = [
         "one worker was crowded for some minutes",
         {
             "kvroute_load_balance_score": lately(10, "1.2"),
-            'kvroute_worker_requests_waiting{worker="w0"}': lately(10, "6"),
+            'kvroute_worker_requests{state="waiting",worker="w0"}': lately(10, "6"),
         },
         set(),
     ),
@@ -319,24 +322,28 @@ STORIES = [
     ),
     Story(
         "the index drifts",
-        {'kvroute_digest_mismatches_total{pod="router-0"}': lately(25, "5")},
+        {'kvroute_stream_faults_total{fault="digest",pod="router-0"}': lately(25, "5")},
         {"KvrouteDigestsDiffer"},
     ),
     Story(
         "three replicas saw the index drift once",
-        {"kvroute_digest_mismatches_total": lately(25, "2")},
+        {'kvroute_stream_faults_total{fault="digest"}': lately(25, "2")},
         set(),
     ),
-    Story("messages get lost", {'kvroute_gaps_total{pod="router-0"}': growing(1)}, {"KvrouteGaps"}),
+    Story(
+        "messages get lost",
+        {'kvroute_stream_faults_total{fault="gap",pod="router-0"}': growing(1)},
+        {"KvrouteGaps"},
+    ),
     Story(
         "much goes wrong for a moment",
         {
-            "kvroute_gaps_total": JUST_NOW,
+            'kvroute_stream_faults_total{fault="gap"}': JUST_NOW,
             'kvroute_recoveries_total{how="snapshot",result="failed"}': JUST_NOW,
-            'kvroute_index_forgotten_total{reason="no_room"}': JUST_NOW,
+            'kvroute_forgotten_total{what="index",reason="no_room"}': JUST_NOW,
             'kvroute_facts_dropped_total{reason="no_room_to_recover"}': JUST_NOW,
             'kvroute_broker_errors_total{kind="error"}': JUST_NOW,
-            "kvroute_relay_engine_gaps_total": JUST_NOW,
+            'kvroute_relay_engine_faults_total{fault="gap"}': JUST_NOW,
             f'{SOCKET}{{kind="unsent"}}': JUST_NOW,
         },
         set(),
@@ -344,12 +351,12 @@ STORIES = [
     Story(
         "and now and then",
         {
-            "kvroute_gaps_total": NOW_AND_THEN,
+            'kvroute_stream_faults_total{fault="gap"}': NOW_AND_THEN,
             'kvroute_recoveries_total{how="snapshot",result="failed"}': NOW_AND_THEN,
-            'kvroute_index_forgotten_total{reason="no_room"}': NOW_AND_THEN,
+            'kvroute_forgotten_total{what="index",reason="no_room"}': NOW_AND_THEN,
             'kvroute_facts_dropped_total{reason="no_room_to_recover"}': NOW_AND_THEN,
             'kvroute_broker_errors_total{kind="error"}': NOW_AND_THEN,
-            "kvroute_relay_engine_gaps_total": NOW_AND_THEN,
+            'kvroute_relay_engine_faults_total{fault="gap"}': NOW_AND_THEN,
             f'{SOCKET}{{kind=~"unsent|engine_silent"}}': NOW_AND_THEN,
         },
         set(),
@@ -369,22 +376,22 @@ STORIES = [
     ),
     Story(
         "predictions keep failing",
-        {'kvroute_self_check_resyncs_total{pod="router-0"}': growing(1)},
+        {'kvroute_stream_faults_total{fault="self_check",pod="router-0"}': growing(1)},
         {"KvrouteSelfCheckResyncs"},
     ),
     Story(
         "predictions failed here and there",
-        {"kvroute_self_check_resyncs_total": lately(25, "3")},
+        {'kvroute_stream_faults_total{fault="self_check"}': lately(25, "3")},
         set(),
     ),
     Story(
         "the index is full",
-        {'kvroute_index_forgotten_total{reason="no_room"}': growing(500)},
+        {'kvroute_forgotten_total{what="index",reason="no_room"}': growing(500)},
         {"KvrouteIndexFull"},
     ),
     Story(
         "workers come and go",
-        {'kvroute_index_forgotten_total{reason=~"silent|removed"}': growing(500)},
+        {'kvroute_forgotten_total{what="index",reason=~"silent|removed"}': growing(500)},
         set(),
     ),
     Story(
@@ -409,12 +416,12 @@ STORIES = [
     ),
     Story(
         "a template hangs now and again",
-        {'kvroute_prompt_children_killed_total{cause="time",pod="router-1"}': growing(1)},
+        {'kvroute_failures_total{what="prompt_child",kind="time",pod="router-1"}': growing(1)},
         {"KvroutePromptChildrenKilled"},
     ),
     Story(
         "a child was lost",
-        {'kvroute_prompt_children_killed_total{cause="exit"}': lately(10, "1")},
+        {'kvroute_failures_total{what="prompt_child",kind="exit"}': lately(10, "1")},
         set(),
     ),
     Story(
@@ -434,12 +441,12 @@ STORIES = [
     ),
     Story(
         "a gateway is full",
-        {'kvroute_gateway_refusals_total{reason="TOO_MANY_BYTES"}': growing(3)},
+        {'kvroute_refusals_total{program="gateway",reason="TOO_MANY_BYTES"}': growing(3)},
         {"KvrouteGatewayFull"},
     ),
     Story(
         "a gateway was full for a minute",
-        {"kvroute_gateway_refusals_total": lately(25, "50")},
+        {'kvroute_refusals_total{program="gateway"}': lately(25, "50")},
         set(),
     ),
     Story(
@@ -475,7 +482,7 @@ STORIES = [
     ),
     Story(
         "a relay is too slow for its engine",
-        {"kvroute_relay_engine_gaps_total": growing(1)},
+        {'kvroute_relay_engine_faults_total{fault="gap"}': growing(1)},
         {"KvrouteEngineGaps"},
     ),
     Story(

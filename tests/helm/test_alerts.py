@@ -214,7 +214,9 @@ def test_each_selector_keeps_to_one_fleet(rules: dict[str, Object]) -> None:
         for name, matchers in selectors_in(rule["expr"]):
             assert ("fleet", "=", "chat-eu") in matchers, (alert, name)
             own_namespace = ("namespace", "=", "inference") in matchers
-            either = name.startswith(("kvroute_relay_", "kvroute_broker_", "kvroute_gateway_"))
+            either = name.startswith(
+                ("kvroute_relay_", "kvroute_broker_", "kvroute_gateway_", "kvroute_refusals_")
+            )
             assert own_namespace != either, (alert, name)
 
 

@@ -13,6 +13,7 @@ from tests.stage.exported import (
     picker_families,
     relay_families,
     router_families,
+    series,
 )
 
 OPEN_MAX = 30
@@ -76,9 +77,30 @@ def test_counters_are_rated_and_gauges_are_not(dashboard: Object) -> None:
             counters = {
                 name
                 for name in re.findall(r"\b(?:kvroute|process)_\w+", target["expr"])
-                if name.endswith(("_total", "_bucket")) and name != "kvroute_worker_blocks_total"
+                if name.endswith(("_total", "_bucket", "_sum", "_count"))
             }
             assert rated == counters, panel["title"]
+
+
+def test_queries_name_labels_that_their_families_have(dashboard: Object) -> None:
+    """Where a family has series at the start; a wrong label would match nothing, or everything."""
+    labels: dict[str, set[str]] = {}
+    families = [*router_families(), *relay_families(), *gateway_families(), *picker_families()]
+    for one in series(families):
+        labels.setdefault(one.name, {"fleet", "job", "instance"}).update(one.labels)
+    seen = set()
+    for panel in panels_of(dashboard):
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for name, matchers in re.findall(r"\b(kvroute_\w+)\{([^}]*)\}", expression):
+                matched = set(re.findall(r"(\w+)(?:=~|!~|!=|=)", matchers))
+                assert matched <= labels.get(name, matched), panel["title"]
+                seen.add(name)
+            grouped = re.findall(r"by \(([^)]*)\) \((?:rate\()?(kvroute_\w+)", expression)
+            for by, name in grouped:
+                wanted = set(by.split(", "))
+                assert wanted <= labels.get(name, wanted), panel["title"]
+    assert len(seen & set(labels)) > 80
 
 
 def test_every_panel_says_what_it_shows(dashboard: Object) -> None:

@@ -157,7 +157,7 @@ def reason_of(outcome: Outcome) -> bytes:
 
 
 def waiting(serving: Router) -> float:
-    return serving.metric("kvroute_queue_depth")
+    return serving.metric("kvroute_queue_depth", 'where="here"')
 
 
 async def test_a_deadline_ends_a_call_that_waits(language: str, plain: Router) -> None:

@@ -120,7 +120,7 @@ async def test_it_goes_to_another_router_when_one_stops(
         command = (caller, "full", "hello", target(first), target(second))
         async with full(first):
             running = asyncio.create_task(run(*command))
-            await until(lambda: first.metric("kvroute_queue_depth"), "it waits")
+            await until(lambda: first.metric("kvroute_queue_depth", 'where="here"'), "it waits")
             first.process.send_signal(signal.SIGTERM)
             code, output = await running
             assert (code, is_chat(output)) == (0, True), output

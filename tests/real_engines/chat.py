@@ -233,7 +233,7 @@ async def all_shapes(chats: Chats, count: int, seed: int) -> Counts:
         await compared.one(name, body, stream=number % 2 == 1, direct=direct)
         if number % 100 == 99:
             log.info("%s", json.dumps(compared.counts.shown()))
-    if differ := await chats.metric("kvroute_prompt_differences_total"):
+    if differ := await chats.metric("kvroute_prompt_checks_total", 'result="different"'):
         chats.faults.append(f"{differ:.0f} chats have other tokens at the engine")
     compared.counts.forwarded = int(await chats.with_tokens())
     chats.faults += compared.counts.wrong()

@@ -88,22 +88,24 @@ class Chats:
 
     async def with_tokens(self) -> float:
         """Chats that the gateways sent on with tokens."""
-        name, sums = "kvroute_gateway_forwarded_tokens_total", []
+        name, kind, sums = "kvroute_gateway_sent_total", 'kind="with_tokens"', []
         for port in self.ports:
             url = f"http://127.0.0.1:{port}/metrics"
             async with self.stage.session.get(url) as answer:
                 text = await answer.text()
-            sums += [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)]
+            lines = [line for line in text.splitlines() if line.startswith(name) and kind in line]
+            sums += [float(line.split()[-1]) for line in lines]
         return sum(sums)
 
-    async def metric(self, name: str) -> float:
-        """The sum of a family of the router's metrics."""
+    async def metric(self, name: str, label: str = "") -> float:
+        """The sum of a family of the router's metrics; label: of samples that have it, as
+        `name="value"`."""
         async with self.stage.session.get(self.stage.metrics["router"]) as answer:
             lines = (await answer.text()).splitlines()
         values = [
             line.rpartition(" ")[2]
             for line in lines
-            if line.startswith((f"{name} ", f"{name}{{")) and not line.startswith("#")
+            if line.startswith((f"{name} ", f"{name}{{")) and label in line
         ]
         if not values:
             raise StageBroken(f"the router has no metric {name}")

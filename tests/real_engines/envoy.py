@@ -42,8 +42,8 @@ UNOBSERVED_S = 300.0
 """After which the picker itself would end those: longer than they are waited for."""
 ENDS_S = 30.0
 READY_S = 60.0
-PREDICTED = "kvroute_cached_tokens_predicted_total"
-REPORTED = "kvroute_cached_tokens_reported_total"
+PREDICTED = 'kvroute_cached_tokens_total{kind="predicted"}'
+REPORTED = 'kvroute_cached_tokens_total{kind="reported"}'
 
 log = logging.getLogger("real_engines")
 

@@ -24,9 +24,10 @@ FLEET_START_S = 30.0
 RECOVERY_S = 60.0
 _POLL_S = 0.02
 RARE = (
-    "kvroute_digest_mismatches", "kvroute_facts_dropped", "kvroute_gaps", "kvroute_recoveries_",
-    "kvroute_broker_errors", "kvroute_index_forgotten", "kvroute_reservations_expired",
-    "kvroute_relay_engine_gaps", "kvroute_relay_engine_restarts", "kvroute_relay_socket_errors",
+    "kvroute_stream_faults", "kvroute_facts_dropped", "kvroute_recoveries_",
+    "kvroute_broker_errors", "kvroute_forgotten",
+    'kvroute_reservations_ended_total{ending="expired"',
+    "kvroute_relay_engine_faults", "kvroute_relay_socket_errors",
     "kvroute_relay_events_total",
 )  # fmt: skip
 

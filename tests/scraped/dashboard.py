@@ -14,9 +14,7 @@ METRICS = frozenset(
 )
 AFTER_ERRORS = frozenset(
     {
-        "kvroute_epp_refusals_total",
         "kvroute_key_limit_refusals_total",
-        "kvroute_policy_failures_total",
         "kvroute_worker_warnings",
     }
 )
@@ -24,12 +22,11 @@ AFTER_ERRORS = frozenset(
 NOT_MADE = frozenset(
     {
         "kvroute_worker_messages_lost_total",
-        "kvroute_epp_by_load_total",
-        "kvroute_gateway_by_load_total",
+        "kvroute_by_load_total",
     }
 )
 """The first needs a publisher with more than 16 MiB in a second, which a busy machine may not
-carry; the others a body that a router refuses and an engine may serve, which no story has yet."""
+carry; the other a body that a router refuses and an engine may serve, which no story has yet."""
 STEP_S = 3.0
 _FILLED = {"$__rate_interval": "12s", "$job": ".+", "$fleet": ".*", "$worker": ".*"}
 
@@ -38,7 +35,7 @@ def missing_metrics(scraped: set[str], *, after_errors: bool = False) -> list[st
     """Metrics of the reference that were not scraped; after_errors: of all, else of those that are
     there before any error."""
     wanted = METRICS - (NOT_MADE if after_errors else AFTER_ERRORS | NOT_MADE)
-    return sorted(one for one in wanted if not {one, f"{one}_bucket"} & scraped)
+    return sorted(one for one in wanted if not {one, f"{one}_bucket", f"{one}_sum"} & scraped)
 
 
 def queries() -> list[str]:

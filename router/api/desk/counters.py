@@ -15,12 +15,29 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.decide.core.counts import Counts
-from router.decide.core.tally import BUCKETS_S, MODELS_MAX, RATIO_DECISIONS, TIERS, PickTally
+from router.decide.core.tally import (
+    BUCKETS_S,
+    MODELS_MAX,
+    OTHER_MODEL,
+    RATIO_DECISIONS,
+    TIERS,
+    PickTally,
+)
+from router.observe.metrics.families import (
+    READS,
+    READS_LABELS,
+    failed,
+    held,
+    held_at_most,
+    shared,
+    watchers,
+)
 from router.request.refusal import Reason
 
 OUTCOMES = ("picked", "repeated", "refused", "explained")
@@ -40,82 +57,44 @@ class Metrics:
         )
         """All outcomes but `picked`, which the tally counts."""
         self.cached_tokens = Counter(
-            "kvroute_cached_tokens_reported",
-            "Cached tokens that engines reported for routed requests.",
+            "kvroute_cached_tokens",
+            "Cached tokens that engines reported for routed requests (reported), that the index had"
+            " predicted for the same requests (predicted), and by how much each prediction was over"
+            " or under; kinds are not for adding up.",
+            ["kind"],
             registry=registry,
         )
-        self.cached_tokens_predicted = Counter(
-            "kvroute_cached_tokens_predicted",
-            "Cached tokens that the index had predicted for the requests with reported ones.",
-            registry=registry,
-        )
-        self.cached_tokens_off = Counter(
-            "kvroute_cached_tokens_off",
-            "Tokens by which predicted cached tokens were over, or under, reported ones.",
-            ["direction"],
-            registry=registry,
-        )
-        for direction in ("over", "under"):
-            self.cached_tokens_off.labels(direction)
-        self.reservations_expired = Counter(
-            "kvroute_reservations_expired", "Reservations ended by their lease.", registry=registry
-        )
-        self.config_reloads = Counter(
-            "kvroute_config_reloads",
-            "Times the configuration was read again.",
-            ["result"],
-            registry=registry,
-        )
-        self.messages_refused = Counter(
-            "kvroute_messages_refused",
-            "gRPC messages and calls refused for their size, or for what is open already.",
+        for kind in ("reported", "predicted", "over", "under"):
+            self.cached_tokens.labels(kind)
+        self.reads = shared(registry, Counter(*READS, READS_LABELS, registry=None))
+        self.calls_refused = Counter(
+            "kvroute_calls_refused",
+            "gRPC calls and messages refused before a decision: for their size, or for what is open"
+            " already; without a valid key (UNAUTHENTICATED), or with one that lacks the right to"
+            " the method or the worker (PERMISSION_DENIED); for a fault of the router, which the"
+            " log has (INTERNAL).",
             ["method", "reason"],
             registry=registry,
         )
-        self.calls_denied = Counter(
-            "kvroute_calls_denied",
-            "gRPC calls without a valid key (UNAUTHENTICATED), or whose key lacks the right to the"
-            " method or the worker (PERMISSION_DENIED).",
-            ["method", "reason"],
-            registry=registry,
-        )
-        self.call_faults = Counter(
-            "kvroute_call_faults",
-            "Faults of the router, each in the log.",
-            ["method"],
-            registry=registry,
-        )
-        self.answers_unsent = Counter(
-            "kvroute_answers_unsent",
-            "Answers of Route, and of RouteStream's items, that could not be sent; their"
-            " reservations ended at once.",
-            registry=registry,
-        )
-        self._bytes_in_flight = Gauge(
-            "kvroute_bytes_in_flight",
-            "Bytes of the gRPC messages over 64 KiB that are being handled.",
-            registry=registry,
-        )
-        self._bytes_in_flight_max = Gauge(
-            "kvroute_bytes_in_flight_max",
-            "Bound of kvroute_bytes_in_flight, in bytes.",
-            registry=registry,
-        )
-        self._watches = Gauge(
-            "kvroute_watches", "WatchWorkers calls that are open.", registry=registry
-        )
+        self.answers_unsent = 0
+        """Answers of Route, and of RouteStream's items, that could not be sent; their reservations
+        ended at once."""
+        self.bytes_in_flight: Callable[[], float] = float
+        """Bytes of the gRPC messages over 64 KiB that are being handled,"""
+        self.bytes_in_flight_max = 0
+        """and their bound."""
+        self.watches: Callable[[], float] = float
+        """WatchWorkers calls that are open."""
         for result in ("ok", "failed"):
-            self.config_reloads.labels(result)
-        self.index_bytes_max = Gauge(
-            "kvroute_index_bytes_max",
-            "Bound of kvroute_index_bytes, in bytes (index.memory_mib).",
-            registry=registry,
-        )
+            self.reads.labels("config", result)
+        self.index_bytes_max = 0
+        """Bound of the index (index.memory_mib)."""
         build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(kvroute_version()).set(1)
         self.tally = PickTally()
         self.counts = Counts(self.tally)
         registry.register(TallyCollector(self.tally, self.requests))
+        registry.register(_Plain(self))
         for outcome in OUTCOMES:
             if outcome not in {"picked", "refused"}:
                 self.requests.labels(outcome, "")
@@ -130,16 +109,15 @@ class Metrics:
         watches: Callable[[], float],
     ) -> None:
         """Has gauges read what is open, at each scrape."""
-        self._bytes_in_flight.set_function(bytes_in_flight)
-        self._bytes_in_flight_max.set(bytes_in_flight_max)
-        self._watches.set_function(watches)
+        self.bytes_in_flight, self.bytes_in_flight_max = bytes_in_flight, bytes_in_flight_max
+        self.watches = watches
 
     def cache_reported(self, predicted: int, reported: int) -> None:
         """An engine's count of a request's cached tokens; predicted: the count in our answer."""
-        self.cached_tokens.inc(reported)
-        self.cached_tokens_predicted.inc(predicted)
+        self.cached_tokens.labels("reported").inc(reported)
+        self.cached_tokens.labels("predicted").inc(predicted)
         direction = "over" if predicted > reported else "under"
-        self.cached_tokens_off.labels(direction).inc(abs(predicted - reported))
+        self.cached_tokens.labels(direction).inc(abs(predicted - reported))
 
     def refusals(self) -> dict[str, int]:
         """Reason -> requests that were refused for it, of reasons with any."""
@@ -151,6 +129,22 @@ class Metrics:
             and sample.labels["outcome"] == "refused"
             and sample.name.endswith("_total")
         }
+
+
+class _Plain(Collector):
+    """Numbers that are series of shared families."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        yield failed("answer", metrics.answers_unsent)
+        yield held("messages", metrics.bytes_in_flight())
+        yield held_at_most("messages", metrics.bytes_in_flight_max)
+        yield held_at_most("index", metrics.index_bytes_max)
+        yield watchers("grpc", metrics.watches())
 
 
 def kvroute_version() -> str:
@@ -183,10 +177,7 @@ class TallyCollector(Collector):
             buckets = list(zip(bounds, counts, strict=True))
             durations.add_metric([stage], buckets, float(seconds.total_s[0]))
         yield durations
-        prompt_tokens, reachable, *taken = tally.tokens.tolist()
-        yield CounterMetricFamily(
-            "kvroute_prompt_tokens", "Prompt tokens of picks.", value=prompt_tokens
-        )
+        _, reachable, *taken = tally.tokens.tolist()
         overlap = CounterMetricFamily(
             "kvroute_overlap_tokens",
             "Usable overlap on the picked worker, by the fastest tier that holds it.",
@@ -201,21 +192,16 @@ class TallyCollector(Collector):
             value=reachable,
         )
         yield from self._by_model()
-        yield CounterMetricFamily(
-            "kvroute_ttft_predictions",
-            "Picks of a policy that predicts the time to the first token.",
-            value=tally.ttfts,
-        )
-        yield CounterMetricFamily(
+        predicted = SummaryMetricFamily(
             "kvroute_ttft_predicted_seconds",
-            "Predicted time to the first token of picks.",
-            value=tally.ttft_s,
+            "Predicted time to the first token, of picks of a policy that predicts it: on the"
+            " picked worker (picked), and the shortest of any worker (shortest). Kinds are not for"
+            " adding up.",
+            labels=["kind"],
         )
-        yield CounterMetricFamily(
-            "kvroute_ttft_best_seconds",
-            "Shortest predicted time to the first token of any worker, of the same picks.",
-            value=tally.ttft_best_s,
-        )
+        predicted.add_metric(["picked"], tally.ttfts, tally.ttft_s)
+        predicted.add_metric(["shortest"], tally.ttfts, tally.ttft_best_s)
+        yield predicted
         usable, prompt_tokens = tally.recent.sum(axis=0).tolist()
         yield GaugeMetricFamily(
             "kvroute_kv_hit_ratio",
@@ -224,21 +210,19 @@ class TallyCollector(Collector):
         )
 
     def _by_model(self) -> Iterator[Metric]:
-        picks = CounterMetricFamily(
-            "kvroute_model_picks",
-            "Picks by the model of the picked worker, as its engine calls it; other: all models"
-            f" beyond the first {MODELS_MAX}.",
+        prompts = SummaryMetricFamily(
+            "kvroute_prompt_tokens",
+            "Picks, and prompt tokens of them in sum, by the model of the picked worker, as its"
+            f" engine calls it; other: all models beyond the first {MODELS_MAX}.",
             labels=["model"],
-        )
-        prompts = CounterMetricFamily(
-            "kvroute_model_prompt_tokens", "Prompt tokens of picks, by model.", labels=["model"]
         )
         overlaps = CounterMetricFamily(
             "kvroute_model_overlap_tokens",
             "Usable overlap on the picked worker, by model.",
             labels=["model"],
         )
-        for model, counts in self._tally.models().items():
-            for family, count in zip((picks, prompts, overlaps), counts, strict=True):
-                family.add_metric([model], count)
-        yield from (picks, prompts, overlaps)
+        for model, counts in {OTHER_MODEL: (0, 0, 0), **self._tally.models()}.items():
+            picks, prompt_tokens, overlap_tokens = counts
+            prompts.add_metric([model], picks, prompt_tokens)
+            overlaps.add_metric([model], overlap_tokens)
+        yield from (prompts, overlaps)

@@ -220,7 +220,7 @@ class Desk:
         """The answer of a call could not be sent, or was given up: nobody knows of what it
         reserved."""
         if not reservation.shared and reservation.ended is None:
-            self._metrics.answers_unsent.inc()
+            self._metrics.answers_unsent += 1
             self.cancel(reservation)
 
     def refused(self, refusal: Refusal, request: RouteMessage) -> Refusal:

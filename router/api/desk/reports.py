@@ -130,7 +130,7 @@ class Reports:
         """A step that a caller reports, here or to another replica. To its caller, a request of
         another identity is unknown."""
         if not self._may(message, caller):
-            self._metrics.calls_denied.labels("Router/Report", Reason.PERMISSION_DENIED).inc()
+            self._metrics.calls_refused.labels("Router/Report", Reason.PERMISSION_DENIED).inc()
             return router_pb2.ProgressOutcome(
                 reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
                 result=router_pb2.PROGRESS_RESULT_UNKNOWN,

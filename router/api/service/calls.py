@@ -141,7 +141,7 @@ class Guard:
     ) -> Refusal:
         """Counts a handler's exception, and logs it with its effect; returns the refusal that the
         caller gets."""
-        self.metrics.call_faults.labels(short(method)).inc()
+        self.metrics.calls_refused.labels(short(method), Reason.INTERNAL).inc()
         now_s = self._clock()
         if now_s - self._logged_s.get(method, -LOG_S) >= LOG_S:
             self._logged_s[method] = now_s
@@ -158,7 +158,7 @@ class Guard:
                 yield
         except Refusal as refusal:
             if refusal.reason in _BY_SIZE:
-                self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
+                self.metrics.calls_refused.labels(short(method), refusal.reason).inc()
             raise
 
     async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
@@ -213,17 +213,16 @@ class Guard:
 
     def _count(self, context: Context, method: str, refusal: Refusal) -> None:
         if refusal.reason in _BY_SIZE:
-            self.metrics.messages_refused.labels(short(method), refusal.reason).inc()
+            self.metrics.calls_refused.labels(short(method), refusal.reason).inc()
         elif refusal.reason in _BY_KEY and self._entrance is not None:
             self._entrance.refused(method, refusal, context)
 
     def _guarded(self, method: str, handler: Handler) -> Handler:
         name = short(method)
-        self.metrics.call_faults.labels(name)
-        for reason in _BY_SIZE:
-            self.metrics.messages_refused.labels(name, reason)
+        for reason in (*_BY_SIZE, Reason.INTERNAL):
+            self.metrics.calls_refused.labels(name, reason)
         if handler.response_streaming:
-            self.metrics.messages_refused.labels(name, UNREAD)
+            self.metrics.calls_refused.labels(name, UNREAD)
         if handler.request_streaming:
             if not handler.response_streaming:
                 raise NotImplementedError(f"{method}: a stream of requests with a single answer")
@@ -305,7 +304,7 @@ class Guard:
     async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
         """Ends a call by its handler's exception."""
         if isinstance(error, Unread):
-            self.metrics.messages_refused.labels(short(method), UNREAD).inc()
+            self.metrics.calls_refused.labels(short(method), UNREAD).inc()
         refusal = error if isinstance(error, Refusal) else self.fault(method, error)
         await self.refuse(context, method, refusal)
 

@@ -27,7 +27,7 @@ class Entrance:
     ) -> None:
         """clock: of seconds that only go forward."""
         self._door = door
-        self._denied = metrics.calls_denied
+        self._denied = metrics.calls_refused
         self._clock = clock
         self._logged: dict[tuple[str, str], tuple[float, int]] = {}
         """(method, reason) -> when it was last logged, and how many calls were not since."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from math import inf
 
 from events.feed.stream import StreamState
-from router.api.desk.counters import Metrics
 from router.api.desk.desk import Desk
 from router.app.processes.nats_links import NatsLinks
 from router.cluster.children.own_relays import OwnRelays
@@ -35,7 +34,6 @@ class RouterClock:
         config: ServeConfig,
         core: RouterCore,
         desk: Desk,
-        metrics: Metrics,
         *,
         links: NatsLinks,
         relays: OwnRelays,
@@ -47,7 +45,6 @@ class RouterClock:
         self._config = config
         self._core = core
         self._desk = desk
-        self._metrics = metrics
         self._links = links
         self._relays = relays
         self._commands = commands
@@ -67,7 +64,6 @@ class RouterClock:
             await asyncio.sleep(0)  # other calls have a turn between two slices
             expired += core.catch_up(now_s)
         if expired:
-            self._metrics.reservations_expired.inc(expired)
             log.warning("%d reservations expired: no Report came in time", expired)
         self._perform(effects)
         self._desk.dispatch()

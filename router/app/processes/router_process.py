@@ -161,7 +161,7 @@ class RouterApp:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry)
         self.tracing = ProcessTracing(config.tracing, "kvroute-router", self.registry)
-        self.metrics.index_bytes_max.set(config.index.bytes_max())
+        self.metrics.index_bytes_max = config.index.bytes_max()
         self.registry.register(WatchCollector(self.watchers))
         self._guard = Guard.of(routing.prompt_tokens_max, self.metrics, locks.door)
         self.commands = ControlDesk(
@@ -225,7 +225,6 @@ class RouterApp:
             config,
             self.core,
             self.desk,
-            self.metrics,
             links=self.links,
             relays=self.relays,
             commands=self.commands,
@@ -420,17 +419,17 @@ class RouterApp:
             self.core.use(settings)
             self.admission.configure(config.queue, self.clock())
         except ConfigError as error:
-            self.metrics.config_reloads.labels("failed").inc()
+            self.metrics.reads.labels("config", "failed").inc()
             log.error("configuration not reloaded, all stays as it was: %s", error)
             return
         except Exception:  # a fault of ours, or of a policy of the operator's: we serve on
-            self.metrics.config_reloads.labels("failed").inc()
+            self.metrics.reads.labels("config", "failed").inc()
             log.exception("configuration not reloaded")
             return
         self.config = config
         self.links.use_hot_prefixes(config.routing)
         self.prompts.configure(model_prompts(config.models))
-        self.metrics.config_reloads.labels("ok").inc()
+        self.metrics.reads.labels("config", "ok").inc()
         log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
         if waiting:
             log.warning(

@@ -11,7 +11,7 @@ from kvroute.v1 import Phase
 from router.config.settings.picker_settings import PickerSettings
 from router.gateway.exchange import Exchange, goes_by_load
 from router.gateway.output_lengths import OutputLengths
-from router.gateway.picker.counters import PickerCounters
+from router.gateway.picker.counters import PROGRAM, PickerCounters
 from router.gateway.picker.endpoints import Endpoints
 from router.gateway.picker.request_stream import Question
 from router.gateway.routers import Router
@@ -58,7 +58,7 @@ class Asking:
                     trace.picked(error=error.reason or error.code.name)
                 if by_load or not goes_by_load(error.reason, error.code.name):
                     raise
-                self._counters.by_load.labels(error.reason or error.code.name).inc()
+                self._counters.by_load.labels(PROGRAM, error.reason or error.code.name).inc()
                 by_load = True
 
     async def endpoints_of(self, pick: Pick) -> tuple[list[str], Mapping[str, str]]:

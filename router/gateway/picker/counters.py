@@ -5,6 +5,14 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.gateway.server.counters import PICK_S
+from router.observe.metrics.families import (
+    BY_LOAD,
+    HELD,
+    HELD_LABELS,
+    OPEN_REQUESTS,
+    REFUSALS,
+    shared,
+)
 
 OUTCOMES = (
     "finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind",
@@ -15,6 +23,10 @@ stream ended with an error. cancelled: the stream broke, by the client or by a w
 router, or for a slow body. unobserved: the gateway shows no answers. blind: routed by load, without
 a reservation. repeated: another stream's request, which a second filter of the same gateway asks
 for."""
+
+
+PROGRAM = "epp"
+"""Label of the families that the gateway has, too."""
 
 
 class Early(StrEnum):
@@ -45,23 +57,8 @@ class PickerCounters:
             ["reason"],
             registry=registry,
         )
-        self.refusals = Counter(
-            "kvroute_epp_refusals",
-            "Requests that a router refused, or whose body came too slowly, by reason.",
-            ["reason"],
-            registry=registry,
-        )
-        self.by_load = Counter(
-            "kvroute_epp_by_load",
-            "Requests without tokens, which went by load, by reason.",
-            ["reason"],
-            registry=registry,
-        )
-        self.faults = Counter(
-            "kvroute_epp_faults",
-            "Faults of the picker itself; each request went by load.",
-            registry=registry,
-        )
+        self.refusals = shared(registry, Counter(*REFUSALS, ["program", "reason"], registry=None))
+        self.by_load = shared(registry, Counter(*BY_LOAD, ["program", "reason"], registry=None))
         self.not_followed = Counter(
             "kvroute_epp_not_followed",
             "Answers of another endpoint than the picked one: known: of another worker, unknown:"
@@ -75,16 +72,13 @@ class PickerCounters:
             ["kind"],
             registry=registry,
         )
-        self.open = Gauge(
-            "kvroute_epp_open_requests",
-            "Requests under way, from their headers to the end of their answers.",
-            registry=registry,
+        self.open = shared(registry, Gauge(*OPEN_REQUESTS, ["program"], registry=None)).labels(
+            PROGRAM
         )
-        self.held_bytes = Gauge(
-            "kvroute_epp_held_bytes",
-            "Bytes of requests' bodies that wait for their pick, or go back after it.",
-            registry=registry,
+        self.held_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
+            "epp_bodies", ""
         )
+        """Bytes of bodies that wait for their pick, or go back after it."""
         self.pick = Histogram(
             "kvroute_epp_pick_seconds",
             "From a request's whole body to its endpoint: tokens, and the router's queue.",

@@ -20,7 +20,7 @@ from router.config.settings.picker_settings import PickerSettings
 from router.gateway.exchange import Blame, Exchange, Outcome
 from router.gateway.output_lengths import OutputLengths
 from router.gateway.picker.asking import Asking
-from router.gateway.picker.counters import Early, PickerCounters
+from router.gateway.picker.counters import PROGRAM, Early, PickerCounters
 from router.gateway.picker.endpoints import Endpoints
 from router.gateway.picker.patience import Patience, Wait
 from router.gateway.picker.repeats import Repeats
@@ -352,7 +352,7 @@ class PickedRequest:
     def _blind(self, reason: str) -> None:
         """Names the least loaded endpoint; nothing is reserved."""
         picker = self._picker
-        picker.counters.by_load.labels(reason).inc()
+        picker.counters.by_load.labels(PROGRAM, reason).inc()
         self._outcome = "blind"
         question = self._question
         subset = question.subset if question is not None else None
@@ -399,7 +399,6 @@ class PickedRequest:
             self._answer(",".join(endpoints), headers)
         except Exception:
             log.exception("a request was not routed, and goes by load")
-            picker.counters.faults.inc()
             self._blind("fault")
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:
@@ -412,7 +411,7 @@ class PickedRequest:
 
     def _refuse(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
         self._outcome = "refused"
-        self._picker.counters.refusals.labels(reason).inc()
+        self._picker.counters.refusals.labels(PROGRAM, reason).inc()
         form = errors_on(self.stream.path)
         answer = answer_of(reason, message, form, retry_after_s=retry_after_s)
         self.stream.refused(answer, reason)

@@ -9,6 +9,15 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.gateway.server.room import Room
+from router.observe.metrics.families import (
+    BY_LOAD,
+    HELD,
+    HELD_LABELS,
+    KNOWN,
+    OPEN_REQUESTS,
+    REFUSALS,
+    shared,
+)
 from router.request.bodies import PATHS
 
 PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -26,6 +35,31 @@ OTHER_PATH = "other"
 FULL = ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES")
 """Reasons for which a gateway that is itself full refuses requests."""
 
+CLIENT_NAMES = {
+    "attempts": "attempts of requests on workers",
+    "retries": "attempts after a failed attempt",
+    "retries_over_budget": "failures without another attempt: the retry budget is used up",
+    "retries_without_worker": "failures without another attempt: no other worker is left",
+    "fallback_picks": "picks by the gateway itself, since no router could be reached",
+    "fallback_refused": "requests without a router and without a fitting worker",
+    "outages": "times at which no router could be reached any longer",
+}
+"""Counters of the gateway's client."""
+_OWN_NAMES = {
+    "moved": "requests without a byte of an answer that were taken from a worker which is silent to"
+    " the router",
+    "unusable_hand_overs": "answers of prefill workers that were no hand-over, or one that was"
+    " refused, so that the decode worker computed the prompt itself",
+}
+CLIENT = (
+    "kvroute_gateway_client",
+    "Counters of the gateway's client: "
+    + "; ".join(f"{name}: {about}" for name, about in (CLIENT_NAMES | _OWN_NAMES).items())
+    + ".",
+)
+PROGRAM = "gateway"
+"""Label of the families that the endpoint picker has, too."""
+
 
 class GatewayCounters:
     """The gateway's own metrics."""
@@ -38,40 +72,22 @@ class GatewayCounters:
             ["path", "outcome"],
             registry=registry,
         )
-        self.refusals = Counter(
-            "kvroute_gateway_refusals",
-            "Requests that the gateway or a router refused, by reason.",
-            ["reason"],
-            registry=registry,
+        self.refusals = shared(registry, Counter(*REFUSALS, ["program", "reason"], registry=None))
+        self.by_load = shared(registry, Counter(*BY_LOAD, ["program", "reason"], registry=None))
+        self.open = shared(registry, Gauge(*OPEN_REQUESTS, ["program"], registry=None)).labels(
+            PROGRAM
         )
-        self.by_load = Counter(
-            "kvroute_gateway_by_load",
-            "Chats, completions and messages that went by load and estimated length, by the"
-            " router's reason.",
-            ["reason"],
-            registry=registry,
+        self.body_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
+            "gateway_bodies", ""
         )
-        self.open = Gauge(
-            "kvroute_gateway_open_requests", "Open requests for workers.", registry=registry
+        self.responses = shared(registry, Gauge(*KNOWN, ["what"], registry=None)).labels(
+            "responses"
         )
-        self.body_bytes = Gauge(
-            "kvroute_gateway_body_bytes", "Bytes of the bodies of open requests.", registry=registry
-        )
-        self.responses = Gauge(
-            "kvroute_gateway_responses_known",
-            "Responses of /v1/responses whose worker the gateway knows.",
-            registry=registry,
-        )
-        self.pairs = Counter(
-            "kvroute_gateway_pairs",
-            "Requests sent to a prefill worker and a decode worker, by engine.",
-            ["engine"],
-            registry=registry,
-        )
-        self.with_tokens = Counter(
-            "kvroute_gateway_forwarded_tokens",
-            "Chats that went on with their prompt's tokens (gateway.forward), by engine.",
-            ["engine"],
+        self.sent = Counter(
+            "kvroute_gateway_sent",
+            "Requests sent to a prefill worker and a decode worker (pair); chats that went on with"
+            " their prompt's tokens (with_tokens; gateway.forward). One may be both.",
+            ["engine", "kind"],
             registry=registry,
         )
         self.pick = Histogram(
@@ -99,23 +115,14 @@ class GatewayCounters:
             for outcome in OUTCOMES:
                 self.requests.labels(path, outcome)
         for reason in FULL:
-            self.refusals.labels(reason)
+            self.refusals.labels(PROGRAM, reason)
         self._count_workers(self.registry)
 
     def _count_workers(self, registry: CollectorRegistry) -> None:
         """What workers do wrong that no client sees."""
-        self.unusable_hand_overs = Counter(
-            "kvroute_gateway_unusable_hand_overs",
-            "Answers of prefill workers that were no hand-over, or one that was refused; the decode"
-            " worker computed the prompt itself.",
-            registry=registry,
-        )
-        self.moved = Counter(
-            "kvroute_gateway_moved",
-            "Requests without a byte of an answer that were taken from a worker which is silent to"
-            " the router.",
-            registry=registry,
-        )
+        events = shared(registry, Counter(*CLIENT, ["name"], registry=None))
+        self.unusable_hand_overs = events.labels("unusable_hand_overs")
+        self.moved = events.labels("moved")
 
     def watch(self, room: Room) -> None:
         """The gauges of open requests are read at a scrape."""
@@ -126,29 +133,13 @@ class GatewayCounters:
 class ClientCollector(Collector):
     """The counters of the gateway's kvroute.client."""
 
-    NAMES: Mapping[str, str] = {
-        "attempts": "attempts of requests on workers",
-        "retries": "attempts after a failed attempt",
-        "retries_over_budget": "failures without another attempt: the retry budget is used up",
-        "retries_without_worker": "failures without another attempt: no other worker is left",
-        "fallback_picks": "picks by the gateway itself, since no router could be reached",
-        "fallback_refused": "requests without a router and without a fitting worker",
-        "outages": "times at which no router could be reached any longer",
-    }
-
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts
 
     @override
     def collect(self) -> Iterator[Metric]:
         counts = self._counts()
-        family = CounterMetricFamily(
-            "kvroute_gateway_client",
-            "Counters of the gateway's client: "
-            + "; ".join(f"{name}: {about}" for name, about in self.NAMES.items())
-            + ".",
-            labels=["name"],
-        )
-        for name in self.NAMES:
+        family = CounterMetricFamily(*CLIENT, labels=["name"])
+        for name in CLIENT_NAMES:
             family.add_metric([name], counts.get(name, 0))
         yield family

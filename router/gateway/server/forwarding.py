@@ -17,7 +17,7 @@ from router.gateway.refusals import FrontRefusal
 from router.gateway.response_workers import ResponseWorkers
 from router.gateway.routers import Router
 from router.gateway.server.attempt import WorkerAttempt
-from router.gateway.server.counters import GatewayCounters
+from router.gateway.server.counters import PROGRAM, GatewayCounters
 from router.gateway.server.roster import Roster
 from router.gateway.server.upstreams import Seat, Sent, Upstreams
 from router.net.keys.engine_accesses import EngineAccesses
@@ -73,7 +73,7 @@ class Forwarder:
                 self._check_possible(exchange, error)
                 if by_load or not goes_by_load(error.reason, error.code.name):
                     raise
-                self._counters.by_load.labels(error.reason or error.code.name).inc()
+                self._counters.by_load.labels(PROGRAM, error.reason or error.code.name).inc()
                 by_load = True
 
     async def _tries(
@@ -174,7 +174,7 @@ class Forwarder:
         chat_tokens = engine_of(engine).chat_tokens
         if chat_tokens is None:
             return {}
-        self._counters.with_tokens.labels(engine).inc()
+        self._counters.sent.labels(engine, "with_tokens").inc()
         return chat_tokens(prompt.token_ids.tolist())
 
     def post(self, upstream: Upstream, seat: Seat) -> Sent:
@@ -193,7 +193,7 @@ class Forwarder:
         return self._settings.answer_headers
 
     def paired(self, engine: str) -> None:
-        self._counters.pairs.labels(engine).inc()
+        self._counters.sent.labels(engine, "pair").inc()
 
     def _picked(self, began_s: float, trace: FrontTrace | None) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -30,7 +30,14 @@ from router.gateway.exchange import Blame, Exchange, client_id
 from router.gateway.refusals import Answer, FrontRefusal, answer_of
 from router.gateway.server.attempt import WORKER_ERRORS, ClientLeft
 from router.gateway.server.cors import Cors
-from router.gateway.server.counters import FULL, MODEL_PATH, OTHER_PATH, OWN_PATHS, GatewayCounters
+from router.gateway.server.counters import (
+    FULL,
+    MODEL_PATH,
+    OTHER_PATH,
+    OWN_PATHS,
+    PROGRAM,
+    GatewayCounters,
+)
 from router.gateway.server.entrance import (
     KEY_HEADERS,
     Entrance,
@@ -243,7 +250,7 @@ class GatewayServer:
             reason = "HEAD_TOO_LARGE"
             message = f"a header is over {HEADER_KIB_MAX} KiB"
         self._counters.requests.labels(OTHER_PATH, "refused").inc()
-        self._counters.refusals.labels(reason).inc()
+        self._counters.refusals.labels(PROGRAM, reason).inc()
         return _response(answer_of(reason, message, OPENAI), uuid.uuid4().hex)
 
     def _options(self, call: _Call, route: str) -> web.Response:
@@ -330,7 +337,7 @@ class GatewayServer:
             call.outcome = "failed"
             return self._answer(call, "GATEWAY_FAULT", "the router refuses the gateway's key")
         call.outcome = "refused"
-        self._counters.refusals.labels(reason).inc()
+        self._counters.refusals.labels(PROGRAM, reason).inc()
         return self._answer(call, reason, error.message, retry_after_s=error.retry_after_s)
 
     def _failed(self, call: _Call, error: Exception) -> web.Response:
@@ -340,13 +347,13 @@ class GatewayServer:
         call.outcome = "failed"
         if reason == "HOST_FAILED":
             call.outcome = "refused"
-            self._counters.refusals.labels(reason).inc()
+            self._counters.refusals.labels(PROGRAM, reason).inc()
         return self._answer(call, reason, f"{_FAILED[reason]}: {type(error).__name__}: {error}")
 
     def _refused(self, call: _Call, refusal: FrontRefusal) -> web.Response:
         reason, message = refusal.reason, refusal.message
         call.outcome = "refused"
-        self._counters.refusals.labels(reason).inc()
+        self._counters.refusals.labels(PROGRAM, reason).inc()
         said = self._said.setdefault(reason, Seldom(log, WARNING if reason in FULL else INFO))
         whose = call.request.remote if call.usage is None else call.usage.identity.name
         now_s = asyncio.get_running_loop().time()

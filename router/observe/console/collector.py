@@ -9,7 +9,7 @@ from typing_extensions import override
 from router.observe.console.console import Console
 from router.observe.console.pages import RESULTS, ConsolePages
 from router.observe.console.viewers import ENDS
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import failed, watchers
 
 
 class ConsoleCollector(Collector):
@@ -22,30 +22,19 @@ class ConsoleCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         viewers, pages = self._console.viewers, self._pages
-        yield gauge("kvroute_console_viewers", "Pages that watch the console now.", len(viewers))
-        yield counter(
-            "kvroute_console_viewers_ended",
-            "Ends of pages that watched: left, dropped for being slow, signed out, stopped.",
-            "reason",
-            viewers.ended,
-            ENDS,
+        yield watchers("console", len(viewers))
+        events = CounterMetricFamily(
+            "kvroute_console_events",
+            "Events of the console: ends of pages that watched (end: left, dropped for being slow,"
+            " signed out, stopped); requests that were refused (refusal: full, past 64 pages;"
+            " origin, of another Host or Origin); sign-ins by result (sign_in).",
+            labels=["event", "result"],
         )
-        yield counter(
-            "kvroute_console_requests_refused",
-            "Requests to the console: past 64 pages, or of another Host or Origin.",
-            "reason",
-            {"full": viewers.refused, "origin": pages.turned_away},
-            ("full", "origin"),
-        )
-        yield counter(
-            "kvroute_console_sign_ins",
-            "Sign-ins to the console by result.",
-            "result",
-            pages.sign_ins,
-            RESULTS,
-        )
-        yield CounterMetricFamily(
-            "kvroute_console_failures",
-            "Rounds of the console that a fault of the router ended.",
-            value=self._console.failures,
-        )
+        for end in ENDS:
+            events.add_metric(["end", end], viewers.ended[end])
+        events.add_metric(["refusal", "full"], viewers.refused)
+        events.add_metric(["refusal", "origin"], pages.turned_away)
+        for result in RESULTS:
+            events.add_metric(["sign_in", result], pages.sign_ins[result])
+        yield events
+        yield failed("console", self._console.failures)

@@ -1,9 +1,19 @@
-"""Metric families of one line, for collectors."""
+"""Metric families of one line, for collectors, and those that several collectors share.
 
+A shared family has its text here; each collector gives its own series, and scrapes join them.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    Metric,
 )
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from router.observe.audit.shadow_policy import Balance
 
@@ -28,3 +38,157 @@ def counter(
     for value in dict.fromkeys((*known, *sorted(counts))):
         family.add_metric([value], counts.get(value, 0))
     return family
+
+
+def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    """counts: entries of the table `what` that were forgotten, by reason."""
+    family = CounterMetricFamily(
+        "kvroute_forgotten",
+        "Entries of bounded tables that were forgotten: for want of room (no_room), for their age"
+        " (expired), or with their worker (silent, removed). Of the index: placements of blocks; of"
+        " working_sets: sampled blocks; of callers: their reports on a worker; of peer_workers:"
+        " workers without room in a message about our reserved load. Tables are not for adding up,"
+        " reasons are.",
+        labels=["what", "reason"],
+    )
+    for reason, count in counts.items():
+        family.add_metric([what, reason], count)
+    return family
+
+
+FAILURES = (
+    "kvroute_failures",
+    "Failures of the router's parts that end no request: an answer that could not be sent, so that"
+    " its reservation ended at once; a call refused as without a valid key for a fault of the"
+    " router; a policy of the operator's (by kind: raised, shape, not_a_number), so that the"
+    " default one decided; a look of the shadow policy or the decision log (watch); a round of the"
+    " console; a child process of prompts that was killed (by kind: time, exit); a relay of the"
+    " router, or its NATS server, that was started again.",
+)
+"""Name and help of the family."""
+
+
+def failures(what: str, counts: Mapping[tuple[str, str], int]) -> CounterMetricFamily:
+    """counts: failures of the part `what` by kind and policy, each empty where there is none."""
+    family = CounterMetricFamily(*FAILURES, labels=["what", "kind", "policy"])
+    for (kind, policy), count in counts.items():
+        family.add_metric([what, kind, policy], count)
+    return family
+
+
+def failed(what: str, count: int) -> CounterMetricFamily:
+    """Failures of a part without kinds."""
+    return failures(what, {("", ""): count})
+
+
+HELD = (
+    "kvroute_held_bytes",
+    "Bytes that this process holds: estimated memory of the index, of waiting requests (queue) and"
+    " of hot_prefixes; gRPC messages over 64 KiB that are being handled (messages); bodies of"
+    " requests in a gateway (gateway_bodies) or an endpoint picker (epp_bodies); by port of"
+    " HTTP/2, messages that wait for their handlers, answers that wait for their peers, and open"
+    " streams (connections).",
+)
+"""Name and help of the family."""
+HELD_LABELS = ("what", "port")
+
+
+def held(what: str, size: float, port: str = "") -> GaugeMetricFamily:
+    """Bytes of one kind; port: of connections."""
+    family = GaugeMetricFamily(*HELD, labels=HELD_LABELS)
+    family.add_metric([what, port], size)
+    return family
+
+
+def held_at_most(what: str, size: float) -> GaugeMetricFamily:
+    """The bound of `held(what)`, in bytes."""
+    family = GaugeMetricFamily(
+        "kvroute_held_bytes_max",
+        "Bounds of kvroute_held_bytes: of the index (index.memory_mib), of the queue"
+        " (queue.max_mib), of messages (grpc.in_flight_mib_max).",
+        labels=["what"],
+    )
+    family.add_metric([what], size)
+    return family
+
+
+READS = (
+    "kvroute_reads",
+    "Times that a source was read again, or could not be, by result: the configuration (config);"
+    " changed certificates and keys, by their name; keys of token issuers (issuers); and reads and"
+    " writes of fleet.state_file (fleet_state).",
+)
+"""Name and help of the family."""
+READS_LABELS = ("source", "result")
+
+
+KNOWN = (
+    "kvroute_known",
+    "Entries of bounded tables now: sessions whose KV cache is known to be somewhere, those whose"
+    " last request went through another replica (sessions_elsewhere), prefixes that are hot"
+    " (hot_prefixes), responses of /v1/responses whose worker a gateway knows (responses). Tables"
+    " are not for adding up.",
+)
+"""Name and help of the family."""
+
+
+def known(what: str, count: int) -> GaugeMetricFamily:
+    """Entries of the table `what`."""
+    family = GaugeMetricFamily(*KNOWN, labels=["what"])
+    family.add_metric([what], count)
+    return family
+
+
+WATCHERS = (
+    "kvroute_watchers",
+    "Clients that watch the fleet now: calls of WatchWorkers (grpc), pages of the console.",
+)
+"""Name and help of the family."""
+
+
+def watchers(kind: str, count: float) -> GaugeMetricFamily:
+    """Clients that watch by `kind`."""
+    family = GaugeMetricFamily(*WATCHERS, labels=["kind"])
+    family.add_metric([kind], count)
+    return family
+
+
+REFUSALS = (
+    "kvroute_refusals",
+    "Requests that a program (gateway; epp, the endpoint picker) or a router refused, or whose body"
+    " came too slowly, by reason.",
+)
+BY_LOAD = (
+    "kvroute_by_load",
+    "Requests without tokens, which went by load: of the gateway, chats, completions and messages,"
+    " by estimated length and the router's reason; of the endpoint picker (epp), by reason; fault:"
+    " of the picker itself.",
+)
+OPEN_REQUESTS = (
+    "kvroute_open_requests",
+    "Open requests for workers in a gateway; requests under way in an endpoint picker (epp), from"
+    " their headers to the end of their answers.",
+)
+"""Names and helps of the families that gateway and endpoint picker share."""
+
+
+Kind = TypeVar("Kind", Counter, Gauge, Histogram)
+
+
+class Shared(Collector):
+    """A metric of a family that others give series of, too: a registry would refuse the second
+    metric of that name, and takes any number of collectors."""
+
+    def __init__(self, metric: Counter | Gauge | Histogram) -> None:
+        """metric: made with registry=None."""
+        self._metric = metric
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        return self._metric.collect()
+
+
+def shared(registry: CollectorRegistry, metric: Kind) -> Kind:
+    """Registers a metric of a shared family, and returns it."""
+    registry.register(Shared(metric))
+    return metric

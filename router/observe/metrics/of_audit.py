@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.observe.audit.decision_log import RESULTS
 from router.observe.audit.observers import Watchers
 from router.observe.audit.shadow_policy import Agreement, Shadow
-from router.observe.metrics.families import change, counter
+from router.observe.metrics.families import change, counter, failed
 
 
 class WatchCollector(Collector):
@@ -26,11 +23,7 @@ class WatchCollector(Collector):
         watchers = self._watchers
         if watchers.watch is None:
             return
-        yield CounterMetricFamily(
-            "kvroute_watch_failures",
-            "Requests that the shadow policy or the decision log failed to look at.",
-            value=watchers.failures,
-        )
+        yield failed("watch", watchers.failures)
         if watchers.shadow is not None:
             yield from self._of_shadow(watchers.shadow)
         if watchers.log.is_on:

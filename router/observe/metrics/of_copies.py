@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.decide.copies.copies import CopyFate
 from router.decide.copies.hot_prefixes import REASONS, HotPrefixes
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import forgotten, held, known
 
 
 class HotPrefixCollector(Collector):
@@ -25,27 +22,18 @@ class HotPrefixCollector(Collector):
         hot = self._hot
         if not hot.enabled:
             return
-        yield counter(
+        copies = CounterMetricFamily(
             "kvroute_hot_prefix_copies",
             "Copies of hot prefixes: begun; of these done, failed or cancelled; of those done used,"
-            " or useless: evicted before a use.",
-            "fate",
-            {str(fate): count for fate, count in hot.copies.fates.items()},
-            tuple(CopyFate),
+            " or useless: evicted before a use. withheld: by reason, a hot prefix that was not"
+            " copied when it was weighed, or not kept. Fates are not for adding up.",
+            labels=["fate", "reason"],
         )
-        yield counter(
-            "kvroute_hot_prefixes_not_copied",
-            "Why a hot prefix was not copied when it was weighed, or not kept.",
-            "reason",
-            hot.reasons,
-            REASONS,
-        )
-        yield gauge("kvroute_hot_prefixes", "Prefixes that are hot at the moment.", len(hot))
-        yield gauge(
-            "kvroute_hot_prefix_bytes", "Memory that hot prefixes take, in bytes.", hot.byte_count
-        )
-        yield CounterMetricFamily(
-            "kvroute_hot_prefixes_forgotten",
-            "Prefixes whose hits were forgotten for want of room.",
-            value=hot.rates.forgotten,
-        )
+        for fate in CopyFate:
+            copies.add_metric([fate, ""], hot.copies.fates[fate])
+        for reason in REASONS:
+            copies.add_metric(["withheld", reason], hot.reasons[reason])
+        yield copies
+        yield known("hot_prefixes", len(hot))
+        yield held("hot_prefixes", hot.byte_count)
+        yield forgotten("hot_prefixes", {"no_room": hot.rates.forgotten})

@@ -40,32 +40,21 @@ class DiscoveryCollector(Collector):
         yield workers
         events = CounterMetricFamily(
             "kvroute_discovery_events",
-            "Lists that were read to their end, and events of watches by type.",
-            labels=["type"],
+            "Events of discovery: lists of pods that were read to their end, and events of watches"
+            " (watch); requests to Kubernetes that failed, pods that can't be read or are too many,"
+            " engines that did not say their kind, annotations that can't be used, relays without"
+            " room (error); relays that started here, that were left, since another relay follows"
+            " the pod, and workers whose pods are gone (relay).",
+            labels=["of", "event"],
         )
         for name in _EVENTS:
-            events.add_metric([name], watched.counts[name])
-        yield events
-        errors = CounterMetricFamily(
-            "kvroute_discovery_errors",
-            "Requests to Kubernetes that failed, by kind; pods that can't be read or are too many;"
-            " engines that did not say their kind, annotations that can't be used, relays without"
-            " room.",
-            labels=["kind"],
-        )
+            events.add_metric(["watch", name], watched.counts[name])
         for name in _ERRORS:
-            errors.add_metric([name], watched.counts[name])
+            events.add_metric(["error", name], watched.counts[name])
         for name in ("silent", "unusable"):
-            errors.add_metric([name], followed.counts[name])
+            events.add_metric(["error", name], followed.counts[name])
         for name in ("pool", "nodes", "no_room"):
-            errors.add_metric([name], discovery.counts[name])
-        yield errors
-        relays = CounterMetricFamily(
-            "kvroute_discovery_relays",
-            "Relays of pods: started here; left, since another relay follows the pod; and workers"
-            " whose pods are gone.",
-            labels=["fate"],
-        )
+            events.add_metric(["error", name], discovery.counts[name])
         for name in ("started", "left", "gone"):
-            relays.add_metric([name], followed.counts[name])
-        yield relays
+            events.add_metric(["relay", name], followed.counts[name])
+        yield events

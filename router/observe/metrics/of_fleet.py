@@ -1,7 +1,6 @@
 """Metrics of the fleet and of the requests that are open, read from the core at each scrape."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -9,6 +8,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -22,7 +22,7 @@ from router.fleet.health.self_check import CheckResult
 from router.fleet.health.ttft_check import RATIOS
 from router.fleet.reservations.reservations import Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, failures, forgotten, gauge, held, known
 
 
 class RouterCollector(Collector):
@@ -36,12 +36,15 @@ class RouterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         core = self._core
         yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
-        yield gauge("kvroute_reservations", "Open reservations.", len(core.reservations))
-        yield gauge(
-            "kvroute_unobserved_requests",
-            "Open reservations whose caller sees nothing of the answer.",
-            len(core.unobserved),
+        reservations = GaugeMetricFamily(
+            "kvroute_reservations",
+            "Open reservations; by observer: whether their caller sees the answer (caller), or the"
+            " router takes the steps from the worker (worker).",
+            labels=["observer"],
         )
+        reservations.add_metric(["caller"], len(core.reservations) - len(core.unobserved))
+        reservations.add_metric(["worker"], len(core.unobserved))
+        yield reservations
         yield counter(
             "kvroute_unobserved_steps",
             "Steps of requests without an observer: prompts computed by the worker's events, and"
@@ -71,45 +74,27 @@ class RouterCollector(Collector):
     def _index(self) -> Iterator[Metric]:
         view = self._core.fleet.view
         stats = view.index.stats()
-        yield gauge("kvroute_index_blocks", "Distinct prefixes in the index.", stats.blocks)
-        yield gauge("kvroute_index_bytes", "Estimated memory of the index.", stats.bytes)
-        yield gauge(
-            "kvroute_index_predicted_blocks",
-            "Blocks that picks, or reports, say workers will hold.",
-            sum(view.index.predicted(source.slot) for source in view.sources.values()),
+        blocks = GaugeMetricFamily(
+            "kvroute_index_blocks",
+            "Distinct prefixes in the index (prefixes); blocks that picks, or reports, say workers"
+            " will hold (predicted). Kinds are not for adding up.",
+            labels=["kind"],
         )
-        yield counter(
-            "kvroute_index_forgotten",
-            "Placements forgotten: with their workers, or for want of room in the index.",
-            "reason",
-            {**view.forgotten, "no_room": stats.forgotten},
-            ("silent", "removed", "no_room"),
-        )
+        blocks.add_metric(["prefixes"], stats.blocks)
+        predicted = sum(view.index.predicted(source.slot) for source in view.sources.values())
+        blocks.add_metric(["predicted"], predicted)
+        yield blocks
+        yield held("index", stats.bytes)
+        by_worker = {reason: view.forgotten[reason] for reason in ("silent", "removed")}
+        yield forgotten("index", {**by_worker, "no_room": stats.forgotten})
 
     def _sessions(self) -> Iterator[Metric]:
         core = self._core
-        yield gauge(
-            "kvroute_sessions",
-            "Sessions whose KV cache is known to be somewhere.",
-            len(core.fleet.sessions),
-        )
-        yield gauge(
-            "kvroute_sessions_heard",
-            "Sessions whose last request went through another replica, by its messages.",
-            core.fleet.sessions.elsewhere,
-        )
-        yield CounterMetricFamily(
-            "kvroute_recent_blocks_forgotten",
-            "Sampled blocks of working sets that were forgotten for want of room.",
-            value=core.fleet.working_sets.forgotten,
-        )
-        yield counter(
-            "kvroute_sessions_forgotten",
-            "Sessions that time, or the room they take, has ended.",
-            "reason",
-            core.fleet.sessions.forgotten,
-            ("expired", "no_room"),
-        )
+        yield known("sessions", len(core.fleet.sessions))
+        yield known("sessions_elsewhere", core.fleet.sessions.elsewhere)
+        yield forgotten("working_sets", {"no_room": core.fleet.working_sets.forgotten})
+        of_sessions = core.fleet.sessions.forgotten
+        yield forgotten("sessions", {why: of_sessions[why] for why in ("expired", "no_room")})
 
     def _facts(self) -> Iterator[Metric]:
         view = self._core.fleet.view
@@ -159,16 +144,23 @@ class RouterCollector(Collector):
 
     def _recoveries(self) -> Iterator[Metric]:
         view = self._core.fleet.view
-        yield CounterMetricFamily("kvroute_gaps", "Holes in streams of facts.", value=view.gaps)
-        yield CounterMetricFamily(
-            "kvroute_digest_mismatches",
-            "Beats whose digest differed from the index.",
-            value=view.drifts,
-        )
-        yield CounterMetricFamily(
-            "kvroute_recovery_pauses",
-            "Recoveries of streams that never stay right, each followed by a pause.",
-            value=view.recovery_pauses,
+        self_check = self._core.fleet.self_check
+        yield counter(
+            "kvroute_stream_faults",
+            "Faults of streams of facts: holes (gap); beats whose digest differed from the index"
+            " (digest); streams read again because predictions kept failing (self_check);"
+            " recoveries of streams that never stay right, each followed by a pause (unsteady);"
+            " blocks that engines reused though their streams had not reported them"
+            " (missing_block).",
+            "fault",
+            {
+                "gap": view.gaps,
+                "digest": view.drifts,
+                "self_check": self_check.resyncs,
+                "unsteady": view.recovery_pauses,
+                "missing_block": self_check.learned_blocks,
+            },
+            (),
         )
         recoveries = CounterMetricFamily(
             "kvroute_recoveries", "Recoveries of streams.", labels=["how", "result"]
@@ -188,21 +180,18 @@ class RouterCollector(Collector):
             {ending.value: count for ending, count in core.endings.items()},
             tuple(Ending),
         )
-        yield counter(
+        ejections = CounterMetricFamily(
             "kvroute_ejections",
-            "Workers that were ejected since requests failed there, by cause.",
-            "cause",
-            {cause.value: count for cause, count in outliers.ejections.items()},
-            tuple(Cause),
-        )
-        yield counter(
-            "kvroute_ejections_withheld",
-            "Ejections that did not come about: others see the worker serve, or too many of its"
+            "Workers that were ejected since requests failed there, by cause (ejected); ejections"
+            " that did not come about (withheld): others see the worker serve, or too many of its"
             " pool are ejected.",
-            "reason",
-            outliers.withheld,
-            WITHHELD,
+            labels=["result", "cause"],
         )
+        for cause in Cause:
+            ejections.add_metric(["ejected", cause], outliers.ejections[cause])
+        for reason in WITHHELD:
+            ejections.add_metric(["withheld", reason], outliers.withheld[reason])
+        yield ejections
         yield counter(
             "kvroute_probes",
             "Requests that went to ejected workers, by what became of them.",
@@ -210,60 +199,48 @@ class RouterCollector(Collector):
             outliers.probes,
             PROBES,
         )
-        yield CounterMetricFamily(
-            "kvroute_callers_forgotten",
-            "Callers whose reports on a worker were forgotten for want of room.",
-            value=outliers.callers_forgotten,
-        )
-        yield CounterMetricFamily(
-            "kvroute_guarded_picks",
-            "Picks that moved on, since their worker's queue cost more than its cache saved.",
-            value=core.guarded,
-        )
-        yield CounterMetricFamily(
-            "kvroute_last_resort_picks",
-            "Picks of workers that don't answer, or are ejected, for want of any that answers.",
-            value=core.last_resorts,
-        )
-        yield CounterMetricFamily(
-            "kvroute_strained_picks",
-            "Picks of workers over their estimated slots, or over the share of KV blocks that"
-            " preemptions left them, for want of any with room.",
-            value=core.strained_picks,
-        )
-        yield gauge(
-            "kvroute_first_token_mean_seconds",
-            "From picks to their first tokens, as reported, in the mean over the last 16 or so.",
-            core.fleet.first_tokens.mean_s,
+        yield forgotten("callers", {"no_room": outliers.callers_forgotten})
+        yield counter(
+            "kvroute_marked_picks",
+            "Picks with a mark, of which one may have several: guarded (moved on, since their"
+            " worker's queue cost more than its cache saved), last_resort (of workers that don't"
+            " answer, or are ejected, for want of any that answers), strained (of workers over"
+            " their estimated slots, or over the share of KV blocks that preemptions left them, for"
+            " want of any with room).",
+            "mark",
+            {
+                "guarded": core.guarded,
+                "last_resort": core.last_resorts,
+                "strained": core.strained_picks,
+            },
+            (),
         )
 
     def _tenants(self) -> Iterator[Metric]:
         whose = f"by tenant: {TENANTS_MAX} of them, the rest as {OTHER}"
-        of_each = [
-            CounterMetricFamily(f"kvroute_tenant_{name}", f"{about}, {whose}.", labels=["tenant"])
-            for name, about in (
-                ("prompt_tokens", "Prompt tokens of picks"),
-                ("overlap_tokens", "Usable overlap on the picked workers"),
-                ("first_tokens", "Reported first tokens"),
-                ("first_token_seconds", "Seconds from picks to reported first tokens"),
-            )
-        ]
+        tokens = CounterMetricFamily(
+            "kvroute_tenant_tokens",
+            "Prompt tokens of picks (prompt), and of these the usable overlap on the picked"
+            f" workers (overlap), {whose}. Kinds are not for adding up.",
+            labels=["tenant", "kind"],
+        )
+        first = SummaryMetricFamily(
+            "kvroute_tenant_first_token_seconds",
+            f"Reported first tokens, and the seconds from picks to them in sum, {whose}.",
+            labels=["tenant"],
+        )
         shown = {OTHER: TenantNumbers(), **self._core.fleet.tenants.by_name}
         for tenant, numbers in shown.items():
-            for family, number in zip(of_each, astuple(numbers), strict=True):
-                family.add_metric([tenant], number)
-        yield from of_each
+            tokens.add_metric([tenant, "prompt"], numbers.prompt_tokens)
+            tokens.add_metric([tenant, "overlap"], numbers.overlap_tokens)
+            first.add_metric([tenant], numbers.first_tokens, numbers.first_token_s)
+        yield from (tokens, first)
 
     def _policy_failures(self) -> Metric:
-        family = CounterMetricFamily(
-            "kvroute_policy_failures",
-            "Decisions that a policy of the operator's failed at, made by the default one.",
-            labels=["policy", "kind"],
-        )
-        for policy in filter(is_own, self._core.policies):
-            for kind in Failure:
-                family.add_metric([policy, kind], self._core.decider.policy_failures[policy, kind])
-        return family
+        counts = self._core.decider.policy_failures
+        own = filter(is_own, self._core.policies)
+        known = [(policy, kind) for policy in own for kind in Failure]
+        return failures("policy", {(kind, policy): counts[policy, kind] for policy, kind in known})
 
     def _self_check(self) -> Iterator[Metric]:
         self_check = self._core.fleet.self_check
@@ -273,16 +250,6 @@ class RouterCollector(Collector):
             "result",
             {result.value: count for result, count in self_check.results.items()},
             tuple(CheckResult),
-        )
-        yield CounterMetricFamily(
-            "kvroute_self_check_resyncs",
-            "Streams read again because predictions kept failing.",
-            value=self_check.resyncs,
-        )
-        yield CounterMetricFamily(
-            "kvroute_self_check_learned_blocks",
-            "Blocks that engines reused though their streams had not reported them.",
-            value=self_check.learned_blocks,
         )
 
     def _ttft_check(self) -> Iterator[Metric]:
@@ -294,19 +261,17 @@ class RouterCollector(Collector):
             buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
             sum_value=check.ratios,
         )
-        yield CounterMetricFamily(
-            "kvroute_ttft_measured_seconds",
-            "Reported time to the first token, of picks with a predicted one.",
-            value=check.measured_s,
+        seconds = CounterMetricFamily(
+            "kvroute_ttft_seconds",
+            "Reported time to the first token, of picks with a predicted one (measured), and by how"
+            " much each was later or sooner than predicted (late, early); kinds are not for adding"
+            " up.",
+            labels=["kind"],
         )
-        off = CounterMetricFamily(
-            "kvroute_ttft_off_seconds",
-            "Seconds by which first tokens came later, or sooner, than predicted.",
-            labels=["direction"],
-        )
-        off.add_metric(["late"], check.late_s)
-        off.add_metric(["early"], check.early_s)
-        yield off
+        seconds.add_metric(["measured"], check.measured_s)
+        seconds.add_metric(["late"], check.late_s)
+        seconds.add_metric(["early"], check.early_s)
+        yield seconds
 
     def _warnings(self) -> Metric:
         family = GaugeMetricFamily(

@@ -7,6 +7,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.net.listener.connections import Connections
+from router.observe.metrics.families import held
 
 
 class HttpCollector(Collector):
@@ -18,39 +19,24 @@ class HttpCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         connections = GaugeMetricFamily(
-            "kvroute_http_connections", "Open connections of HTTP ports.", labels=["port"]
-        )
-        incomplete = GaugeMetricFamily(
-            "kvroute_http_connections_incomplete",
-            "Open connections without a whole TLS handshake and a whole head of a request.",
-            labels=["port"],
-        )
-        of_address = GaugeMetricFamily(
-            "kvroute_http_connections_of_address",
-            "Open connections of the client address that has most.",
-            labels=["port"],
+            "kvroute_http_connections",
+            "Connections of HTTP ports: all that are open (open); those without a whole TLS"
+            " handshake and a whole head of a request (incomplete); those of the client address"
+            " that has most (of_address). Kinds are not for adding up.",
+            labels=["port", "kind"],
         )
         closed = CounterMetricFamily(
             "kvroute_http_connections_closed",
             "Connections that an HTTP port closed by itself, by the bound that they met.",
             labels=["port", "reason"],
         )
-        held = GaugeMetricFamily(
-            "kvroute_http_held_bytes",
-            "Bytes of messages that wait for their handlers, of answers that wait for their peers,"
-            " and of open streams, on ports of HTTP/2.",
-            labels=["port"],
-        )
         for port in self._ports:
             if port.held is not None:
-                held.add_metric([port.port], port.held.bytes)
-            connections.add_metric([port.port], port.open)
-            incomplete.add_metric([port.port], port.incomplete)
-            of_address.add_metric([port.port], port.most_of_one)
+                yield held("connections", port.held.bytes, port.port)
+            connections.add_metric([port.port, "open"], port.open)
+            connections.add_metric([port.port, "incomplete"], port.incomplete)
+            connections.add_metric([port.port, "of_address"], port.most_of_one)
             for reason, count in sorted(port.closed.items()):
                 closed.add_metric([port.port, reason], count)
         yield connections
-        yield incomplete
-        yield of_address
-        yield held
         yield closed

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from router.net.keys.door import Door
 from router.net.keys.followed import Followed
+from router.observe.metrics.families import READS, READS_LABELS, failed
 
 
 class KeyCollector(Collector):
@@ -19,11 +20,7 @@ class KeyCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        reads = CounterMetricFamily(
-            "kvroute_key_reads",
-            "Times that changed certificates or keys were read, or could not be.",
-            labels=["source", "result"],
-        )
+        reads = CounterMetricFamily(*READS, labels=READS_LABELS)
         for (name, result), count in sorted(self._followed.counts.items()):
             reads.add_metric([name, result], count)
         if self._door is not None and len(self._door.issuers):
@@ -39,8 +36,4 @@ class KeyCollector(Collector):
             for labels, count in sorted(self._door.refused().items()):
                 limits.add_metric(labels, count)
         yield limits
-        yield CounterMetricFamily(
-            "kvroute_key_faults",
-            "Calls that were refused as without a valid key for a fault of the router's own.",
-            value=0 if self._door is None else self._door.faults,
-        )
+        yield failed("key", 0 if self._door is None else self._door.faults)

@@ -3,11 +3,16 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, failures
 from router.request.bodies import WITH_TOKENS
 from router.request.proving.proof import State
 from router.request.tokens import ESTIMATED, MadeBy, Prompts
@@ -25,12 +30,6 @@ class PromptCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         prompts = self._prompts
         yield self._made()
-        yield CounterMetricFamily(
-            "kvroute_prompts_unverified",
-            "Prompts with the router's own tokens that no engine gave, and of a shape that was not"
-            " proven.",
-            value=prompts.unverified,
-        )
         yield counter(
             "kvroute_prompt_estimates",
             "Prompts without tokens whose length was estimated, by reason.",
@@ -38,45 +37,27 @@ class PromptCollector(Collector):
             dict(prompts.estimates),
             tuple(sorted(ESTIMATED)),
         )
-        yield self._differences()
+        yield self._checks()
         yield self._shapes()
-        yield CounterMetricFamily(
+        renders = SummaryMetricFamily(
             "kvroute_prompt_render_seconds",
-            "Time that child processes took to render prompts, in seconds.",
-            value=prompts.render_s,
+            "Prompts that child processes rendered, canaries included, and the time that they"
+            " took.",
         )
-        yield CounterMetricFamily(
-            "kvroute_prompt_renders",
-            "Prompts that child processes rendered, canaries included.",
-            value=prompts.renders,
-        )
-        yield gauge(
-            "kvroute_prompt_renders_waiting",
-            "Prompts that child processes render, or that wait for one.",
-            prompts.waiting,
-        )
-        yield gauge(
+        renders.add_metric([], prompts.renders, prompts.render_s)
+        yield renders
+        open_prompts = GaugeMetricFamily(
             "kvroute_prompts_open",
-            "Requests whose prompt has its tokens made, by a child process or by an engine.",
-            self._open_prompts(),
+            "Requests whose prompt has its tokens made, by a child process or by an engine (all);"
+            " prompts that child processes render, or that wait for one, canaries included"
+            " (render). Kinds are not for adding up.",
+            labels=["kind"],
         )
-        yield CounterMetricFamily(
-            "kvroute_prompt_answers_unusable",
-            "Answers of engines that were no tokens of their prompt, or came too late.",
-            value=prompts.answers_unusable,
-        )
-        yield counter(
-            "kvroute_prompt_children_killed",
-            "Child processes that were killed since a render took too long, or that ended.",
-            "cause",
-            dict(prompts.killed),
-            ("time", "exit"),
-        )
-        yield CounterMetricFamily(
-            "kvroute_prompt_audits_left_out",
-            "Comparisons after the fact that were due and not made: too many at once, or the engine"
-            " gave no tokens.",
-            value=prompts.audits_left_out,
+        open_prompts.add_metric(["all"], self._open_prompts())
+        open_prompts.add_metric(["render"], prompts.waiting)
+        yield open_prompts
+        yield failures(
+            "prompt_child", {(cause, ""): prompts.killed[cause] for cause in ("time", "exit")}
         )
 
     def _made(self) -> Metric:
@@ -90,14 +71,23 @@ class PromptCollector(Collector):
                 family.add_metric([made_by, kind.name], self._prompts.made[made_by, kind])
         return family
 
-    def _differences(self) -> Metric:
+    def _checks(self) -> Metric:
+        prompts = self._prompts
         family = CounterMetricFamily(
-            "kvroute_prompt_differences",
-            "Prompts whose tokens, or their count, differed between the router and an engine.",
-            labels=["model"],
+            "kvroute_prompt_checks",
+            "Checks of prompts' tokens without a good end: the router's own tokens, or their count,"
+            " differed from an engine's (different, by model); the router's own, which no engine"
+            " gave, and of a shape that was not proven (unverified); an engine's answer that was no"
+            " tokens of its prompt, or came too late (unusable); a comparison after the fact that"
+            " was due and not made, since there were too many at once, or the engine gave no tokens"
+            " (left_out).",
+            labels=["result", "model"],
         )
-        for model in sorted({*self._prompts.models, *self._prompts.differences}):
-            family.add_metric([model], self._prompts.differences[model])
+        for model in sorted({*prompts.models, *prompts.differences}):
+            family.add_metric(["different", model], prompts.differences[model])
+        family.add_metric(["unverified", ""], prompts.unverified)
+        family.add_metric(["unusable", ""], prompts.answers_unusable)
+        family.add_metric(["left_out", ""], prompts.audits_left_out)
         return family
 
     def _shapes(self) -> Metric:

@@ -20,7 +20,7 @@ from router.decide.queue_limits.bounds import Bound
 from router.decide.queue_limits.recent_tenants import TENANTS_MAX
 from router.decide.waiter import Fate
 from router.fleet.state import Fleet
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, gauge, held, held_at_most
 
 
 class QueueCollector(Collector):
@@ -44,36 +44,29 @@ class QueueCollector(Collector):
         queue, waits = self._admission.queue, self._admission.waits
         depth = GaugeMetricFamily(
             "kvroute_queue_depth",
-            "Requests that wait in this router for a worker with room.",
-            labels=["band"],
+            "Requests that wait for a worker with room, in this router (here), or in other routers"
+            " by this router's bands (elsewhere).",
+            labels=["band", "where"],
         )
-        oldest = GaugeMetricFamily(
-            "kvroute_queue_oldest_seconds",
-            "Longest wait so far of a request that waits; 0: no request waits.",
-            labels=["band"],
-        )
-        elsewhere = GaugeMetricFamily(
-            "kvroute_queue_peers_depth",
-            "Requests that wait in other routers, by this router's bands.",
-            labels=["band"],
+        ages = GaugeMetricFamily(
+            "kvroute_queue_age_seconds",
+            "Longest wait so far of a request that waits, 0 if none does (oldest); wait of a"
+            " request that comes now, from how fast waiting requests got workers lately"
+            " (predicted), absent while requests wait and none of their pool got a worker yet."
+            " Kinds are not for adding up.",
+            labels=["band", "kind"],
         )
         for band, of_band in bands.items():
-            depth.add_metric([band], of_band.count)
-            oldest.add_metric([band], of_band.oldest_s)
+            depth.add_metric([band, "here"], of_band.count)
+            ages.add_metric([band, "oldest"], of_band.oldest_s)
         for band, of_peers in zip(
             queue.bands, self._admission.fleet_turns.elsewhere(), strict=True
         ):
-            elsewhere.add_metric([band], of_peers.count)
-        predicted = GaugeMetricFamily(
-            "kvroute_queue_predicted_wait_seconds",
-            "Wait of a request that comes now, from how fast waiting requests got workers lately;"
-            " absent: requests wait, and none of their pool got a worker yet.",
-            labels=["band"],
-        )
+            depth.add_metric([band, "elsewhere"], of_peers.count)
         for band, wait_s in queue.band_waits_s(now_s).items():
             if wait_s is not None:
-                predicted.add_metric([band], wait_s)
-        yield from (depth, elsewhere, oldest, predicted)
+                ages.add_metric([band, "predicted"], wait_s)
+        yield from (depth, ages)
         wait = HistogramMetricFamily(
             "kvroute_queue_wait_seconds",
             "Waits that ended with a worker.",
@@ -131,49 +124,39 @@ class QueueCollector(Collector):
             "Longest wait of a request that names none (queue.timeout_s).",
             queue.settings.timeout_s,
         )
-        yield gauge(
-            "kvroute_queue_bytes", "Memory that waiting requests take, in bytes.", queue.size_bytes
-        )
-        yield gauge(
-            "kvroute_queue_bytes_max",
-            "Bound of kvroute_queue_bytes, in bytes (queue.max_mib).",
-            queue.settings.max_mib << 20,
-        )
+        yield held("queue", queue.size_bytes)
+        yield held_at_most("queue", queue.settings.max_mib << 20)
         yield gauge(
             "kvroute_queue_depth_max",
             "Requests that may wait at once (queue.max_waiting).",
             queue.settings.max_waiting,
         )
-        yield counter(
+        requests = CounterMetricFamily(
             "kvroute_queue_requests",
-            "Requests that no worker had room for: arrived, and what became of them since.",
-            "fate",
-            {str(fate): count for fate, count in queue.counts.items()},
-            tuple(Fate),
+            "Requests that no worker had room for: arrived, and what became of them since; bound:"
+            " of those that were refused, the bound of the queue that did. Fates are not for"
+            " adding up: arrived has all of them.",
+            labels=["fate", "bound"],
         )
+        for fate in Fate:
+            if fate is not Fate.REFUSED:
+                requests.add_metric([fate, ""], queue.counts[fate])
+        for bound in Bound:
+            requests.add_metric([Fate.REFUSED, bound], queue.refusals[bound])
+        yield requests
+        moved = self._admission.moved.counts
         yield counter(
-            "kvroute_queue_refused",
-            "Requests that a bound of the queue refused.",
-            "bound",
-            {str(bound): count for bound, count in queue.refusals.items()},
-            tuple(Bound),
-        )
-        yield CounterMetricFamily(
-            "kvroute_queue_vain_attempts",
-            "Attempts to place a waiting request while no worker had room for it.",
-            value=self._admission.in_vain.count,
-        )
-        yield counter(
-            "kvroute_queue_moved",
-            "Requests that waited here and, by their clients, before in a router that is gone:"
-            " claimed, and believed, so that the time counted for their turns.",
-            "result",
-            dict(self._admission.moved.counts),
-            ("claimed", "believed"),
-        )
-        yield CounterMetricFamily(
-            "kvroute_queue_claims_rested",
-            "Bands of other routers whose claims on room ceased to count for a while, since those"
-            " routers took none of it.",
-            value=self._admission.fleet_turns.rests,
+            "kvroute_queue_of_peers",
+            "Waits that other routers have a part in: requests that waited, by their clients,"
+            " before in a router that is gone (moved_claimed), and were believed, so that the time"
+            " counted for their turns (moved_believed); bands of other routers whose claims on"
+            " room ceased to count for a while, since those routers took none of it"
+            " (claim_rested).",
+            "event",
+            {
+                "moved_claimed": moved["claimed"],
+                "moved_believed": moved["believed"],
+                "claim_rested": self._admission.fleet_turns.rests,
+            },
+            (),
         )

@@ -15,7 +15,7 @@ from router.cluster.children.nats_server import NatsChild
 from router.cluster.children.own_relays import OwnRelays
 from router.cluster.children.relay_messages import BrokerStatus, RelayStatus
 from router.cluster.replicas.fleet_commands import ControlDesk
-from router.observe.metrics.families import counter, gauge
+from router.observe.metrics.families import counter, failed, gauge
 
 _SOCKET_ERRORS = (
     "engine_silent",
@@ -76,11 +76,7 @@ class NatsChildCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(
-            "kvroute_nats_restarts",
-            "Times that the embedded NATS server was started again after it had left.",
-            value=self._child.restarts,
-        )
+        yield failed("nats", self._child.restarts)
 
 
 class OwnRelaysCollector(Collector):
@@ -100,12 +96,7 @@ class OwnRelaysCollector(Collector):
         for reason in ("removed", "never_answered", "pod_gone", "other_relay"):
             ended.add_metric([reason], self._relays.ended[reason])
         yield ended
-        failures = CounterMetricFamily(
-            "kvroute_relay_failures",
-            "Times that a relay of this router failed; it is started again.",
-            value=self._relays.failures,
-        )
-        yield failures
+        yield failed("relay", self._relays.failures)
         commands = CounterMetricFamily(
             "kvroute_fleet_commands",
             "Fleet commands applied, by action; those that a newer one had overtaken; those dated a"
@@ -131,11 +122,11 @@ class RelayCollector(Collector):
             "Engine events by kind, and by reason what of them was left out.",
             labels=[*labels, "kind"],
         )
-        gaps = CounterMetricFamily(
-            "kvroute_relay_engine_gaps", "Holes in an engine's own sequence.", labels=labels
-        )
-        restarts = CounterMetricFamily(
-            "kvroute_relay_engine_restarts", "New lives of an engine.", labels=labels
+        faults = CounterMetricFamily(
+            "kvroute_relay_engine_faults",
+            "Faults of an engine's events: holes in its own sequence (gap), its new lives"
+            " (restart).",
+            labels=[*labels, "fault"],
         )
         entries = GaugeMetricFamily(
             "kvroute_relay_map_entries", "Engine blocks in the relay's map.", labels=labels
@@ -150,9 +141,9 @@ class RelayCollector(Collector):
                 names = [rank.key.worker_id, str(rank.key.dp_rank)]
                 for kind, count in sorted(rank.counts.items()):
                     events.add_metric([*names, kind], count)
-                gaps.add_metric(names, rank.engine_gaps)
-                restarts.add_metric(names, rank.engine_restarts)
+                faults.add_metric([*names, "gap"], rank.engine_gaps)
+                faults.add_metric([*names, "restart"], rank.engine_restarts)
                 entries.add_metric(names, rank.map_entries)
             for kind in dict.fromkeys((*_SOCKET_ERRORS, *sorted(relay.counts))):
                 socket_errors.add_metric([relay.worker_id, kind], relay.counts.get(kind, 0))
-        yield from (events, gaps, restarts, entries, socket_errors)
+        yield from (events, faults, entries, socket_errors)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from router.cluster.replicas.peer_link import PeerLink
 from router.cluster.replicas.saved_commands import FleetState
 from router.decide.core.core import RouterCore
-from router.observe.metrics.families import gauge
+from router.observe.metrics.families import READS, READS_LABELS, forgotten, gauge
 
 
 class PeerCollector(Collector):
@@ -34,25 +34,16 @@ class PeerCollector(Collector):
         )
         messages = CounterMetricFamily(
             "kvroute_peer_messages",
-            "Messages about other replicas' reserved load.",
-            labels=["result"],
+            "Messages of other replicas about their reserved load (load), and Reports handed to the"
+            " replica that owns the reservation (report), by result.",
+            labels=["what", "result"],
         )
         for result, count in self._core.fleet.peers.results.items():
-            messages.add_metric([result], count)
-        yield messages
-        yield CounterMetricFamily(
-            "kvroute_peer_workers_untold",
-            "Workers that had no room in a message about our reserved load.",
-            value=self._link.untold,
-        )
-        reports = CounterMetricFamily(
-            "kvroute_reports_forwarded",
-            "Reports handed to the replica that owns the reservation.",
-            labels=["result"],
-        )
+            messages.add_metric(["load", result], count)
         for result, count in self._link.forwarded.items():
-            reports.add_metric([result], count)
-        yield reports
+            messages.add_metric(["report", result], count)
+        yield messages
+        yield forgotten("peer_workers", {"no_room": self._link.untold})
 
 
 class FleetStateCollector(Collector):
@@ -63,11 +54,7 @@ class FleetStateCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "kvroute_fleet_state",
-            "Reads and writes of fleet.state_file, by result.",
-            labels=["result"],
-        )
+        family = CounterMetricFamily(*READS, labels=READS_LABELS)
         for result in ("read", "unreadable", "written", "write_failed"):
-            family.add_metric([result], self._state.counts[result])
+            family.add_metric(["fleet_state", result], self._state.counts[result])
         yield family

@@ -63,27 +63,38 @@ class WorkerCollector(Collector):
     def _loads(self) -> Iterator[Metric]:
         fleet = self._core.fleet
         up = _gauges("up", "1 if the worker may get requests.")
-        active = _gauges("blocks_active", "KV blocks held by requests, reserved ones included.")
-        total = _gauges("blocks_total", "KV blocks the worker has.")
-        running = _gauges("requests_running", "Running requests, as reported.")
-        waiting = _gauges("requests_waiting", "Waiting requests, as reported.")
-        reserved = _gauges("reserved_requests", "Open reservations of this router.")
+        blocks = GaugeMetricFamily(
+            "kvroute_worker_blocks",
+            "KV blocks of the worker: held by requests, reserved ones included (active); those that"
+            " picks promise, fewer than all after preemptions (usable); all (total). Kinds are not"
+            " for adding up.",
+            labels=[*LABELS, "kind"],
+        )
+        requests = GaugeMetricFamily(
+            "kvroute_worker_requests",
+            "Requests at the worker: running and waiting, as its engine reports; open reservations"
+            " of this router (reserved), which are among them. States are not for adding up.",
+            labels=[*LABELS, "state"],
+        )
         prefill = _gauges("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
         shares = []
         for key, source in fleet.view.sources.items():
             names, load = _names(key), fleet.load_of(key)
             is_up = not fleet.excluded(source)
             up.add_metric(names, is_up)
-            active.add_metric(names, load.active_blocks())
-            running.add_metric(names, load.running)
-            waiting.add_metric(names, load.waiting)
-            reserved.add_metric(names, load.requests)
+            blocks.add_metric([*names, "active"], load.active_blocks())
+            requests.add_metric([*names, "running"], load.running)
+            requests.add_metric([*names, "waiting"], load.waiting)
+            requests.add_metric([*names, "reserved"], load.requests)
             prefill.add_metric(names, load.prefill_tokens_active)
             if source.heartbeat is not None and source.heartbeat.total_blocks:
-                total.add_metric(names, source.heartbeat.total_blocks)
+                total = source.heartbeat.total_blocks
+                share = fleet.capacities.block_share(key, source.heartbeat)
+                blocks.add_metric([*names, "total"], total)
+                blocks.add_metric([*names, "usable"], share * total)
                 if is_up:
                     shares.append(load.active_blocks() / source.heartbeat.total_blocks)
-        yield from (up, active, total, running, waiting, reserved, prefill)
+        yield from (up, blocks, requests, prefill)
         mean = float(np.mean(shares)) if shares else 0.0
         yield gauge(
             "kvroute_load_balance_score",
@@ -98,10 +109,6 @@ class WorkerCollector(Collector):
             "Requests that the worker runs at once, by where that is from: known, or estimated.",
             labels=[*LABELS, "source"],
         )
-        block_share = _gauges(
-            "block_share",
-            "Of the worker's KV blocks, the share that picks promise; below 1 after preemptions.",
-        )
         preemptions = CounterMetricFamily(
             "kvroute_worker_preemptions",
             "Requests that the engine put off for want of KV blocks, as it counts since its start.",
@@ -112,12 +119,11 @@ class WorkerCollector(Collector):
                 continue
             names = _names(key)
             preemptions.add_metric(names, heartbeat.preemptions)
-            block_share.add_metric(names, fleet.capacities.block_share(key, heartbeat))
             if heartbeat.total_slots:
                 slots.add_metric([*names, "known"], heartbeat.total_slots)
             elif (estimated := fleet.capacities.slots(key, heartbeat)) is not None:
                 slots.add_metric([*names, "estimated"], estimated)
-        yield from (slots, block_share, preemptions)
+        yield from (slots, preemptions)
 
     def _outcomes(self) -> Metric:
         fleet = self._core.fleet

@@ -1,7 +1,7 @@
 """Scrapes of a registry, and of others beside it: their values as text, on request.
 
-Law: a family of several registries is written once, and so is each of its series: the first
-registry's counts.
+Law: a family of several collectors or registries is written once, and so is each of its series: the
+first one's counts.
 """
 
 import asyncio
@@ -69,9 +69,7 @@ class Scrapes:
         families, rows = dict[str, Metric](), 0
         for registry in self._registries:
             for family in registry.collect():
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    _join(known, family)
+                join(families, family)
                 rows += len(family.samples)
                 if rows >= TURN_ROWS:
                     rows = 0
@@ -79,12 +77,15 @@ class Scrapes:
         return list(families.values())
 
 
-def _join(family: Metric, other: Metric) -> None:
-    """Adds the series of another registry's family that this one does not have."""
-    known = {(sample.name, *sorted(sample.labels.items())) for sample in family.samples}
-    family.samples += [
+def join(families: dict[str, Metric], family: Metric) -> None:
+    """Adds a family by its name, or its series that the family of that name does not have."""
+    first = families.setdefault(family.name, family)
+    if first is family:
+        return
+    known = {(sample.name, *sorted(sample.labels.items())) for sample in first.samples}
+    first.samples += [
         sample
-        for sample in other.samples
+        for sample in family.samples
         if (sample.name, *sorted(sample.labels.items())) not in known
     ]
 

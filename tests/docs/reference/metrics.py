@@ -2,6 +2,7 @@
 
 from prometheus_client.core import Metric
 
+from router.observe.metrics.scrape import join
 from tests.docs.reference.markdown import cell
 from tests.stage.exported import (
     gateway_families,
@@ -31,7 +32,10 @@ def page() -> str:
     lines = [HEAD]
     known: set[str] = set()
     for program, families in PROGRAMS.items():
-        rows = sorted((row(family) for family in families()), key=lambda cells: cells[0])
+        by_name: dict[str, Metric] = {}
+        for family in families():
+            join(by_name, family)
+        rows = sorted(map(row, by_name.values()), key=lambda cells: cells[0])
         fresh = [
             cells for cells in rows if cells[0] not in known and cells[0].startswith("kvroute_")
         ]

@@ -45,7 +45,7 @@ def test_a_reload_that_fails_leaves_all_as_it_was(watched: bool, wrong: dict[str
     app = RouterApp(base, read_again=partial(next, files))
     app.reload()
     app.reload()
-    assert app.metrics.config_reloads.labels("failed")._value.get() == 1
+    assert app.metrics.reads.labels("config", "failed")._value.get() == 1
     assert (app.watchers.shadow is not None, app.watchers.watch is not None) == (watched, watched)
     assert app.watchers.timed is watched
     assert app.core.watched is app.watchers
@@ -176,7 +176,7 @@ def test_a_hostile_file_is_a_failed_reload(tmp_path: Path, content: str) -> None
     app.reload()
     assert app.config is before
     value = app.registry.get_sample_value
-    assert value("kvroute_config_reloads_total", {"result": "failed"}) == 1
+    assert value("kvroute_reads_total", {"source": "config", "result": "failed"}) == 1
     file.write_text("nats: {url: 'nats://127.0.0.1:1'}\nrouting: {policy: ttft}\n")
     app.reload()
     assert app.config.routing.policy == "ttft"
@@ -189,4 +189,4 @@ def test_a_policy_that_raises_anything_when_it_is_read_is_a_failed_reload() -> N
     app = RouterApp(ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1")), read_again=read)
     app.reload()
     value = app.registry.get_sample_value
-    assert value("kvroute_config_reloads_total", {"result": "failed"}) == 1
+    assert value("kvroute_reads_total", {"source": "config", "result": "failed"}) == 1

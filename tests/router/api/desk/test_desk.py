@@ -41,10 +41,14 @@ class Stage:
         ]
 
     def faults(self) -> float:
-        """kvroute_call_faults_total, of all methods."""
-        families = self.metrics.call_faults.collect()
+        """kvroute_calls_refused_total for a fault, of all methods."""
+        families = self.metrics.calls_refused.collect()
         samples = [one for family in families for one in family.samples]
-        return sum(one.value for one in samples if one.name.endswith("_total"))
+        return sum(
+            one.value
+            for one in samples
+            if one.name.endswith("_total") and one.labels["reason"] == "INTERNAL"
+        )
 
     def counted(self) -> dict[str, float]:
         """Requests by outcome or reason, those above 0."""

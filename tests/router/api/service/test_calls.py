@@ -106,7 +106,7 @@ class TestSizes:
             service, name = method.split("/")[1:]
             labels = {"method": f"{service.rpartition('.')[2]}/{name}"}
             labels["reason"] = "MESSAGE_TOO_LARGE"
-            assert metric(stage, "kvroute_messages_refused_total", **labels) == 1
+            assert metric(stage, "kvroute_calls_refused_total", **labels) == 1
             call = raw(stage, method)(at_the_limit)
             assert await call.code() is not Code.RESOURCE_EXHAUSTED
 
@@ -201,8 +201,8 @@ class TestBytesInFlight:
             in_flight = stage.guard.in_flight
             long = asked(200_000)
             with in_flight.hold(900 * KIB):
-                assert metric(stage, "kvroute_bytes_in_flight") == 900 * KIB
-                assert metric(stage, "kvroute_bytes_in_flight_max") == 1 << 20
+                assert metric(stage, "kvroute_held_bytes", what="messages", port="") == 900 * KIB
+                assert metric(stage, "kvroute_held_bytes_max", what="messages") == 1 << 20
                 refused = await refusal(stage.router.Route(long))
                 assert (refused.code, refused.reason) == (
                     Code.RESOURCE_EXHAUSTED,
@@ -308,7 +308,9 @@ async def test_whatever_a_handler_raises_ends_its_call_and_no_other(
             refused = await refusal(call(stage))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL"), error
             assert "odd" not in refused.message
-            assert metric(stage, "kvroute_call_faults_total", method=label) == n
+            assert (
+                metric(stage, "kvroute_calls_refused_total", method=label, reason="INTERNAL") == n
+            )
             monkeypatch.undo()
             assert (await stage.router.Route(asked())).worker_id == "w0"
             stage.fleet.now_s += 0.001  # a fleet command is newer than the one before
@@ -445,7 +447,7 @@ class TestUnsent:
             await until(lambda: stage.fleet.core.endings.total() == 1)
             assert stage.fleet.core.endings == {Ending.FAILED_CANCELLED: 1}
             assert stage.fleet.loads() == {}
-            assert metric(stage, "kvroute_answers_unsent_total") == 1
+            assert metric(stage, "kvroute_failures_total", what="answer", kind="", policy="") == 1
 
     async def test_a_call_given_up_as_its_answer_comes_leaves_nothing_reserved(
         self,
@@ -465,7 +467,7 @@ class TestUnsent:
             writer.close()
             assert stage.fleet.core.endings == {Ending.FAILED_CANCELLED: 1}
             assert stage.fleet.loads() == {}
-            assert metric(stage, "kvroute_answers_unsent_total") == 1
+            assert metric(stage, "kvroute_failures_total", what="answer", kind="", policy="") == 1
 
     async def test_an_answer_that_another_caller_has_is_kept(self) -> None:
         async with served() as stage:

@@ -194,7 +194,7 @@ async def test_of_more_connections_than_the_bound_one_is_closed() -> None:
 async def test_results_that_are_never_read_end_their_stream_and_no_other() -> None:
     def unread() -> float:
         labels = {"method": "Router/RouteStream", "reason": "UNREAD"}
-        name = "kvroute_messages_refused_total"
+        name = "kvroute_calls_refused_total"
         return stage.metrics.registry.get_sample_value(name, labels) or 0
 
     async with serving(read_timeout_s=0.2) as stage:

@@ -150,9 +150,9 @@ async def test_a_refusal_says_no_more_than_it_must_and_is_counted_and_logged_onc
         assert (found.reason, found.metadata) == ("PERMISSION_DENIED", {"right": "observe"})
         value = stage.metrics.registry.get_sample_value
         labels = {"method": "Router/Route", "reason": "UNAUTHENTICATED"}
-        assert value("kvroute_calls_denied_total", labels) == 4
+        assert value("kvroute_calls_refused_total", labels) == 4
         labels = {"method": "Fleet/ListWorkers", "reason": "PERMISSION_DENIED"}
-        assert value("kvroute_calls_denied_total", labels) == 1
+        assert value("kvroute_calls_refused_total", labels) == 1
     lines = [record for record in caplog.records if record.name == "kvroute.keys"]
     assert [record.levelno for record in lines] == [logging.WARNING] * 2
     assert "wrong" not in lines[0].message

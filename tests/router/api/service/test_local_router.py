@@ -101,7 +101,7 @@ async def test_messages_have_the_bounds_of_route() -> None:
             await router.route(token_ids=bytes(9 << 20))
         assert large.value.reason == "MESSAGE_TOO_LARGE"
         labels = {"method": "Router/Route", "reason": "MESSAGE_TOO_LARGE"}
-        family = "kvroute_messages_refused_total"
+        family = "kvroute_calls_refused_total"
         assert stage.metrics.registry.get_sample_value(family, labels) == 1
         assert stage.guard.in_flight.bytes == 0
 

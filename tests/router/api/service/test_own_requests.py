@@ -61,7 +61,7 @@ async def test_reports_are_bound_to_the_identity_that_routed(
         assert len(reservations) == 3, "another identity ends nothing"
         labels = {"method": "Router/Report", "reason": "PERMISSION_DENIED"}
         sample = stage.metrics.registry.get_sample_value
-        assert sample("kvroute_calls_denied_total", labels) == 3
+        assert sample("kvroute_calls_refused_total", labels) == 3
         assert await result_of(stage, finished(ids[0]), "a-token") == APPLIED
         assert await result_of(stage, finished(ids[1]), "a-token") == APPLIED
         assert await result_of(stage, finished(ids[2]), "all-token") == APPLIED

@@ -52,7 +52,8 @@ class TestReport:
             ]
             assert stage.fleet.loads() == {}
             registry = stage.metrics.registry
-            assert registry.get_sample_value("kvroute_cached_tokens_reported_total") == 64
+            labels = {"kind": "reported"}
+            assert registry.get_sample_value("kvroute_cached_tokens_total", labels) == 64
 
     async def test_a_long_report_lets_others_have_a_turn(
         self, monkeypatch: pytest.MonkeyPatch

@@ -279,5 +279,5 @@ async def test_metrics_of_the_gateway_and_the_picker_are_beside_the_routers() ->
     faces = {family.name for family in (*gateway_families(), *picker_families())}
     assert faces <= set(written)
     (connections,) = [one for one in families if one.name == "kvroute_http_connections"]
-    ports = [sample.labels["port"] for sample in connections.samples]
+    ports = [one.labels["port"] for one in connections.samples if one.labels["kind"] == "open"]
     assert sorted(ports) == ["epp", "gateway", "grpc", "metrics"]

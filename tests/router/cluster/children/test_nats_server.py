@@ -150,5 +150,7 @@ async def test_a_server_that_is_killed_under_grpc_traffic_comes_back_each_time()
         for one in traffic:
             one.cancel()
         await asyncio.gather(*traffic, return_exceptions=True)
-        text = app.metrics.registry.get_sample_value("kvroute_nats_restarts_total")
+        text = app.metrics.registry.get_sample_value(
+            "kvroute_failures_total", {"what": "nats", "kind": "", "policy": ""}
+        )
         assert text == KILLS

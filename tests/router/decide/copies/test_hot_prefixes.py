@@ -543,17 +543,19 @@ def test_metrics_tell_what_became_of_copies() -> None:
     fleet = HotFleet()
     registry = CollectorRegistry()
     registry.register(HotPrefixCollector(fleet.hot))
-    fates, reasons = "kvroute_hot_prefix_copies_total", "kvroute_hot_prefixes_not_copied_total"
+    fates = "kvroute_hot_prefix_copies_total"
     for fate in CopyFate:
-        assert registry.get_sample_value(fates, {"fate": fate}) == 0
+        assert registry.get_sample_value(fates, {"fate": fate, "reason": ""}) == 0
     fleet.ask()
     fleet.hot.ended(fleet.copy(), False, fleet.now_s)
-    assert registry.get_sample_value(fates, {"fate": "begun"}) == 1
-    assert registry.get_sample_value(fates, {"fate": "failed"}) == 1
-    assert registry.get_sample_value(reasons, {"reason": "no_target"}) == 0
-    assert registry.get_sample_value("kvroute_hot_prefixes") == 2
-    assert registry.get_sample_value("kvroute_hot_prefix_bytes") == fleet.hot.byte_count
-    assert registry.get_sample_value("kvroute_hot_prefixes_forgotten_total") == 0
+    assert registry.get_sample_value(fates, {"fate": "begun", "reason": ""}) == 1
+    assert registry.get_sample_value(fates, {"fate": "failed", "reason": ""}) == 1
+    assert registry.get_sample_value(fates, {"fate": "withheld", "reason": "no_target"}) == 0
+    assert registry.get_sample_value("kvroute_known", {"what": "hot_prefixes"}) == 2
+    labels = {"what": "hot_prefixes", "port": ""}
+    assert registry.get_sample_value("kvroute_held_bytes", labels) == fleet.hot.byte_count
+    labels = {"what": "hot_prefixes", "reason": "no_room"}
+    assert registry.get_sample_value("kvroute_forgotten_total", labels) == 0
 
 
 def test_what_is_switched_off_lets_go_of_all_and_counts_on_later() -> None:

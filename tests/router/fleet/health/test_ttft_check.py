@@ -117,6 +117,6 @@ def test_metrics_tell_them() -> None:
     assert value("ratio_count") == value("ratio_bucket", le="+Inf") == 2
     assert value("ratio_bucket", le="1.33") == 0
     assert value("ratio_sum") == check.ratios
-    assert value("measured_seconds_total") == check.measured_s
-    assert value("off_seconds_total", direction="late") == check.late_s > 0
-    assert value("off_seconds_total", direction="early") == 0
+    assert value("seconds_total", kind="measured") == check.measured_s
+    assert value("seconds_total", kind="late") == check.late_s > 0
+    assert value("seconds_total", kind="early") == 0

@@ -140,10 +140,10 @@ async def test_an_old_connection_is_left_by_its_gateway_and_its_requests_end(
     async with a_picker(worker(), connection_age_s=0.05) as stage:
         call = stage.call()
         await call.write(request_headers("/v1/chat/completions"))
-        await until(lambda: stage.sample("kvroute_epp_open_requests") == 1, "it is open")
+        await until(lambda: stage.sample("kvroute_open_requests", program="epp") == 1, "it is open")
         for _ in range(20):
             assert await status(plain(stage)) == SERVING
-        assert stage.sample("kvroute_epp_open_requests") == 1, "its request goes on"
+        assert stage.sample("kvroute_open_requests", program="epp") == 1, "its request goes on"
         call.cancel()
         await until(lambda: stage.picker.connections.open == 0, "old connections are closed")
         assert stage.picker.connections.closed["age"] == 0
@@ -154,7 +154,11 @@ async def test_a_connection_that_breaks_ends_its_requests() -> None:
         calls = [stage.call() for _ in range(5)]
         for call in calls:
             await call.write(request_headers("/v1/chat/completions"))
-        await until(lambda: stage.sample("kvroute_epp_open_requests") == 5, "all are open")
+        await until(
+            lambda: stage.sample("kvroute_open_requests", program="epp") == 5, "all are open"
+        )
         await stage.channel.close()
-        await until(lambda: stage.sample("kvroute_epp_open_requests") == 0, "all are over")
+        await until(
+            lambda: stage.sample("kvroute_open_requests", program="epp") == 0, "all are over"
+        )
         assert stage.sample("kvroute_epp_requests_total", outcome="cancelled") == 5

@@ -151,9 +151,9 @@ async def test_a_body_is_waited_for_by_what_has_come_of_it(told: Told) -> None:
     assert refused.immediate_response.status.code == 408
     assert b"BODY_TOO_SLOW" in refused.immediate_response.body
     assert told.closed == 1
-    assert told.sample("kvroute_epp_refusals_total", reason="BODY_TOO_SLOW") == 1
+    assert told.sample("kvroute_refusals_total", program="epp", reason="BODY_TOO_SLOW") == 1
     assert told.sample("kvroute_epp_requests_total", outcome="refused") == 1
-    assert told.sample("kvroute_epp_held_bytes") == 0
+    assert told.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
 
 
 async def test_the_pace_of_a_body_that_a_gateway_sends_whole_is_not_seen(told: Told) -> None:
@@ -199,12 +199,12 @@ async def test_a_stream_without_a_request_is_not_under_way(told: Told) -> None:
     assert told.picker.open == 0
     assert told.picker.idle.is_set()
     tell(call, request_headers(CHAT))
-    assert told.sample("kvroute_epp_open_requests") == 1
+    assert told.sample("kvroute_open_requests", program="epp") == 1
     assert not told.picker.idle.is_set()
     call.stream.reset()
     assert told.picker.idle.is_set()
     call.left()
-    assert told.sample("kvroute_epp_open_requests") == 0
+    assert told.sample("kvroute_open_requests", program="epp") == 0
 
 
 async def test_many_idle_streams_end_in_many_turns(told: Told) -> None:
@@ -287,7 +287,7 @@ async def test_a_body_that_stops_ends_with_408_on_the_port(monkeypatch: pytest.M
         await call.write(request_body(BODY[:9], last=False))
         assert (await call.read()).immediate_response.status.code == 408
         assert await call.read() is grpc.aio.EOF
-        assert stage.sample("kvroute_epp_open_requests") == 0
+        assert stage.sample("kvroute_open_requests", program="epp") == 0
 
 
 async def test_a_gateways_own_end_and_what_is_no_message_are_counted_apart() -> None:
@@ -310,7 +310,9 @@ async def test_a_stop_waits_for_requests_and_for_no_stream_without_one() -> None
         await over.write(response_headers())
         await over.write(response_body(USAGE, last=True))
         call = await begun(stage)
-        await until(lambda: stage.sample("kvroute_epp_open_requests") == 1, "one is under way")
+        await until(
+            lambda: stage.sample("kvroute_open_requests", program="epp") == 1, "one is under way"
+        )
         stopping = asyncio.create_task(stage.picker.stop())
         assert await code(idle) == grpc.StatusCode.UNAVAILABLE
         assert await code(over) == grpc.StatusCode.OK

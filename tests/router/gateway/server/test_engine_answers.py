@@ -303,7 +303,7 @@ async def test_a_host_without_descriptors_blames_no_worker(
         await stage.until(lambda: stage.endings == {Ending.FAILED_CLIENT: 1})
         labels = {"path": CHAT, "outcome": "refused"}
         assert stage.sample("kvroute_gateway_requests_total", **labels) == 1
-        assert stage.sample("kvroute_gateway_refusals_total", reason="HOST_FAILED") == 1
+        assert stage.sample("kvroute_refusals_total", program="gateway", reason="HOST_FAILED") == 1
         sockets.fails = set()
         assert (await asked(stage))[0] == 200
 
@@ -393,7 +393,7 @@ async def test_a_request_without_a_byte_leaves_a_worker_that_is_silent(
             await looked(stage)
             await asyncio.sleep(0)
         assert (await call)[::2] == (200, WHOLE)
-        assert stage.sample("kvroute_gateway_moved_total") == 1
+        assert stage.sample("kvroute_gateway_client_total", name="moved") == 1
         await stage.until(lambda: engine.left == 1)
         await stage.until(lambda: stage.endings == {Ending.FAILED_CANCELLED: 1, Ending.FINISHED: 1})
 
@@ -423,6 +423,6 @@ async def test_a_request_stays_where_bytes_came_or_no_other_worker_is(
             await stage.until(lambda: stage.sample("kvroute_gateway_first_byte_seconds_count") == 1)
         falls_silent(stage, "relay")
         await looked(stage)
-        assert stage.sample("kvroute_gateway_moved_total") == 0
+        assert stage.sample("kvroute_gateway_client_total", name="moved") == 0
         go.set()
         assert (await call)[::2] == (200, EVENTS[0] + DONE)

@@ -39,7 +39,7 @@ async def forwarded(body: bytes, kind: str = "vllm", path: str = CHAT, **about: 
         await stage.gateway.roster.refresh()
         async with stage.post(path, body) as answer:
             assert answer.status == 200, await answer.text()
-        counted = stage.sample("kvroute_gateway_forwarded_tokens_total", engine=kind)
+        counted = stage.sample("kvroute_gateway_sent_total", kind="with_tokens", engine=kind)
     (sent,) = (
         body
         for body, request in zip(worker.bodies, worker.requests, strict=True)

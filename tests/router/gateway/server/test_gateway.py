@@ -311,8 +311,8 @@ async def test_hostile_bodies_get_openais_errors(body: bytes, status: int, code:
             assert answer.status == status
             assert (await answer.json())["type"] == "error"
         assert not worker.bodies
-        assert stage.sample("kvroute_gateway_open_requests") == 0
-        assert stage.sample("kvroute_gateway_body_bytes") == 0
+        assert stage.sample("kvroute_open_requests", program="gateway") == 0
+        assert stage.sample("kvroute_held_bytes", what="gateway_bodies", port="") == 0
 
 
 async def test_a_body_of_unknown_length_has_the_same_bound() -> None:
@@ -376,7 +376,7 @@ async def test_paths_of_the_gateway_itself() -> None:
         async with get(f"{stage.base}/v1/models/none") as answer:
             assert answer.status == 404
         async with get(f"{stage.base}/metrics") as answer:
-            assert "kvroute_gateway_open_requests" in await answer.text()
+            assert "kvroute_open_requests" in await answer.text()
         async with get(f"{stage.base}{CHAT}") as answer:
             assert answer.status == 405
         async with stage.post("/v1/nothing", BODY) as answer:

@@ -112,7 +112,7 @@ async def test_a_hand_over_of_any_form_leaves_the_decode_worker_to_itself(
             assert isinstance(params, dict), about
             assert depth_of(params) <= HAND_OVER_DEPTH_MAX, about
         assert len(prefill.asked) == len(decode.bodies) == HAND_OVERS
-        unusable = stage.sample("kvroute_gateway_unusable_hand_overs_total")
+        unusable = stage.sample("kvroute_gateway_client_total", name="unusable_hand_overs")
         assert HAND_OVERS // 3 < unusable < HAND_OVERS
         await stage.until(lambda: stage.open == 0)
         outcomes = stage.served.fleet.core.endings
@@ -272,5 +272,5 @@ async def test_an_answer_of_any_form_is_no_fault_of_the_gateway(
             assert passed, f"{about}: {status} {body[:100]!r}"
         assert len(engine.asked) > ANSWERS // 3  # of two workers that tie, at random
         await stage.until(lambda: stage.open == 0)
-        await stage.until(lambda: stage.sample("kvroute_gateway_open_requests") == 0)
+        await stage.until(lambda: stage.sample("kvroute_open_requests", program="gateway") == 0)
     assert not [record for record in caplog.records if record.exc_info]

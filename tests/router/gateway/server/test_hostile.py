@@ -151,12 +151,16 @@ async def test_a_body_of_unknown_length_counts_by_its_length_once_it_is_read() -
         for number in (1, 2, 3):
             calls.append(asyncio.ensure_future(stage.post(CHAT, pieces()).__aenter__()))
             await stage.until(lambda number=number: len(worker.bodies) == number)  # type: ignore[misc]
-        assert stage.sample("kvroute_gateway_body_bytes") == 3 * len(CONTENT)
+        assert stage.sample("kvroute_held_bytes", what="gateway_bodies", port="") == 3 * len(
+            CONTENT
+        )
         go.set()
         for call in calls:
             async with await call as answer:
                 assert answer.status == 200
-        await stage.until(lambda: stage.sample("kvroute_gateway_body_bytes") == 0)
+        await stage.until(
+            lambda: stage.sample("kvroute_held_bytes", what="gateway_bodies", port="") == 0
+        )
 
 
 async def test_a_body_that_does_not_come_ends_its_request(
@@ -170,7 +174,7 @@ async def test_a_body_that_does_not_come_ends_its_request(
         assert b"BODY_TOO_SLOW" in answer
         assert b"\r\nConnection: close\r\n" in answer
         assert not worker.bodies
-        assert stage.sample("kvroute_gateway_open_requests") == 0
+        assert stage.sample("kvroute_open_requests", program="gateway") == 0
 
 
 async def test_a_compressed_answer_passes_unread() -> None:

@@ -62,7 +62,9 @@ async def test_only_clients_with_a_key_are_served_and_workers_never_see_it(
         assert len(worker.requests) == 2
         for request in worker.requests:
             assert not set(CREDENTIALS) & set(request.headers)
-        assert stage.sample("kvroute_gateway_refusals_total", reason="UNAUTHENTICATED") == 3
+        assert (
+            stage.sample("kvroute_refusals_total", program="gateway", reason="UNAUTHENTICATED") == 3
+        )
 
 
 async def test_keys_go_on_to_workers_only_if_configured(tmp_path: Path) -> None:
@@ -244,8 +246,8 @@ async def test_workers_get_the_gateways_own_key_in_the_place_of_a_clients(
         file.write_text("")
         stage.gateway._followed.look()
         assert await chat(stage, bearer("a-token")) == 200
-        assert stage.sample("kvroute_key_reads_total", source="engine_key", result="failed") == 1
-        assert stage.sample("kvroute_key_reads_total", source="engine_key", result="ok") == 1
+        assert stage.sample("kvroute_reads_total", source="engine_key", result="failed") == 1
+        assert stage.sample("kvroute_reads_total", source="engine_key", result="ok") == 1
     shown = [request.headers.getall("Authorization") for request in worker.requests]
     assert shown == [["Bearer first"], ["Bearer first"], ["Bearer second"], ["Bearer second"]]
     assert not any("X-Api-Key" in request.headers for request in worker.requests)

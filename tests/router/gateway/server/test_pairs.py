@@ -40,7 +40,7 @@ async def test_vllms_prefill_worker_answers_first_and_hands_over() -> None:
         ids = {worker.requests[0].headers["X-Request-Id"] for worker in (prefill, decode)}
         assert len(ids) == 1, "by which the two halves meet"
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
-        assert stage.sample("kvroute_gateway_pairs_total", engine="vllm") == 1
+        assert stage.sample("kvroute_gateway_sent_total", kind="pair", engine="vllm") == 1
 
 
 async def test_a_prefill_worker_that_fails_is_replaced_and_blamed() -> None:
@@ -162,7 +162,7 @@ async def test_vllm_serves_messages_and_responses_in_pairs_too() -> None:
         assert (of_prefill[1]["max_output_tokens"], of_decode[1]["max_output_tokens"]) == (1, 50)
         assert (of_prefill[1]["store"], "store" in of_decode[1]) == (False, False)
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 2})
-        assert stage.sample("kvroute_gateway_pairs_total", engine="vllm") == 2
+        assert stage.sample("kvroute_gateway_sent_total", kind="pair", engine="vllm") == 2
 
 
 async def test_sglang_serves_responses_in_pairs_and_messages_are_refused_clearly() -> None:

@@ -43,7 +43,7 @@ async def test_a_request_goes_on_where_its_response_is(is_stream: bool) -> None:
     async with a_gateway(*workers) as stage:
         while sum(not worker.bodies for worker in workers):
             await given(stage)
-        assert stage.sample("kvroute_gateway_responses_known") == len(workers)
+        assert stage.sample("kvroute_known", what="responses") == len(workers)
         for number, worker in enumerate(workers):
             before = len(worker.bodies)
             for _ in range(4):

@@ -122,7 +122,7 @@ async def test_then_idle_connections_are_closed_and_those_of_new_ones_refused() 
         began.writer.write(body)
         late = await line()
         assert await late.post() == (503, True)
-        assert stage.sample("kvroute_gateway_refusals_total", reason="STOPPING") == 1
+        assert stage.sample("kvroute_refusals_total", program="gateway", reason="STOPPING") == 1
         go.set()
         assert (await first)[0] == 200
         assert await began.answer() == (200, True)

@@ -159,9 +159,9 @@ async def test_the_connection_past_the_bound_is_closed_and_the_next_has_its_plac
         assert await answered(first, HEAD[9:]), "open ones go on"
         registry = CollectorRegistry()
         registry.register(HttpCollector(port.connections))
-        labels = {"port": "metrics"}
+        labels = {"port": "metrics", "kind": "open"}
         assert registry.get_sample_value("kvroute_http_connections", labels) == 2
-        labels["reason"] = "full"
+        labels = {"port": "metrics", "reason": "full"}
         assert registry.get_sample_value("kvroute_http_connections_closed_total", labels) == 1
         second[1].close()
         await until(lambda: port.connections.open == 1, "the end is noticed")

@@ -216,7 +216,7 @@ def test_a_router_watches_what_is_configured_and_nothing_else(tmp_path: Path) ->
     assert told(app, "kvroute_shadow_decisions_total", agreement="other") == 0
     assert told(app, "kvroute_shadow_ttft_seconds_total", change="gain") == 0
     assert told(app, "kvroute_decision_log_lines_total", result="written") == 0
-    assert told(app, "kvroute_watch_failures_total") == 0
+    assert told(app, "kvroute_failures_total", what="watch", kind="", policy="") == 0
     app.watchers.log.close()
     with pytest.raises(ConfigError, match=r"shadow_policy"):
         RouterApp(config(shadow_policy="nonsense"))
@@ -234,7 +234,7 @@ def test_watchers_come_and_go_and_count_on(tmp_path: Path) -> None:
             fleet.core.route(request, fleet.now_s, watch=watchers.watch.take())
         return (
             told(app, "kvroute_shadow_decisions_total", agreement="same"),
-            told(app, "kvroute_watch_failures_total"),
+            told(app, "kvroute_failures_total", what="watch", kind="", policy=""),
         )
 
     assert counted() == (None, None)

@@ -21,35 +21,29 @@ from tests.stage.fleet import Fleet, prompt
 NAMES = [
     "kvroute_requests_total",
     "kvroute_decision_seconds",
-    "kvroute_prompt_tokens_total",
+    "kvroute_prompt_tokens_sum",
     "kvroute_overlap_tokens_total",
     "kvroute_overlap_reachable_tokens_total",
-    "kvroute_cached_tokens_reported_total",
+    "kvroute_cached_tokens_total",
     "kvroute_kv_hit_ratio",
     "kvroute_load_balance_score",
-    "kvroute_worker_blocks_active",
-    "kvroute_worker_blocks_total",
-    "kvroute_worker_requests_running",
-    "kvroute_worker_requests_waiting",
-    "kvroute_worker_reserved_requests",
+    "kvroute_worker_blocks",
+    "kvroute_worker_requests",
     "kvroute_worker_prefill_tokens_active",
     "kvroute_worker_up",
     "kvroute_stream_state",
     "kvroute_stream_lag_seconds",
     "kvroute_facts_total",
     "kvroute_facts_dropped_total",
-    "kvroute_gaps_total",
+    "kvroute_stream_faults_total",
     "kvroute_recoveries_total",
-    "kvroute_digest_mismatches_total",
     "kvroute_index_blocks",
-    "kvroute_index_bytes",
-    "kvroute_index_forgotten_total",
+    "kvroute_held_bytes",
+    "kvroute_forgotten_total",
     "kvroute_reservations",
-    "kvroute_reservations_expired_total",
+    "kvroute_reservations_ended_total",
     "kvroute_build_info",
     "kvroute_self_checks_total",
-    "kvroute_self_check_resyncs_total",
-    "kvroute_self_check_learned_blocks_total",
 ]
 """Of the router's core. The queue's are in test_queue_metrics.py."""
 
@@ -108,7 +102,7 @@ def test_every_name_tells_what_it_means() -> None:
     for family in text_string_to_metric_families(text):
         if family.name.startswith("kvroute_"):
             assert family.documentation.endswith("."), family.name
-            assert family.type in {"counter", "gauge", "histogram"}, family.name
+            assert family.type in {"counter", "gauge", "histogram", "summary"}, family.name
 
 
 def test_counters_are_there_before_the_first_count() -> None:
@@ -131,7 +125,11 @@ def test_counters_are_there_before_the_first_count() -> None:
         "kvroute_facts_dropped_total", "reason"
     )
     assert values("kvroute_self_checks_total", "result") == set(CheckResult)
-    assert values("kvroute_index_forgotten_total", "reason") == {"silent", "removed", "no_room"}
+    assert {
+        dict(labels)["reason"]
+        for one, labels in samples
+        if one == "kvroute_forgotten_total" and ("what", "index") in labels
+    } == {"silent", "removed", "no_room"}
     assert {
         (dict(labels)["how"], dict(labels)["result"])
         for one, labels in samples
@@ -152,11 +150,11 @@ def test_workers_and_streams_are_told_one_by_one() -> None:
     observed.pick(100)
     labels = {"worker": "w0", "rank": "1"}
     assert observed.value("kvroute_worker_up", **labels) == 1
-    assert observed.value("kvroute_worker_blocks_active", **labels) == 50 + 7
-    assert observed.value("kvroute_worker_blocks_total", **labels) == 200
-    assert observed.value("kvroute_worker_requests_running", **labels) == 3
-    assert observed.value("kvroute_worker_requests_waiting", **labels) == 2
-    assert observed.value("kvroute_worker_reserved_requests", **labels) == 1
+    assert observed.value("kvroute_worker_blocks", **labels, kind="active") == 50 + 7
+    assert observed.value("kvroute_worker_blocks", **labels, kind="total") == 200
+    assert observed.value("kvroute_worker_requests", **labels, state="running") == 3
+    assert observed.value("kvroute_worker_requests", **labels, state="waiting") == 2
+    assert observed.value("kvroute_worker_requests", **labels, state="reserved") == 1
     assert observed.value("kvroute_worker_prefill_tokens_active", **labels) == 100
     assert observed.value("kvroute_stream_complete", **labels) == 1
     for state in StreamState:
@@ -177,7 +175,12 @@ def test_a_worker_that_may_get_nothing_is_not_up() -> None:
 def test_an_unknown_total_is_absent_and_not_zero() -> None:
     observed = Observed()
     observed.fleet.add("w0", total_blocks=None)
-    assert "kvroute_worker_blocks_total" not in observed.of_worker("w0")
+    kinds = {
+        dict(labels)["kind"]
+        for name, labels in observed.samples()
+        if name == "kvroute_worker_blocks"
+    }
+    assert kinds == {"active"}
     assert "kvroute_worker_up" in observed.of_worker("w0")
 
 
@@ -202,7 +205,7 @@ def test_picks_count_tokens_by_tier_and_what_was_within_reach() -> None:
     fleet.cache(far, asked, 96, Tier.DISK)
     fleet.say(far, running=5)
     observed.pick(100)
-    assert observed.value("kvroute_prompt_tokens_total") == 100
+    assert observed.value("kvroute_prompt_tokens_sum", model="m") == 100
     assert observed.value("kvroute_overlap_tokens_total", tier="device") == 32
     assert observed.value("kvroute_overlap_tokens_total", tier="host") == 16
     assert observed.value("kvroute_overlap_tokens_total", tier="disk") == 0
@@ -220,10 +223,10 @@ def test_picks_are_counted_by_the_model_of_the_picked_worker() -> None:
         observed.pick(100, model=model)
     observed.pick(50, model="tuned")
     named = {"model": "a"}
-    assert observed.value("kvroute_model_picks_total", **named) == 3
-    assert observed.value("kvroute_model_prompt_tokens_total", **named) == 250
+    assert observed.value("kvroute_prompt_tokens_count", **named) == 3
+    assert observed.value("kvroute_prompt_tokens_sum", **named) == 250
     assert observed.value("kvroute_model_overlap_tokens_total", **named) >= 64 + 96
-    assert observed.value("kvroute_model_picks_total", model="b") == 1
+    assert observed.value("kvroute_prompt_tokens_count", model="b") == 1
 
 
 def test_models_beyond_the_bound_are_counted_together() -> None:
@@ -232,10 +235,10 @@ def test_models_beyond_the_bound_are_counted_together() -> None:
         observed.fleet.add(f"w{i}", model=f"m{i}")
         observed.pick(10, model=f"m{i}")
     observed.pick(10, model="m0")
-    assert observed.value("kvroute_model_picks_total", model="m0") == 2
-    assert observed.value("kvroute_model_picks_total", model=f"m{MODELS_MAX - 1}") == 1
-    assert observed.value("kvroute_model_picks_total", model=OTHER_MODEL) == 2
-    assert observed.value("kvroute_model_prompt_tokens_total", model=OTHER_MODEL) == 20
+    assert observed.value("kvroute_prompt_tokens_count", model="m0") == 2
+    assert observed.value("kvroute_prompt_tokens_count", model=f"m{MODELS_MAX - 1}") == 1
+    assert observed.value("kvroute_prompt_tokens_count", model=OTHER_MODEL) == 2
+    assert observed.value("kvroute_prompt_tokens_sum", model=OTHER_MODEL) == 20
     assert len(observed.metrics.tally.models()) == MODELS_MAX + 1
 
 
@@ -253,22 +256,26 @@ def test_predicted_times_are_counted_beside_the_shortest() -> None:
     assert pick.reservation.worker.worker_id == "idle"
     told = pick.decision.scores.row_terms["prefill_s"]
     near_s, idle_s = told[0], told[2]
-    assert observed.value("kvroute_ttft_predictions_total") == 1
-    assert observed.value("kvroute_ttft_predicted_seconds_total") == pytest.approx(idle_s)
-    assert observed.value("kvroute_ttft_best_seconds_total") == pytest.approx(near_s)
+    assert observed.value("kvroute_ttft_predicted_seconds_count", kind="picked") == 1
+    assert observed.value("kvroute_ttft_predicted_seconds_sum", kind="picked") == pytest.approx(
+        idle_s
+    )
+    assert observed.value("kvroute_ttft_predicted_seconds_sum", kind="shortest") == pytest.approx(
+        near_s
+    )
     assert near_s < 0.6 < 2.1 < idle_s
     observed.pick(1600, policy="round-robin")
-    assert observed.value("kvroute_ttft_predictions_total") == 1
+    assert observed.value("kvroute_ttft_predicted_seconds_count", kind="picked") == 1
 
 
 def test_predicted_and_reported_cached_tokens_are_counted_for_the_same_requests() -> None:
     observed = Observed()
     for predicted, reported in ((96, 96), (96, 0), (0, 32)):
         observed.metrics.cache_reported(predicted, reported)
-    assert observed.value("kvroute_cached_tokens_reported_total") == 128
-    assert observed.value("kvroute_cached_tokens_predicted_total") == 192
-    assert observed.value("kvroute_cached_tokens_off_total", direction="over") == 96
-    assert observed.value("kvroute_cached_tokens_off_total", direction="under") == 32
+    assert observed.value("kvroute_cached_tokens_total", kind="reported") == 128
+    assert observed.value("kvroute_cached_tokens_total", kind="predicted") == 192
+    assert observed.value("kvroute_cached_tokens_total", kind="over") == 96
+    assert observed.value("kvroute_cached_tokens_total", kind="under") == 32
 
 
 def test_hit_rates_are_told_by_worker() -> None:
@@ -321,15 +328,15 @@ def test_facts_gaps_and_forgetting_are_counted() -> None:
     assert observed.value("kvroute_facts_total", kind="stored") == 2
     assert observed.value("kvroute_facts_total", kind="removed") == 1
     assert observed.value("kvroute_facts_total", kind="cleared") == 1
-    assert observed.value("kvroute_index_blocks") == 4
-    assert observed.value("kvroute_index_bytes") > 0
+    assert observed.value("kvroute_index_blocks", kind="prefixes") == 4
+    assert observed.value("kvroute_held_bytes", what="index", port="") > 0
     fleet.view.on_stream(key, b"nonsense", fleet.now_s)
     assert observed.value("kvroute_facts_dropped_total", reason="malformed") == 1
     fleet.beat(key, digest=5)
-    assert observed.value("kvroute_digest_mismatches_total") == 1
+    assert observed.value("kvroute_stream_faults_total", fault="digest") == 1
     fleet.core.remove("w0", 60.0, fleet.now_s)
-    assert observed.value("kvroute_index_forgotten_total", reason="removed") == 4
-    assert observed.value("kvroute_index_blocks") == 0
+    assert observed.value("kvroute_forgotten_total", what="index", reason="removed") == 4
+    assert observed.value("kvroute_index_blocks", kind="prefixes") == 0
 
 
 def test_reports_are_counted_by_what_they_say_of_the_index() -> None:
@@ -343,11 +350,11 @@ def test_reports_are_counted_by_what_they_say_of_the_index() -> None:
     assert len(fleet.core.fleet.self_check.begin_resyncs(fleet.now_s)) == 1
     assert observed.value("kvroute_self_checks_total", result="exact") == 2
     assert observed.value("kvroute_self_checks_total", result="over") == 3
-    assert observed.value("kvroute_self_check_resyncs_total") == 1
+    assert observed.value("kvroute_stream_faults_total", fault="self_check") == 1
     fleet.add("w1", model="n", events=False)
     held = fleet.route(prompt(100), model="n").reservation
     fleet.core.report(Progress(held.id, ProgressState.FINISHED, cached_tokens=64), fleet.now_s)
-    assert observed.value("kvroute_self_check_learned_blocks_total") == 4
+    assert observed.value("kvroute_stream_faults_total", fault="missing_block") == 4
 
 
 def test_warnings_are_gauges_while_they_hold() -> None:
@@ -370,9 +377,9 @@ def test_reservations_are_told_while_they_are_open() -> None:
     observed.fleet.add("w0")
     observed.pick(8)
     observed.pick(8)
-    assert observed.value("kvroute_reservations") == 2
+    assert observed.value("kvroute_reservations", observer="caller") == 2
     observed.fleet.turn(121)
-    assert observed.value("kvroute_reservations") == 0
+    assert observed.value("kvroute_reservations", observer="caller") == 0
 
 
 def test_a_router_says_whether_it_is_ready_and_how_large_its_index_may_get() -> None:
@@ -380,8 +387,8 @@ def test_a_router_says_whether_it_is_ready_and_how_large_its_index_may_get() -> 
     assert observed.value("kvroute_ready") == 1
     observed.fleet.core.fleet.ready = False
     assert observed.value("kvroute_ready") == 0
-    observed.metrics.index_bytes_max.set(1 << 32)
-    assert observed.value("kvroute_index_bytes_max") == 1 << 32
+    observed.metrics.index_bytes_max = 1 << 32
+    assert observed.value("kvroute_held_bytes_max", what="index") == 1 << 32
 
 
 def test_stages_are_measured_one_after_the_other() -> None:
@@ -424,7 +431,7 @@ def test_what_a_policy_of_the_operators_fails_at_is_counted_by_kind() -> None:
     name = "tests.router.decide.policies.own_policies:infinite"
     observed = Observed(policy=name)
     observed.fleet.add("w0")
-    failures = {"policy": name, "kind": "not_a_number"}
-    assert observed.value("kvroute_policy_failures_total", **failures) == 0
+    failures = {"what": "policy", "policy": name, "kind": "not_a_number"}
+    assert observed.value("kvroute_failures_total", **failures) == 0
     observed.pick(8)
-    assert observed.value("kvroute_policy_failures_total", **failures) == 1
+    assert observed.value("kvroute_failures_total", **failures) == 1

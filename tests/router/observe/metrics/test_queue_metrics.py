@@ -53,10 +53,10 @@ def test_bands_have_their_depth_and_their_oldest_wait() -> None:
     stage.fleet.now_s += 2
     stage.offer("b")
     stage.fleet.now_s += 1
-    assert stage.value("queue_depth", band="low") == 2
-    assert stage.value("queue_oldest_seconds", band="low") == 3
-    assert stage.value("queue_depth", band="high") == 0
-    assert stage.value("queue_oldest_seconds", band="high") == 0
+    assert stage.value("queue_depth", band="low", where="here") == 2
+    assert stage.value("queue_age_seconds", band="low", kind="oldest") == 3
+    assert stage.value("queue_depth", band="high", where="here") == 0
+    assert stage.value("queue_age_seconds", band="high", kind="oldest") == 0
     assert stage.value("queue_timeout_seconds") == 10
 
 
@@ -66,11 +66,11 @@ def test_what_waits_in_peers_is_shown_by_our_bands_until_they_are_silent() -> No
     message = Teller("them", Epoch(1, 0)).message({}, stage.fleet.now_s, demand=demand)
     assert message is not None
     stage.fleet.core.on_inflight(message, stage.fleet.now_s)
-    assert stage.value("queue_peers_depth", band="high") == 7
-    assert stage.value("queue_peers_depth", band="low") == 1
-    assert stage.value("queue_claims_rested_total") == 0
+    assert stage.value("queue_depth", band="high", where="elsewhere") == 7
+    assert stage.value("queue_depth", band="low", where="elsewhere") == 1
+    assert stage.value("queue_of_peers_total", event="claim_rested") == 0
     stage.fleet.core.fleet.peers.tick(stage.fleet.now_s + TTL_S + 1)
-    assert stage.value("queue_peers_depth", band="high") == 0
+    assert stage.value("queue_depth", band="high", where="elsewhere") == 0
 
 
 @pytest.mark.parametrize(
@@ -82,19 +82,19 @@ def test_the_predicted_wait_is_by_the_pace_and_by_band(
     strict: bool, low_s: float, high_s: float
 ) -> None:
     stage = Stage(bands_strict=strict)
-    assert stage.value("queue_predicted_wait_seconds", band="low") == 0
+    assert stage.value("queue_age_seconds", band="low", kind="predicted") == 0
     gone = [stage.offer(str(number)) for number in range(20)]
     stage.offer("low")
     stage.offer("low too")
     stage.offer("high", priority=10)
-    assert stage.value("queue_predicted_wait_seconds", band="low") is None
+    assert stage.value("queue_age_seconds", band="low", kind="predicted") is None
     for waiter in gone:
         stage.fleet.now_s += 1
         stage.admission.queue.dispatched(waiter, 1, 0, stage.fleet.now_s)
     pace_s = 1 / stage.admission.queue._pools[POOL].rate.per_s(stage.fleet.now_s)
     assert pace_s == pytest.approx(1.0, rel=0.15)
-    low = stage.value("queue_predicted_wait_seconds", band="low")
-    high = stage.value("queue_predicted_wait_seconds", band="high")
+    low = stage.value("queue_age_seconds", band="low", kind="predicted")
+    high = stage.value("queue_age_seconds", band="high", kind="predicted")
     assert low == pytest.approx(low_s * pace_s)
     assert high == pytest.approx(high_s * pace_s)
 

@@ -142,6 +142,25 @@ async def test_other_work_has_its_turn_while_a_large_registry_is_read() -> None:
     assert work[-1] == 2, "between the second family and the third"
 
 
+async def test_collectors_of_one_registry_share_a_family() -> None:
+    class Part:
+        def __init__(self, what: str) -> None:
+            self.what = what
+
+        def collect(self) -> Iterator[Metric]:
+            family = GaugeMetricFamily("parts", "Of several parts.", labels=["what"])
+            family.add_metric([self.what], 1)
+            yield family
+
+    registry = CollectorRegistry()
+    for what in "ab":
+        registry.register(Part(what))
+    content, _ = await Scrapes(registry).text()
+    (family,) = text_string_to_metric_families(content.decode())
+    assert [sample.labels for sample in family.samples] == [{"what": "a"}, {"what": "b"}]
+    assert content.count(b"# TYPE") == 1
+
+
 async def test_a_pause_follows_a_scrape_in_proportion_and_with_a_bound(
     scrapes: Scrapes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
