@@ -86,13 +86,16 @@ setup(
         native("router.decide.core.counts", []),
         native(
             "router.decide.decision.ranking",
-            ["indexer", "router/decide/decision", "router/request/wire"],
+            ["indexer", "router/decide/decision", "router/fleet", "router/request/wire"],
         ),
         native(
             "router.api.desk.answer_writer",
-            ["indexer", "router/decide/decision", "router/api/desk", "router/request/wire"],
+            [
+                *("indexer", "router/decide/decision", "router/api/desk", "router/fleet"),
+                "router/request/wire",
+            ],
         ),
-        native("router.fleet.reservations.load_columns", ["indexer"]),
+        native("router.fleet.reservations.load_columns", ["indexer", "router/fleet"]),
         native("router.fleet.recent_blocks", ["indexer", "router/fleet"]),
         native("router.fleet.reservations.steps", ["indexer"]),
         native("router.request.wire.batches", ["router/request/wire"]),

@@ -27,11 +27,7 @@ WANTED_MAX = 20
 """Rows in order, at most: the pick, and as many alternatives as the configuration allows (16)."""
 DEF ORDER_MAX = 20
 assert WANTED_MAX == ORDER_MAX
-assert COLUMNS == (
-    "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
-    "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
-)
-DEF LAST_PICKED = 9
+assert [COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)] == list(COLUMNS), "make proto"
 cdef dict _kinds = {
     dynamo_adaptive.score: (ADAPTIVE, dynamo_adaptive.AdaptiveParameters),
     dynamo_blocks.score: (BLOCKS, dynamo_blocks.BlocksParameters),
@@ -326,7 +322,7 @@ cdef class Ranking:
             return rng.randrange(cheapest.tied)
         return longest_ago(
             self.decided.costs, self._columns.full, out, r.slots, r.rows, cheapest,
-            self._columns.block_size + LAST_PICKED * self._width,
+            self._columns.last_picked,
         )
 
     cdef int _find_shortest(self) except -1:
@@ -345,7 +341,6 @@ cdef class Ranking:
     cdef int _point(self) except -1:
         """Looks where the table's columns are (router/fleet/table.py)."""
         cdef Py_buffer view
-        cdef Columns *columns = &self._columns
         PyObject_GetBuffer(self._table, &view, PyBUF_STRIDED_RO)
         cdef const double *at = <const double *>view.buf
         cdef bint fits = view.ndim == 2 and view.itemsize == 8 and view.strides[1] == 8
@@ -353,19 +348,5 @@ cdef class Ranking:
         PyBuffer_Release(&view)
         if not fits:
             raise ValueError("a table has two dimensions of float64, each column in one piece")
-        self._width = width
-        columns.block_size = at
-        columns.total_blocks = at + width
-        columns.total_slots = at + 2 * width
-        columns.trust = at + 3 * width
-        columns.running = at + 4 * width
-        columns.waiting = at + 5 * width
-        columns.reserved = at + 6 * width
-        columns.active_blocks = at + 7 * width
-        columns.prefill_tokens_active = at + 8 * width
-        columns.active_slots = at + 10 * width
-        columns.load = at + 11 * width
-        columns.slot_ratio = at + 12 * width
-        columns.full = at + 13 * width
-        columns.load_unknown = at + 14 * width
+        point_columns(&self._columns, at, width)
         return 0
