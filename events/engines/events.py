@@ -105,4 +105,5 @@ class LoadSample:
     don't show that its memory is released, and its events that clear the cache come at once."""
     emptied: bool = False
     """It sleeps, and its blocks are gone. vLLM keeps them at level 0, a pause."""
-    extras: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Further ones, by their names in events/engines/numbers.py."""

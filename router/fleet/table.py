@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from events.engines.numbers import GAUGES
+
 Column: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
@@ -17,7 +19,7 @@ class Table:
 
     __slots__ = ("_columns",)
     _columns: Sequence[Column]
-    """Of an array, the sequence of its rows."""
+    """Rows of the array, one for each name of COLUMNS."""
 
     block_size: Column
     """Canonical, tokens."""
@@ -52,8 +54,14 @@ class Table:
     load_unknown: Column
     """1 where load is 0 because total_blocks is unknown, else 0."""
 
+    def column(self, name: str) -> Column:
+        """A column by its name; raises ValueError for another name."""
+        return self._columns[COLUMNS.index(name)]
 
-COLUMNS = tuple(name for name in Table.__annotations__ if name not in Table.__slots__)
+
+NUMBERS_FROM = len(Table.__annotations__) - len(Table.__slots__)
+"""Place of the first column of an engine's own numbers; NaN: the engine has none of that name."""
+COLUMNS = (*(name for name in Table.__annotations__ if name not in Table.__slots__), *GAUGES)
 
 
 def _column_at(place: int) -> property:

@@ -45,8 +45,8 @@ class _SglangLoads(Struct):
 def sglang_loads(document: bytes | str, page_size: int) -> dict[int, LoadSample]:
     """Load by rank from SGLang's /v1/loads; tokens are converted to blocks of `page_size` tokens.
 
-    Preemptions and the process's start are not on the page. Extras: cache_hit_rate of the last
-    interval. Raises LoadUnreadable.
+    Preemptions and the process's start are not on the page. Further numbers: cache_hit_rate of the
+    last interval. Raises LoadUnreadable.
     """
     loads: dict[int, LoadSample] = {}
     for row in read_json(document, _SGLANG_LOADS, "/v1/loads").loads:
@@ -58,7 +58,7 @@ def sglang_loads(document: bytes | str, page_size: int) -> dict[int, LoadSample]
         )
         set_blocks(load, page_size, row.num_used_tokens, row.max_total_num_tokens)
         if row.cache_hit_rate is not None:
-            load.extras["cache_hit_rate"] = row.cache_hit_rate
+            load.numbers["cache_hit_rate"] = row.cache_hit_rate
         loads[row.dp_rank or 0] = load
     if not loads:
         raise LoadUnreadable("/v1/loads names no rank")
@@ -150,7 +150,7 @@ def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSam
         if retracted := sample("sglang:num_retracted_requests_total"):
             load.preemptions = whole(retracted)
         if hit_rate := sample("sglang:cache_hit_rate"):
-            load.extras["cache_hit_rate"] = share(hit_rate)
+            load.numbers["cache_hit_rate"] = share(hit_rate)
         tokens_a_page = sample("sglang:page_size")
         size = page_size if tokens_a_page is None else whole(tokens_a_page)
         total = sample("sglang:max_total_num_tokens")

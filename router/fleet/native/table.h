@@ -20,7 +20,9 @@ enum {
     COLUMN_SLOT_RATIO,
     COLUMN_FULL,
     COLUMN_LOAD_UNKNOWN,
+    COLUMN_CACHE_HIT_RATE,
     COLUMNS_COUNT,
+    COLUMNS_NUMBERS_FROM = 15, /* the engines' own: events/engines/numbers.py */
 };
 
 static const char *const COLUMN_NAMES[] = {
@@ -39,6 +41,7 @@ static const char *const COLUMN_NAMES[] = {
     "slot_ratio",
     "full",
     "load_unknown",
+    "cache_hit_rate",
 };
 
 /* A number for each slot of the fleet, or row of a decision. */
@@ -57,10 +60,15 @@ typedef struct {
         *load,
         *slot_ratio,
         *full,
-        *load_unknown;
+        *load_unknown,
+        *cache_hit_rate;
 } Columns;
 
 _Static_assert(sizeof(Columns) == COLUMNS_COUNT * sizeof(const double *), "a pointer a column");
+
+static inline const double *column_at(const Columns *columns, size_t place) {
+    return ((const double *const *)columns)[place];
+}
 
 /* The columns of an array whose rows are `width` places long. */
 static inline void point_columns(Columns *columns, const double *at, size_t width) {

@@ -1,22 +1,13 @@
 """The table of workers: one list of columns, in Python and in C."""
 
-import importlib.util
-from pathlib import Path
-
 from router.decide.policies.candidates import Candidates
 from router.fleet.table import COLUMNS
+from tests.router.fleet.table_header import HEADER, header
 from tests.stage.rows import rows
-
-GENERATE = Path(__file__).parents[3] / "proto" / "generate.py"
 
 
 def test_the_header_in_c_has_the_columns_of_the_table() -> None:
-    spec = importlib.util.spec_from_file_location("generate", GENERATE)
-    assert spec is not None
-    assert spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    assert generate.TABLE.read_text() == generate.table(COLUMNS), "run `make proto`"
+    assert HEADER.read_text(encoding="utf-8") == header(), "run `make proto`"
 
 
 def test_each_column_is_an_attribute_of_candidates_at_its_place() -> None:

@@ -2,6 +2,7 @@
 
 from math import isnan
 
+from events.engines.numbers import GAUGES
 from kvroute.v1 import router_pb2
 from router.decide.core.core import RouterCore
 from router.decide.core.progress import Pick
@@ -148,6 +149,9 @@ def write_row(
     message.cost = decision.scores.costs.item(row)
     message.excluded = decision.excluded[row]
     message.trust = rows.trust.item(row)
+    for name in GAUGES:
+        if not isnan(number := rows.column(name).item(row)):
+            message.numbers[name] = number
     terms = message.terms
     for name, column in decision.scores.row_terms.items():
         terms[name] = column.item(row)
