@@ -96,7 +96,6 @@ class LoadSample:
     """Requests that can run at once."""
     preemptions: int = 0
     """Preemptions since the engine started."""
-    waiting_prefill_tokens: int | None = None
     model: str | None = None
     process_start_s: float | None = None
     """Unix time; a change means that the engine has restarted."""

@@ -30,6 +30,10 @@ NUMBERS = {
             " own count; SGLang and TensorRT-LLM.",
         ),
         EngineNumber(
+            "waiting_prefill_tokens",
+            "Prompt tokens of waiting requests that the engine has not in its KV cache; SGLang.",
+        ),
+        EngineNumber(
             "prefix_hit_tokens",
             "Prompt tokens that the engine had in its KV cache, by its own count since its start;"
             " vLLM.",

@@ -46,7 +46,7 @@ def sglang_loads(document: bytes | str, page_size: int) -> dict[int, LoadSample]
     """Load by rank from SGLang's /v1/loads; tokens are converted to blocks of `page_size` tokens.
 
     Preemptions and the process's start are not on the page. Further numbers: cache_hit_rate of the
-    last interval. Raises LoadUnreadable.
+    last interval, and waiting_prefill_tokens. Raises LoadUnreadable.
     """
     loads: dict[int, LoadSample] = {}
     for row in read_json(document, _SGLANG_LOADS, "/v1/loads").loads:
@@ -54,8 +54,9 @@ def sglang_loads(document: bytes | str, page_size: int) -> dict[int, LoadSample]
             running=row.num_running_reqs,
             waiting=row.num_waiting_reqs,
             total_slots=row.max_running_requests or None,
-            waiting_prefill_tokens=row.num_waiting_uncached_tokens,
         )
+        if row.num_waiting_uncached_tokens is not None:
+            load.numbers["waiting_prefill_tokens"] = float(row.num_waiting_uncached_tokens)
         set_blocks(load, page_size, row.num_used_tokens, row.max_total_num_tokens)
         if row.cache_hit_rate is not None:
             load.numbers["cache_hit_rate"] = row.cache_hit_rate
@@ -91,8 +92,9 @@ def sglang_load_stat(payload: bytes, page_size: int) -> tuple[int, LoadSample]:
         running=stat.num_running,
         waiting=stat.num_waiting,
         total_slots=stat.max_running_requests or None,
-        waiting_prefill_tokens=stat.num_waiting_uncached_tokens,
     )
+    if stat.num_waiting_uncached_tokens is not None:
+        load.numbers["waiting_prefill_tokens"] = float(stat.num_waiting_uncached_tokens)
     set_blocks(load, page_size, stat.num_tokens_used, stat.max_total_num_tokens)
     return stat.dp_rank or 0, load
 

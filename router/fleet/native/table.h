@@ -21,6 +21,7 @@ enum {
     COLUMN_FULL,
     COLUMN_LOAD_UNKNOWN,
     COLUMN_CACHE_HIT_RATE,
+    COLUMN_WAITING_PREFILL_TOKENS,
     COLUMNS_COUNT,
     COLUMNS_NUMBERS_FROM = 15, /* the engines' own: events/engines/numbers.py */
 };
@@ -42,6 +43,7 @@ static const char *const COLUMN_NAMES[] = {
     "full",
     "load_unknown",
     "cache_hit_rate",
+    "waiting_prefill_tokens",
 };
 
 /* A number for each slot of the fleet, or row of a decision. */
@@ -61,7 +63,8 @@ typedef struct {
         *slot_ratio,
         *full,
         *load_unknown,
-        *cache_hit_rate;
+        *cache_hit_rate,
+        *waiting_prefill_tokens;
 } Columns;
 
 _Static_assert(sizeof(Columns) == COLUMNS_COUNT * sizeof(const double *), "a pointer a column");

@@ -176,8 +176,7 @@ def test_sglang_loads_tell_tokens_and_are_read_in_blocks() -> None:
             total_blocks=128,
             block_size=16,
             total_slots=1024,
-            waiting_prefill_tokens=1377,
-            numbers={"cache_hit_rate": 0.0},
+            numbers={"cache_hit_rate": 0.0, "waiting_prefill_tokens": 1377.0},
         )
     }
 
@@ -229,7 +228,7 @@ def test_the_load_feed_is_read_as_its_generic_decode_says() -> None:
         assert (load.running, load.waiting) == (stat[1], stat[2])
         assert load.used_blocks == stat[3] / 16
         assert load.total_blocks == stat[4] // 16
-        assert load.waiting_prefill_tokens == stat[6]
+        assert load.numbers == {"waiting_prefill_tokens": stat[6]}
         assert load.total_slots == stat[8]
 
 
