@@ -64,6 +64,16 @@ NUMBERS_FROM = len(Table.__annotations__) - len(Table.__slots__)
 COLUMNS = (*(name for name in Table.__annotations__ if name not in Table.__slots__), *GAUGES)
 
 
+def check_header(names: Sequence[str]) -> None:
+    """Raises ImportError if native code was built with other columns than these."""
+    if tuple(names) != COLUMNS:
+        differ = sorted(set(names) ^ set(COLUMNS)) or ["their order"]
+        raise ImportError(
+            f"router/fleet/native/table.h and router/fleet/table.py differ in {', '.join(differ)}:"
+            " run `make proto`, and build the native parts"
+        )
+
+
 def _column_at(place: int) -> property:
     def column(rows: Table) -> Column:
         return rows._columns[place]

@@ -18,7 +18,7 @@ import numpy as np
 
 from indexer.arrays cimport address_of
 from indexer.kernel cimport BlockUsers
-from router.fleet.table import COLUMNS
+from router.fleet.table import check_header
 from router.fleet.topology import BEYOND
 from router.decide.policies import dynamo_adaptive, dynamo_blocks, pair, ttft
 from router.decide.policies.policy import Parameters
@@ -27,7 +27,7 @@ WANTED_MAX = 20
 """Rows in order, at most: the pick, and as many alternatives as the configuration allows (16)."""
 DEF ORDER_MAX = 20
 assert WANTED_MAX == ORDER_MAX
-assert [COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)] == list(COLUMNS), "make proto"
+check_header([COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)])
 cdef dict _kinds = {
     dynamo_adaptive.score: (ADAPTIVE, dynamo_adaptive.AdaptiveParameters),
     dynamo_blocks.score: (BLOCKS, dynamo_blocks.BlocksParameters),

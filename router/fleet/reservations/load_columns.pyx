@@ -6,7 +6,7 @@ from indexer.kernel cimport BlockUsers
 from libc.math cimport isnan
 from libc.stdint cimport int64_t, uint32_t
 
-from router.fleet.table import COLUMNS
+from router.fleet.table import check_header
 
 cdef extern from "router/fleet/native/table.h" nogil:
     const char **COLUMN_NAMES
@@ -16,7 +16,7 @@ cdef extern from "router/fleet/native/table.h" nogil:
     int COLUMN_LAST_PICKED, COLUMN_ACTIVE_SLOTS, COLUMN_LOAD, COLUMN_SLOT_RATIO, COLUMN_FULL
     int COLUMN_LOAD_UNKNOWN
 
-assert [COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)] == list(COLUMNS), "make proto"
+check_header([COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)])
 
 
 cdef class LoadColumns:

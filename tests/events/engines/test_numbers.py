@@ -1,5 +1,8 @@
 """Numbers of engines: what pages are read for is in the table, and what is in it is read."""
 
+import ast
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,8 @@ from events.engines.sglang.pages import sglang_loads, sglang_metrics
 from events.engines.table import READINGS
 from events.engines.vllm.pages import vllm_loads
 from tests.stage.engine_pages import SGLANG_LOADS, SGLANG_PAGE, VLLM_PAGE
+
+RELAY = Path(__file__).parents[3] / "events" / "relay"
 
 
 def samples() -> list[LoadSample]:
@@ -35,6 +40,17 @@ def test_a_record_says_what_its_number_means(name: str) -> None:
     assert number.meaning.endswith(".")
     assert len(number.meaning) > 30
     assert (name in GAUGES) is not number.is_counter
+
+
+def test_every_field_of_a_load_is_read_by_the_relay() -> None:
+    """A number that no rule of relay or router names belongs into the table."""
+    read = {
+        node.attr
+        for path in RELAY.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+    assert {field.name for field in fields(LoadSample)} <= read
 
 
 def test_numbers_of_a_later_relay_are_left_out() -> None:
