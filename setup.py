@@ -52,6 +52,9 @@ stand in other modules."""
 ROUNDING = "-ffp-contract=off"
 """Products and sums are rounded one by one, as numpy and Python do."""
 
+COMPLETE = "-Werror=switch"
+"""A switch over kinds of policies has a case for each."""
+
 
 def native(name: str, folders: list[str]) -> Extension:
     """A module of a .pyx file, and of the headers that it is made of."""
@@ -61,7 +64,7 @@ def native(name: str, folders: list[str]) -> Extension:
         [f"{name.replace('.', '/')}.pyx"],
         include_dirs=["."],
         depends=[*map(str, Path().glob("*/**/*.pxd")), *map(str, headers)],
-        extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-function", ROUNDING],
+        extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-function", COMPLETE, ROUNDING],
     )
 
 

@@ -36,10 +36,11 @@ cdef extern from "router/decide/decision/native/columns.h" nogil:
         const double *distance
 
 cdef extern from "router/decide/decision/native/policy.h" nogil:
-    const int NO_POLICY, ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM
     const size_t NUMBERS_MAX
+    enum Kind:
+        pass
     ctypedef struct Policy:
-        int kind
+        Kind kind
         double *numbers
     ctypedef struct TtftShared:
         double shortest_s

@@ -28,6 +28,9 @@ WANTED_MAX = 20
 DEF ORDER_MAX = 20
 assert WANTED_MAX == ORDER_MAX
 check_header([COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)])
+cdef extern from "router/decide/decision/native/policy.h" nogil:
+    const int ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM, LAST_KIND
+
 cdef dict _kinds = {
     dynamo_adaptive.score: (ADAPTIVE, dynamo_adaptive.AdaptiveParameters),
     dynamo_blocks.score: (BLOCKS, dynamo_blocks.BlocksParameters),
@@ -36,6 +39,9 @@ cdef dict _kinds = {
     pair.decode_room: (DECODE_ROOM, pair.RoomParameters),
 }
 """By the function of a policy: its twin in native/policy.h, which gets the parameters in their order."""
+KERNELS = tuple(_kinds)
+"""Functions of policies that have a kernel."""
+assert {kind for kind, _ in _kinds.values()} == set(range(1, LAST_KIND + 1)), "a kind of policy.h has no function"
 assert dynamo_adaptive.AdaptiveParameters.__struct_fields__ == (
     "balance_threshold", "alpha_balance", "alpha_cache", "gamma",
 )
@@ -68,7 +74,9 @@ cdef class Kernel:
     def __init__(self, int kind, numbers):
         cdef size_t i
         cdef double number
-        self.policy.kind = kind
+        if not 0 < kind <= LAST_KIND:
+            raise ValueError(f"native/policy.h has no kernel {kind}")
+        self.policy.kind = <Kind>kind
         for i, number in enumerate(numbers):
             if i >= NUMBERS_MAX:
                 raise ValueError(f"a policy in C has at most {NUMBERS_MAX} parameters")
