@@ -20,7 +20,7 @@ from indexer.arrays cimport address_of
 from indexer.kernel cimport BlockUsers
 from router.fleet.table import check_header
 from router.fleet.topology import BEYOND
-from router.decide.policies import dynamo_adaptive, dynamo_blocks, pair, ttft
+from router.decide.policies import cache_threshold, dynamo_adaptive, dynamo_blocks, pair, ttft
 from router.decide.policies.policy import Parameters
 
 WANTED_MAX = 20
@@ -29,7 +29,7 @@ DEF ORDER_MAX = 20
 assert WANTED_MAX == ORDER_MAX
 check_header([COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)])
 cdef extern from "router/decide/decision/native/policy.h" nogil:
-    const int ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM, LAST_KIND
+    const int ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM, THRESHOLD, LAST_KIND
 
 cdef dict _kinds = {
     dynamo_adaptive.score: (ADAPTIVE, dynamo_adaptive.AdaptiveParameters),
@@ -37,6 +37,7 @@ cdef dict _kinds = {
     ttft.score: (TTFT, ttft.TtftParameters),
     pair.prefill_queue: (PREFILL_QUEUE, Parameters),
     pair.decode_room: (DECODE_ROOM, pair.RoomParameters),
+    cache_threshold.score: (THRESHOLD, cache_threshold.ThresholdParameters),
 }
 """By the function of a policy: its twin in native/policy.h, which gets the parameters in their order."""
 KERNELS = tuple(_kinds)
@@ -52,6 +53,7 @@ assert dynamo_blocks.BlocksParameters.__struct_fields__ == (
 assert ttft.TtftParameters.__struct_fields__ == (
     "keep", "crowding", "stall", "step_tokens", "decode_s", "stay_s", "host_rate", "disk_rate",
 )
+assert cache_threshold.ThresholdParameters.__struct_fields__ == ("cache_threshold",)
 assert pair.RoomParameters.__struct_fields__ == ("way_weight", "slots_unknown")
 assert (BEYOND, pair.NO_ROOM) == (3, 1e3)  # native/halves.h has them, too
 cdef object _empty = np.empty
@@ -81,7 +83,7 @@ cdef class Kernel:
             if i >= NUMBERS_MAX:
                 raise ValueError(f"a policy in C has at most {NUMBERS_MAX} parameters")
             self.policy.numbers[i] = number
-        self.reads_users = kind != ADAPTIVE and kind != PREFILL_QUEUE
+        self.reads_users = kind not in (ADAPTIVE, PREFILL_QUEUE, THRESHOLD)
         self.reads_prefill = kind == TTFT
 
 

@@ -5,11 +5,12 @@
 #include "adaptive.h"
 #include "blocks.h"
 #include "halves.h"
+#include "threshold.h"
 #include "ttft.h"
 
 /* Each has its case in the switches below: a build without one fails (-Werror=switch, setup.py). */
-enum Kind { NO_POLICY, ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM };
-#define LAST_KIND DECODE_ROOM
+enum Kind { NO_POLICY, ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM, THRESHOLD };
+#define LAST_KIND THRESHOLD
 
 #define NUMBERS_MAX 8
 
@@ -21,6 +22,7 @@ typedef struct {
         BlocksNumbers blocks;
         TtftNumbers ttft;
         RoomNumbers room;
+        ThresholdNumbers threshold;
     };
 } Policy;
 
@@ -33,6 +35,7 @@ typedef struct {
         AdaptiveShared adaptive;
         BlocksShared blocks;
         TtftShared ttft;
+        ThresholdShared threshold;
     };
 } Decided;
 
@@ -59,6 +62,9 @@ static void score(Decided *d, double *costs, double *seconds) {
     case DECODE_ROOM:
         room_costs(&p->room, &d->rows, costs);
         break;
+    case THRESHOLD:
+        d->threshold = threshold_costs(&p->threshold, &d->rows, costs);
+        break;
     }
 }
 
@@ -83,12 +89,16 @@ static void put_row_terms(Backward *b, uint32_t number, const Decided *d, size_t
     case DECODE_ROOM:
         put_room_terms(b, number, &p->room, &d->rows, row);
         break;
+    case THRESHOLD:
+        put_threshold_terms(b, number, &d->rows, row);
+        break;
     }
 }
 
 /* What all rows share: entries of Receipt.terms. */
 static void put_shared_terms(Backward *b, uint32_t number, const Decided *d) {
     if (d->policy->kind == ADAPTIVE) put_adaptive_shared(b, number, &d->adaptive);
+    if (d->policy->kind == THRESHOLD) put_threshold_shared(b, number, &d->threshold);
 }
 
 #endif
