@@ -10,7 +10,7 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class ThresholdParameters(Parameters, frozen=True):
-    """SGLang's own number by default."""
+    """The number of the policy, which SGLang's router has under the same name."""
 
     cache_threshold: Annotated[
         float,
@@ -28,9 +28,10 @@ def score(rows: Candidates, parameters: ThresholdParameters) -> Scores:
 
     queue / (1 + queue) is below 1, so that it decides between equally long prefixes alone.
 
-    Source: sgl-project/sglang, sgl-router/src/policies/cache_aware.rs, read 2026-11-28. There the
-    match is by characters of a tree of what was sent, and without a match that is long enough the
-    worker with the smallest tree is next; the thresholds of imbalance are here the guard's.
+    Source: sgl-project/sglang, sgl-router/src/policies/cache_aware.rs at 026f853, read 2026-11-28.
+    There the match is by characters, in a tree of what was sent; without a match that is long
+    enough the worker with the smallest tree is next; and above thresholds of imbalance, which are
+    left out here, the one with the fewest requests.
     """
     load = rows.load
     queue = rows.active_slots + load / (1 + load)
