@@ -199,8 +199,9 @@ results: $(STAMP) ## simulator/RESULTS.md: TRACES=folder with the whole traces (
 queue-study: $(STAMP) ## simulator/QUEUE.md: orders of the router's queue under overload (4 minutes)
 	@$(BIN)/python -m tests.results.overload $(ARGS)
 
-proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files
+proto: $(PROTOC)/.installed ## generate kvroute.v1 from the .proto files, and the columns in C
 	@PATH="$(abspath $(PROTOC)/bin):$(abspath $(BIN)):$$PATH" python proto/generate.py
+	@$(BIN)/python -m tests.router.fleet.table_header
 
 SITE := $(VENV)/site
 $(SITE)/.installed: docs/site/requirements.txt

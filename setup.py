@@ -52,6 +52,9 @@ stand in other modules."""
 ROUNDING = "-ffp-contract=off"
 """Products and sums are rounded one by one, as numpy and Python do."""
 
+COMPLETE = "-Werror=switch"
+"""A switch over kinds of policies has a case for each."""
+
 
 def native(name: str, folders: list[str]) -> Extension:
     """A module of a .pyx file, and of the headers that it is made of."""
@@ -61,7 +64,7 @@ def native(name: str, folders: list[str]) -> Extension:
         [f"{name.replace('.', '/')}.pyx"],
         include_dirs=["."],
         depends=[*map(str, Path().glob("*/**/*.pxd")), *map(str, headers)],
-        extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-function", ROUNDING],
+        extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-function", COMPLETE, ROUNDING],
     )
 
 
@@ -86,13 +89,16 @@ setup(
         native("router.decide.core.counts", []),
         native(
             "router.decide.decision.ranking",
-            ["indexer", "router/decide/decision", "router/request/wire"],
+            ["indexer", "router/decide/decision", "router/fleet", "router/request/wire"],
         ),
         native(
             "router.api.desk.answer_writer",
-            ["indexer", "router/decide/decision", "router/api/desk", "router/request/wire"],
+            [
+                *("indexer", "router/decide/decision", "router/api/desk", "router/fleet"),
+                "router/request/wire",
+            ],
         ),
-        native("router.fleet.reservations.load_columns", ["indexer"]),
+        native("router.fleet.reservations.load_columns", ["indexer", "router/fleet"]),
         native("router.fleet.recent_blocks", ["indexer", "router/fleet"]),
         native("router.fleet.reservations.steps", ["indexer"]),
         native("router.request.wire.batches", ["router/request/wire"]),

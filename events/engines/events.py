@@ -96,7 +96,6 @@ class LoadSample:
     """Requests that can run at once."""
     preemptions: int = 0
     """Preemptions since the engine started."""
-    waiting_prefill_tokens: int | None = None
     model: str | None = None
     process_start_s: float | None = None
     """Unix time; a change means that the engine has restarted."""
@@ -105,4 +104,5 @@ class LoadSample:
     don't show that its memory is released, and its events that clear the cache come at once."""
     emptied: bool = False
     """It sleeps, and its blocks are gone. vLLM keeps them at level 0, a pause."""
-    extras: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Further ones, by their names in events/engines/numbers.py."""

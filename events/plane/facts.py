@@ -34,6 +34,8 @@ FACTS_MAX = 4096
 FACTS_IN_MESSAGE_MAX = 1536
 LACKS_MAX = 16
 """Reasons in a beat; a relay has nine."""
+NUMBERS_MAX = 256
+"""Further numbers of an engine in a heartbeat."""
 RING_MESSAGES_MAX = 1 << 14
 """Messages in an answer."""
 
@@ -157,6 +159,11 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     total_slots: Count | None = None
     token_budget: Count | None = None
     preemptions: Count = 0
+    numbers: Annotated[
+        dict[Name, Annotated[float, Meta(ge=0, le=1e18)]], Meta(max_length=NUMBERS_MAX)
+    ] = {}
+    """Further numbers of the engine's page, by their names in events/engines/numbers.py. Routers
+    read those that they know."""
     sampled_at_s: UnixSeconds | None = None
     """Unix time of the load sample; None: no sample yet."""
     sent_at_s: UnixSeconds

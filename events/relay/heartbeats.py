@@ -113,6 +113,7 @@ class Heartbeats:
             total_slots=settings.slots or load.total_slots or identity.total_slots,
             token_budget=identity.token_budget,
             preemptions=load.preemptions,
+            numbers=load.numbers,
             sampled_at_s=shell.sampled_at_s,
             sent_at_s=now_s,
             warnings=_bounded((*(sentence for _, sentence in coded), *plain)),

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from events.engines.numbers import GAUGES
 from events.feed.fleet_view import FleetView, Source, schedulable
 from events.feed.stream import StreamState
 from events.plane.facts import Heartbeat
@@ -35,7 +36,7 @@ from router.fleet.health.capacity import Capacities
 from router.fleet.models import Models
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.load_columns import LoadColumns
-from router.fleet.table import COLUMNS
+from router.fleet.table import COLUMNS, NUMBERS_FROM
 from router.request.refusal import Reason, Refusal
 
 RECOVERING_TRUST = 0.5
@@ -485,6 +486,8 @@ class Pools:
             self._group_of[key] = group
 
     def _settle(self, source: Source, heartbeat: Heartbeat) -> None:
+        numbers = [heartbeat.numbers.get(name, nan) for name in GAUGES]
+        self.columns[NUMBERS_FROM:, source.slot] = numbers
         self._settle_room(source, heartbeat)
         self._join(source.key, None if schedulable(source) else self._group(source))
         self._note_down(source)

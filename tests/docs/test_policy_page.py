@@ -45,6 +45,11 @@ def a_fleet(policy: str) -> Fleet:
     return fleet
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_page_has_every_policy(name: str) -> None:
+    assert f"`{name}`" in text_of(PAGE).partition("## Add a policy")[0]
+
+
 def test_the_root_page_leads_to_it_in_two_clicks() -> None:
     root = text_of(Path("README.md"))
     assert re.search(r"add a policy of your own \| \[[^]]*\]\(docs/choose-a-policy\.md\)", root)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from events.engines.numbers import GAUGES
 from events.feed.fleet_view import Source
 from events.feed.stream import Stream
 from events.plane.facts import Epoch, Heartbeat
@@ -48,6 +49,7 @@ def rows(
         "trust": 1.0,
         "total_blocks": nan,
         "total_slots": nan,
+        **dict.fromkeys(GAUGES, nan),
     }
     table = np.zeros((len(COLUMNS), len(workers)))
     tokens = np.zeros((len(Overlap._fields), len(workers)), np.int32)

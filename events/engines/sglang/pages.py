@@ -45,8 +45,8 @@ class _SglangLoads(Struct):
 def sglang_loads(document: bytes | str, page_size: int) -> dict[int, LoadSample]:
     """Load by rank from SGLang's /v1/loads; tokens are converted to blocks of `page_size` tokens.
 
-    Preemptions and the process's start are not on the page. Extras: cache_hit_rate of the last
-    interval. Raises LoadUnreadable.
+    Preemptions and the process's start are not on the page. Further numbers: cache_hit_rate of the
+    last interval, and waiting_prefill_tokens. Raises LoadUnreadable.
     """
     loads: dict[int, LoadSample] = {}
     for row in read_json(document, _SGLANG_LOADS, "/v1/loads").loads:
@@ -54,11 +54,12 @@ def sglang_loads(document: bytes | str, page_size: int) -> dict[int, LoadSample]
             running=row.num_running_reqs,
             waiting=row.num_waiting_reqs,
             total_slots=row.max_running_requests or None,
-            waiting_prefill_tokens=row.num_waiting_uncached_tokens,
         )
+        if row.num_waiting_uncached_tokens is not None:
+            load.numbers["waiting_prefill_tokens"] = float(row.num_waiting_uncached_tokens)
         set_blocks(load, page_size, row.num_used_tokens, row.max_total_num_tokens)
         if row.cache_hit_rate is not None:
-            load.extras["cache_hit_rate"] = row.cache_hit_rate
+            load.numbers["cache_hit_rate"] = row.cache_hit_rate
         loads[row.dp_rank or 0] = load
     if not loads:
         raise LoadUnreadable("/v1/loads names no rank")
@@ -91,8 +92,9 @@ def sglang_load_stat(payload: bytes, page_size: int) -> tuple[int, LoadSample]:
         running=stat.num_running,
         waiting=stat.num_waiting,
         total_slots=stat.max_running_requests or None,
-        waiting_prefill_tokens=stat.num_waiting_uncached_tokens,
     )
+    if stat.num_waiting_uncached_tokens is not None:
+        load.numbers["waiting_prefill_tokens"] = float(stat.num_waiting_uncached_tokens)
     set_blocks(load, page_size, stat.num_tokens_used, stat.max_total_num_tokens)
     return stat.dp_rank or 0, load
 
@@ -150,7 +152,7 @@ def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSam
         if retracted := sample("sglang:num_retracted_requests_total"):
             load.preemptions = whole(retracted)
         if hit_rate := sample("sglang:cache_hit_rate"):
-            load.extras["cache_hit_rate"] = share(hit_rate)
+            load.numbers["cache_hit_rate"] = share(hit_rate)
         tokens_a_page = sample("sglang:page_size")
         size = page_size if tokens_a_page is None else whole(tokens_a_page)
         total = sample("sglang:max_total_num_tokens")

@@ -33,8 +33,8 @@ _RANK = "dp_rank"
 
 def trtllm_loads(text: str) -> dict[int, LoadSample]:
     """Load from /prometheus/metrics, which an engine with `return_perf_metrics` has. The page has
-    no ranks: its numbers are those of rank 0. Extra, if on the page: cache_hit_rate. Raises
-    LoadUnreadable."""
+    no ranks: its numbers are those of rank 0. Further number, if on the page: cache_hit_rate.
+    Raises LoadUnreadable."""
     page = Page(text, _NAMES)
     samples = {name: page.rank_sample(0, _RANK, name) for name in _NAMES}
     running, waiting = samples[_RUNNING], samples[_WAITING]
@@ -55,7 +55,7 @@ def trtllm_loads(text: str) -> dict[int, LoadSample]:
     if size := samples[_BLOCK_SIZE]:
         load.block_size = whole(size, BLOCK_SIZE_MAX) or None
     if hit_rate := samples[_HIT_RATE]:
-        load.extras["cache_hit_rate"] = share(hit_rate)
+        load.numbers["cache_hit_rate"] = share(hit_rate)
     return {0: load}
 
 

@@ -49,7 +49,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
 
     The rank's blocks are kv_cache_size_tokens / block_size. Older releases have num_gpu_blocks
     alone, the sum over the engines behind the page, which is divided by their number. total_slots
-    is not on the page; see vllm_identity. Extras, if on the page: prefix_hit_tokens and
+    is not on the page; see vllm_identity. Further numbers, if on the page: prefix_hit_tokens and
     prefix_query_tokens (since its start). Raises LoadUnreadable.
     """
     page = Page(text, _VLLM_NAMES)
@@ -76,7 +76,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
             load.used_blocks = share(usage) * load.total_blocks
         if preemptions := page.rank_sample(rank, "engine", "vllm:num_preemptions_total"):
             load.preemptions = whole(preemptions)
-        for extra, names in (
+        for name, names in (
             (
                 "prefix_hit_tokens",
                 ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
@@ -87,7 +87,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
             ),
         ):
             if sample := page.rank_sample(rank, "engine", *names):
-                load.extras[extra] = float(whole(sample, COUNTER_MAX))
+                load.numbers[name] = float(whole(sample, COUNTER_MAX))
     states: dict[int, dict[str | None, float]] = {}
     for sample in page.samples("vllm:engine_sleep_state"):
         states.setdefault(rank_of(sample, "engine"), {})[sample.labels.get("sleep_state")] = (

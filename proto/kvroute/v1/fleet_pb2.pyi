@@ -58,6 +58,22 @@ class WorkerStatus(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class NumbersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     WORKER_ID_FIELD_NUMBER: builtins.int
     DP_RANK_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
@@ -108,6 +124,7 @@ class WorkerStatus(google.protobuf.message.Message):
     SLOTS_ESTIMATED_FIELD_NUMBER: builtins.int
     BLOCK_SHARE_FIELD_NUMBER: builtins.int
     LAST_RESORT_FIELD_NUMBER: builtins.int
+    NUMBERS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
     address: builtins.str
@@ -192,6 +209,10 @@ class WorkerStatus(google.protobuf.message.Message):
     def outcomes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """outcome -> requests that this router sent there since it knows the worker"""
 
+    @property
+    def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """further numbers of the engine, counters among them, by name; those that it reports"""
+
     def __init__(
         self,
         *,
@@ -245,9 +266,10 @@ class WorkerStatus(google.protobuf.message.Message):
         slots_estimated: builtins.int | None = ...,
         block_share: builtins.float | None = ...,
         last_resort: builtins.bool = ...,
+        numbers: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "ejection", b"ejection", "sample_age_s", b"sample_age_s", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "outcomes", b"outcomes", "preemptions", b"preemptions", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "numbers", b"numbers", "outcomes", b"outcomes", "preemptions", b"preemptions", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_beat_age_s", b"_beat_age_s"]) -> typing.Literal["beat_age_s"] | None: ...
     @typing.overload

@@ -789,6 +789,22 @@ class CandidateRow(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class NumbersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     WORKER_ID_FIELD_NUMBER: builtins.int
     DP_RANK_FIELD_NUMBER: builtins.int
     OVERLAP_TOKENS_FIELD_NUMBER: builtins.int
@@ -807,6 +823,7 @@ class CandidateRow(google.protobuf.message.Message):
     TERMS_FIELD_NUMBER: builtins.int
     EXCLUDED_FIELD_NUMBER: builtins.int
     TRUST_FIELD_NUMBER: builtins.int
+    NUMBERS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
     new_tokens: builtins.float
@@ -838,6 +855,10 @@ class CandidateRow(google.protobuf.message.Message):
     def terms(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """the terms of the cost"""
 
+    @property
+    def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """further numbers of its engine, by name; those that its engine reports"""
+
     def __init__(
         self,
         *,
@@ -859,9 +880,10 @@ class CandidateRow(google.protobuf.message.Message):
         terms: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         excluded: builtins.str = ...,
         trust: builtins.float = ...,
+        numbers: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "overlap_tokens", b"overlap_tokens", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "cost", b"cost", "dp_rank", b"dp_rank", "excluded", b"excluded", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_tokens_active", b"prefill_tokens_active", "reserved", b"reserved", "running", b"running", "sample_age_s", b"sample_age_s", "stream_complete", b"stream_complete", "stream_state", b"stream_state", "terms", b"terms", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "trust", b"trust", "waiting", b"waiting", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "cost", b"cost", "dp_rank", b"dp_rank", "excluded", b"excluded", "new_tokens", b"new_tokens", "numbers", b"numbers", "overlap_tokens", b"overlap_tokens", "prefill_tokens_active", b"prefill_tokens_active", "reserved", b"reserved", "running", b"running", "sample_age_s", b"sample_age_s", "stream_complete", b"stream_complete", "stream_state", b"stream_state", "terms", b"terms", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "trust", b"trust", "waiting", b"waiting", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_total_blocks", b"_total_blocks"]) -> typing.Literal["total_blocks"] | None: ...
     @typing.overload

@@ -5,22 +5,15 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from indexer.kernel cimport Users
 
-cdef extern from "router/decide/decision/native/columns.h" nogil:
+cdef extern from "router/fleet/native/table.h" nogil:
+    const size_t COLUMNS_COUNT
+    const char **COLUMN_NAMES
     ctypedef struct Columns:
-        const double *block_size
-        const double *total_blocks
-        const double *total_slots
-        const double *trust
-        const double *running
-        const double *waiting
-        const double *reserved
-        const double *active_blocks
-        const double *prefill_tokens_active
-        const double *active_slots
-        const double *load
-        const double *slot_ratio
+        const double *last_picked
         const double *full
-        const double *load_unknown
+    void point_columns(Columns *, const double *, size_t)
+
+cdef extern from "router/decide/decision/native/columns.h" nogil:
     ctypedef struct Prefill:
         const double *ends_s
         const double *least_s
@@ -43,10 +36,11 @@ cdef extern from "router/decide/decision/native/columns.h" nogil:
         const double *distance
 
 cdef extern from "router/decide/decision/native/policy.h" nogil:
-    const int NO_POLICY, ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM
     const size_t NUMBERS_MAX
+    enum Kind:
+        pass
     ctypedef struct Policy:
-        int kind
+        Kind kind
         double *numbers
     ctypedef struct TtftShared:
         double shortest_s
@@ -94,8 +88,6 @@ cdef class Ranking:
     cdef Decided decided
     cdef Columns _columns
     cdef Prefill _prefill
-    cdef size_t _width
-    """Places from a column of the table to the next one."""
     cdef bint _is_own
     cdef object _table, _tokens, _prefixes, _barred, _kernel, _users, _inputs, _distance
     cdef readonly object costs

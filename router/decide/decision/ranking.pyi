@@ -1,19 +1,21 @@
 """The rows of one decision ranked in C: their costs, their order, and the guard."""
 
 import random
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
-from router.decide.policies.policy import Policy
+from router.decide.policies.candidates import Candidates
+from router.decide.policies.policy import Policy, Scores
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.table import Column, Flags
 
 WANTED_MAX: Final[int]
+KERNELS: Final[tuple[Callable[[Candidates, Any], Scores], ...]]
 
 def kernel_of(policy: Policy) -> Kernel | None: ...
 

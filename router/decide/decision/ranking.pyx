@@ -18,28 +18,31 @@ import numpy as np
 
 from indexer.arrays cimport address_of
 from indexer.kernel cimport BlockUsers
-from router.fleet.table import COLUMNS
+from router.fleet.table import check_header
 from router.fleet.topology import BEYOND
-from router.decide.policies import dynamo_adaptive, dynamo_blocks, pair, ttft
+from router.decide.policies import cache_threshold, dynamo_adaptive, dynamo_blocks, pair, ttft
 from router.decide.policies.policy import Parameters
 
 WANTED_MAX = 20
 """Rows in order, at most: the pick, and as many alternatives as the configuration allows (16)."""
 DEF ORDER_MAX = 20
 assert WANTED_MAX == ORDER_MAX
-assert COLUMNS == (
-    "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
-    "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
-)
-DEF LAST_PICKED = 9
+check_header([COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)])
+cdef extern from "router/decide/decision/native/policy.h" nogil:
+    const int ADAPTIVE, BLOCKS, TTFT, PREFILL_QUEUE, DECODE_ROOM, THRESHOLD, LAST_KIND
+
 cdef dict _kinds = {
     dynamo_adaptive.score: (ADAPTIVE, dynamo_adaptive.AdaptiveParameters),
     dynamo_blocks.score: (BLOCKS, dynamo_blocks.BlocksParameters),
     ttft.score: (TTFT, ttft.TtftParameters),
     pair.prefill_queue: (PREFILL_QUEUE, Parameters),
     pair.decode_room: (DECODE_ROOM, pair.RoomParameters),
+    cache_threshold.score: (THRESHOLD, cache_threshold.ThresholdParameters),
 }
 """By the function of a policy: its twin in native/policy.h, which gets the parameters in their order."""
+KERNELS = tuple(_kinds)
+"""Functions of policies that have a kernel."""
+assert {kind for kind, _ in _kinds.values()} == set(range(1, LAST_KIND + 1)), "a kind of policy.h has no function"
 assert dynamo_adaptive.AdaptiveParameters.__struct_fields__ == (
     "balance_threshold", "alpha_balance", "alpha_cache", "gamma", "queue_weight",
 )
@@ -50,6 +53,7 @@ assert dynamo_blocks.BlocksParameters.__struct_fields__ == (
 assert ttft.TtftParameters.__struct_fields__ == (
     "keep", "crowding", "stall", "step_tokens", "decode_s", "stay_s", "host_rate", "disk_rate",
 )
+assert cache_threshold.ThresholdParameters.__struct_fields__ == ("cache_threshold",)
 assert pair.RoomParameters.__struct_fields__ == ("way_weight", "slots_unknown")
 assert (BEYOND, pair.NO_ROOM) == (3, 1e3)  # native/halves.h has them, too
 cdef object _empty = np.empty
@@ -72,12 +76,14 @@ cdef class Kernel:
     def __init__(self, int kind, numbers):
         cdef size_t i
         cdef double number
-        self.policy.kind = kind
+        if not 0 < kind <= LAST_KIND:
+            raise ValueError(f"native/policy.h has no kernel {kind}")
+        self.policy.kind = <Kind>kind
         for i, number in enumerate(numbers):
             if i >= NUMBERS_MAX:
                 raise ValueError(f"a policy in C has at most {NUMBERS_MAX} parameters")
             self.policy.numbers[i] = number
-        self.reads_users = kind != ADAPTIVE and kind != PREFILL_QUEUE
+        self.reads_users = kind not in (ADAPTIVE, PREFILL_QUEUE, THRESHOLD)
         self.reads_prefill = kind == TTFT
 
 
@@ -326,7 +332,7 @@ cdef class Ranking:
             return rng.randrange(cheapest.tied)
         return longest_ago(
             self.decided.costs, self._columns.full, out, r.slots, r.rows, cheapest,
-            self._columns.block_size + LAST_PICKED * self._width,
+            self._columns.last_picked,
         )
 
     cdef int _find_shortest(self) except -1:
@@ -345,7 +351,6 @@ cdef class Ranking:
     cdef int _point(self) except -1:
         """Looks where the table's columns are (router/fleet/table.py)."""
         cdef Py_buffer view
-        cdef Columns *columns = &self._columns
         PyObject_GetBuffer(self._table, &view, PyBUF_STRIDED_RO)
         cdef const double *at = <const double *>view.buf
         cdef bint fits = view.ndim == 2 and view.itemsize == 8 and view.strides[1] == 8
@@ -353,19 +358,5 @@ cdef class Ranking:
         PyBuffer_Release(&view)
         if not fits:
             raise ValueError("a table has two dimensions of float64, each column in one piece")
-        self._width = width
-        columns.block_size = at
-        columns.total_blocks = at + width
-        columns.total_slots = at + 2 * width
-        columns.trust = at + 3 * width
-        columns.running = at + 4 * width
-        columns.waiting = at + 5 * width
-        columns.reserved = at + 6 * width
-        columns.active_blocks = at + 7 * width
-        columns.prefill_tokens_active = at + 8 * width
-        columns.active_slots = at + 10 * width
-        columns.load = at + 11 * width
-        columns.slot_ratio = at + 12 * width
-        columns.full = at + 13 * width
-        columns.load_unknown = at + 14 * width
+        point_columns(&self._columns, at, width)
         return 0

@@ -4,6 +4,7 @@ Adding one is one file, one entry here, one test.
 """
 
 from router.decide.policies.baselines import LEAST_LOADED, ROUND_ROBIN
+from router.decide.policies.cache_threshold import CACHE_THRESHOLD
 from router.decide.policies.conductor import CONDUCTOR
 from router.decide.policies.dynamo_adaptive import DYNAMO_ADAPTIVE, DYNAMO_UNGUARDED
 from router.decide.policies.dynamo_blocks import DYNAMO_BLOCKS
@@ -23,6 +24,7 @@ POLICIES: dict[str, Policy] = {
         DYNAMO_BLOCKS,
         CONDUCTOR,
         TTFT,
+        CACHE_THRESHOLD,
         LEAST_LOADED,
         POWER_OF_TWO,
         SESSION_STICKY,

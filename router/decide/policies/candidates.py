@@ -16,17 +16,17 @@ from router.fleet.eligibility import Barred
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool
 from router.fleet.rates import PrefillColumns
-from router.fleet.table import COLUMNS, Column, Flags, Row
+from router.fleet.table import COLUMNS, Column, Flags, Table
 from router.request.request import Request
 
 _TRUST = COLUMNS.index("trust")
 
 
-class Candidates:
+class Candidates(Table):
     """Live workers of a pool, row by row; excluded ones too, since means go over all."""
 
     __slots__ = (
-        "_columns", "_further", "_kv_distance", "_pool", "_tokens", "barred", "new_tokens", "now_s",
+        "_further", "_kv_distance", "_pool", "_tokens", "barred", "new_tokens", "now_s",
         "overlap_tokens", "prompt_tokens", "request", "table", "workers",
     )  # fmt: skip
 
@@ -71,87 +71,6 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.workers)
-
-    def row(self, row: int) -> Row:
-        """All that is kept of one worker."""
-        return Row._make(self.table[:, row].tolist())
-
-    @property
-    def block_size(self) -> Column:
-        """Canonical, tokens."""
-        return self._columns[0]
-
-    @property
-    def total_blocks(self) -> Column:
-        """NaN: unknown."""
-        return self._columns[1]
-
-    @property
-    def total_slots(self) -> Column:
-        """Requests that can run at once; one more than an estimate of them. NaN: unknown."""
-        return self._columns[2]
-
-    @property
-    def trust(self) -> Column:
-        """Share of the usable overlap that overlap_tokens counts, by the state of the stream."""
-        return self._columns[3]
-
-    @property
-    def running(self) -> Column:
-        """Requests, by the engine's last sample."""
-        return self._columns[4]
-
-    @property
-    def waiting(self) -> Column:
-        """Requests, by the engine's last sample."""
-        return self._columns[5]
-
-    @property
-    def reserved(self) -> Column:
-        """Requests sent there that the engine's sample did not count yet."""
-        return self._columns[6]
-
-    @property
-    def active_blocks(self) -> Column:
-        """Canonical blocks held by requests, reserved ones included."""
-        return self._columns[7]
-
-    @property
-    def prefill_tokens_active(self) -> Column:
-        """Prompt tokens sent there and not computed yet."""
-        return self._columns[8]
-
-    @property
-    def last_picked(self) -> Column:
-        """Ordinal of the last pick of this worker, 0 for never."""
-        return self._columns[9]
-
-    @property
-    def active_slots(self) -> Column:
-        """Queue depth: running + waiting + reserved."""
-        return self._columns[10]
-
-    @property
-    def load(self) -> Column:
-        """active_blocks / total_blocks; 0 where the total is unknown."""
-        return self._columns[11]
-
-    @property
-    def slot_ratio(self) -> Column:
-        """active_slots / total_slots; 0 where the total is unknown."""
-        return self._columns[12]
-
-    @property
-    def full(self) -> Column:
-        """1 where no slot or no block is left, else 0. An unknown total is never full. By what was
-        learned of a worker (router/fleet/health/capacity.py) it is full, too, as long as another
-        has room."""
-        return self._columns[13]
-
-    @property
-    def load_unknown(self) -> Column:
-        """1 where load is 0 because total_blocks is unknown, else 0."""
-        return self._columns[14]
 
     # Most policies don't read what follows; it is made on demand.
 

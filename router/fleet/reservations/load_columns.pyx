@@ -6,12 +6,17 @@ from indexer.kernel cimport BlockUsers
 from libc.math cimport isnan
 from libc.stdint cimport int64_t, uint32_t
 
-from router.fleet.table import COLUMNS
+from router.fleet.table import check_header
 
-assert COLUMNS == (
-    "block_size", "total_blocks", "total_slots", "trust", "running", "waiting", "reserved", "active_blocks",
-    "prefill_tokens_active", "last_picked", "active_slots", "load", "slot_ratio", "full", "load_unknown",
-)
+cdef extern from "router/fleet/native/table.h" nogil:
+    const char **COLUMN_NAMES
+    const size_t COLUMNS_COUNT
+    int COLUMN_BLOCK_SIZE, COLUMN_TOTAL_BLOCKS, COLUMN_TOTAL_SLOTS, COLUMN_TRUST, COLUMN_RUNNING
+    int COLUMN_WAITING, COLUMN_RESERVED, COLUMN_ACTIVE_BLOCKS, COLUMN_PREFILL_TOKENS_ACTIVE
+    int COLUMN_LAST_PICKED, COLUMN_ACTIVE_SLOTS, COLUMN_LOAD, COLUMN_SLOT_RATIO, COLUMN_FULL
+    int COLUMN_LOAD_UNKNOWN
+
+check_header([COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)])
 
 
 cdef class LoadColumns:
@@ -62,21 +67,21 @@ cdef class LoadColumns:
             active_slots += unheard
             if others:
                 active_blocks += unheard * (blocks + peer_blocks) / others
-        at[0] = settled[0]
-        at[width] = total_blocks
-        at[2 * width] = total_slots
-        at[3 * width] = settled[3]
-        at[4 * width] = running
-        at[5 * width] = waiting
-        at[6 * width] = reserved
-        at[7 * width] = active_blocks
-        at[8 * width] = prefill_tokens
-        at[9 * width] = load.last_picked
-        at[10 * width] = active_slots
-        at[11 * width] = active_blocks / total_blocks if total_blocks > 0 else 0.0
-        at[12 * width] = active_slots / total_slots if total_slots > 0 else 0.0
-        at[13 * width] = full
-        at[14 * width] = isnan(total_blocks)
+        at[COLUMN_BLOCK_SIZE * width] = settled[0]
+        at[COLUMN_TOTAL_BLOCKS * width] = total_blocks
+        at[COLUMN_TOTAL_SLOTS * width] = total_slots
+        at[COLUMN_TRUST * width] = settled[3]
+        at[COLUMN_RUNNING * width] = running
+        at[COLUMN_WAITING * width] = waiting
+        at[COLUMN_RESERVED * width] = reserved
+        at[COLUMN_ACTIVE_BLOCKS * width] = active_blocks
+        at[COLUMN_PREFILL_TOKENS_ACTIVE * width] = prefill_tokens
+        at[COLUMN_LAST_PICKED * width] = load.last_picked
+        at[COLUMN_ACTIVE_SLOTS * width] = active_slots
+        at[COLUMN_LOAD * width] = active_blocks / total_blocks if total_blocks > 0 else 0.0
+        at[COLUMN_SLOT_RATIO * width] = active_slots / total_slots if total_slots > 0 else 0.0
+        at[COLUMN_FULL * width] = full
+        at[COLUMN_LOAD_UNKNOWN * width] = isnan(total_blocks)
         self.others_at[slot] = min(waiting, external)
         return 0
 

@@ -28,7 +28,7 @@ from router.fleet.eligibility import Barred
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.rates import PrefillColumns, PrefillRates
-from router.fleet.table import COLUMNS, Column, Flags
+from router.fleet.table import COLUMNS, NUMBERS_FROM, Column, Flags
 from router.fleet.topology import PlaceLabels
 from router.request.prompt import Prompt
 from router.request.request import Request
@@ -56,7 +56,8 @@ class LoggedRates(msgspec.Struct, frozen=True):
 
 
 class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line. Lists have an entry a row; columns of zeros are left out."""
+    """A line. Lists have an entry a row; columns of zeros are left out, and of numbers that no
+    engine has."""
 
     v: int
     at_s: float
@@ -131,7 +132,9 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         costs=_numbers(decision.scores.costs),
         parameters=dict(decision.policy.parameters),
         columns={
-            name: _numbers(column) for name in COLUMNS if (column := getattr(rows, name)).any()
+            name: _numbers(column)
+            for name, column, unsaid in zip(COLUMNS, rows.table, _UNSAID, strict=True)
+            if not np.array_equal(column, np.full(len(rows), unsaid), equal_nan=True)
         },
         overlap_tokens={
             name: column.tolist()
@@ -198,7 +201,7 @@ def checked(line: LoggedDecision) -> LoggedDecision:
 def candidates(line: LoggedDecision) -> Candidates:
     """The candidates that the policy saw."""
     count = len(line.workers)
-    table = np.zeros((len(COLUMNS), count))
+    table = np.tile(np.array(_UNSAID)[:, np.newaxis], count)
     for i, name in enumerate(COLUMNS):
         if name in line.columns:
             table[i] = [nan if number is None else number for number in line.columns[name]]
@@ -219,6 +222,8 @@ def reasons(line: LoggedDecision) -> list[str]:
     return excluded
 
 
+_UNSAID = [0.0] * NUMBERS_FROM + [nan] * (len(COLUMNS) - NUMBERS_FROM)
+"""What all rows of a column have that is left out."""
 _SOME_SESSION = "logged"
 """Stands for the id of a session, which lines don't have."""
 _DECODER = msgspec.json.Decoder(LoggedDecision)

@@ -162,6 +162,7 @@ def _row(receipt: router_pb2.Receipt, row: router_pb2.CandidateRow) -> Recompute
         "block_size": float(receipt.block_size),
         "new_tokens": row.new_tokens,
         "active_blocks": row.active_blocks,
+        **row.numbers,
         **receipt.parameters,
         **receipt.terms,
         **row.terms,

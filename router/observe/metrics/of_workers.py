@@ -11,6 +11,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from events.engines.numbers import NUMBERS
 from events.feed.stream import StreamState
 from indexer.identity import WorkerKey
 from router.decide.core.core import RouterCore
@@ -32,6 +33,7 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._loads()
         yield from self._capacities()
+        yield from self._numbers()
         yield self._outcomes()
         yield from self._reports()
         yield from self._streams()
@@ -124,6 +126,21 @@ class WorkerCollector(Collector):
             elif (estimated := fleet.capacities.slots(key, heartbeat)) is not None:
                 slots.add_metric([*names, "estimated"], estimated)
         yield from (slots, preemptions)
+
+    def _numbers(self) -> Iterator[Metric]:
+        """What the engines' pages have beside (events/engines/numbers.py)."""
+        heartbeats = [
+            (_names(key), source.heartbeat)
+            for key, source in self._core.fleet.view.sources.items()
+            if source.heartbeat is not None
+        ]
+        for name, number in NUMBERS.items():
+            kind = CounterMetricFamily if number.is_counter else GaugeMetricFamily
+            family = kind(f"kvroute_worker_{name}", number.meaning, labels=LABELS)
+            for names, heartbeat in heartbeats:
+                if name in heartbeat.numbers:
+                    family.add_metric(names, heartbeat.numbers[name])
+            yield family
 
     def _outcomes(self) -> Metric:
         fleet = self._core.fleet

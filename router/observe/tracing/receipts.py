@@ -42,6 +42,8 @@ def _receipt(receipt: Receipt) -> dict[str, Value]:
         "kvroute.running": receipt.picked.running,
         "kvroute.reserved": receipt.picked.reserved,
     }
+    for name, number in receipt.picked.numbers.items():
+        about[f"kvroute.number.{name}"] = number
     for name, term in sorted(receipt.picked.terms.items())[:TERMS_MAX]:
         about[f"kvroute.term.{name}"] = term
     if receipt.HasField("runner_up"):

@@ -253,7 +253,7 @@ def _candidates(of: _Taken, rows: list[int]) -> list[CandidateRow]:
     columns, scores = decision.rows, decision.scores
     shown_rows = []
     for row in rows:
-        kept, source = columns.row(row), decision.sources[row]
+        source = decision.sources[row]
         shown_rows.append(
             CandidateRow(
                 worker_id=source.key.worker_id,
@@ -265,10 +265,10 @@ def _candidates(of: _Taken, rows: list[int]) -> list[CandidateRow]:
                 },
                 usable_tokens=decision.overlap(row).usable,
                 new_tokens=columns.new_tokens.item(row),
-                active_blocks=kept.active_blocks,
-                running=int(kept.running),
-                waiting=int(kept.waiting),
-                reserved=int(kept.reserved),
+                active_blocks=columns.active_blocks.item(row),
+                running=int(columns.running.item(row)),
+                waiting=int(columns.waiting.item(row)),
+                reserved=int(columns.reserved.item(row)),
                 ttft_s=finite(seconds.item(row)),
                 excluded=decision.excluded[row],
             )

@@ -47,7 +47,7 @@ def test_a_vllm_page_tells_the_load_of_its_rank() -> None:
         preemptions=0,
         model="tiny",
         process_start_s=1.79522645348e9,
-        extras={"prefix_hit_tokens": 320.0, "prefix_query_tokens": 6676.0},
+        numbers={"prefix_hit_tokens": 320.0, "prefix_query_tokens": 6676.0},
     )
 
 
@@ -60,7 +60,7 @@ def test_a_vllm_page_of_two_ranks_tells_each_its_own_and_no_sum() -> None:
     assert [round(loads[rank].used_blocks or 0, 9) for rank in (0, 1)] == [12, 11]
     assert [loads[rank].running for rank in (0, 1)] == [1, 1]
     assert [loads[rank].preemptions for rank in (0, 1)] == [1, 1]
-    assert [loads[rank].extras["prefix_hit_tokens"] for rank in (0, 1)] == [160, 224]
+    assert [loads[rank].numbers["prefix_hit_tokens"] for rank in (0, 1)] == [160, 224]
 
 
 def test_without_a_size_in_tokens_the_sum_of_blocks_is_shared_out() -> None:
@@ -100,7 +100,7 @@ vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="101"} 1.0
             block_size=16,
             preemptions=3,
             model="m",
-            extras={"prefix_hit_tokens": 40.0, "prefix_query_tokens": 100.0},
+            numbers={"prefix_hit_tokens": 40.0, "prefix_query_tokens": 100.0},
         )
     }
 
@@ -176,8 +176,7 @@ def test_sglang_loads_tell_tokens_and_are_read_in_blocks() -> None:
             total_blocks=128,
             block_size=16,
             total_slots=1024,
-            waiting_prefill_tokens=1377,
-            extras={"cache_hit_rate": 0.0},
+            numbers={"cache_hit_rate": 0.0, "waiting_prefill_tokens": 1377.0},
         )
     }
 
@@ -229,7 +228,7 @@ def test_the_load_feed_is_read_as_its_generic_decode_says() -> None:
         assert (load.running, load.waiting) == (stat[1], stat[2])
         assert load.used_blocks == stat[3] / 16
         assert load.total_blocks == stat[4] // 16
-        assert load.waiting_prefill_tokens == stat[6]
+        assert load.numbers == {"waiting_prefill_tokens": stat[6]}
         assert load.total_slots == stat[8]
 
 

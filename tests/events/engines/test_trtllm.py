@@ -80,7 +80,7 @@ def test_its_page_has_the_load_in_blocks() -> None:
             block_size=32,
             total_slots=64,
             model="m",
-            extras={"cache_hit_rate": 0.5},
+            numbers={"cache_hit_rate": 0.5},
         )
     }
     (page,) = READINGS["trtllm"].load_pages

@@ -83,6 +83,7 @@ def has_heartbeats(
             shell.rank.on_process_start(load.process_start_s, 100.0)
         heartbeat = relay._heartbeats.heartbeat(shell, 100.0)
         encode_heartbeat(heartbeat)
+        assert heartbeat.numbers == load.numbers
         for field, told in (
             ("max_model_len", who.max_model_len or 0),
             ("total_slots", who.total_slots),

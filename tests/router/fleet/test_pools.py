@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from events.engines.numbers import GAUGES
 from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
 from events.plane.facts import Stored, pack_hashes
@@ -96,6 +97,7 @@ class Changing:
             "prefill_tokens_active": load.prefill_tokens,
             "last_picked": load.last_picked,
             "active_slots": load.active_requests(),
+            **{name: heartbeat.numbers.get(name, np.nan) for name in GAUGES},
             **dict(zip(("load", "slot_ratio", "full", "load_unknown"), derived, strict=True)),
         }
 

@@ -42,6 +42,10 @@ static void put_row_body(Backward *b, const Decided *d, size_t row, const Face *
                          const Condition *condition) {
     const Columns *c = d->rows.columns;
     intptr_t slot = d->rows.slots[row];
+    for (size_t place = COLUMNS_COUNT; place-- > COLUMNS_NUMBERS_FROM;) {
+        double number = column_at(c, place)[slot];
+        if (!isnan(number)) put_term(b, CANDIDATE_ROW_NUMBERS, COLUMN_NAMES[place], number);
+    }
     put_double(b, CANDIDATE_ROW_TRUST, c->trust[slot]);
     put_bytes(b, CANDIDATE_ROW_EXCLUDED, condition->excluded);
     if (d->policy) put_row_terms(b, CANDIDATE_ROW_TERMS, d, row);

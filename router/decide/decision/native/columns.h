@@ -7,12 +7,7 @@
 #include <stdint.h>
 
 #include "indexer/native/block_users.h"
-
-/* Columns of the fleet, a number for each slot (router/fleet/table.py). */
-typedef struct {
-    const double *block_size, *total_blocks, *total_slots, *trust, *running, *waiting, *reserved,
-        *active_blocks, *prefill_tokens_active, *active_slots, *load, *slot_ratio, *full, *load_unknown;
-} Columns;
+#include "router/fleet/native/table.h"
 
 /* How fast workers prefill, and for how long they are busy (router/fleet/rates.py), for policies
  * that predict the time to the first token. */

@@ -168,6 +168,7 @@ function facts(tile, now_s) {
     ["KV blocks in use", `${digits(tile.active_blocks)}${tile.total_blocks ? ` of ${digits(tile.total_blocks)} (${percent(blocksOf(tile))})` : ""}`],
     ["blocks cached", `${digits(tile.blocks_held ?? 0)} by its events, ${digits(tile.blocks_predicted ?? 0)} predicted`],
     ["trust in its cache", percent(tile.trust)],
+    ...Object.entries(tile.numbers ?? {}).map(([name, number]) => [`the engine's ${name.replaceAll("_", " ")}`, `${Math.round(1000 * number) / 1000}`]),
     ["share of blocks for picks", percent(tile.block_share)],
     ["stream", `${tile.stream_state}${tile.stream_complete ? ", complete" : ", may lack blocks"}${tile.stream_reason && tile.stream_state !== "live" ? `: ${tile.stream_reason}` : ""}`],
   ];

@@ -2,6 +2,7 @@
 
 from math import isnan
 
+from events.engines.numbers import GAUGES
 from kvroute.v1 import router_pb2
 from router.decide.core.core import RouterCore
 from router.decide.core.progress import Pick
@@ -134,27 +135,30 @@ def write_row(
     message: router_pb2.CandidateRow, decision: Decision, core: RouterCore, row: int
 ) -> None:
     source = decision.sources[row]
-    kept = decision.rows.row(row)
+    rows = decision.rows
     _write_overlap(message.overlap_tokens, decision, row)
     message.worker_id, message.dp_rank = source.key
     message.new_tokens = decision.rows.new_tokens.item(row)
-    message.active_blocks = kept.active_blocks
-    message.running = int(kept.running)
-    message.waiting = int(kept.waiting)
-    message.reserved = kept.reserved
-    message.prefill_tokens_active = int(kept.prefill_tokens_active)
+    message.active_blocks = rows.active_blocks.item(row)
+    message.running = int(rows.running.item(row))
+    message.waiting = int(rows.waiting.item(row))
+    message.reserved = rows.reserved.item(row)
+    message.prefill_tokens_active = int(rows.prefill_tokens_active.item(row))
     message.stream_state = source.stream.state
     message.stream_complete = core.fleet.view.complete(source)
     message.cost = decision.scores.costs.item(row)
     message.excluded = decision.excluded[row]
-    message.trust = kept.trust
+    message.trust = rows.trust.item(row)
+    for name in GAUGES:
+        if not isnan(number := rows.column(name).item(row)):
+            message.numbers[name] = number
     terms = message.terms
     for name, column in decision.scores.row_terms.items():
         terms[name] = column.item(row)
     sampled_at_s = core.fleet.load_of(source.key).sampled_at_s
     if sampled_at_s is not None:
         message.sample_age_s = max(0.0, decision.decided_at_s - sampled_at_s)
-    if not isnan(kept.total_blocks):
-        message.total_blocks = int(kept.total_blocks)
-    if not isnan(kept.total_slots):
-        message.total_slots = int(kept.total_slots)
+    if not isnan(rows.total_blocks.item(row)):
+        message.total_blocks = int(rows.total_blocks.item(row))
+    if not isnan(rows.total_slots.item(row)):
+        message.total_slots = int(rows.total_slots.item(row))

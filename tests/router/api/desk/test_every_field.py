@@ -9,6 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from prometheus_client import CollectorRegistry
 
+from events.engines.numbers import GAUGES
 from indexer.identity import Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
@@ -23,6 +24,7 @@ from router.observe.tracing.spans import Span, Tracing
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import asked, desk_of
 
+NUMBERS = dict.fromkeys(GAUGES, 0.5)
 ELSEWHERE = {
     "RouteResponse.prompt": "a text's tokens, by router/api/service/texts.py",
     "CandidateRow.excluded": "of a worker that can't be picked: rows of Explanation alone",
@@ -79,7 +81,7 @@ def plain() -> Iterator[router_pb2.RouteResponse]:
     for policy in policies:
         stage = Stage(policy=policy, alternatives=2, guard=GuardSettings(policies=policies))
         about = {"labels": {"zone": "a"}, "multi_rank": True, "priority_scheduling": "lower"}
-        numbers = {"total_blocks": 40_000, "total_slots": 256, "waiting": 1}
+        numbers = {"total_blocks": 40_000, "total_slots": 256, "waiting": 1, "numbers": NUMBERS}
         keys = [stage.fleet.add(f"w{i}", 1, **about, **numbers) for i in range(4)]
         for key, tier, tokens in zip(keys, Tier, (4096, 4112, 4128), strict=False):
             stage.fleet.cache(key, prompt(5000), 1024, Tier.DEVICE)

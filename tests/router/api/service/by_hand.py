@@ -57,6 +57,10 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
             near = 0.7 * row.terms["distance"] + 0.3 * waiting
             stage = int(row.terms["stage"])
             return 1e6 * stage + (waiting, near, queue + load / (1 + load))[stage]
+        case "cache-threshold":
+            queue += load / (1 + load)
+            by_cache = receipt.terms["best_share"] > constants["cache_threshold"]
+            return row.new_tokens + queue / (1 + queue) if by_cache else queue
         case "prefill-queue":
             return row.prefill_tokens_active + row.new_tokens
         case "decode-room":

@@ -7,7 +7,7 @@ import numpy as np
 from events.feed.stream import StreamState
 from indexer.identity import Tier, WorkerKey
 from router.decide.policies.candidates import Candidates
-from router.fleet.table import COLUMNS
+from router.fleet.table import COLUMNS, NUMBERS_FROM
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.rows import rows
 
@@ -72,11 +72,11 @@ class TestColumns:
         assert not candidates.full.any()
         assert candidates.load.tolist() == [0, 0]
 
-    def test_every_column_but_the_totals_is_always_a_number(self) -> None:
+    def test_every_column_but_the_totals_and_the_engines_own_is_always_a_number(self) -> None:
         fleet = Fleet()
         fleet.add("w0", total_blocks=None, sampled_at_s=None, block_size=0, model="")
         candidates = table(fleet)
-        for name in (*COLUMNS, "overlap_tokens", "new_tokens"):
+        for name in (*COLUMNS[:NUMBERS_FROM], "overlap_tokens", "new_tokens"):
             column = getattr(candidates, name)
             assert column.dtype == np.float64, name
             assert name.startswith("total_") or np.isfinite(column).all(), name

@@ -9,7 +9,7 @@ from indexer.kernel import NativeIndex
 from router.config.settings.routing_settings import AffinitySettings, GuardSettings
 from router.decide.decision.decision import Decision
 from router.decide.decision.guard import Waits
-from router.decide.decision.ranking import kernel_of
+from router.decide.decision.ranking import KERNELS, Kernel, kernel_of
 from router.decide.policies import POLICIES
 from router.request.refusal import Refusal
 from router.request.request import Role
@@ -69,11 +69,14 @@ def check(decision: Decision) -> None:
         assert passed_over[found].tolist() == passed_over[wanted].tolist()
 
 
-def test_the_policies_with_kernels() -> None:
-    assert set(WITH_KERNEL) == {
-        *("dynamo-adaptive", "dynamo-unguarded", "dynamo-blocks", "ttft"),
-        *("prefill-queue", "decode-room"),
-    }
+def test_each_kernel_is_that_of_a_policy() -> None:
+    assert set(KERNELS) == {POLICIES[name].function for name in WITH_KERNEL}
+
+
+@pytest.mark.parametrize("kind", [-1, 0, len(KERNELS) + 1])
+def test_a_kind_without_a_kernel_is_refused(kind: int) -> None:
+    with pytest.raises(ValueError, match=f"no kernel {kind}"):
+        Kernel(kind, ())
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,0 +1,56 @@
+"""Numbers of engines that no rule of the router names: a record each, and nothing else knows one.
+
+A page's reader puts a number into `LoadSample.numbers`; all that follows walks this table: the
+heartbeat, the table of workers (a gauge is a column of it, NaN where an engine has none), receipts,
+worker lists, the decision log, spans, and /metrics (`kvroute_worker_NAME`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNumber:
+    """A number of a rank of an engine."""
+
+    name: str
+    """Name in snake case, with the unit."""
+    meaning: str
+    """A sentence with unit and bound: the metric's help, and the console's."""
+    is_counter: bool = False
+    """Whether it only grows from the engine's start on; False: a gauge, which policies read."""
+
+
+NUMBERS = {
+    number.name: number
+    for number in (
+        EngineNumber(
+            "cache_hit_rate",
+            "Share of prompt tokens that the engine had in its KV cache lately, 0 to 1, by its"
+            " own count; SGLang and TensorRT-LLM.",
+        ),
+        EngineNumber(
+            "waiting_prefill_tokens",
+            "Prompt tokens of waiting requests that the engine has not in its KV cache; SGLang.",
+        ),
+        EngineNumber(
+            "prefix_hit_tokens",
+            "Prompt tokens that the engine had in its KV cache, by its own count since its start;"
+            " vLLM.",
+            is_counter=True,
+        ),
+        EngineNumber(
+            "prefix_query_tokens",
+            "Prompt tokens that the engine looked up in its KV cache, by its own count since its"
+            " start; vLLM.",
+            is_counter=True,
+        ),
+    )
+}
+GAUGES = tuple(number.name for number in NUMBERS.values() if not number.is_counter)
+"""Gauges by their names: columns, in this order."""
+
+
+def in_table(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Numbers of a heartbeat that are in the table; a later relay may send others."""
+    return {name: numbers[name] for name in NUMBERS if name in numbers}

@@ -1,0 +1,97 @@
+"""Each number of an engine reaches its readers: rows, receipts, worker lists, tiles, metrics, spans
+and the decision log."""
+
+from math import isnan
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from events.engines.numbers import GAUGES, NUMBERS
+from indexer.identity import WorkerKey
+from indexer.kernel import NativeIndex
+from kvroute.v1 import router_pb2
+from router.api.desk.answers import Waiting
+from router.api.desk.counters import Metrics
+from router.api.desk.worker_codec import write_worker
+from router.api.service.calls import Guard
+from router.fleet.topology import PlaceLabels
+from router.observe.audit.logged_decision import candidates, capture, decode, encode
+from router.observe.metrics.of_workers import WorkerCollector
+from router.observe.tracing.receipts import attributes_of
+from router.observe.views.tiles import tile_of
+from tests.stage.fleet import Fleet, prompt
+from tests.stage.served import asked, desk_of
+
+SAID = {name: 0.25 + place for place, name in enumerate(NUMBERS)}
+UNKNOWN = {"of_a_later_release": 7.0}
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    """A worker whose engine has every number, and one whose engine has none."""
+    fleet = Fleet(index=NativeIndex())
+    fleet.add("says", numbers=SAID | UNKNOWN)
+    fleet.add("quiet", running=90)
+    return fleet
+
+
+@pytest.mark.parametrize("name", GAUGES)
+def test_a_gauge_is_a_column_and_not_a_number_where_the_engine_has_none(
+    fleet: Fleet, name: str
+) -> None:
+    rows = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s).rows
+    said, quiet = rows.column(name).tolist()
+    assert said == SAID[name]
+    assert isnan(quiet)
+    assert getattr(rows, name).tolist()[0] == SAID[name]
+    fleet.say(WorkerKey("says", 0), numbers={})
+    rows = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s).rows
+    assert isnan(rows.column(name).tolist()[0])
+
+
+def test_a_receipt_and_a_span_have_the_gauges_of_the_picked_worker(fleet: Fleet) -> None:
+    metrics = Metrics(CollectorRegistry())
+    desk = desk_of(fleet, metrics, Guard.of(1 << 20, metrics).fault)
+    answered = desk.route(asked(100).SerializeToString())
+    assert not isinstance(answered, Waiting)
+    answer = router_pb2.RouteResponse.FromString(answered[0])
+    assert answer.worker_id == "says"
+    gauges = {name: SAID[name] for name in GAUGES}
+    assert dict(answer.receipt.picked.numbers) == gauges
+    assert dict(answer.receipt.runner_up.numbers) == {}
+    attributes = attributes_of(answer)
+    for name, number in gauges.items():
+        assert attributes[f"kvroute.number.{name}"] == number
+
+
+def test_the_worker_list_and_the_tile_have_all_of_them_by_name(fleet: Fleet) -> None:
+    says, quiet = fleet.view.sources.values()
+    assert dict(write_worker(says, fleet.core, fleet.now_s).numbers) == SAID
+    assert dict(write_worker(quiet, fleet.core, fleet.now_s).numbers) == {}
+    assert tile_of(says, fleet.core, fleet.now_s).numbers == SAID
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_metric_has_a_number_of_each_worker_that_says_it(fleet: Fleet, name: str) -> None:
+    families = {family.name: family for family in WorkerCollector(fleet.core).collect()}
+    family = families[f"kvroute_worker_{name}"]
+    assert family.type == ("counter" if NUMBERS[name].is_counter else "gauge")
+    assert family.documentation == NUMBERS[name].meaning
+    assert [(one.labels["worker"], one.value) for one in family.samples] == [("says", SAID[name])]
+
+
+def test_the_decision_log_keeps_the_gauges(fleet: Fleet) -> None:
+    decision = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s)
+    line = decode(encode(capture(decision, "here", PlaceLabels("a", "b", "c"), hashes=False)))
+    again = candidates(line)
+    for name in GAUGES:
+        assert again.column(name).tobytes() == decision.rows.column(name).tobytes()
+
+
+def test_the_log_leaves_a_gauge_out_that_no_engine_has() -> None:
+    fleet = Fleet()
+    fleet.add("quiet")
+    decision = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s)
+    line = capture(decision, "here", PlaceLabels("a", "b", "c"), hashes=False)
+    assert not set(GAUGES) & set(line.columns)
+    assert all(isnan(candidates(line).column(name).item(0)) for name in GAUGES)
