@@ -65,7 +65,7 @@ def target_flag(command: Command) -> Command:
         envvar="KVROUTE_TARGET",
         show_default=True,
         callback=_a_target,
-        help="The router's gRPC address.",
+        help="gRPC address of the router, HOST:PORT or unix:PATH.",
     )(command)
 
 

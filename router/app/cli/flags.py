@@ -56,14 +56,14 @@ def shared_option(shared_as: str) -> Callable[..., Callable[[Command], Command]]
     return partial(click.option, cls=SharedOption, shared_as=shared_as)
 
 
-model_flag = click.option("--model", "-m", default="", help="Model name.")
+model_flag = click.option("--model", "-m", default="", help="Name of the model.")
 timeout_flag = click.option(
     "--timeout",
     "timeout_s",
     type=Seconds(86_400),
     default=5.0,
     show_default=True,
-    help="Seconds to wait for the answer.",
+    help="Seconds to wait for the router's answer.",
 )
 
 
@@ -99,7 +99,7 @@ def settings_flags(
             "config_file",
             type=click.Path(path_type=Path),
             envvar="KVROUTE_CONFIG",
-            help="YAML file.",
+            help="YAML file of the configuration.",
         )(command)
 
     return decorate

@@ -14,19 +14,21 @@ class TlsSettings(Settings, frozen=True):
     certificate_file: Annotated[
         str | None,
         Meta(
-            description="PEM file of the server's certificate and its chain; none: plain text",
+            description="PEM file of the server's certificate and its chain; none: no TLS",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
     key_file: Annotated[
         str | None,
-        Meta(description="PEM file of the certificate's key", extra_json_schema=FIRST_WEEK),
+        Meta(
+            description="PEM file of the key of tls.certificate_file", extra_json_schema=FIRST_WEEK
+        ),
     ] = None
     client_ca_file: Annotated[
         str | None,
         Meta(
-            description="PEM file of the CAs of callers' certificates; gRPC then takes only callers"
-            " with such a certificate",
+            description="PEM file of the CAs that sign clients' certificates; the gRPC port then"
+            " takes only clients with such a certificate",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
@@ -38,8 +40,8 @@ class KeysSettings(Settings, frozen=True):
     file: Annotated[
         str | None,
         Meta(
-            description="YAML file of identities and their rights, read again when it changes;"
-            " none: callers need no keys, or certificates alone",
+            description="YAML file of clients' identities, keys and rights, read again when it"
+            " changes; none: clients need no keys, at most certificates",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
@@ -53,20 +55,22 @@ class EnginesSettings(Settings, frozen=True):
         str | None,
         Meta(
             description="API key of the engines (vLLM's and SGLang's --api-key), sent as a bearer"
-            " token; none: that of api_key_file",
+            " token; none: the key in engines.api_key_file",
             extra_json_schema={"secret": True},
         ),
     ] = None
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="file with the API key of the engines; none: engines need none",
+            description="file with the API key of the engines; none: engines need no key",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
     ca_file: Annotated[
         str | None,
-        Meta(description="PEM file of the CAs of engines' certificates; none: the system's"),
+        Meta(
+            description="PEM file of the CAs of engines' certificates; none: the CAs of the system"
+        ),
     ] = None
 
 
@@ -74,21 +78,35 @@ class DialSettings(Settings, frozen=True):
     """How a process proves itself to the routers that it calls, and they to it."""
 
     tls: Annotated[
-        bool, Meta(description="call over TLS, by the system's CAs unless ca_file is set")
+        bool,
+        Meta(
+            description="call routers over TLS; their certificates are checked by the system's"
+            " CAs unless ca_file is set"
+        ),
     ] = False
     ca_file: Annotated[
         str | None, Meta(description="PEM file of the CAs of routers' certificates; turns TLS on")
     ] = None
     certificate_file: Annotated[
-        str | None, Meta(description="PEM file of the caller's own certificate; turns TLS on")
+        str | None,
+        Meta(description="PEM file of the certificate that is shown to routers; turns TLS on"),
     ] = None
-    key_file: Annotated[str | None, Meta(description="PEM file of that certificate's key")] = None
+    key_file: Annotated[str | None, Meta(description="PEM file of the key of certificate_file")] = (
+        None
+    )
     name: Annotated[
         str | None,
-        Meta(description="name in routers' certificates, where it is not that of the address"),
+        Meta(
+            description="host name in routers' certificates, where it differs from the host in"
+            " their address"
+        ),
     ] = None
     token_file: Annotated[
-        str | None, Meta(description="file with the bearer token, read again when it changes")
+        str | None,
+        Meta(
+            description="file with the bearer token that is sent to routers, read again when it"
+            " changes"
+        ),
     ] = None
 
 
@@ -98,8 +116,8 @@ class ProbesSettings(Settings, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="host:port of /livez and /readyz, which say only serving or not;"
-            " empty: none",
+            description="host:port of the pages /livez and /readyz, which say only whether the"
+            " process serves; empty: no such port",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ""

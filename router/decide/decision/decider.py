@@ -71,7 +71,7 @@ class Decider:
         rng: random.Random,
         models: Iterable[ModelSettings] = (),
     ) -> None:
-        """models: may have settings of their own."""
+        """models: configured models, each with its own routing settings or none."""
         self.use(DecisionSettings.of(routing, models))
         self.looks_ahead = False
         """Whether a request that can wait needs a worker with KV blocks for all of it."""
@@ -88,7 +88,7 @@ class Decider:
         self._exclusions = Exclusions(fleet.drained)
 
     def use(self, settings: DecisionSettings) -> None:
-        """Decides by other settings from now on."""
+        """Puts other settings in force."""
         self._of_fleet, self._of_models = settings.of_fleet, settings.of_models
         self._routing = settings.of_fleet.routing
 
@@ -264,7 +264,9 @@ class Decider:
         return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request {counts}")
 
     def take_policy_error(self) -> str:
-        """The error of the last policy that failed since the last call; empty: none did."""
+        """Returns the error of the last policy that failed since the last call of this; empty:
+        none failed.
+        """
         error, self._policy_error = self._policy_error, ""
         return error
 
@@ -422,7 +424,7 @@ class Decider:
         return inputs
 
     def output_tokens(self, request: Request) -> int:
-        """Output tokens expected of a request."""
+        """Number of output tokens expected of a request."""
         expected = request.expected_output_tokens
         if expected is None:
             expected = self._routing.expected_output_tokens

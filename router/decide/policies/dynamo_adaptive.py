@@ -12,16 +12,20 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class AdaptiveParameters(Parameters, frozen=True):
-    """Dynamo's own numbers by default."""
+    """Parameters of `dynamo-adaptive`; the defaults are Dynamo's own numbers."""
 
     balance_threshold: Annotated[
         float, Meta(ge=0, description="std / mean of load above which the fleet is uneven")
     ] = 0.1
     alpha_balance: Annotated[
-        float, Meta(ge=0, le=1, description="weight of load in an uneven fleet")
+        float, Meta(ge=0, le=1, description="weight of load while the fleet is uneven")
     ] = 0.7
-    alpha_cache: Annotated[float, Meta(ge=0, le=1, description="and in an even one")] = 0.3
-    gamma: Annotated[float, Meta(ge=0, description="weight of the slots in use")] = 0.1
+    alpha_cache: Annotated[
+        float, Meta(ge=0, le=1, description="weight of load while the fleet is even")
+    ] = 0.3
+    gamma: Annotated[
+        float, Meta(ge=0, description="weight of the share of a worker's slots in use")
+    ] = 0.1
 
 
 def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:

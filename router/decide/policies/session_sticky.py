@@ -12,15 +12,20 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class StickyParameters(Parameters, frozen=True):
-    """The one bound."""
+    """The one parameter of `session-sticky`, a bound."""
 
     load_factor: Annotated[
-        float, Meta(gt=1, description="requests a worker may have, over the mean")
+        float,
+        Meta(
+            gt=1,
+            description="active requests up to which a session's worker keeps the session, as a"
+            " multiple of the workers' mean",
+        ),
     ] = 1.25
 
 
 def score(rows: Candidates, parameters: StickyParameters) -> Scores:
-    """The same worker for the same session, unless it has more than its share.
+    """Cost that keeps a session on its worker, unless that has more than its share of requests.
 
         cost = distance + over
         distance = 0 where the session's last request went, as far as this replica knows; else
