@@ -108,7 +108,7 @@ _adapters = msgspec.json.Decoder(str | list[str | None] | None)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What routing needs to know of a request."""
+    """The fields of a request that routing needs."""
 
     model: str
     is_stream: bool
@@ -246,7 +246,7 @@ def _stream_options(value: _Known) -> tuple[Mapping[str, Raw] | None, bool]:
 
 
 def _is_long(value: Raw) -> bool:
-    """Whether it is too long for a look into it."""
+    """Whether a JSON value has too many bytes to be parsed for what routing needs."""
     return len(memoryview(value)) > ASIDE_BYTES_MAX
 
 

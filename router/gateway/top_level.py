@@ -43,7 +43,7 @@ def decoded(decoder: msgspec.json.Decoder[Fields], body: bytes) -> tuple[Fields,
 
 
 def span(value: Raw, within: bytes) -> tuple[int, int]:
-    """Where a value of a decoded body lies in its bytes."""
+    """Start and end of a decoded body's value within its bytes."""
     start = _address(value) - _address(within)
     return start, start + len(memoryview(value))
 

@@ -1,4 +1,4 @@
-"""`kvroute capacity`: how many workers keep a promise."""
+"""`kvroute capacity`: the smallest fleet that meets a target of time to the first token."""
 
 from dataclasses import replace
 from pathlib import Path

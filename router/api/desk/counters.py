@@ -27,7 +27,7 @@ OUTCOMES = ("picked", "repeated", "refused", "explained")
 
 
 class Metrics:
-    """Everything a router exports."""
+    """All metrics that a router exports."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Declares each metric once, with its name and help; so it has over 60 lines."""
@@ -129,20 +129,22 @@ class Metrics:
         bytes_in_flight_max: int,
         watches: Callable[[], float],
     ) -> None:
-        """Has gauges read what is open, at each scrape."""
+        """Sets the functions that gauges of open calls and bytes read at each scrape."""
         self._bytes_in_flight.set_function(bytes_in_flight)
         self._bytes_in_flight_max.set(bytes_in_flight_max)
         self._watches.set_function(watches)
 
     def cache_reported(self, predicted: int, reported: int) -> None:
-        """An engine's count of a request's cached tokens; predicted: the count in our answer."""
+        """Counts a request's cached tokens, as its engine reported them; predicted: the number
+        in our answer.
+        """
         self.cached_tokens.inc(reported)
         self.cached_tokens_predicted.inc(predicted)
         direction = "over" if predicted > reported else "under"
         self.cached_tokens_off.labels(direction).inc(abs(predicted - reported))
 
     def refusals(self) -> dict[str, int]:
-        """Reason -> requests that were refused for it, of reasons with any."""
+        """Number of refused requests by reason, without reasons that never occurred."""
         return {
             sample.labels["reason"]: int(sample.value)
             for family in self.requests.collect()
@@ -154,7 +156,7 @@ class Metrics:
 
 
 def kvroute_version() -> str:
-    """The installed version."""
+    """The installed version of kvroute."""
     return version("kvroute")
 
 

@@ -1,4 +1,4 @@
-"""Stands before every handler of the gRPC server: measures messages, ends what fails.
+"""Wraps every handler of the gRPC server: measures messages, and ends RPCs that fail.
 
 Laws:
 - a call is let in by its headers: without a key, or without the right, nothing of it is read;
@@ -61,7 +61,7 @@ Context: TypeAlias = Call
 
 
 class Unread(Refusal):
-    """A client that doesn't read what it is sent."""
+    """A client does not read the messages that it is sent."""
 
     def __init__(self, read_s: float) -> None:
         super().__init__(
@@ -71,7 +71,9 @@ class Unread(Refusal):
 
 
 async def sent(context: Context, content: bytes, read_s: float) -> None:
-    """Writes a message of a stream; raises Unread when the client takes nothing for read_s."""
+    """Writes a message to a stream; raises Unread when the client reads nothing for read_s
+    seconds.
+    """
     if context.send(content):
         return
     try:
@@ -94,8 +96,10 @@ class Guard:
         read_s: float = 20.0,
         entrance: Entrance | None = None,
     ) -> None:
-        """clock: of seconds that only go forward. read_s: in which a client must take a message of
-        a stream. entrance: lets calls in; None: all."""
+        """clock: monotonic seconds. read_s: seconds in which a client must read a message of a
+        stream. entrance:
+        checks callers' keys; None: every caller is let in.
+        """
         self.read_s = read_s
         self._entrance = entrance
         self.limits = limits
@@ -122,14 +126,14 @@ class Guard:
         door: Door | None = None,
         bounds: GrpcBounds = GRPC_BOUNDS,
     ) -> "Guard":
-        """The guard with the bounds that the settings give."""
+        """Makes the guard with the configured bounds."""
         limits = Limits(prompt_tokens_max, bounds)
         in_flight = InFlight(bounds.in_flight_mib_max << 20)
         entrance = None if door is None else Entrance(door, metrics)
         return cls(limits, in_flight, metrics, read_s=bounds.read_timeout_s, entrance=entrance)
 
     def add(self, server: Http2Server, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Has a server serve the methods of a service, each behind this guard."""
+        """Registers the methods of a service at a server, each wrapped by this guard."""
         guarded = {
             name: self._guarded(f"/{service}/{name}", handler) for name, handler in handlers.items()
         }
@@ -150,8 +154,10 @@ class Guard:
 
     @contextmanager
     def message(self, method: str, content: RouteMessage) -> Iterator[None]:
-        """Measures a request of this process's own faces, and counts its bytes as in flight
-        meanwhile; raises Refusal, counted."""
+        """Measures a request from this process's own gateway or picker, and counts its bytes as in
+        flight
+        meanwhile; raises Refusal, which is counted.
+        """
         try:
             self.limits.of(method).check_message(content)
             with self.in_flight.hold(len(content)):
@@ -162,15 +168,17 @@ class Guard:
             raise
 
     async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
-        """Ends a call with a refusal."""
+        """Ends an RPC with a refusal."""
         self._count(context, method, refusal)
         await abort(context, refusal)
 
     # See router.net.http2.gate.Gate
 
     def enter(self, call: Call, method: str) -> Coroutine[Any, Any, None] | None:
-        """Lets a call in by its headers; raises RefusedError. A coroutine: after keys of its
-        token's issuer were fetched."""
+        """Checks an RPC's headers; raises RefusedError. Returns a coroutine if keys of the token's
+        issuer must be
+        fetched first.
+        """
         entrance = self._entrances.get(method)
         if entrance is None:
             return None
@@ -183,7 +191,7 @@ class Guard:
         return None
 
     def bytes_max(self, method: str) -> int:
-        """The most bytes that a message of a method may have, text prompts included."""
+        """Most bytes that a message of a method may have, text prompts included."""
         most = self._bytes_max.get(method)
         if most is None:
             limit = self.limits.of(method)
@@ -191,7 +199,7 @@ class Guard:
         return most
 
     def too_large(self, call: Call, method: str, size: int) -> RefusedError:
-        """How a call with a message of so many bytes ends."""
+        """The error that ends an RPC with a message of `size` bytes."""
         return self._ending(call, method, self.limits.of(method).too_large(size))
 
     async def _enter_after(
@@ -311,7 +319,7 @@ class Guard:
 
 
 def gone(error: BaseException) -> bool:
-    """Whether an error says no more than that the call is over."""
+    """Whether an error only means that the RPC is over."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         # Of a task that nobody cancels it is a fault like any other.
@@ -320,7 +328,7 @@ def gone(error: BaseException) -> bool:
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
-    """Ends a call with a refusal's status and details."""
+    """Ends an RPC with a refusal's status and details."""
     status = rpc_status.to_status(statuses.write_status(refusal))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort() ends the call")
@@ -394,13 +402,15 @@ _BY_KEY = (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED)
 
 
 def time_left(context: Context) -> float:
-    """Seconds until a call's deadline; 0 when it has passed: nobody waits for the answer."""
+    """Seconds until an RPC's deadline; 0 when it has passed."""
     left_s = context.time_remaining()
     return inf if left_s is None else left_s
 
 
 def handlers_of(add: Callable[[Any, Any], None], servicer: object) -> dict[str, Handler]:
-    """The handlers that generated code would give to a server, by method. add: its function."""
+    """The handlers that generated code registers for a servicer, by method. add: the generated
+    function.
+    """
     collected = _Collected()
     add(servicer, collected)
     return collected.handlers

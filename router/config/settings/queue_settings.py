@@ -126,7 +126,9 @@ class SiblingsSettings(Settings, frozen=True):
 
 
 class QueueSettings(Settings, frozen=True):
-    """Requests that no worker has room for wait here, in an order."""
+    """The queue in which requests wait, in a configured order, while no worker has room for
+    them.
+    """
 
     max_waiting: Annotated[
         int,

@@ -108,7 +108,7 @@ class _Call:
 
 
 class GatewayServer:
-    """Serves HTTP; knows no sockets to workers."""
+    """The HTTP server of a gateway; connections to workers are not its part."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class GatewayServer:
 
     @property
     def connections(self) -> Connections:
-        """Its open connections, and those that it closed."""
+        """The server's connections: the open ones, and counts of closed ones."""
         return self._http.connections
 
     def _app(self) -> web.Application:
@@ -177,7 +177,7 @@ class GatewayServer:
         return app
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be had."""
+        """Listens; raises ConfigError when the address can't be used."""
         await self._http.start()
 
     async def stop(self, drain_s: float) -> None:
@@ -492,7 +492,7 @@ def _response(answer: Answer, request_id: str) -> web.Response:
 
 
 def check_address(settings: GatewaySettings, keyed: bool) -> None:
-    """Raises ConfigError for an address that is none, or that the settings forbid."""
+    """Raises ConfigError for an invalid address, or one that the settings forbid."""
     split_address(settings.listen, "gateway.listen")
     check_exposure(
         settings.listen,

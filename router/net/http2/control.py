@@ -29,10 +29,10 @@ from router.net.listener.held import Held
 
 
 class Control(Streams):
-    """One connection's control frames: windows, settings, pings, resets and GOAWAY."""
+    """Handles one connection's control frames: windows, settings, pings, resets and GOAWAY."""
 
     def __init__(self, service: Service, held: Held, ping_every_s: float) -> None:
-        """held: the account of this connection. ping_every_s: see Calm."""
+        """held: counts the bytes that this connection holds. ping_every_s: see Calm."""
         super().__init__(service, held)
         sending = self._sending
         self._calm = Calm(ping_every_s, lambda: sending.sent)

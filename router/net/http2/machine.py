@@ -67,7 +67,7 @@ _GIVEN_BACK = CONNECTION_WINDOW // 4
 
 
 class HeaderBlock:
-    """Headers of one stream, whose end has not come."""
+    """Header block of one stream that is not complete."""
 
     def __init__(self, number: int, flags: int, trouble: str, bytes_max: int) -> None:
         """trouble: what is wrong with it already."""
@@ -79,7 +79,7 @@ class HeaderBlock:
         self.content = bytearray()
 
     def add(self, payload: bytes) -> None:
-        """A further part; raises ConnectionFault."""
+        """Adds a further part; raises ConnectionFault."""
         self.content += payload
         if len(self.content) > self._bytes_max:
             about = f"headers of over {self._bytes_max} bytes"
@@ -87,7 +87,7 @@ class HeaderBlock:
 
 
 class Connection(Control):
-    """One HTTP/2 connection."""
+    """The state of one HTTP/2 connection."""
 
     def __init__(
         self,
@@ -99,9 +99,12 @@ class Connection(Control):
         ping_every_s: float = 0.0,
         held: Held | None = None,
     ) -> None:
-        """message_max: bytes of a gRPC message, where the service says nothing else of a stream.
-        headers_max: bytes of a call's headers, past which the call is refused. ping_every_s: see
-        Calm. held: the account of this connection; None: one of its own."""
+        """message_max: bytes of a gRPC message, where the service sets no bound for a stream.
+        headers_max: bytes of a
+        call's headers, past which the call is refused. ping_every_s: see Calm. held: counts the
+        bytes that
+        this connection holds; None: a new counter.
+        """
         if held is None:
             held = Held(PortHeld(), lambda: None)
             held.open()
@@ -128,8 +131,10 @@ class Connection(Control):
         self.out.append(opening + frame(WINDOW_UPDATE, 0, 0, grant))
 
     def receive(self, data: bytes, now_s: float) -> bool:
-        """Bytes of the peer. Returns whether some of them wait for the next call, since this one
-        has done its work. Raises ConnectionFault, after which `out` has the last bytes."""
+        """Takes bytes of the peer. Returns whether some of them are left for the next call, since
+        this one has done
+        its share of work. Raises ConnectionFault, after which `out` has the last bytes.
+        """
         try:
             return self._receive(data, now_s)
         except ConnectionFault as fault:
@@ -137,12 +142,14 @@ class Connection(Control):
             raise
 
     def ping(self) -> None:
-        """Asks the peer for a sign of life."""
+        """Sends a PING, to see whether the peer is alive."""
         self.out.append(frame(PING, 0, 0, bytes(8)))
 
     def go_away(self, *, last: bool) -> None:
-        """Tells the peer to open no more streams. last: new ones are refused from now on; else
-        `acknowledged` says when no more will come."""
+        """Sends a GOAWAY, so that the peer opens no more streams. last: whether new streams are
+        refused from now on;
+        else `acknowledged` says when no more will come.
+        """
         if self._leaving:
             return  # the number of the last stream was named, and may not rise again
         self._leaving = last

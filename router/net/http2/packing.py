@@ -12,13 +12,16 @@ _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 
 
 class TooLargeError(ValueError):
-    """A message of more bytes than the bound."""
+    """A message is larger than its bound."""
 
 
 def unpacking(content: bytes, encoding: str, bytes_max: int) -> Generator[None, None, bytes]:
-    """A message's bytes, in steps of STEP_BYTES. encoding: the call's `grpc-encoding`. Raises
-    TooLargeError, LookupError for an encoding that is not read here, and ValueError for bytes that
-    are not of it."""
+    """A generator that unpacks a message in steps of STEP_BYTES; its result is the bytes.
+    encoding: the call's
+    `grpc-encoding`. Raises TooLargeError, LookupError for an unsupported encoding, and ValueError
+    for
+    bytes that are not valid in the encoding.
+    """
     if encoding == "identity":
         raise ValueError("a message that says it is compressed, in a call without compression")
     reader = zlib.decompressobj(_WINDOW_BITS[encoding])

@@ -43,11 +43,11 @@ log = logging.getLogger("kvroute.keys")
 
 
 class UnknownKeyError(Exception):
-    """A token of a known issuer, signed by a key that is not there so far."""
+    """A token of a known issuer is signed by a key that was not fetched yet."""
 
 
 class Issuers:
-    """Verifies tokens."""
+    """Verifies the tokens of the configured issuers."""
 
     def __init__(self, issuers: tuple[Issuer, ...], clock: Callable[[], float]) -> None:
         """clock: Unix time. Raises ConfigError where the library is missing, or a file of keys
@@ -77,8 +77,9 @@ class Issuers:
         return len(self._issuers)
 
     def verify(self, token: str) -> tuple[str, str] | None:
-        """Issuer and subject of a token; None: it is none of these issuers', or it is not valid.
-        Raises UnknownKeyError."""
+        """Issuer and subject of a token; None: it is invalid, or of no configured issuer.
+        Raises UnknownKeyError.
+        """
         if not self._issuers or len(token) > TOKEN_MAX or token.count(".") != 2:
             return None
         now_s = self._clock()
@@ -129,7 +130,10 @@ class Issuers:
                     await self._fetch(issuer)
 
     def _checked(self, token: str, claims: dict[str, Any], now_s: float) -> tuple[str, str] | None:
-        """Times are checked by our clock, which tests turn."""
+        """Issuer and subject of a token with a valid signature; None: it has no readable times, or
+        is not
+        valid at now_s. Tests set now_s; otherwise it is this process's clock.
+        """
         try:
             ends_s = float(claims["exp"]) + LEEWAY_S
             begins_s = float(claims.get("nbf", 0)) - LEEWAY_S
