@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class NatsSettings(Settings, frozen=True):
-    """The connection to the broker."""
+    """The connection to the NATS server."""
 
     url: Annotated[
         str | None,
@@ -290,7 +290,7 @@ class EngineSettings(Settings, frozen=True):
         if self.events is None:
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):
-                    raise ValueError(f"{name}: no `events` endpoint to go with it; set `events`")
+                    raise ValueError(f"{name}: needs an `events` endpoint beside it; set `events`")
 
 
 LOCAL_KEYS = ("api_key_file", "ca_file")
@@ -299,7 +299,7 @@ pod's annotations have none of them, or they could make a relay show any file as
 
 
 class UnusableEngine(ValueError):
-    """An engine that can't be followed as it is described.
+    """A relay can't read an engine with these settings.
 
     key: of EngineSettings, empty where no single key is wrong. sentence: the reason.
     """
@@ -328,7 +328,7 @@ def read_engine(fields: dict[str, object]) -> EngineSettings:
 
 
 def unusable(settings: EngineSettings) -> str:
-    """Why an engine can never be followed as it is configured: "key: sentence"; empty: it can.
+    """Why a relay can never read an engine as it is configured: "key: sentence"; empty: it can.
 
     Checks the form of endpoints only. Passwords are masked.
     """

@@ -32,7 +32,7 @@ def decoded(decoder: msgspec.json.Decoder[Fields], body: bytes) -> tuple[Fields,
     try:
         return decoder.decode(body), body
     except msgspec.ValidationError as error:
-        raise FrontRefusal("INVALID_BODY", f"the body: {error}") from None
+        raise FrontRefusal("INVALID_BODY", f"the body can't be read: {error}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         sentence = f"the body is no JSON: {error}"
     read = body.replace(b"NaN", b"0e0").replace(b"Infinity", b"0.000000")

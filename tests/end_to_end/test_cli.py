@@ -135,7 +135,7 @@ async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing() -> N
     code, _, err = await kvroute(
         "relay", "--worker-id", "a", "--address", "http://x", "--replay", "tcp://127.0.0.1:1"
     )
-    assert (code, "replay: no `events` endpoint to go with it" in err) == (2, True)
+    assert (code, "replay: needs an `events` endpoint" in err) == (2, True)
     code, _, err = await kvroute(
         "relay", "--worker-id", "a", "--address", "http://x", "--events", "tcp://127.0.0.1:1"
     )

@@ -287,10 +287,12 @@ def _pieces(content: bytes, most: int) -> Pieces:
         return Pieces(content, _STEP, most)
     except TooMuch as error:
         raise Refusal(
-            Reason.INVALID_FIELD, f"too many steps in one call; {most} is the most"
+            Reason.INVALID_FIELD, f"the call has too many steps; at most {most} are taken"
         ) from error
     except ValueError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no ReportRequest: {error}") from error
+        raise Refusal(
+            Reason.INVALID_FIELD, f"the message is no valid ReportRequest: {error}"
+        ) from error
 
 
 def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:

@@ -87,7 +87,9 @@ def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
             f"the request has more than {most} {error.what} beside its prompt",
         ) from error
     except ValueError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
+        raise Refusal(
+            Reason.INVALID_FIELD, f"the message is no valid RouteRequest: {error}"
+        ) from error
 
 
 def read_request(
@@ -304,7 +306,9 @@ def _read_items(items: Iterable[bytes]) -> list[MultimodalItem]:
         try:
             item = router_pb2.MultimodalItem.FromString(content)
         except DecodeError as error:
-            raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
+            raise Refusal(
+                Reason.INVALID_FIELD, f"the message is no valid RouteRequest: {error}"
+            ) from error
         which = item.WhichOneof("content")
         if which is None:
             raise Refusal(

@@ -317,7 +317,9 @@ def read_batch(content: bytes) -> Batch:
             return Batch(in_order(content, ITEMS_MAX))
     except TooMuch as error:
         raise Refusal(
-            Reason.INVALID_FIELD, f"a batch of too many items; {ITEMS_MAX} is the most"
+            Reason.INVALID_FIELD, f"the batch has too many items; at most {ITEMS_MAX} are taken"
         ) from error
     except ValueError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no RouteBatch: {error}") from error
+        raise Refusal(
+            Reason.INVALID_FIELD, f"the message is no valid RouteBatch: {error}"
+        ) from error

@@ -234,7 +234,9 @@ class Guard:
             self.metrics.messages_refused.labels(name, UNREAD)
         if handler.request_streaming:
             if not handler.response_streaming:
-                raise NotImplementedError(f"{method}: a stream of requests with a single answer")
+                raise NotImplementedError(
+                    f"{method} takes a stream of requests and gives a single answer: not supported"
+                )
             return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(self._answers(method, handler))
@@ -354,7 +356,7 @@ def _reader(handler: Handler) -> Callable[[bytes], Any]:
                 Reason.INVALID_FIELD, f"the message has more than {FIELDS_MAX} fields"
             ) from error
         except (ValueError, DecodeError) as error:
-            raise Refusal(Reason.INVALID_FIELD, f"no such message: {error}") from error
+            raise Refusal(Reason.INVALID_FIELD, f"the message can't be read: {error}") from error
 
     return read
 

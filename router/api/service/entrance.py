@@ -87,7 +87,9 @@ class Entrance:
 def _check(usage: Usage, method: str) -> None:
     right = RIGHTS.get(method)
     if right is None:
-        raise Refusal(Reason.PERMISSION_DENIED, "no key opens this method")
+        raise Refusal(
+            Reason.PERMISSION_DENIED, "no right allows this method, so no key can call it"
+        )
     usage.identity.check_right(right)
 
 

@@ -59,7 +59,9 @@ def read_render(content: bytes) -> tuple[ReceivedRequest, Source | None]:
     try:
         message = prompts_pb2.RenderRequest.FromString(content)
     except DecodeError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no RenderRequest: {error}") from None
+        raise Refusal(
+            Reason.INVALID_FIELD, f"the message is no valid RenderRequest: {error}"
+        ) from None
     field = message.WhichOneof("prompt")
     if field is None:
         raise Refusal(Reason.EMPTY_PROMPT, "the request has no text and no body")

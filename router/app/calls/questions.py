@@ -1,4 +1,4 @@
-"""`kvroute workers`, `queue`, `tail`, `top` and `explain`: calls that change nothing."""
+"""`kvroute workers`, `queue`, `tail`, `top` and `explain`: commands that change nothing."""
 
 from collections.abc import Callable
 from typing import IO, Any
@@ -214,7 +214,7 @@ def explain(
         raise click.exceptions.Exit(show_receipt(receipt_file))
     if request_id:
         if any(flags[name] for name in ("tokens", "text", *(kind.name for kind in _BODIES))):
-            raise click.UsageError("--request shows a decision that was made; it takes no prompt")
+            raise click.UsageError("--request shows a past decision, so give no prompt with it")
         from router.app.calls.past import show_past
 
         run(show_past(target, request_id, timeout_s=timeout_s, as_json=as_json))
@@ -222,7 +222,7 @@ def explain(
     from router.app.calls.explanation import BodyFile, Question, show_explanation
 
     if against and as_json:
-        raise click.UsageError("--against has no form in JSON")
+        raise click.UsageError("--against can't be used together with --json")
     files = {kind.option: flags.pop(kind.name) for kind in _BODIES}
     bodies = {name: BodyFile(file, _content(file)) for name, file in files.items() if file}
     question = Question(bodies=bodies, **flags)

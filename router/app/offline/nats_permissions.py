@@ -1,4 +1,4 @@
-"""`kvroute nats-permissions`: what relays and routers need to be allowed over NATS."""
+"""`kvroute nats-permissions`: the NATS permissions that relays and routers need."""
 
 import re
 

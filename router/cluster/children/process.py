@@ -45,7 +45,7 @@ class Child:
         """Waits until the process has ended; returns its exit code."""
         await self._ended.wait()
         if self.returncode is None:
-            raise AssertionError("ended without an exit code")
+            raise AssertionError("the child process ended without an exit code")
         return self.returncode
 
     def terminate(self) -> None:

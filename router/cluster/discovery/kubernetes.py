@@ -373,7 +373,7 @@ class KubernetesDiscovery:
         selector = ",".join(f"{k}={v}" for k, v in sorted(spec.selector.match_labels.items()))
         ports = tuple(port.number for port in spec.target_ports)
         if not selector or not ports:
-            raise ApiFailed(f"InferencePool {self.settings.pool}: no selector or no ports")
+            raise ApiFailed(f"InferencePool {self.settings.pool} has no selector or no ports")
         if (selector, ports) == (self._selector, tuple(self.followed.plan.ports)):
             return
         log.info("InferencePool %s: pods with %s, ports %s", self.settings.pool, selector, ports)

@@ -99,7 +99,7 @@ def _read(key: str, text: str) -> dict[str, object]:
         return {key: text == "true"}
     if key in SWITCHES:
         raise UnusableEngine(_named(key), f"{text[:40]!r} is neither true nor false")
-    raise UnusableEngine(_named(key), "no such annotation of kvroute")
+    raise UnusableEngine(_named(key), "kvroute has no such annotation")
 
 
 def _port(said: Mapping[str, str], key: str, default: int | None) -> int | None:

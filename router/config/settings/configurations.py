@@ -38,7 +38,7 @@ from router.config.settings.tracing_settings import TracingSettings
 
 
 class ModelSettings(Settings, frozen=True):
-    """A model that clients may ask for before any worker serves it."""
+    """Settings of a model, which clients may name before any worker serves it."""
 
     name: Annotated[str, Meta(description="name of the model, as its engines give it")]
     aliases: Annotated[
@@ -141,7 +141,7 @@ class RelayConfig(Settings, frozen=True):
 
 
 class GatewayConfig(Settings, frozen=True):
-    """What `kvroute gateway` reads."""
+    """Configuration of `kvroute gateway`."""
 
     router: Annotated[
         str,
@@ -160,7 +160,7 @@ class GatewayConfig(Settings, frozen=True):
 
 
 class PickerConfig(Settings, frozen=True):
-    """What `kvroute epp` reads."""
+    """Configuration of `kvroute epp`."""
 
     router: Annotated[
         str,

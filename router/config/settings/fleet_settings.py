@@ -15,7 +15,7 @@ TOMBSTONE_MAX_S = 86_400.0
 
 
 class FleetSettings(Settings, frozen=True):
-    """When workers count as there."""
+    """The fleet's name, and when its workers count as present."""
 
     name: Annotated[
         str,

@@ -11,7 +11,7 @@ Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s,*]+)$")]
 
 
 class GatewaySettings(Settings, frozen=True):
-    """The HTTP face for OpenAI's and Anthropic's clients."""
+    """The gateway, an HTTP server for OpenAI's and Anthropic's clients."""
 
     listen: Annotated[
         str,
@@ -144,7 +144,7 @@ class GatewaySettings(Settings, frozen=True):
 
 
 class GatewayProcessSettings(GatewaySettings, frozen=True):
-    """Those of a gateway in a process of its own."""
+    """Settings of a gateway in a process of its own."""
 
     listen: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""Settings of what a worker can take: ejections after failures, and its learned capacity."""
+"""Settings of workers' health and capacity: ejection after failures, learned capacity."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from events.plane.settings import Settings
 
 
 class OutlierSettings(Settings, frozen=True):
-    """Workers at which requests fail get none for a while."""
+    """Ejection of workers whose requests fail: for a while they get none."""
 
     enabled: Annotated[
         bool,
@@ -17,8 +17,10 @@ class OutlierSettings(Settings, frozen=True):
 
 
 class CapacitySettings(Settings, frozen=True):
-    """Learning of how much workers can take. A worker over its capacity gets requests only
-    while no worker of its pool has room."""
+    """Learned capacity of workers. A worker at its capacity gets requests only while no worker of
+    its pool has
+    room.
+    """
 
     estimate_slots: Annotated[
         bool,

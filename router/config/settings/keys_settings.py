@@ -8,8 +8,7 @@ from events.plane.settings import FIRST_WEEK, Settings
 
 
 class TlsSettings(Settings, frozen=True):
-    """The certificate that servers of this process show. Changed files are read again by
-    themselves."""
+    """The certificate of this process's servers. Changed files are read again without a restart."""
 
     certificate_file: Annotated[
         str | None,
@@ -35,7 +34,7 @@ class TlsSettings(Settings, frozen=True):
 
 
 class KeysSettings(Settings, frozen=True):
-    """Keys of callers: bearer tokens, certificates, accounts of issuers, with their rights."""
+    """Keys and rights of callers: bearer tokens, certificates, accounts of issuers."""
 
     file: Annotated[
         str | None,
@@ -48,8 +47,7 @@ class KeysSettings(Settings, frozen=True):
 
 
 class EnginesSettings(Settings, frozen=True):
-    """How this process reaches engines over HTTP, whatever it requests. Changed files are read
-    again by themselves."""
+    """Credentials for HTTP requests to engines. Changed files are read again without a restart."""
 
     api_key: Annotated[
         str | None,
@@ -75,7 +73,7 @@ class EnginesSettings(Settings, frozen=True):
 
 
 class DialSettings(Settings, frozen=True):
-    """How a process proves itself to the routers that it calls, and they to it."""
+    """Credentials for calls to routers, and how routers' certificates are checked."""
 
     tls: Annotated[
         bool,

@@ -9,7 +9,7 @@ from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 
 class PickerSettings(Settings, frozen=True):
-    """The endpoint picker that Envoy asks by ext_proc."""
+    """The endpoint picker, which Envoy calls by ext_proc."""
 
     listen: Annotated[
         str,
@@ -111,7 +111,7 @@ class PickerSettings(Settings, frozen=True):
 
 
 class PickerProcessSettings(PickerSettings, frozen=True):
-    """Those of a picker in a process of its own."""
+    """Settings of a picker in a process of its own."""
 
     listen: Annotated[
         str,

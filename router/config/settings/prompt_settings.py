@@ -9,7 +9,7 @@ from events.plane.settings import Settings
 
 
 class PromptsSettings(Settings, frozen=True):
-    """Source of the tokens of one model's prompts that come without tokens."""
+    """How the tokens of one model's prompts are made, where prompts come without tokens."""
 
     source: Annotated[
         Literal["auto", "local", "engine", "off"],

@@ -51,7 +51,7 @@ class BandSettings(Settings, frozen=True):
 
 
 class TenantSettings(Settings, frozen=True):
-    """Share and bounds of a tenant."""
+    """Weight and bounds of one tenant."""
 
     weight: Annotated[
         float,
@@ -114,7 +114,9 @@ class TenantsSettings(Settings, frozen=True):
 
 
 class SiblingsSettings(Settings, frozen=True):
-    """Requests with the same long uncached prefix: the first goes, the others follow it."""
+    """Siblings, requests with the same long uncached prefix: the first goes, the others follow
+    it.
+    """
 
     enabled: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""Settings of picks: the fleet's, and those of one model."""
+"""Settings of picks: for all models, and for one model."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from router.config.settings.presets import PresetName
 
 
 class HotPrefixSettings(Settings, frozen=True):
-    """Copies of prefixes that many ask for, to workers that have time."""
+    """Copies of prefixes that many requests share, to workers that are not busy."""
 
     enabled: Annotated[
         bool,
@@ -38,7 +38,9 @@ class HotPrefixSettings(Settings, frozen=True):
 
 
 class GuardSettings(Settings, frozen=True):
-    """A pick moves on while its worker's queue costs more than its cache saves."""
+    """The guard, which moves a pick away from a worker whose queue costs more than its cache
+    saves.
+    """
 
     enabled: Annotated[
         bool,
@@ -69,12 +71,14 @@ class GuardSettings(Settings, frozen=True):
     ] = 0.05
 
     def looks_at(self, policy: str) -> bool:
-        """Whether a policy's picks may be moved."""
+        """Whether the guard may move picks of a policy."""
         return self.enabled and policy in self.policies
 
 
 class AffinitySettings(Settings, frozen=True):
-    """Sessions go on where their last requests went: as a term of the cost, or before it."""
+    """Session affinity: a session's requests go to the worker of its last one, by a bonus or
+    strictly.
+    """
 
     bonus: Annotated[
         dict[str, Annotated[float, Meta(ge=0)]],
@@ -93,12 +97,12 @@ class AffinitySettings(Settings, frozen=True):
     ] = False
 
     def looks_at(self, policy: str) -> bool:
-        """Whether picks of a policy go by sessions, beyond what the policy does itself."""
+        """Whether sessions change picks of a policy, beyond what the policy does itself."""
         return self.hard or policy in self.bonus
 
 
 class RoutingSettings(Settings, frozen=True):
-    """How picks are made and kept."""
+    """How workers are picked, and how long picks are remembered."""
 
     preset: Annotated[
         PresetName,
@@ -268,7 +272,7 @@ class RoutingSettings(Settings, frozen=True):
 
 
 class ModelRoutingSettings(Settings, frozen=True):
-    """How requests for one model are decided, where that differs from `routing`."""
+    """Settings of picks for one model, where they differ from `routing`."""
 
     policy: Annotated[
         str | None,

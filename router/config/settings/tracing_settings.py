@@ -8,7 +8,7 @@ from events.plane.settings import Settings
 
 
 class TracingSettings(Settings, frozen=True):
-    """Where spans go, and which requests have some."""
+    """Export of spans, and which requests are sampled."""
 
     endpoint: Annotated[
         str,

@@ -276,7 +276,7 @@ class Decider:
         if name != routing.policy and not routing.policy_per_request:
             raise Refusal(
                 Reason.POLICY_NOT_ALLOWED,
-                "requests may not choose a policy here (routing.policy_per_request)",
+                "this router lets no request choose a policy (routing.policy_per_request)",
             )
         if (policy := policies.get(name)) is None:
             known = ", ".join(policies)
@@ -450,7 +450,7 @@ def _drawn(decision: Decision) -> int:
     """
     chances, draw = decision.scores.chances, decision.scores.shared_terms["draw"]
     if chances is None:
-        raise AssertionError(f"{decision.policy.name} has made no chances")
+        raise AssertionError(f"{decision.policy.name} returned no chances to draw by")
     can = sorted(
         (row for row, reason in enumerate(decision.excluded) if not reason),
         key=decision.pool.workers.__getitem__,

@@ -406,7 +406,10 @@ class AdmissionQueue:
 
     def _rules_of(self, settings: QueueSettings) -> Rules:
         if settings.siblings.enabled and self._sight.fleet is None:
-            raise ConfigError("more than is known here is needed - at `$.queue.siblings.enabled`")
+            raise ConfigError(
+                "siblings need knowledge of the workers, which this queue lacks"
+                " - at `$.queue.siblings.enabled`"
+            )
         return Rules(
             rankings(settings, self._sight, self.own_failures),
             Bands.of(settings.bands, settings.bands_aging),

@@ -120,7 +120,10 @@ def _ranking(
         if order is None:
             raise ConfigError(f"unknown order {part!r} at `{WHERE}`; {_known(sight)}")
         if order.needs_fleet and sight.fleet is None:
-            raise ConfigError(f"order {part!r} needs more than is known here - at `{WHERE}`")
+            raise ConfigError(
+                f"order {part!r} needs knowledge of the workers, which this queue lacks"
+                f" - at `{WHERE}`"
+            )
         if order.length_max is not None:
             length_max = min(length_max, order.length_max)
         parts.append((order, _aging(order, place, len(names), settings)))

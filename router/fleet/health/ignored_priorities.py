@@ -16,7 +16,7 @@ MODELS_MAX = 64
 
 
 class IgnoredPriorities:
-    """For each model the first worker that got a request with a priority and ignores priorities."""
+    """The first worker of each model that got a request with a priority and ignores priorities."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerKey] = {}

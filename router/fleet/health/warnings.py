@@ -321,7 +321,7 @@ class WarningLog:
         return f"<WarningLog {len(self._said)} said lately>"
 
     def lines(self, warnings: Iterable[tuple[WorkerKey, WorkerWarning]], now_s: float) -> list[str]:
-        """At most LINES_MAX log lines, and one line with the number of those left out."""
+        """Log lines, LINES_MAX at most, and one more with the number of those left out."""
         self._said = {
             warning: said_s for warning, said_s in self._said.items() if now_s - said_s < REPEAT_S
         }

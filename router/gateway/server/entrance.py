@@ -54,10 +54,15 @@ class Entrance:
         """Raises FrontRefusal for an invalid head of a request."""
         target = request.raw_path
         if not target.isascii() and not _is_text(target):
-            raise FrontRefusal("MALFORMED_REQUEST", "the request's target is no UTF-8")
+            raise FrontRefusal(
+                "MALFORMED_REQUEST", "the request's path or query is not valid UTF-8"
+            )
         expected = request.headers.getall("Expect", ())
         if any(value.strip().lower() != "100-continue" for value in expected):
-            raise FrontRefusal("EXPECTATION_FAILED", "100-continue is the only Expect that is met")
+            raise FrontRefusal(
+                "EXPECTATION_FAILED",
+                "the gateway supports no other value of Expect than 100-continue",
+            )
 
     async def usage(self, request: web.Request, right: Right) -> Usage | None:
         """The usage of the request's client; None: clients need no keys. Raises FrontRefusal."""

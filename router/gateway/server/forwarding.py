@@ -114,7 +114,9 @@ class Forwarder:
                     self, request, exchange, routed, began_s, trace, movable=not holder
                 )
                 return await work.run()
-        raise RuntimeError("attempts ended without an answer and without an error")
+        raise RuntimeError(
+            "all attempts of the request ended without an answer and without an error"
+        )
 
     def _pairs(self, exchange: Exchange) -> bool:
         engines = self._roster.pair_engines(exchange.facts.model)
@@ -132,7 +134,10 @@ class Forwarder:
             previous, now_s, exchange.owner
         )
         if worker_id is None and (is_fenced or self._roster.count(exchange.facts.model) > 1):
-            raise _gone(previous, "this gateway passed on no such answer lately")
+            raise _gone(
+                previous,
+                "this gateway knows no such response: it is too old, or was given elsewhere",
+            )
         return worker_id
 
     def _check_possible(self, exchange: Exchange, error: KvRouteError) -> None:
@@ -142,7 +147,9 @@ class Forwarder:
             return
         if self._holder(exchange) is not None:
             previous = exchange.facts.previous_response_id
-            raise _gone(previous, f"its worker is away: {error.message}") from error
+            raise _gone(
+                previous, f"the worker that holds the response can't serve: {error.message}"
+            ) from error
         if self._roster.pair_engines(exchange.facts.model) and not self._pairs(exchange):
             message = (
                 f"the model's workers serve in pairs, which {exchange.path} can't use here:"

@@ -59,7 +59,10 @@ class Room:
         holding = self._holdings.get(client)
         if holding is not None and holding.open >= self._client_open_max:
             most = self._client_open_max
-            raise FrontRefusal("TOO_MANY_REQUESTS", f"this {client.kind} has {most} open requests")
+            raise FrontRefusal(
+                "TOO_MANY_REQUESTS",
+                f"this {client.kind} has {most} open requests, which is the limit",
+            )
         if self.open >= self._open_max:
             message = f"all clients together have {self._open_max} open requests"
             raise FrontRefusal("TOO_MANY_REQUESTS", message)

@@ -83,7 +83,9 @@ class WorkerAnswered(Exception):
         may get.
         """
         if of_status(answer.status) is Kind.UNUSABLE:
-            raise UnusableAnswer(f"status {answer.status} is no answer to the request")
+            raise UnusableAnswer(
+                f"the worker answered with status {answer.status}, which no client may get"
+            )
         body = bytearray()
         try:
             async with asyncio.timeout(FAILED_BODY_S):

@@ -168,5 +168,5 @@ def percent(message: str) -> bytes:
 def unpadded(payload: bytes) -> bytes:
     """Payload of a padded frame without its padding; raises ConnectionFault."""
     if not payload or payload[0] >= len(payload):
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame has more padding than payload")
     return payload[1 : len(payload) - payload[0]]

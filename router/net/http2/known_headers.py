@@ -73,7 +73,7 @@ def _check_sizes(block: bytes) -> None:
     while at < len(block) and block[at] & 0xE0 == 0x20:
         count += 1
         if count > SIZES_MAX:
-            raise HPACKDecodingError("too many sizes of the table")
+            raise HPACKDecodingError("a header block changes the size of the table too often")
         at = _after_integer(block, at, 0x1F)
 
 

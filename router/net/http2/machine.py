@@ -174,7 +174,9 @@ class Connection(Control):
             size_kind, flags, number = HEAD.unpack_from(data, at)
             size = size_kind >> 8
             if size > FRAME_MAX:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+                raise ConnectionFault(
+                    Code.FRAME_SIZE_ERROR, f"a frame has {size} bytes, which is over the bound"
+                )
             begin, after = at + 9, at + 9 + size
             if after > end:
                 break
@@ -192,7 +194,9 @@ class Connection(Control):
         unread = self._unread
         if not self.began:
             if not PREFACE.startswith(unread[: len(PREFACE)]):
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "no HTTP/2")
+                raise ConnectionFault(
+                    Code.PROTOCOL_ERROR, "the connection does not begin with HTTP/2's preface"
+                )
             if len(unread) < len(PREFACE):
                 return False
             unread = self._unread = unread[len(PREFACE) :]
@@ -200,14 +204,16 @@ class Connection(Control):
         if len(unread) < 9:
             return False
         if unread[3] != SETTINGS or unread[4] & ACK:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a first frame that is not SETTINGS")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         self._greeted = True
         return True
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Any frame but DATA, which is taken without a step more."""
         if self._block is not None and (kind != CONTINUATION or number != self._block.number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block was not ended")
+            raise ConnectionFault(
+                Code.PROTOCOL_ERROR, "another frame came before the end of a header block"
+            )
         if kind == WINDOW_UPDATE:
             self._window_update(number, payload)
         elif kind == HEADERS:
@@ -221,7 +227,7 @@ class Connection(Control):
         elif kind == PING:
             self._ping(flags, number, payload)
         elif kind == PUSH_PROMISE:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a client can't push")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE came from a client")
         elif kind == PRIORITY:
             self._priority(number, payload)
         else:
@@ -230,7 +236,7 @@ class Connection(Control):
     def _data(self, flags: int, number: int, payload: bytes) -> None:
         stream = self.streams.get(number)
         if stream is None and self._is_idle(number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA outside a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA came on no open stream")
         size = len(payload)
         self._received += size
         if self._received > _GIVEN_BACK:
@@ -281,7 +287,9 @@ class Connection(Control):
         trouble = ""
         if flags & HAS_PRIORITY:
             if len(payload) < 5:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a priority has 5 bytes")
+                raise ConnectionFault(
+                    Code.FRAME_SIZE_ERROR, "the priority in HEADERS must have 5 bytes"
+                )
             if U32.unpack_from(payload)[0] & WINDOW_MAX == number:
                 trouble = "its own dependency"
             payload = payload[5:]
@@ -294,7 +302,9 @@ class Connection(Control):
     def _continuation(self, flags: int, payload: bytes) -> None:
         block = self._block
         if block is None:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION without headers")
+            raise ConnectionFault(
+                Code.PROTOCOL_ERROR, "CONTINUATION came without HEADERS before it"
+            )
         if len(payload) < SMALL_FRAME:
             self._calm.control()
         block.add(payload)

@@ -258,16 +258,20 @@ class Sending:
         """Adds to the window of the connection. Raises ConnectionFault."""
         self._room += room
         if self._room > WINDOW_MAX:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of over 2^31 - 1")
+            raise ConnectionFault(
+                Code.FLOW_CONTROL_ERROR, "the connection's window exceeds 2^31 - 1"
+            )
 
     def resize(self, window: int, streams: Collection[Stream]) -> None:
         """Sets another initial window for each stream. Raises ConnectionFault."""
         if window > WINDOW_MAX:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of over 2^31 - 1")
+            raise ConnectionFault(
+                Code.FLOW_CONTROL_ERROR, "the initial window in SETTINGS exceeds 2^31 - 1"
+            )
         if window + self._granted_most > WINDOW_MAX:
             self._granted_most = max((stream.granted for stream in streams), default=0)
             if window + self._granted_most > WINDOW_MAX:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window of over 2^31 - 1")
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window exceeds 2^31 - 1")
         if window > self.window:
             self._ready.update(self._waiting)
         self.window = window
@@ -275,7 +279,9 @@ class Sending:
     def frames_of(self, size: int) -> None:
         """Sets the size of the largest frame that the peer takes. Raises ConnectionFault."""
         if not FRAME_MAX <= size < 1 << 24:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"frames of {size} bytes")
+            raise ConnectionFault(
+                Code.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {size}, which is out of range"
+            )
         self._frame_max = min(size, 1 << 16)
 
     def give_credit(self, stream: Stream) -> None:

@@ -72,9 +72,13 @@ class Http2Server:
         for name, handler in handlers.items():
             method = f"/{service}/{name}"
             if any(map(isasyncgenfunction, (handler.unary_stream, handler.stream_stream))):
-                raise NotImplementedError(f"{method}: answers that are yielded, not written")
+                raise NotImplementedError(
+                    f"the handler of {method} yields its answers; handlers here must write them"
+                )
             if handler.request_deserializer or handler.response_serializer:
-                raise NotImplementedError(f"{method}: messages that are not bytes")
+                raise NotImplementedError(
+                    f"the handler of {method} takes or gives other objects than bytes"
+                )
             self._methods[method] = handler
 
     async def start(self, host: str, port: int) -> None:

@@ -105,7 +105,7 @@ class Door:
         with self._file.open("rb") as opened:
             content = opened.read(FILE_BYTES_MAX + 1)
         if len(content) > FILE_BYTES_MAX:
-            raise ConfigError(f"more than {FILE_BYTES_MAX >> 20} MiB")
+            raise ConfigError(f"the key file has more than {FILE_BYTES_MAX >> 20} MiB")
         if content == self._content:
             return False
         ring = KeyRing.of(parse_yaml(content.decode(), ""))

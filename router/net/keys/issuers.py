@@ -64,7 +64,10 @@ class Issuers:
             try:
                 import jwt
             except ImportError:
-                raise ConfigError("issuers need the extra kvroute[oidc] - at `$.issuers`") from None
+                raise ConfigError(
+                    "issuers need a package that is not installed: pip install 'kvroute[oidc]'"
+                    " - at `$.issuers`"
+                ) from None
             self._jwt: Any = jwt
         for issuer in issuers:
             if urlsplit(issuer.jwks).scheme == "file":
@@ -171,7 +174,9 @@ class Issuers:
                 if key.get("use", "sig") == "sig" and key.get("kty") != "oct":
                     keys[str(key.get("kid", ""))] = self._jwt.PyJWK(key)
         except (KeyError, TypeError, AttributeError, self._jwt.PyJWTError) as error:
-            raise ValueError(f"no set of keys: {type(error).__name__}") from error
+            raise ValueError(
+                f"the answer is no JSON Web Key Set: {type(error).__name__}"
+            ) from error
         if keys.keys() != self._keys[issuer.issuer].keys():
             self._verified.clear()  # of a key that is taken back no token counts
         self._keys[issuer.issuer] = keys
@@ -194,12 +199,12 @@ async def _get(issuer: Issuer) -> bytes:
         session.get(issuer.jwks, ssl=context, headers=headers, allow_redirects=False) as answer,
     ):
         if answer.status != 200:
-            raise ValueError(f"status {answer.status}")
+            raise ValueError(f"the answer has HTTP status {answer.status}")
         content = await answer.content.read(BYTES_MAX + 1)
         while len(content) <= BYTES_MAX and (more := await answer.content.read(BYTES_MAX)):
             content += more
     if len(content) > BYTES_MAX:
-        raise ValueError(f"over {BYTES_MAX} bytes")
+        raise ValueError(f"the answer has more than {BYTES_MAX} bytes")
     return content
 
 

@@ -125,7 +125,7 @@ class KeyRing:
         except msgspec.ValidationError as error:
             raise ConfigError(of_value(error, KeyFile)) from error
         except RecursionError as error:
-            raise ConfigError("nested too deep") from error
+            raise ConfigError("the key file is nested too deep") from error
 
     @property
     def has_certificates(self) -> bool:
@@ -188,7 +188,7 @@ def _check_issuers(file: KeyFile) -> None:
     """Raises ConfigError."""
     names: Collection[str] = [issuer.issuer for issuer in file.issuers]
     if len(set(names)) != len(names):
-        raise ConfigError("an issuer is there twice - at `$.issuers`")
+        raise ConfigError("an issuer is listed twice - at `$.issuers`")
     for i, issuer in enumerate(file.issuers):
         url = urlsplit(issuer.jwks)
         if url.scheme not in ("https", "file") or (url.scheme == "https" and not url.hostname):

@@ -10,7 +10,7 @@ from router.net.listener.connections import Connections
 
 
 class HttpCollector(Collector):
-    """Reads the counters of ports. A registry has one of these."""
+    """Exports the counters of ports' connections. A registry has one of these."""
 
     def __init__(self, *ports: Connections) -> None:
         self._ports = ports

@@ -139,9 +139,9 @@ def test_lines_of_other_metrics_are_not_even_parsed() -> None:
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
-        ("", "no vllm:num_requests_running"),
-        ("<html>502 Bad Gateway</html>", "no vllm:num_requests_running"),
-        (SGLANG_PAGE, "no vllm:num_requests_running"),
+        ("", "lacks vllm:num_requests_running"),
+        ("<html>502 Bad Gateway</html>", "lacks vllm:num_requests_running"),
+        (SGLANG_PAGE, "lacks vllm:num_requests_running"),
         ('vllm:num_requests_running{engine="0"} 1\n', "no vllm:num_requests_waiting"),
         ('vllm:num_requests_running{engine="0" 1\n', "metrics page"),
         ('vllm:num_requests_running{engine="0"} one\n', "metrics page"),
