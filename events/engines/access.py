@@ -78,8 +78,8 @@ class EngineAccess:
         return self.credentials.tls
 
     def headers(self, others: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Headers of a request: the given ones, with the engine's key instead of a client's if
-        the engine has a key.
+        """Headers of a request: the given ones, with the engine's key instead of a client's if the
+        engine has a key.
         """
         key = self.credentials.api_key
         if not key:

@@ -107,9 +107,8 @@ class AnswerProtocol(ResponseHandler):
 
     @override
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """Called by aiohttp with a parsed head: drops an interim one, and closes the connection
-        for one without a
-        request.
+        """Called by aiohttp with a parsed head: drops an interim one, and closes the connection for
+        one without a request.
         """
         message = data[0]
         if self._left is None:

@@ -101,8 +101,7 @@ class Fence:
 
     def shut_out(self, plane: Plane, publisher: bytes, now_s: float) -> float | None:
         """Shuts out a publisher whose message was over its budget; `changes` is due then. Returns
-        the pause in
-        seconds; None: it was shut out already.
+        the pause in seconds; None: it was shut out already.
         """
         here = self._planes[plane]
         if publisher in here.out:

@@ -244,8 +244,8 @@ class FleetView:
         return self._perform(source, effects, now_s)
 
     def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
-        """Applies a message of the load subject; returns the changed source, or None when it
-        was dropped.
+        """Applies a message of the load subject; returns the changed source, or None when it was
+        dropped.
         """
         message = decode(Heartbeat, payload)
         if isinstance(message, Unreadable):
@@ -305,8 +305,8 @@ class FleetView:
         complete: bool,
         now_s: float,
     ) -> list[Pull]:
-        """Applies a snapshot by its last facts, the earlier ones being staged; returns
-        recoveries to perform.
+        """Applies a snapshot by its last facts, the earlier ones being staged; returns recoveries
+        to perform.
         """
         source = self.sources.get(key)
         if source is None:
@@ -377,8 +377,8 @@ class FleetView:
         return worker_id in self._ranks
 
     def on_lost(self, worker_id: str, messages: int, now_s: float) -> None:
-        """Records that messages of a worker were dropped unread: its streams are suspect until
-        they beat.
+        """Records that messages of a worker were dropped unread: its streams are suspect until they
+        beat.
         """
         ranks = self.ranks(worker_id)
         if ranks:

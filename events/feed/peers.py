@@ -546,8 +546,8 @@ class Peers:
         return Totals(requests, blocks, prefill_tokens), (requests_then, blocks_then)
 
     def take_lost(self) -> list[tuple[float, Demand]]:
-        """Demands of replicas that stopped, restarted or fell silent since the last call, with
-        the times.
+        """Demands of replicas that stopped, restarted or fell silent since the last call, with the
+        times.
         """
         lost, self._lost = self._lost, []
         return lost

@@ -57,8 +57,8 @@ class Predictions:
     def add(
         self, slot: int, prefixes: HashArray, ttl_s: float, blocks_max: int, now_s: float
     ) -> None:
-        """Predicts blocks of a worker. ttl_s: seconds for which all its predictions hold from
-        now on.
+        """Predicts blocks of a worker. ttl_s: seconds for which all its predictions hold from now
+        on.
         """
         count = len(prefixes)
         if count > blocks_max:

@@ -169,8 +169,8 @@ class Stream:
         return self.complete and not self.lacks
 
     def on_facts(self, message: FactsMessage, size: int, now_s: float) -> list[Effect]:
-        """Applies the next facts message; returns effects. size: its bytes, for the bound of
-        the buffer.
+        """Applies the next facts message; returns effects. size: its bytes, for the bound of the
+        buffer.
         """
         effects = self._meet(message.epoch, now_s)
         if effects is None:
@@ -257,8 +257,7 @@ class Stream:
 
     def on_recovery_failed(self, reason: str, from_ring: bool, now_s: float) -> list[Effect]:
         """Records a recovery without an answer; returns effects. After a ring a snapshot is
-        requested at once,
-        after a snapshot at a beat.
+        requested at once, after a snapshot at a beat.
         """
         self._requested = False
         if self._in_step:
@@ -275,8 +274,8 @@ class Stream:
         return self._recover_now("resync asked for", now_s)
 
     def on_connection(self, connected: bool, now_s: float) -> None:
-        """Records that this router's connection to NATS was made or lost. Messages in between
-        are lost.
+        """Records that this router's connection to NATS was made or lost. Messages in between are
+        lost.
         """
         self._connected = connected
         self._confirmed = False

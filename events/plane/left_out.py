@@ -65,8 +65,8 @@ class LeftOut:
         self._for_good.update(reasons)
 
     def remove(self, block: EngineHash) -> None:
-        """Records that a copy of a block is gone; does nothing for a block that was not left
-        out.
+        """Records that a copy of a block is gone; does nothing for a block that was not
+        left out.
         """
         copies = self._copies.get(block)
         if copies is None:

@@ -76,8 +76,7 @@ class MapKeeper:
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts a background task that writes the blocks of the rank to its file, at intervals of
-        pause_s,
-        until `finish`; returns at once.
+        pause_s, until `finish`; returns at once.
         """
         self._keeping = supervisor.keep(self._keep, "map")
 

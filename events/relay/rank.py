@@ -173,8 +173,8 @@ class Rank(RankStream[Ledger]):
         return self._heal_from(0 if self._kept is None else self._kept[0].seq)
 
     def on_message(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
-        """Applies a batch that the engine published. now_s: also the start of a new epoch, if
-        there is one.
+        """Applies a batch that the engine published. now_s: also the start of a new epoch, if there
+        is one.
         """
         if self.state is EngineState.STARTING:
             effects = self._begin(seq, now_s)

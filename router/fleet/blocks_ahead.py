@@ -46,9 +46,8 @@ class BlocksAhead:
         output_tokens: int,
         promised: Callable[[int], float],
     ) -> None:
-        """promised: KV blocks that picks may reserve of the worker in each slot; NaN where
-        unknown, which is
-        enough for any request.
+        """promised: KV blocks that picks may reserve of the worker in each slot; NaN where unknown,
+        which is enough for any request.
         """
         self._pool, self._loads = pool, loads
         self._prompt, self._output_tokens, self._promised = prompt, output_tokens, promised
@@ -62,8 +61,8 @@ class BlocksAhead:
         self._prompt_blocks = np.zeros(rows)
 
     def has_enough(self, row: int, now_s: float) -> bool:
-        """Whether a worker (row) has enough free KV blocks for this request's prompt and
-        expected output.
+        """Whether a worker (row) has enough free KV blocks for this request's prompt and expected
+        output.
         """
         self._look(row)
         return not self.short[row] and (not self.unsure[row] or self.settle(row, now_s))

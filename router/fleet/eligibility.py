@@ -37,8 +37,8 @@ class Barred:
         make: Callable[[], Sequence[str]],
     ) -> None:
         """mask: True for each row that is barred; None: no row is. counts: number of rows by
-        reason. make:
-        returns the reason of each row, empty where it is not barred; called at the first use.
+        reason. make: returns the reason of each row, empty where it is not barred; called at the
+        first use.
         """
         self.mask = mask
         self.counts = counts
@@ -118,8 +118,7 @@ class Exclusions:
 
 def answering_first(barred: Barred, last: Sequence[str]) -> Barred:
     """Adds workers of the last resort to the barred rows, if any other worker may be picked, or
-    could be if
-    it had room. last: see Matched.
+    could be if it had room. last: see Matched.
     """
     if not any(last):
         return barred
@@ -131,8 +130,7 @@ def answering_first(barred: Barred, last: Sequence[str]) -> Barred:
 
 def loaded_first(barred: Barred, lora_name: str, pool: Pool, full: Column) -> Barred:
     """Adds workers that would have to load the LoRA to the barred rows, while a worker that lists
-    it may
-    be picked and has room: a load costs time, and may evict another LoRA that is in use.
+    it may be picked and has room: a load costs time, and may evict another LoRA that is in use.
     """
     of_lora = pool.made(Loras).of(lora_name)
     if of_lora is None:
@@ -151,9 +149,8 @@ class Loras:
         self._known: dict[str, tuple[Flags, Flags]] = {}
 
     def of(self, lora_name: str) -> tuple[Flags, Flags] | None:
-        """Two columns: True where the LoRA is listed, and where it would be loaded. None: no
-        worker of the pool
-        loads LoRAs.
+        """Two columns: True where the LoRA is listed, and where it would be loaded. None: no worker
+        of the pool loads LoRAs.
         """
         if not self._loading:
             return None

@@ -39,8 +39,7 @@ class Models:
 
     def is_whole(self, name: str) -> bool:
         """Whether a name is that of a model rather than of a LoRA: it is configured, or a worker
-        served a model
-        of that name lately.
+        served a model of that name lately.
         """
         return name in self._names or name in self._seen_whole
 

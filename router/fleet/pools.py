@@ -196,10 +196,8 @@ class Pools:
         on_moved: Callable[[WorkerKey, int], None] = lambda *_: None,
     ) -> None:
         """ejected: returns why a worker is ejected; empty: it isn't. The owner calls `on_ejected`
-        when that has
-        changed, and `on_capacity` when capacities have. on_moved: called with the new slot of a
-        worker that
-        had another one.
+        when that has changed, and `on_capacity` when capacities have. on_moved: called with the new
+        slot of a worker that had another one.
         """
         self._on_moved = on_moved
         self._view = view
@@ -298,8 +296,8 @@ class Pools:
 
     def free(self, pool: Pool, of_role: npt.NDArray[np.bool_] | None) -> int:
         """Number of requests that a pool's workers have room for: the free slots of those that are
-        not full, 1
-        for a worker whose slots are unknown. of_role: True for workers that count; None: all.
+        not full, 1 for a worker whose slots are unknown. of_role: True for workers that count;
+        None: all.
         """
         columns = self.columns[:, pool.slots]
         counts = columns[_FULL] == 0
@@ -340,10 +338,8 @@ class Pools:
         """The workers of a model that are up, and the others, each with the reason.
 
         model: any of its names; empty: the only model of the fleet. ready: whether the fleet is
-        known. An
-        unknown name stands for the model whose workers may load it (`loading_model`). Raises
-        Refusal if no
-        worker serves it, up or not.
+        known. An unknown name stands for the model whose workers may load it (`loading_model`).
+        Raises Refusal if no worker serves it, up or not.
         """
         parts = self._pools.get(model)
         if parts is None and ready and (base := self.loading_model(model)):
@@ -362,9 +358,8 @@ class Pools:
         return parts
 
     def last_resorts(self, model: str, ready: bool) -> tuple[LastResort, ...]:
-        """Pools for a request that no worker of `live` may take, in the order of trying: the
-        silent workers,
-        then the silent and the ejected ones together. Empty: there are none.
+        """Pools for a request that no worker of `live` may take, in the order of trying: the silent
+        workers, then the silent and the ejected ones together. Empty: there are none.
         """
         if model not in self._last_resorts:
             up, down = self.live(model, ready)
@@ -431,8 +426,8 @@ class Pools:
 
     def table(self, pool: Pool) -> npt.NDArray[np.float64]:
         """The present columns of a pool, shape (len(COLUMNS), workers of the pool). Read only:
-        where the pool's
-        slots are contiguous they are a view of the fleet's own columns, else a copy.
+        where the pool's slots are contiguous they are a view of the fleet's own columns, else a
+        copy.
         """
         if pool.span is not None:
             return self.columns[:, pool.span]

@@ -150,9 +150,8 @@ class PrefillRates:
         )
 
     def table(self, last_slot: int) -> npt.NDArray[np.float64]:
-        """Columns of all workers up to a slot, indexed by slot: rate (0: the anchor's), ends_s,
-        the least wait,
-        known tokens, prompts open. Read only.
+        """Columns of all workers up to a slot, indexed by slot: rate (0: the anchor's), ends_s, the
+        least wait, known tokens, prompts open. Read only.
         """
         if last_slot >= self._columns.shape[1]:
             self._make_room(last_slot)

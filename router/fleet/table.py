@@ -12,8 +12,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 class Row(NamedTuple):
     """Columns of a worker that are kept up to date (router/fleet/pools.py), with properties
-    computed from
-    them.
+    computed from them.
     """
 
     block_size: float

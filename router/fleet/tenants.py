@@ -30,8 +30,8 @@ class Tenants:
         self.by_name: dict[str, TenantNumbers] = {}
 
     def on_pick(self, tenant: str, prompt_tokens: int, overlap_tokens: int) -> None:
-        """Counts a request that got a worker; overlap_tokens: cached on the worker that
-        computes the prompt.
+        """Counts a request that got a worker; overlap_tokens: cached on the worker that computes
+        the prompt.
         """
         numbers = self._of(tenant)
         numbers.prompt_tokens += prompt_tokens

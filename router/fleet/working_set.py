@@ -68,8 +68,8 @@ class WorkingSets:
         return blocks
 
     def table(self, last_slot: int) -> Column:
-        """Number of blocks in the working set of all workers up to a slot, indexed by slot.
-        Read only.
+        """Number of blocks in the working set of all workers up to a slot, indexed by slot. Read
+        only.
         """
         there = len(self._blocks)
         if last_slot >= there:

@@ -166,10 +166,8 @@ class Exchange:
         """The options of a route (kvroute.client.RouteOptions) that the request sets.
 
         by_load: the prompt is replaced by its estimated length, at most tokens_max; its tenant is
-        charged
-        by all of its bytes. output_tokens: length of a usual answer, if known; the client's bound
-        counts
-        where it is less.
+        charged by all of its bytes. output_tokens: length of a usual answer, if known; the client's
+        bound counts where it is less.
         """
         facts = self.facts
         options: dict[str, Any] = {}
@@ -234,8 +232,7 @@ class Exchange:
         tokens: Mapping[str, Any] | None = None,
     ) -> Upstream:
         """The request to the worker. headers: from the pick. fields, tokens: for the body's top
-        level: a pair's
-        fields, or an engine's chat_tokens for a body that may_have_tokens.
+        level: a pair's fields, or an engine's chat_tokens for a body that may_have_tokens.
         """
         facts, more = self.facts, dict(fields or {})
         absent = not more
@@ -276,8 +273,8 @@ class Exchange:
 
     def answered(self, status: int, content_type: str, encoding: str = "") -> Verdict:
         """Reads the head of a worker's answer, and says what to do with it. encoding:
-        Content-Encoding; compressed
-        bytes, which the gateway requests from no worker, are passed on unread.
+        Content-Encoding; compressed bytes, which the gateway requests from no worker, are passed on
+        unread.
         """
         is_stream = content_type.lower().startswith("text/event-stream") and (
             encoding.lower() in ("", "identity")
@@ -330,8 +327,7 @@ class Exchange:
 
     def ended(self, blame: Blame | None = None) -> Outcome:
         """Records the end of the answer, and returns the outcome. blame: None for a whole answer,
-        unless the
-        engine ended its stream with an error.
+        unless the engine ended its stream with an error.
         """
         if self.outcome is None:
             if blame is None and (status := self._reader.error_status()) is not None:
@@ -344,9 +340,9 @@ class Exchange:
         return self.outcome
 
     def broke(self, blame: Blame, reason: str, message: str) -> bytes:
-        """Records that the worker failed after bytes were passed on; returns the last bytes for
-        the client: an
-        event with the error for a stream. Other answers have no form for an error, and are cut.
+        """Records that the worker failed after bytes were passed on; returns the last bytes for the
+        client: an event with the error for a stream. Other answers have no form for an error, and
+        are cut.
         """
         self.ended(blame)
         if not self._reader.is_stream:
@@ -357,9 +353,8 @@ class Exchange:
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Owner of an answer: the identity, unless it has a tenant, and the tenant. Without keys
-        it is the tenant
-        in the headers, which a proxy that checks callers sets.
+        """Owner of an answer: the identity, unless it has a tenant, and the tenant. Without keys it
+        is the tenant in the headers, which a proxy that checks callers sets.
         """
         identity = self.identity
         if identity is None:
@@ -389,16 +384,14 @@ class Exchange:
 
 def goes_by_load(reason: str | None, code: str) -> bool:
     """Whether a request is routed by load alone after a router refused its body. code: name of the
-    gRPC
-    status.
+    gRPC status.
     """
     return reason in _BY_LOAD or (reason is None and code in _BY_LOAD_WITHOUT_REASON)
 
 
 def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """A client's headers that are passed on to a worker, by names in lower case; values of a
-    repeated name
-    are joined.
+    repeated name are joined.
     """
     pairs = list(headers)
     of_connection = _of_connection(pairs)

@@ -51,8 +51,7 @@ def whole(raw: Raw | bytes) -> int | None:
 
 def flag(raw: Raw | bytes) -> bool | None:
     """Reads a JSON value as a boolean, such as true, 1, 1.0, "true", "on", "yes", and their
-    opposites;
-    None: it is none.
+    opposites; None: it is none.
     """
     written = _scalar(raw)
     if written is None:

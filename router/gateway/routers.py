@@ -12,9 +12,8 @@ from kvroute.v1 import WorkerStatus
 
 
 class Router(AbstractAsyncContextManager[Any], Protocol):
-    """Interface of a router, or of its replicas; used between __aenter__ and __aexit__. Its
-    methods raise
-    KvRouteError.
+    """Interface of a router, or of its replicas; used between __aenter__ and __aexit__. Its methods
+    raise KvRouteError.
     """
 
     @property

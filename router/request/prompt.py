@@ -137,15 +137,14 @@ class Prompt:
     @property
     def only_block_size(self) -> int:
         """The only block size in which this prompt can be compared; 0: any size, also for a prompt
-        without a full
-        block, which matches nothing.
+        without a full block, which matches nothing.
         """
         return self.hashes_block_size if self.token_count >= self.hashes_block_size else 0
 
     @property
     def hash_bytes(self) -> int:
-        """Approximate bytes of its hashes: the caller's BlockHashes, and PrefixHashes in blocks
-        of 16 tokens.
+        """Approximate bytes of its hashes: the caller's BlockHashes, and PrefixHashes in blocks of
+        16 tokens.
         """
         return 2 * self._hashes.nbytes or self.token_count // 2
 
@@ -204,8 +203,7 @@ class Prompt:
         block size.
 
         It is made of the last PrefixHash, which is computed once a worker is picked, and of the
-        tokens after
-        it, or of the digest. BlockHashes are taken in their own block size.
+        tokens after it, or of the digest. BlockHashes are taken in their own block size.
         """
         size = self.hashes_block_size or block_size
         prefixes = self.prefixes(size)

@@ -204,10 +204,8 @@ class Refusal(Exception):
 
     def copy(self) -> "Refusal":
         """The same refusal without its traceback, for an owner that stores it: frames refer to the
-        request, and a
-        request that stores its refusal would be in a cycle, which the garbage collector frees hours
-        later
-        (router/app/cli/run.py).
+        request, and a request that stores its refusal would be in a cycle, which the garbage
+        collector frees hours later (router/app/cli/run.py).
         """
         return Refusal(self.reason, self.message, self.retry_after_s, self.metadata)
 

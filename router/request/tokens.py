@@ -180,11 +180,9 @@ class Prompts:
         random_share: Callable[[], float] | None = None,
         access: Access | None = None,
     ) -> None:
-        """models: settings by name; tokens of other models come from workers. random_share:
-        returns a number from 0
-        to 1 for each prompt that may be audited. access: returns credentials for a worker by its id
-        and
-        address, or for a render service (no id); None: without keys.
+        """models: settings by name; tokens of other models come from workers. random_share: returns
+        a number from 0 to 1 for each prompt that may be audited. access: returns credentials for a
+        worker by its id and address, or for a render service (no id); None: without keys.
         """
         self.proof = Proof()
         self.digests: dict[str, str] = {}
@@ -250,8 +248,7 @@ class Prompts:
 
     def configure(self, models: Mapping[str, ModelPrompts]) -> None:
         """Puts another configuration in force: canaries run again for every worker, and models
-        whose settings
-        changed are compared again.
+        whose settings changed are compared again.
         """
         changed = [
             name
@@ -298,8 +295,8 @@ class Prompts:
         return made
 
     def estimate(self, ask: PromptAsk, error: PromptError) -> PromptTokens:
-        """An estimate of a prompt's length after `error`, which is raised where no estimate may
-        be made.
+        """An estimate of a prompt's length after `error`, which is raised where no estimate may be
+        made.
         """
         if ask.require or error.reason in REFUSED:
             try:
@@ -318,8 +315,8 @@ class Prompts:
 
     def on_pick(self, reservation_id: str, made: PromptTokens, worker_id: str = "") -> PromptTokens:
         """Records the worker of a prompt, to compare the answer's token count later. Returns the
-        tokens, which are
-        marked unverified for an odd worker, and for another worker than the one that gave them.
+        tokens, which are marked unverified for an odd worker, and for another worker than the one
+        that gave them.
         """
         own = made.own
         if made.only_for and made.only_for != worker_id:

@@ -98,8 +98,8 @@ class WorkerExists(AlreadyExists):
 
 
 class Unavailable(KvRouteError):
-    """The router or its workers can't serve the call now; the retries within the deadline are
-    used up.
+    """The router or its workers can't serve the call now; the retries within the deadline are used
+    up.
     """
 
 

@@ -64,9 +64,8 @@ def answer_writer(core: RouterCore) -> AnswerWriter:
 def explanations(
     decision: Decision, refusal: Refusal | None, core: RouterCore, writer: AnswerWriter
 ) -> Iterator[bytes]:
-    """Describes every candidate of a decision that reserved nothing. The yielded parts, joined,
-    are one
-    Explanation.
+    """Describes every candidate of a decision that reserved nothing. The yielded parts, joined, are
+    one Explanation.
 
     A part has ROWS_MAX candidates at most, so that other tasks run between two of them.
     """
@@ -111,8 +110,8 @@ def _rows(number: int, decision: Decision, writer: AnswerWriter) -> Iterator[byt
 
 
 class PrefillWorkers:
-    """Writes the PrefillWorker message of pairs; the part that a heartbeat determines is
-    written once.
+    """Writes the PrefillWorker message of pairs; the part that a heartbeat determines is written
+    once.
     """
 
     def __init__(self, workers: Collection[object]) -> None:

@@ -51,8 +51,7 @@ class Later:
 
     def settle(self) -> None:
         """Calls on_done, and drops the reference to it: the two refer to each other, and the
-        garbage collector
-        frees cycles hours later only (router/app/cli/run.py).
+        garbage collector frees cycles hours later only (router/app/cli/run.py).
         """
         on_done, self.on_done = self.on_done, _nothing
         on_done()
@@ -91,8 +90,8 @@ class Waiting(Later):
         trace: RouteTrace | None = None,
     ) -> None:
         """due: observers that learn how the request ends. read: the request. tells: whether its
-        caller wants
-        messages about its place in the queue. trace: its spans; None: it is not sampled.
+        caller wants messages about its place in the queue. trace: its spans; None: it is not
+        sampled.
         """
         super().__init__()
         self.request = request

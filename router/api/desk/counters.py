@@ -135,8 +135,8 @@ class Metrics:
         self._watches.set_function(watches)
 
     def cache_reported(self, predicted: int, reported: int) -> None:
-        """Counts a request's cached tokens, as its engine reported them; predicted: the number
-        in our answer.
+        """Counts a request's cached tokens, as its engine reported them; predicted: the number in
+        our answer.
         """
         self.cached_tokens.inc(reported)
         self.cached_tokens_predicted.inc(predicted)

@@ -67,14 +67,10 @@ class Desk:
         tracing: Tracing | None = None,
     ) -> None:
         """fault: counts and logs an error of the router itself in a method, with its effect;
-        returns the refusal
-        for the caller, where there is no other answer. admission: requests that wait. soon:
-        schedules a
-        function after other tasks had a turn. observed: observers of a share of the decisions;
-        None: there
-        are none. on_change: called when reserved load may have changed. tracing: spans of requests
-        whose
-        callers' spans are sampled; None: no spans.
+        returns the refusal for the caller, where there is no other answer. admission: requests that
+        wait. soon: schedules a function after other tasks had a turn. observed: observers of a
+        share of the decisions; None: there are none. on_change: called when reserved load may have
+        changed. tracing: spans of requests whose callers' spans are sampled; None: no spans.
         """
         self._core = core
         self._writer = answer_codec.answer_writer(core)
@@ -96,8 +92,8 @@ class Desk:
         item: Callable[[bytes | None, float], Answered | Later | Steps] | None = None,
         leave: Callable[[Later], None] | None = None,
     ) -> RouteItems:
-        """Returns what decides the items of one stream of requests. item, leave: replace the
-        desk's own.
+        """Returns what decides the items of one stream of requests. item, leave: replace the desk's
+        own.
         """
         item = item or partial(self.item, caller=caller)
         return RouteItems(item, self.cancel, leave or self.leave, self.outlook, self.unsent)
@@ -130,8 +126,7 @@ class Desk:
         self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting | Steps:
         """Answers an item of a stream as `route` does; one of more than LONG_BYTES in steps. None:
-        the item
-        holds no request.
+        the item holds no request.
         """
         if request is None:
             refusal = Refusal(Reason.INVALID_FIELD, "the item holds no request")
@@ -143,9 +138,8 @@ class Desk:
     def steps(
         self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Steps:
-        """Decides a request of more than LONG_BYTES as `route` does, in as many steps as its
-        length needs; the
-        last step reserves.
+        """Decides a request of more than LONG_BYTES as `route` does, in as many steps as its length
+        needs; the last step reserves.
         """
         now_s, due = self._clock(), None
         try:
@@ -210,8 +204,7 @@ class Desk:
         self, request: RouteMessage, caller: Caller = UNVERIFIED
     ) -> Generator[None, None, list[bytes]]:
         """The decision that `route` would make: the parts of an ExplainResponse; raises Refusal. A
-        generator that
-        yields between steps.
+        generator that yields between steps.
         """
         received, parsed = yield from self._read(request, caller)
         waits = self.admission.may_wait(request_codec.read_wait(received, 0.0, inf))

@@ -15,8 +15,8 @@ _DECISIONS = fleet_pb2.FindDecisionsResponse.DECISIONS_FIELD_NUMBER
 def past_decisions(
     reservations: Reservations, wanted: str, now_s: float
 ) -> Generator[None, None, bytes]:
-    """A FindDecisionsResponse; raises Refusal for an invalid id. A generator that yields
-    between steps.
+    """A FindDecisionsResponse; raises Refusal for an invalid id. A generator that yields between
+    steps.
     """
     if not 0 < len(wanted) <= TEXT_MAX:
         raise Refusal(

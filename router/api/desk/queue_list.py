@@ -29,8 +29,8 @@ def listed(
     now_s: float,
     identity: Identity = ANYBODY,
 ) -> Generator[None, None, bytes]:
-    """A ListQueueResponse with the models that an identity may use. A generator that yields
-    between steps.
+    """A ListQueueResponse with the models that an identity may use. A generator that yields between
+    steps.
     """
     sees_all = identity.models == EVERYTHING
     model = admission.base_model(request.model) if request.model else ""

@@ -114,8 +114,8 @@ class Reports:
         return b"".join(written)
 
     def of_peer(self, payload: bytes) -> bytes:
-        """Applies steps of our reservations that another replica passes on; returns the
-        answer's bytes.
+        """Applies steps of our reservations that another replica passes on; returns the answer's
+        bytes.
         """
         request = router_pb2.ReportRequest()
         try:
@@ -132,8 +132,7 @@ class Reports:
 
     def step(self, message: router_pb2.Progress, caller: Reporter) -> router_pb2.ProgressOutcome:
         """Applies one reported step here or at another replica, and returns its outcome. A request
-        of another
-        identity counts as unknown.
+        of another identity counts as unknown.
         """
         if not self._may(message, caller):
             self._metrics.calls_denied.labels("Router/Report", Reason.PERMISSION_DENIED).inc()

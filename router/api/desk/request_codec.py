@@ -96,8 +96,7 @@ def read_request(
     message: ReceivedRequest, core: RouterCore, caller: Caller = UNVERIFIED
 ) -> Request:
     """Reads a caller's RouteRequest into a Request; raises Refusal. Lowers the message's priority
-    to the
-    highest that the caller may have.
+    to the highest that the caller may have.
     """
     if caller.usage is not None and message.priority > (most := caller.allowed(message.priority)):
         message.priority = most
@@ -213,8 +212,8 @@ def read_progress(message: router_pb2.Progress) -> Progress | str:
 
 
 def read_wait_step(message: router_pb2.Progress) -> WaitStep | str:
-    """Reads a step that names a request by its id; for an invalid one returns a sentence that
-    says why.
+    """Reads a step that names a request by its id; for an invalid one returns a sentence that says
+    why.
     """
     if message.reservation_id:
         return "a step names a reservation_id or a request_id, not both"

@@ -55,11 +55,10 @@ class RouteItems:
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
         """route: answers a RouteRequest (None: the item has none) at once, later, or in steps;
-        raises Refusal. Its
-        number is the seconds that the caller goes on waiting (0: its time is over). cancel: ends a
-        reservation that no caller wants. leave: ends the wait of a request. outlook: a request's
-        place in
-        the queue. unsent: ends the reservation of an answer that could not be sent.
+        raises Refusal. Its number is the seconds that the caller goes on waiting (0: its time is
+        over). cancel: ends a reservation that no caller wants. leave: ends the wait of a request.
+        outlook: a request's place in the queue. unsent: ends the reservation of an answer that
+        could not be sent.
         """
         self._route = route
         self._cancel = cancel
@@ -91,15 +90,14 @@ class RouteItems:
 
     def take_late(self) -> bytes | None:
         """A message with the results that came since the last one, which counts as sent now; None:
-        there are
-        none.
+        there are none.
         """
         self._late_sending, self._late_made = self._late_made, []
         return self._late.take() if len(self._late) else None
 
     def take_told(self) -> bytes | None:
-        """A message with the places of waiting items in the queue; None: no caller wants more
-        of them.
+        """A message with the places of waiting items in the queue; None: no caller wants more of
+        them.
         """
         if not self._told:
             return None
@@ -123,10 +121,9 @@ class RouteItems:
 
     def decide(self, batch: Batch) -> "Deciding":
         """An iterator that decides item by item, and gives a message whenever SLICE_S is spent and
-        at the end.
-        None instead of a message: other tasks should run, and there is nothing to send. A message
-        counts as
-        sent when the next one is taken; `close` ends what the last one reserved.
+        at the end. None instead of a message: other tasks should run, and there is nothing to send.
+        A message counts as sent when the next one is taken; `close` ends what the last one
+        reserved.
         """
         return Deciding(self, batch, self._route, self._clock, self._cpu_clock)
 
@@ -147,17 +144,16 @@ class RouteItems:
             self._cancel(reservation)
 
     def begin(self, index: int) -> None:
-        """Forgets an earlier item with this index, so that a later cancel of the index means
-        the new item.
+        """Forgets an earlier item with this index, so that a later cancel of the index means the
+        new item.
         """
         self._answered.pop(index, None)
 
     def answer(
         self, index: int, answered: Answered | Later, results: Results, made: list[Reservation]
     ) -> None:
-        """Adds an item's answer to a message's results and its reservation to `made`, or queues
-        the item. Raises
-        Refusal.
+        """Adds an item's answer to a message's results and its reservation to `made`, or queues the
+        item. Raises Refusal.
         """
         if isinstance(answered, Later):
             if answered.outcome is None:

@@ -97,8 +97,7 @@ class Guard:
         entrance: Entrance | None = None,
     ) -> None:
         """clock: monotonic seconds. read_s: seconds in which a client must read a message of a
-        stream. entrance:
-        checks callers' keys; None: every caller is let in.
+        stream. entrance: checks callers' keys; None: every caller is let in.
         """
         self.read_s = read_s
         self._entrance = entrance
@@ -155,8 +154,7 @@ class Guard:
     @contextmanager
     def message(self, method: str, content: RouteMessage) -> Iterator[None]:
         """Measures a request from this process's own gateway or picker, and counts its bytes as in
-        flight
-        meanwhile; raises Refusal, which is counted.
+        flight meanwhile; raises Refusal, which is counted.
         """
         try:
             self.limits.of(method).check_message(content)
@@ -176,8 +174,7 @@ class Guard:
 
     def enter(self, call: Call, method: str) -> Coroutine[Any, Any, None] | None:
         """Checks an RPC's headers; raises RefusedError. Returns a coroutine if keys of the token's
-        issuer must be
-        fetched first.
+        issuer must be fetched first.
         """
         entrance = self._entrances.get(method)
         if entrance is None:

@@ -58,9 +58,8 @@ class DecisionFeed:
     async def watch(
         self, request: fleet_pb2.WatchDecisionsRequest, age_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        """Yields WatchDecisionsResponses, the first at once, until the stream's age. Raises
-        Refusal when too
-        many calls are open, and for an invalid share.
+        """Yields WatchDecisionsResponses, the first at once, until the stream's age. Raises Refusal
+        when too many calls are open, and for an invalid share.
         """
         if not 0 <= request.share <= 1:
             raise Refusal(

@@ -42,8 +42,7 @@ class Entrance:
 
     def enter(self, call: Call, size: int = 0) -> Usage:
         """Usage of the caller of an admitted call, for as long as its task runs; raises Refusal.
-        size: bytes of
-        the call's message.
+        size: bytes of the call's message.
         """
         usage: Usage = call.entered
         CURRENT.set(usage)

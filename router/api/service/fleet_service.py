@@ -53,10 +53,9 @@ class FleetService:
         watchers: Watchers,
     ) -> None:
         """admission: the requests that wait. send_control: sends a fleet command to every replica.
-        register:
-        starts a relay; runs_relay: whether this router runs one for a worker. keep: waits until the
-        commands
-        in force are on the disk; None: they are not saved. watchers: of decisions.
+        register: starts a relay; runs_relay: whether this router runs one for a worker. keep: waits
+        until the commands in force are on the disk; None: they are not saved. watchers: of
+        decisions.
         """
         self._core = core
         self._admission = admission

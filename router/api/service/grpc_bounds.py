@@ -30,8 +30,7 @@ class GrpcBounds:
 
     def stream_age_s(self, connection_age_s: float | None) -> float | None:
         """Age in seconds at which a stream ends: less than a connection's grace, which may begin
-        right after the
-        stream opened, so that the end of a connection breaks no stream.
+        right after the stream opened, so that the end of a connection breaks no stream.
         """
         return None if connection_age_s is None else 0.8 * self.age_grace_s
 

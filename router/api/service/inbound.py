@@ -41,8 +41,8 @@ class Limit:
     others."""
 
     def check_message(self, content: RouteMessage) -> None:
-        """Checks a Route message's size as `check` does; a prompt without tokens has a limit of
-        its own.
+        """Checks a Route message's size as `check` does; a prompt without tokens has a limit of its
+        own.
         """
         size = len(content)
         if size <= self.bytes_max or size > self.text_bytes_max or not text_form(content):

@@ -14,8 +14,8 @@ from router.api.service.calls import Context, sent
 
 
 class LateResults:
-    """Sends late results of one RouteStream call. A context manager: at its end waiting items
-    are dropped.
+    """Sends late results of one RouteStream call. A context manager: at its end waiting items are
+    dropped.
     """
 
     def __init__(

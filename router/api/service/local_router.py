@@ -83,8 +83,7 @@ class LocalRequest(NamedTuple):
 
 def local_request(**options: Unpack[RouteOptions]) -> LocalRequest:
     """Makes the request for these options, at most one of which is a prompt. Raises TypeError,
-    OverflowError
-    and ValueError for values that don't fit their fields, and as settle_body does.
+    OverflowError and ValueError for values that don't fit their fields, and as settle_body does.
     """
     body = settle_body(options)
     fields: dict[str, Any] = {
@@ -156,9 +155,8 @@ class LocalRouter(RequestCalls[LocalRequest]):
     async def list_workers(
         self, model: str | None = None, *, away: bool = False
     ) -> list[WorkerStatus]:
-        """Every worker that the router knows, by id and rank; model None: of all models. away:
-        only workers that
-        stopped answering.
+        """Every worker that the router knows, by id and rank; model None: of all models. away: only
+        workers that stopped answering.
         """
         content = await self._list_workers(model or "", only_away=away)
         return list(ListWorkersResponse.FromString(content).workers)

@@ -53,8 +53,7 @@ class PromptsService:
 
 def read_render(content: bytes) -> tuple[ReceivedRequest, Source | None]:
     """Reads a RenderRequest: the request whose tokens are wanted, and the source of the tokens
-    (None: the
-    configured source); raises Refusal.
+    (None: the configured source); raises Refusal.
     """
     try:
         message = prompts_pb2.RenderRequest.FromString(content)

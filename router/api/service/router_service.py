@@ -39,9 +39,8 @@ class RouterService:
         stream_age_s: float | None = None,
     ) -> None:
         """guard: wraps the handlers. stopping: set when the server drains, so that open streams
-        end. texts: takes
-        prompts without tokens. stream_age_s: age in seconds at which a stream ends at the latest;
-        None: never.
+        end. texts: takes prompts without tokens. stream_age_s: age in seconds at which a stream
+        ends at the latest; None: never.
         """
         self.guard = guard
         self._desk = desk
@@ -91,9 +90,8 @@ class RouterService:
 
 
 def traceparent_field(context: Context) -> bytes:
-    """RouteRequest field with the traceparent from an RPC's metadata, if that is sampled; it is
-    the parent of
-    the RPC itself, while the message's own field names the caller's work.
+    """RouteRequest field with the traceparent from an RPC's metadata, if that is sampled; it is the
+    parent of the RPC itself, while the message's own field names the caller's work.
     """
     for name, value in context.invocation_metadata() or ():
         if name == HEADER and isinstance(value, str):
@@ -105,8 +103,7 @@ def traceparent_field(context: Context) -> bytes:
 
 def byte_handlers(router: RouterService) -> dict[str, Handler]:
     """Handlers of Router's methods, by method; they take and give bytes, which are measured before
-    protobuf
-    reads them.
+    protobuf reads them.
     """
     return {
         "Route": grpc.unary_unary_rpc_method_handler(router.Route),

@@ -56,8 +56,7 @@ class GrpcServer:
         bounds: GrpcBounds = GRPC_BOUNDS,
     ) -> None:
         """certificates: for the TCP port; None: without TLS, as on unix sockets. http: bounds on
-        connections; None:
-        the defaults.
+        connections; None: the defaults.
         """
         guard = router.guard
         self._settings = settings
@@ -115,8 +114,7 @@ class GrpcServer:
 
     def set_serving(self, *, ready: bool) -> None:
         """Sets the states of the health service: liveness is SERVING while the process runs; all
-        others follow
-        `ready`, and stay NOT_SERVING once a drain began.
+        others follow `ready`, and stay NOT_SERVING once a drain began.
         """
         ready = ready and not self._draining
         serving = health_pb2.HealthCheckResponse.SERVING
@@ -149,8 +147,8 @@ def http2_server(
     bounds: GrpcBounds = GRPC_BOUNDS,
 ) -> Http2Server:
     """Makes the configured server, without methods. bytes_max: of the largest message of any
-    method. gate:
-    checks calls; None: all are let in. http: bounds on connections; None: the defaults.
+    method. gate: checks calls; None: all are let in. http: bounds on connections; None: the
+    defaults.
     """
     contexts = None
     if certificates is not None:

@@ -25,8 +25,7 @@ class StreamLives:
     @contextmanager
     def of(self, call: Context, age_s: float | None) -> Iterator[None]:
         """Wraps an RPC: at its age, or when the server drains, received batches are answered, and
-        no further one
-        is read. age_s None: no age ends it.
+        no further one is read. age_s None: no age ends it.
         """
         timer = None
         if age_s is not None:

@@ -59,8 +59,8 @@ class TextWaiting(Later):
 
 
 class Texts:
-    """Step between a server's handlers and the desk, which makes the tokens of prompts that
-    have none.
+    """Step between a server's handlers and the desk, which makes the tokens of prompts that have
+    none.
     """
 
     def __init__(self, desk: Desk, core: RouterCore, prompts: Prompts) -> None:
@@ -83,8 +83,7 @@ class Texts:
         self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
     ) -> Answered:
         """Answers a request, after a wait if need be; raises Refusal, which is counted. A caller
-        that is cancelled
-        leaves the queue.
+        that is cancelled leaves the queue.
         """
         answered: Answered | Later
         if text_form(request):
@@ -242,8 +241,7 @@ class Texts:
         self, request: ReceivedRequest, left_s: float, source: Source | None = None
     ) -> PromptTokens:
         """The tokens of a text or a body, or an estimate of their number; raises Refusal. source:
-        replaces the
-        configured source.
+        replaces the configured source.
         """
         if left_s <= 0:
             raise _too_late()

@@ -115,8 +115,7 @@ class WorkerFeed:
         self, model: str, identity: Identity = ANYBODY, *, only_away: bool = False
     ) -> bytes:
         """A ListWorkersResponse with the workers that an identity may see. only_away: those that
-        stopped
-        answering, unless so many stopped at once that NATS may have failed.
+        stopped answering, unless so many stopped at once that NATS may have failed.
         """
         pieces = []
         async for source, settled, ages in self._statuses(model, only_away=only_away):
@@ -129,8 +128,7 @@ class WorkerFeed:
         self, model: str, age_s: float | None, identity: Identity = ANYBODY
     ) -> AsyncGenerator[bytes, None]:
         """Yields WatchWorkersResponses, first with everything, then with changes, until the
-        stream's age, of the
-        workers that an identity may see.
+        stream's age, of the workers that an identity may see.
 
         Raises Refusal when too many calls are open.
         """

@@ -47,8 +47,7 @@ class WorkersToAsk:
 
     def next(self, model: str) -> EngineAt | None:
         """The next live worker of the model with an address; workers whose tokens differed or were
-        unusable
-        lately come last. None: there is none, or its engine can't make tokens.
+        unusable lately come last. None: there is none, or its engine can't make tokens.
         """
         fleet = self._core.fleet
         try:
@@ -120,8 +119,8 @@ def tokens_trouble(prompts: Prompts) -> Trouble:
 
 
 def proof_trouble(prompts: Prompts) -> Trouble:
-    """Returns a function: why the router's tokens can't be compared with a worker's; empty
-    where they can.
+    """Returns a function: why the router's tokens can't be compared with a worker's; empty where
+    they can.
     """
 
     def trouble(source: Source, model: str) -> str:

@@ -71,8 +71,7 @@ def target_flag(command: Command) -> Command:
 
 def dial(target: str, **options: Any) -> Any:
     """A client (KvRouteClient) of a router, by the running command's flags; raises ConfigError.
-    options: further
-    arguments of the client.
+    options: further arguments of the client.
     """
     from kvroute.client import KvRouteClient
     from router.net.keys.dialing import dial_options

@@ -18,8 +18,8 @@ from router.app.cli.text import add_row, console, line, styled, table
 async def show_workers(
     target: str, model: str, as_json: bool, timeout_s: float, required: int = 0
 ) -> int:
-    """Prints the fleet; returns the exit code. required: number of workers that must be able to
-    get requests.
+    """Prints the fleet; returns the exit code. required: number of workers that must be able to get
+    requests.
     """
     async with dial(target) as client:
         try:

@@ -42,8 +42,8 @@ def engine_flags(
     """Returns a decorator that adds a flag for each key of EngineSettings.
 
     without: keys that the command takes in another form. required: whether click refuses a command
-    line
-    that lacks a key without a default. engines: kinds of engines beyond those of EngineSettings.
+    line that lacks a key without a default. engines: kinds of engines beyond those of
+    EngineSettings.
     """
 
     def decorate(command: Command) -> Command:

@@ -86,8 +86,7 @@ def settings_flags(
     """Returns a decorator that adds --config and one flag for each scalar key of a configuration.
 
     short: second flags, by the dotted names of their keys. first_week: whether help lists only the
-    keys
-    with that mark; the other flags work all the same.
+    keys with that mark; the other flags work all the same.
     """
 
     def decorate(command: Command) -> Command:

@@ -40,8 +40,7 @@ together and copy it once."""
 
 def settle() -> None:
     """Sets up this process: the garbage collector looks for cycles rarely, threads take short
-    turns, and malloc
-    gives free memory back to the system.
+    turns, and malloc gives free memory back to the system.
     """
     sys.setswitchinterval(THREAD_TURN_S)
     # Nearly all that we make is freed by its count of references. Looking for cycles among what was

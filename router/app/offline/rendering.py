@@ -56,8 +56,8 @@ def show_rendered(
 def differences(
     ours: bytes, theirs: bytes, text_of: Callable[[bytes], str] = lambda _: ""
 ) -> Iterator[str]:
-    """Lines about the first token that differs; none if the tokens are equal. text_of: token
-    bytes -> text.
+    """Lines about the first token that differs; none if the tokens are equal. text_of: token bytes
+    -> text.
     """
     if ours == theirs:
         return

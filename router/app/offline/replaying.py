@@ -23,12 +23,10 @@ def show_replay(
     files: Sequence[Path], names: Sequence[str], routing: RoutingSettings, as_json: bool
 ) -> int:
     """Prints each policy's comparison with the logged decisions; returns exit code 1 when a line
-    could not be
-    read.
+    could not be read.
 
     names: of policies. Raises ConfigError for an unknown policy, and ClickException when no line
-    was
-    read, or a policy needs hashes that were not logged.
+    was read, or a policy needs hashes that were not logged.
     """
     opinions = []
     for name in names:

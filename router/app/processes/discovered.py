@@ -19,8 +19,7 @@ class DiscoveredWorkers:
     """Performs discovery's effects on the core, and answers its questions about workers.
 
     A drain by command is an operator's: a worker that was held back since its pod was not ready
-    gets
-    requests again only where no such drain is in force.
+    gets requests again only where no such drain is in force.
     """
 
     def __init__(
@@ -34,8 +33,8 @@ class DiscoveredWorkers:
         completed: Callable[[EngineSettings], EngineSettings],
         on_change: Callable[[], None],
     ) -> None:
-        """completed: adds settings from the model's configuration. on_change: called when room
-        may have changed.
+        """completed: adds settings from the model's configuration. on_change: called when room may
+        have changed.
         """
         self._core = core
         self._relays = relays

@@ -42,10 +42,8 @@ class Listeners:
         accesses: EngineAccesses | None = None,
     ) -> None:
         """serving: returns whether new calls are taken. console: on the port of the metrics.
-        tracing: spans of
-        requests at the gateway and the picker. accesses: credentials for engines. Raises
-        ConfigError for an
-        invalid address.
+        tracing: spans of requests at the gateway and the picker. accesses: credentials for engines.
+        Raises ConfigError for an invalid address.
         """
         self._config = config
         self._locks = locks
@@ -91,9 +89,8 @@ class Listeners:
     async def start(
         self, router: RouterService, fleet: FleetService, local: Router, tasks: Tasks
     ) -> None:
-        """Listens on all configured addresses. local: the router as the gateway and the picker
-        call it. Raises
-        ConfigError for an address that can't be used.
+        """Listens on all configured addresses. local: the router as the gateway and the picker call
+        it. Raises ConfigError for an address that can't be used.
         """
         config, locks = self._config, self._locks
         self._grpc = GrpcServer(

@@ -15,8 +15,7 @@ class Locks:
 
     def __init__(self, config: ServeConfig) -> None:
         """Raises ConfigError for unreadable files, an invalid address to listen on, and a listener
-        that serves a
-        network without keys and without its switch.
+        that serves a network without keys and without its switch.
         """
         self.followed = Followed()
         """Files that are read again as they change."""

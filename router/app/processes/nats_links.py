@@ -148,8 +148,8 @@ class NatsLinks:
         )
 
     async def connect(self, tasks: Tasks) -> None:
-        """Connects and subscribes; returns when facts are read, however long that takes without
-        a server.
+        """Connects and subscribes; returns when facts are read, however long that takes without a
+        server.
         """
         broker, peers, feed, link = self.broker, self.peers, self.feed, self.link
         if broker is None or peers is None or feed is None or link is None:

@@ -108,8 +108,8 @@ class OwnRelays:
 
     @property
     def broker(self) -> BrokerStatus | None:
-        """The relays' connection to NATS, with sums since this router's start; None: there was
-        none yet.
+        """The relays' connection to NATS, with sums since this router's start; None: there was none
+        yet.
         """
         current = self._process.broker if self._process is not None else None
         if current is None or self._lost is None:
@@ -151,8 +151,8 @@ class OwnRelays:
             raise Refusal(Reason.INVALID_FIELD, twice[1], metadata={"field": field})
 
     def start(self, settings: EngineSettings, *, registered: bool) -> None:
-        """Runs a relay from now on, restarted after failures; the connection to NATS must have
-        been opened.
+        """Runs a relay from now on, restarted after failures; the connection to NATS must have been
+        opened.
         """
         supervisor = Supervisor(f"worker {settings.id}", self._rng, on_trouble=self._failed)
         kept = _Kept(settings, registered, self._clock(), supervisor)
@@ -174,8 +174,8 @@ class OwnRelays:
         return state.epoch if state is not None else None
 
     def look_at_models(self, worker_id: str) -> None:
-        """Has a worker's relay read its list of models again, since the worker lacked a model
-        that it listed.
+        """Has a worker's relay read its list of models again, since the worker lacked a model that
+        it listed.
         """
         kept = self._kept.get(worker_id)
         if kept is not None and kept.number is not None and self._process is not None:

@@ -80,10 +80,8 @@ def spawn(
 
     It has a session of its own, so that Ctrl-C and signals to our process group reach this process
     alone, which ends its children in order. output: where the child writes; None: where this
-    process
-    does. connection: the child's descriptor 0; None: it reads nothing. A missing program ends with
-    code
-    127. Raises OSError when no process can be started or watched.
+    process does. connection: the child's descriptor 0; None: it reads nothing. A missing program
+    ends with code 127. Raises OSError when no process can be started or watched.
     """
     files: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

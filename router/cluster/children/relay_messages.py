@@ -167,8 +167,8 @@ def framed(message: Command | Report) -> bytes:
 
 
 async def read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[M]) -> M:
-    """Reads the next message; raises IncompleteReadError or ConnectionError when the other
-    process ends.
+    """Reads the next message; raises IncompleteReadError or ConnectionError when the other process
+    ends.
     """
     (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
     return decoder.decode(await reader.readexactly(size))

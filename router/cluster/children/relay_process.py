@@ -91,8 +91,7 @@ class RelayProcess:
 
     def begin(self, number: int, settings: EngineSettings) -> "asyncio.Future[str]":
         """Starts a relay. The returned future ends with the relay or the child: its result is an
-        error, or an
-        empty string.
+        error, or an empty string.
         """
         ended = self._ends[number] = asyncio.get_running_loop().create_future()
         self._send(Start(number, settings))

@@ -108,8 +108,7 @@ class KubernetesApi:
         """Yields the lines of a watch that the server ends after this many seconds.
 
         on_open: called once the server has accepted the watch, before the first event. Raises
-        ApiFailed, and
-        LineCut when the connection ends in the middle of a line.
+        ApiFailed, and LineCut when the connection ends in the middle of a line.
         """
         rest = bytearray()
         try:

@@ -49,9 +49,8 @@ class Workers(Protocol):
         """Whether this router runs a relay of discovery for a worker."""
 
     def elsewhere(self, worker_id: str, address: str) -> bool:
-        """Whether another relay, with a higher epoch than ours if ours runs, sends heartbeats for
-        a worker with this
-        id or address.
+        """Whether another relay, with a higher epoch than ours if ours runs, sends heartbeats for a
+        worker with this id or address.
         """
 
     def others(self) -> Collection[str]:
@@ -179,8 +178,8 @@ class FollowedPods:
         why: str,
         now_s: float,
     ) -> None:
-        """Applies the result of an Identify; kind None: it failed, and `why` is a sentence.
-        Returns effects.
+        """Applies the result of an Identify; kind None: it failed, and `why` is a sentence. Returns
+        effects.
         """
         worker = self._workers.get(endpoint.worker_id)
         if worker is None or worker.pod.uid != pod.uid or worker.endpoint != endpoint:

@@ -40,8 +40,7 @@ class Endpoint(NamedTuple):
 
 def endpoints(pod: Pod, plan: Plan) -> list[Endpoint]:
     """The workers of a pod with an address; their id is the pod's name, with the port where there
-    are several.
-    Raises UnusableEngine for an invalid port.
+    are several. Raises UnusableEngine for an invalid port.
     """
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     own = pod.annotations.get(f"{ANNOTATION}port")

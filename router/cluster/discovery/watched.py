@@ -235,8 +235,8 @@ class WatchedPods:
         return [*gone, *put]
 
     def on_open(self) -> None:
-        """Records that the server accepted the watch. Earlier failures count for pauses until
-        an event comes.
+        """Records that the server accepted the watch. Earlier failures count for pauses until an
+        event comes.
         """
         self.trouble = ""
 

@@ -92,8 +92,7 @@ class ControlDesk:
 
     def apply(self, control: Control) -> int:
         """Applies a command. Returns the number of ranks reached; 0 for a command that was applied
-        before, is older
-        than another of its worker, or is of an unknown kind.
+        before, is older than another of its worker, or is of an unknown kind.
         """
         if control.id in self._ids:
             return 0

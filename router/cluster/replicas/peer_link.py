@@ -64,15 +64,13 @@ class PeerLink:
         on_failure: OnFailure,
     ) -> None:
         """broker: a connection of its own, since messages of a connection are read in order, and a
-        verdict about a
-        worker would wait behind the facts of relays.
+        verdict about a worker would wait behind the facts of relays.
 
         tells: whether reserved load is published and read.
 
         on_report: answers another replica's ReportRequest with bytes of a ReportResponse. on_heard:
-        called
-        when another replica's reserved load has changed. demand: returns what waits in this router
-        at a time.
+        called when another replica's reserved load has changed. demand: returns what waits in this
+        router at a time.
         """
         self._broker = broker
         self._core = core
@@ -114,8 +112,7 @@ class PeerLink:
 
     async def stop(self) -> None:
         """Stops the exchange: handles pending reports first, then ends its tasks. Reports of other
-        replicas then fail
-        at once, and not after FORWARD_TIMEOUT_S.
+        replicas then fail at once, and not after FORWARD_TIMEOUT_S.
         """
         for subscription in self._subscriptions:
             await self._broker.unsubscribe(subscription)
@@ -130,10 +127,8 @@ class PeerLink:
         valid name.
 
         A caller can choose any id, whose name becomes a subject of NATS; the server closes the
-        connection of
-        a client that sends a line over 4 KiB. So only names that a replica can have count. The
-        replica need
-        not have sent any message: some send none (fleet.inflight).
+        connection of a client that sends a line over 4 KiB. So only names that a replica can have
+        count. The replica need not have sent any message: some send none (fleet.inflight).
         """
         owner, _, _ = reservation_id.rpartition("-")
         if owner == self._core.replica or REPLICA_NAME.fullmatch(owner) is None:
@@ -141,8 +136,8 @@ class PeerLink:
         return owner
 
     async def forward(self, owner: str, report: bytes) -> bytes | None:
-        """Forwards a ReportRequest to another replica; returns its answer, or None when there
-        is none.
+        """Forwards a ReportRequest to another replica; returns its answer, or None when there is
+        none.
         """
         if self._forwards >= FORWARDS_MAX:
             self.forwarded["busy"] += 1

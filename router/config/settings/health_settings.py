@@ -18,8 +18,7 @@ class OutlierSettings(Settings, frozen=True):
 
 class CapacitySettings(Settings, frozen=True):
     """Learned capacity of workers. A worker at its capacity gets requests only while no worker of
-    its pool has
-    room.
+    its pool has room.
     """
 
     estimate_slots: Annotated[

@@ -114,8 +114,8 @@ class TenantsSettings(Settings, frozen=True):
 
 
 class SiblingsSettings(Settings, frozen=True):
-    """Siblings, requests with the same long uncached prefix: the first goes, the others follow
-    it.
+    """Siblings, requests with the same long uncached prefix: the first goes, the others
+    follow it.
     """
 
     enabled: Annotated[

@@ -38,8 +38,8 @@ class HotPrefixSettings(Settings, frozen=True):
 
 
 class GuardSettings(Settings, frozen=True):
-    """The guard, which moves a pick away from a worker whose queue costs more than its cache
-    saves.
+    """The guard, which moves a pick away from a worker whose queue costs more than its
+    cache saves.
     """
 
     enabled: Annotated[

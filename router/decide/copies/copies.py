@@ -175,8 +175,8 @@ class Copies:
         return True
 
     def waiting(self, waited_s: float, now_s: float) -> list[Copy]:
-        """Copies that were done at least waited_s ago and are not used yet; copies unused for
-        USE_S are ended first.
+        """Copies that were done at least waited_s ago and are not used yet; copies unused for USE_S
+        are ended first.
         """
         old = [copy for copy, done_s in self._waiting.values() if now_s - done_s >= USE_S]
         for copy in old:
@@ -188,8 +188,8 @@ class Copies:
         self._settle(copy, CopyFate.USELESS)
 
     def on_pick(self, worker: WorkerKey, prefixes: HashArray, held_tokens: int) -> None:
-        """Records the use of a worker's copies by a request; held_tokens of its prompt are
-        cached there.
+        """Records the use of a worker's copies by a request; held_tokens of its prompt are cached
+        there.
         """
         for copy in tuple(self._at.get(worker, ())):
             if held_tokens >= copy.prefix.token_count and copy.prefix.begins(prefixes):

@@ -173,8 +173,8 @@ class HotPrefixes:
         return self._settings.enabled
 
     def reconfigure(self, settings: HotPrefixSettings) -> list[Effect]:
-        """Puts other settings in force; returns the effects that cancel copies which end with
-        it.
+        """Puts other settings in force; returns the effects that cancel copies which end
+        with it.
         """
         self._settings = settings
         return [] if settings.enabled else self.forget()

@@ -60,8 +60,7 @@ AHEAD_S = 0.01
 
 class Job(Protocol):
     """What the driver does for one request. The admission queue calls `decide` or `refuse` last,
-    unless
-    `decide` raises.
+    unless `decide` raises.
     """
 
     @property
@@ -128,8 +127,8 @@ class Admission:
         """Decides a request, or queues it; returns its Waiter if it is queued. Raises Refusal.
 
         job: called for a request that is queued. decide: reserves a worker at once, as Job.decide
-        does
-        later; its argument is may_strain. size_bytes: memory that the request takes while it waits.
+        does later; its argument is may_strain. size_bytes: memory that the request takes while it
+        waits.
         """
         may_wait, decision, rule = self.may_wait(wait), None, None
         if self._has_rules and (rule := self._rule_against(request, wait, now_s)) and not may_wait:
@@ -336,8 +335,8 @@ class Admission:
     def measured(
         self, reservation_id: str, prompt_tokens: int, cached_tokens: int, now_s: float
     ) -> None:
-        """Corrects a tenant's charge by the tokens that an engine counted for a prompt, where
-        the router had an estimate.
+        """Corrects a tenant's charge by the tokens that an engine counted for a prompt, where the
+        router had an estimate.
         """
         charged = self._estimates.pop(reservation_id, None)
         tenant = self._tenants.get(reservation_id)

@@ -232,8 +232,7 @@ class RouterCore:
 
     def reconfigure(self, routing: RoutingSettings, models: tuple[ModelSettings, ...] = ()) -> None:
         """Checks settings and puts them in force; raises ConfigError, and changes nothing, for
-        policies
-        that can't be used.
+        policies that can't be used.
         """
         self.use(DecisionSettings.of(routing, models))
 
@@ -326,8 +325,7 @@ class RouterCore:
 
     def remove(self, worker_id: str, tombstone_s: float, now_s: float) -> int:
         """Forgets a worker, and ignores its heartbeats for tombstone_s (0: the configured time).
-        Returns its
-        number of ranks.
+        Returns its number of ranks.
         """
         removed = self.fleet.view.remove(worker_id, now_s + (tombstone_s or TOMBSTONE_S))
         self.on_forgotten(removed, now_s)
@@ -347,8 +345,7 @@ class RouterCore:
         """Does what is due by time. Returns the number of reservations that expired.
 
         Leases, memories and sessions whose time is over end in slices: while `behind` is true, more
-        of
-        them are left for `catch_up`.
+        of them are left for `catch_up`.
         """
         expired = self.catch_up(now_s)
         self.unobserved.look(now_s)

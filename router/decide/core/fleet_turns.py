@@ -58,8 +58,8 @@ class FleetTurns:
 
     @property
     def rests(self) -> int:
-        """Number of peers' bands whose claims do not count for a while, because they left free
-        room unused.
+        """Number of peers' bands whose claims do not count for a while, because they left free room
+        unused.
         """
         return self._rests + sum(share.rests for share in self._shares.values())
 
@@ -76,8 +76,7 @@ class FleetTurns:
 
     def elsewhere(self, model: str = "") -> list[Depth]:
         """Requests that wait in peers, by our bands, the lowest first; of one model, if one is
-        named. The
-        waits are those of the peers' last messages.
+        named. The waits are those of the peers' last messages.
         """
         bands = self._queue.rules.bands
         depths = [Depth() for _ in bands.settings]
@@ -98,8 +97,7 @@ class FleetTurns:
 
     def held(self, pool: Hashable, now_s: float) -> Callable[[int], bool] | None:
         """Returns a function for one round of turns: whether a band of ours has to let peers'
-        requests go
-        first. None: nothing waits in peers.
+        requests go first. None: nothing waits in peers.
         """
         if not self.is_contended or not isinstance(pool, Pool):
             return None

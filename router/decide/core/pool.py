@@ -7,8 +7,7 @@ from router.request.request import Role
 
 class Pool(NamedTuple):
     """Name of a pool: a model, by any of its names or LoRAs, and a role. Requests of one pool wait
-    in one
-    order.
+    in one order.
     """
 
     model: str

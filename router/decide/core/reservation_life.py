@@ -68,8 +68,7 @@ class ReservationLife:
         computes: bool,
     ) -> Reservation:
         """Makes a reservation of a worker without opening it. overlap: of the prompt with that
-        worker's cache.
-        computes: whether the worker computes the prompt itself.
+        worker's cache. computes: whether the worker computes the prompt itself.
         """
         size, prompt = heartbeat_of(source).block_size, request.prompt
         tokens = prompt.token_count
@@ -90,9 +89,8 @@ class ReservationLife:
         )
 
     def hold(self, reservation: Reservation, decision: Decision) -> PrefillHold:
-        """The load that a reservation puts on its prefill worker, the other worker of a pair,
-        until that
-        worker has computed the prompt. Reserves nothing yet.
+        """The load that a reservation puts on its prefill worker, the other worker of a pair, until
+        that worker has computed the prompt. Reserves nothing yet.
         """
         row = decision.order[0]
         key, overlap = decision.sources[row].key, decision.overlap(row)
@@ -108,8 +106,7 @@ class ReservationLife:
 
     def open(self, source: Source, reservation: Reservation, output_tokens: int = 0) -> None:
         """Reserves a pick's load. output_tokens: expected length of the answer. The reservation is
-        listed
-        before anything else changes, so that it can be withdrawn.
+        listed before anything else changes, so that it can be withdrawn.
         """
         self.picks += 1
         load, columns = self.fleet.load(source.key), self.fleet.pools.written
@@ -132,8 +129,7 @@ class ReservationLife:
 
     def predict(self, source: Source, prefixes: HashArray, held_tokens: int, now_s: float) -> None:
         """Predicts that a worker will hold a prompt. held_tokens: tokens of it that the worker's
-        events show
-        already.
+        events show already.
         """
         if size := heartbeat_of(source).block_size:
             # The index knows blocks held beyond these, too, and predicts only the rest.
@@ -147,9 +143,8 @@ class ReservationLife:
         self.fleet.sessions.put(request.session_id, reservation, size, lora_name, now_s)
 
     def time(self, reservation: Reservation, now_s: float) -> None:
-        """Updates what timed policies read of a worker, work under way and working set; for a
-        pair, that of
-        the prefill worker.
+        """Updates what timed policies read of a worker, work under way and working set; for a pair,
+        that of the prefill worker.
         """
         seen = reservation.where_computed()
         source = self.fleet.view.sources[seen.worker]
@@ -169,8 +164,7 @@ class ReservationLife:
         changes nothing.
 
         caller: the reporting client, if known; reports of one client alone eject no worker that
-        serves
-        others.
+        serves others.
         """
         reservation = self.reservations.get(progress.reservation_id)
         if reservation is None:
@@ -342,8 +336,8 @@ class ReservationLife:
             self.fleet.outliers.on_pick(key, reservation_id, now_s)
 
     def keep_ended(self, keep: bool) -> None:
-        """Switches whether ended reservations are kept for `take_ended`, which must be called
-        then.
+        """Switches whether ended reservations are kept for `take_ended`, which must be
+        called then.
         """
         self._ended = (self._ended or []) if keep else None
 

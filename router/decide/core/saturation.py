@@ -45,8 +45,7 @@ class PoolLoad:
 
     @property
     def saturation(self) -> float | None:
-        """(Active + waiting requests) / slots of the pool, 0 or more. None: no worker's
-        slots are
+        """(Active + waiting requests) / slots of the pool, 0 or more. None: no worker's slots are
         known.
         """
         slots = self.slots

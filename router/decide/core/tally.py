@@ -51,8 +51,7 @@ class PickTally:
 
     def model_row(self, model: str) -> int:
         """Row of `by_model` in which a model's picks are counted; the last row is that of all
-        models beyond
-        MODELS_MAX.
+        models beyond MODELS_MAX.
 
         model: the name that the picked worker's engine gives, never a name that a request made up.
         """
@@ -62,8 +61,8 @@ class PickTally:
         return row
 
     def models(self) -> dict[str, list[int]]:
-        """Picks, prompt tokens and usable overlap tokens, by model; models beyond MODELS_MAX
-        are OTHER_MODEL.
+        """Picks, prompt tokens and usable overlap tokens, by model; models beyond MODELS_MAX are
+        OTHER_MODEL.
         """
         counts = self.by_model.tolist()
         picks = {model: counts[row] for model, row in self.model_rows.items()}

@@ -67,8 +67,7 @@ class Unobserved:
 
     def on_sample(self, worker: WorkerKey, missing: int, now_s: float) -> None:
         """Ends requests that an engine's load report no longer counts. missing: number of requests
-        that are
-        reserved there, and not in the report.
+        that are reserved there, and not in the report.
         """
         here = self._open.get(worker)
         if here is None or missing <= 0:

@@ -12,8 +12,7 @@ class Watched(Protocol):
     @property
     def timed(self) -> bool:
         """Whether every pick is timed, for a timed shadow policy or for replays of the decision
-        log; False:
-        only picks of timed policies are.
+        log; False: only picks of timed policies are.
         """
 
 
@@ -28,8 +27,8 @@ class PickObserver(Protocol):
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether the feature needs prompts as tokens; answers then don't invite callers to
-        send hashes alone.
+        """Whether the feature needs prompts as tokens; answers then don't invite callers to send
+        hashes alone.
         """
 
     def on_pick(self, reservation: Reservation, request: Request, now_s: float) -> None:

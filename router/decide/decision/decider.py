@@ -264,8 +264,8 @@ class Decider:
         return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request {counts}")
 
     def take_policy_error(self) -> str:
-        """Returns the error of the last policy that failed since the last call of this; empty:
-        none failed.
+        """Returns the error of the last policy that failed since the last call of this; empty: none
+        failed.
         """
         error, self._policy_error = self._policy_error, ""
         return error

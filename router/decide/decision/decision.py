@@ -122,8 +122,7 @@ class Decision:
     @property
     def rows(self) -> Candidates:
         """The candidates as policies see them. Columns that few policies read (prefill, blocks in
-        use) are
-        made when they are read: read them before this decision's pick is reserved.
+        use) are made when they are read: read them before this decision's pick is reserved.
         """
         if self._rows is None:
             self._rows = Candidates(
@@ -214,8 +213,8 @@ class Decision:
 
     @property
     def computing(self) -> "Decision":
-        """The decision about the worker that computes the prompt: for a pair, that of the
-        prefill worker.
+        """The decision about the worker that computes the prompt: for a pair, that of the prefill
+        worker.
         """
         return self.prefill if self.prefill and self.how is Prefill.REMOTE else self
 

@@ -46,8 +46,8 @@ class Waits:
 
     @classmethod
     def of(cls, rows: Candidates, can: Flags | None, settings: GuardSettings) -> "Waits":
-        """Reads the input from candidates. can: True for each row that can be picked, at least
-        one; None: all.
+        """Reads the input from candidates. can: True for each row that can be picked, at least one;
+        None: all.
         """
         requests = np.maximum(rows.active_slots, 0.0)
         tokens = settings.request_tokens * requests

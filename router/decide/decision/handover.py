@@ -27,8 +27,7 @@ def is_reachable(prefill: Heartbeat) -> bool:
 
 def bootstrap_server(prefill: Heartbeat) -> tuple[str, int]:
     """Host and port of the bootstrap server of a prefill worker, as in kvroute.v1.PrefillWorker;
-    decode
-    engines connect to it. Port 0: the worker has none.
+    decode engines connect to it. Port 0: the worker has none.
     """
     at_once = engine_of(prefill.engine).hand_over is HandOver.AT_ONCE
     if not at_once and prefill.kv_connector != MOONCAKE:

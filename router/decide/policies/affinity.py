@@ -40,9 +40,8 @@ def with_bonus(policy: Policy, bonus: float) -> Policy:
 
 
 def held(barred: Barred, row: int, full: Column) -> Barred:
-    """Returns what is barred under hard affinity: all workers but the session's, if that one may
-    be picked
-    and has room. row: of the session's worker; -1: it is in no row.
+    """Returns what is barred under hard affinity: all workers but the session's, if that one may be
+    picked and has room. row: of the session's worker; -1: it is in no row.
     """
     if row < 0 or full[row] or (barred.mask is not None and barred.mask[row]):
         return barred

@@ -23,8 +23,8 @@ _TRUST = COLUMNS.index("trust")
 
 
 class Candidates:
-    """Live workers of a pool, row by row. Excluded workers are included, since means go over
-    all.
+    """Live workers of a pool, row by row. Excluded workers are included, since means go
+    over all.
     """
 
     __slots__ = (
@@ -90,8 +90,8 @@ class Candidates:
 
     @property
     def total_slots(self) -> Column:
-        """Requests that each worker can run at once; where estimated, one more than the
-        estimate. NaN: unknown.
+        """Requests that each worker can run at once; where estimated, one more than the estimate.
+        NaN: unknown.
         """
         return self._columns[2]
 
@@ -150,8 +150,8 @@ class Candidates:
     @property
     def full(self) -> Column:
         """1 where no slot or no block is left, else 0. An unknown total is never full. A worker at
-        its learned
-        capacity (router/fleet/health/capacity.py) is full, too, as long as another worker has room.
+        its learned capacity (router/fleet/health/capacity.py) is full, too, as long as another
+        worker has room.
         """
         return self._columns[13]
 
@@ -242,8 +242,7 @@ class Candidates:
     @property
     def affinity_key(self) -> int:
         """64-bit key that is the same for requests which belong together: made of session_id;
-        without one, of
-        the prompt's first block, or of the whole prompt if that fills no block.
+        without one, of the prompt's first block, or of the whole prompt if that fills no block.
         """
         if self.request.session_id:
             return xxh3_64_intdigest(self.request.session_id.encode())
@@ -259,14 +258,12 @@ class Candidates:
     @property
     def kv_distance(self) -> Column:
         """Distance over which the prompt's KV cache has to come, on the scale of mean_distance; 0
-        where
-        nothing has to come, and everywhere for requests that are served by one worker.
+        where nothing has to come, and everywhere for requests that are served by one worker.
         """
         return np.zeros(len(self)) if self._kv_distance is None else self._kv_distance
 
     def mean_distance(self, targets: Flags) -> Column:
         """Mean distance from each worker to those where targets is True: 0 the same host, 1 the
-        same rack, 2
-        the same cluster, 3 beyond or unknown; 0 without targets.
+        same rack, 2 the same cluster, 3 beyond or unknown; 0 without targets.
         """
         return self._further.mean_distance(self._pool, targets)

@@ -64,8 +64,8 @@ def configured_of_models(
     fleet: PolicySettings, models: Iterable[ModelSettings]
 ) -> dict[str, PolicySettings]:
     """Settings of models that have routing settings of their own, by each of a model's names;
-    raises
-    ConfigError. fleet: the settings of all other models, from which missing values are taken.
+    raises ConfigError. fleet: the settings of all other models, from which missing values are
+    taken.
     """
     by_name = {}
     for i, model in enumerate(models):

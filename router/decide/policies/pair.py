@@ -56,8 +56,8 @@ def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
 
     kv_distance: from where the KV cache is: 0 the same host, or nothing to fetch; 1 the same rack,
     2 the same cluster, 3 beyond or unknown (router/fleet/topology.py). What is cached on a worker
-    does not travel. A request takes about 0.01 of a worker, so that by way_weight a step of the
-    way is worth one request more in the batch.
+    does not travel. A request takes about 0.01 of a worker, so that by way_weight a step of the way
+    is worth one request more in the batch.
 
     Source: ours; Mooncake's Conductor picks decode workers near the KV cache with room for it, too.
     """

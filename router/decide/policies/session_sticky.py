@@ -39,8 +39,8 @@ def score(rows: Candidates, parameters: StickyParameters) -> Scores:
     share, gives its keys to all others evenly, and gets them back: but for sessions that have gone
     on elsewhere meanwhile, since that is where their KV cache is.
 
-    Source: rendezvous hashing (Thaler, Ravishankar 1998); the bound is that of V. Mirrokni,
-    M. Thorup, M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016: a bin holds at most
+    Source: rendezvous hashing (Thaler, Ravishankar 1998); the bound is that of V. Mirrokni, M.
+    Thorup, M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016: a bin holds at most
     ceil(c * m / n) of m balls, the new one among them. Without the ceiling every worker would be
     over its share while the mean is below 1 / load_factor.
     """

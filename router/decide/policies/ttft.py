@@ -71,12 +71,12 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
 
     ttft_s and room_s are this request's own: an engine begins no prompt that does not fit beside
     those which run. The other terms are what it does to others. evicted_share: a token that takes
-    the place of a token used a minute ago will have that token computed again; a token that takes
-    a free or an old place costs nothing. So a request that lost its cache on a crowded worker
-    goes where there is room, and does not crowd others out in turn. crowded_s: its
-    tokens join the steps of those before it, which become longer. stalled_s: nobody there gets a
-    token while it is computed, which is time between tokens and weighs less. load: its own tokens
-    come the slower, and make those of others slower, the more of the cache is read in each step.
+    the place of a token used a minute ago will have that token computed again; a token that takes a
+    free or an old place costs nothing. So a request that lost its cache on a crowded worker goes
+    where there is room, and does not crowd others out in turn. crowded_s: its tokens join the steps
+    of those before it, which become longer. stalled_s: nobody there gets a token while it is
+    computed, which is time between tokens and weighs less. load: its own tokens come the slower,
+    and make those of others slower, the more of the cache is read in each step.
 
     Source: ours. Workers without reports all have the configured rate.
     """

@@ -49,8 +49,8 @@ full queue, so that two requests can't displace one another."""
 
 
 class QueueFull(Refusal):
-    """Refusal of a request by a bound of the queue, or because a request of higher priority
-    took its place.
+    """Refusal of a request by a bound of the queue, or because a request of higher priority took
+    its place.
     """
 
 
@@ -67,10 +67,8 @@ class AdmissionQueue:
         """Raises ConfigError for an unknown order, and for two bands of one name.
 
         fleet: facts about the workers, which some orders read; a driver that gives them also sets
-        the
-        prefixes of requests. look_past: number of requests without room that later ones may
-        overtake at
-        a time.
+        the prefixes of requests. look_past: number of requests without room that later ones may
+        overtake at a time.
         """
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
@@ -170,8 +168,7 @@ class AdmissionQueue:
 
     def share_of(self, waiter: Waiter, now_s: float) -> float:
         """Share of a pool, 0 to 1, that may be in use for requests of a waiter's band to get
-        workers. The
-        waiter need not be in the queue.
+        workers. The waiter need not be in the queue.
         """
         waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
         bands = self._rules.bands
@@ -185,8 +182,8 @@ class AdmissionQueue:
     def waiters(
         self, wanted: Callable[[Hashable], bool] = lambda _: True
     ) -> Iterator[tuple[Hashable, Waiter]]:
-        """All waiting requests with their pools, by band, tenant and line. wanted: whether a
-        pool is included.
+        """All waiting requests with their pools, by band, tenant and line. wanted: whether a pool
+        is included.
         """
         return (
             (pool, waiter)
@@ -199,8 +196,7 @@ class AdmissionQueue:
         self, wanted: Callable[[Hashable], bool] = lambda _: True
     ) -> Iterator[tuple[str, list[Waiter]]]:
         """The waiting requests of each band of each pool, with the band's name. wanted: whether a
-        pool is
-        included.
+        pool is included.
         """
         for pool, queue in self._pools.items():
             if queue.count and wanted(pool):
@@ -215,8 +211,7 @@ class AdmissionQueue:
 
     def band_waits_s(self, now_s: float) -> dict[str, float | None]:
         """Expected wait in seconds of a request that comes last in each band, in the pool where it
-        is longest;
-        None: some pool with waiting requests has dispatched none yet.
+        is longest; None: some pool with waiting requests has dispatched none yet.
         """
         queues = [queue for queue in self._pools.values() if queue.count]
         waits: dict[str, float | None] = {}
@@ -249,12 +244,10 @@ class AdmissionQueue:
         held: Callable[[int], bool] | None = None,
     ) -> Iterator[Waiter]:
         """Yields waiting requests in the order of their turns. The driver attempts each, and calls
-        `dispatched`
-        or `passed` before it takes the next. Changes nothing.
+        `dispatched` or `passed` before it takes the next. Changes nothing.
 
         version: number of the pool's state of room; requests that were passed at it are left out.
-        held:
-        whether a band, by its number, has no turn now.
+        held: whether a band, by its number, has no turn now.
         """
         queue = self._pools.get(pool)
         return queue.candidates(version, now_s, held) if queue is not None else iter(())
@@ -298,9 +291,8 @@ class AdmissionQueue:
         return self._early.mode != "never"
 
     def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
-        """Number of requests of the pool that go before a waiting request, and its expected
-        further wait in
-        seconds; None: no request of the pool went yet.
+        """Number of requests of the pool that go before a waiting request, and its expected further
+        wait in seconds; None: no request of the pool went yet.
         """
         queue = self._pools[waiter.pool]
         places = queue.places(waiter, now_s)
@@ -312,12 +304,10 @@ class AdmissionQueue:
 
     def too_long(self, pool: Hashable, waiter: Waiter, now_s: float) -> Refusal | None:
         """The refusal of a new or waiting request whose expected wait is too long; None: it is not
-        too long, or
-        unknown. The driver calls this only while no worker has room.
+        too long, or unknown. The driver calls this only while no worker has room.
 
         A request with no other in front of it is never refused, since the pace is only known from
-        waiting
-        requests.
+        waiting requests.
         """
         queue = self._pools.get(pool)
         if queue is None:
@@ -376,9 +366,8 @@ class AdmissionQueue:
         return True
 
     def backdate(self, waiter: Waiter, arrived_s: float, now_s: float) -> None:
-        """Sets an earlier arrival for a waiting request, which came to another router then; the
-        end of its wait
-        stays.
+        """Sets an earlier arrival for a waiting request, which came to another router then; the end
+        of its wait stays.
         """
         queue = self._pools[waiter.pool]
         queue.remove(waiter)
@@ -386,8 +375,8 @@ class AdmissionQueue:
         queue.add(waiter, now_s)
 
     def timeout(self, waiter: Waiter, now_s: float) -> Refusal:
-        """The refusal of a request whose wait is over; a passed deadline of its own is the
-        driver's to report.
+        """The refusal of a request whose wait is over; a passed deadline of its own is the driver's
+        to report.
         """
         waited_s = now_s - waiter.arrived_s
         return Refusal(

@@ -59,8 +59,7 @@ class Sums:
 
     def largest_tenants(self, most: int) -> list[tuple[str, int]]:
         """The tenants with the most waiting requests, at most `most`, with their numbers; the sum
-        of the other
-        tenants comes last as OTHER.
+        of the other tenants comes last as OTHER.
         """
         ranked = self.tenants.most_common()
         if rest := sum(count for _, count in ranked[most:]):
@@ -75,9 +74,8 @@ def rows(
     wanted: Callable[[Hashable], bool] = lambda _: True,
     held: Callable[[Hashable, int, float], bool] = lambda *_: False,
 ) -> Iterator[Row]:
-    """Yields the first waiting requests of each pool, at most `most` in all. wanted: whether a
-    pool is
-    included. held: whether requests of other routers go before a band of it now.
+    """Yields the first waiting requests of each pool, at most `most` in all. wanted: whether a pool
+    is included. held: whether requests of other routers go before a band of it now.
 
     Places and bands are those of the moment of the call; between two rows requests may come and go.
     """

@@ -62,8 +62,8 @@ class Bounds:
                 del self._tenants[waiter.tenant]
 
     def breached(self, waiter: Waiter, without: Waiter | None = None) -> Bound | None:
-        """The first bound that a new request would exceed, if the request `without` left for
-        it; None: none.
+        """The first bound that a new request would exceed, if the request `without` left for it;
+        None: none.
         """
         settings = self._settings
         tenant = self._tenants.get(waiter.tenant, _NONE)
@@ -82,8 +82,7 @@ class Bounds:
 
     def worst(self, waiter: Waiter, bound: Bound) -> Waiter | None:
         """The waiting request of the lowest priority, of equal ones the last that came, that a
-        bound counts
-        together with the new request; None: there is none.
+        bound counts together with the new request; None: there is none.
         """
         of_tenant = bound in (Bound.TENANT_WAITING, Bound.TENANT_MIB)
         tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all

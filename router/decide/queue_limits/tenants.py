@@ -34,8 +34,8 @@ class Tenants:
         self.configure(settings)
 
     def configure(self, settings: TenantsSettings) -> None:
-        """Puts other settings in force. Requests in flight stay counted as long as any tenant
-        has a quota.
+        """Puts other settings in force. Requests in flight stay counted as long as any tenant has a
+        quota.
         """
         self._settings = settings
         every = (settings.default, *settings.named.values())

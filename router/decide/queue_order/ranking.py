@@ -23,8 +23,8 @@ WHERE = "$.queue.order"
 
 
 class Ranking:
-    """An order, or several of which each decides between requests that are equal by those
-    before it.
+    """An order, or several of which each decides between requests that are equal by those before
+    it.
     """
 
     def __init__(self, parts: Sequence[tuple[Order, float]], sight: Sight) -> None:

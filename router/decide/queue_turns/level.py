@@ -54,8 +54,7 @@ class Level:
 
     def places(self, tenant: str, weight: float, waiter: Waiter) -> float:
         """Number of the band's requests that go until a request has gone, itself included, by its
-        place in its
-        tenant's line and that tenant's share. weight: of the tenant.
+        place in its tenant's line and that tenant's share. weight: of the tenant.
         """
         line = self._lines.get(tenant)
         of_line = 1 if line is None else line.place(waiter) + 1

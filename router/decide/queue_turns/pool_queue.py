@@ -76,16 +76,15 @@ class PoolQueue:
         return [entry[3] for line in self._levels[number].lines() for entry in line.entries]
 
     def wait_s(self, number: int, now_s: float) -> float | None:
-        """Expected wait of a request that comes last in a band, in seconds; None: no request
-        went yet.
+        """Expected wait of a request that comes last in a band, in seconds; None: no request went
+        yet.
         """
         of_band = self._levels[number].count + 1.0
         return self.rate.wait_s(self._of_all_bands(number, of_band, self.count + 1.0), now_s)
 
     def places(self, waiter: Waiter, now_s: float) -> float:
         """Number of the pool's requests that go until a request has gone, itself included, by the
-        present order
-        and shares. Sets the key and the band of a request that is not queued yet.
+        present order and shares. Sets the key and the band of a request that is not queued yet.
         """
         comes = not waiter.waits
         if comes:

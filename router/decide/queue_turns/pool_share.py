@@ -101,9 +101,8 @@ class PoolShare:
         strict: bool,
         weight_of: Callable[[int], float] = lambda _: 1.0,
     ) -> None:
-        """replica: this router's name, which orders equal claims. weights: of the bands, by
-        number. weight_of:
-        weight of a tenant, by its number.
+        """replica: this router's name, which orders equal claims. weights: of the bands, by number.
+        weight_of: weight of a tenant, by its number.
         """
         self._replica = replica
         self._weights = weights
@@ -156,8 +155,7 @@ class PoolShare:
 
     def hear(self, replica: str, bands: Mapping[int, Band]) -> None:
         """Sets the requests that wait in another router, by band; empty: none, or that router is
-        gone.
-        `bands` becomes this object's.
+        gone. `bands` becomes this object's.
         """
         for level, band in bands.items():
             flow = self._flows.get((replica, level))

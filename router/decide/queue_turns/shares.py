@@ -54,8 +54,8 @@ class Shares(Generic[Flow]):
 
     @property
     def overdrawn_count(self) -> int:
-        """Number of flows without waiting requests that are remembered, since they overdrew
-        their share.
+        """Number of flows without waiting requests that are remembered, since they overdrew their
+        share.
         """
         return len(self._finishes)
 

@@ -44,8 +44,8 @@ class Siblings:
         return len(self._leads)
 
     def run_of(self, waiter: Waiter) -> int | None:
-        """PrefixHash of the run of blocks that makes requests siblings; None: the request has
-        none.
+        """PrefixHash of the run of blocks that makes requests siblings; None: the request
+        has none.
         """
         chain = waiter.prefixes
         if not self.enabled or chain is None or waiter.block_size <= 0:

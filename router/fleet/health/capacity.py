@@ -174,8 +174,8 @@ class Capacities:
         return before != (known.slots, known.running_max, known.block_share)
 
     def on_served(self, key: WorkerKey) -> bool:
-        """Learns from a request that was served to its end. Returns whether the worker's
-        capacity changed.
+        """Learns from a request that was served to its end. Returns whether the worker's capacity
+        changed.
         """
         known = self._learned.get(key)
         if known is None or known.block_share >= 1.0:
@@ -198,8 +198,7 @@ class Capacities:
         estimated yet.
 
         A worker without an estimate of its own has that of workers configured alike, so that it is
-        not
-        preferred to them because its queue counts as none.
+        not preferred to them because its queue counts as none.
         """
         known = self._of(key, heartbeat)
         if known is None or heartbeat.total_slots or not self._settings.estimate_slots:

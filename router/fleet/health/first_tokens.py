@@ -44,8 +44,8 @@ class FirstTokens:
         return now_s - since_s if self.may_judge(self._count - count) else 0.0
 
     def may_judge(self, since: int = LEARNED_MIN) -> bool:
-        """Whether callers report first tokens at all. since: number of first tokens that came
-        while one was owed.
+        """Whether callers report first tokens at all. since: number of first tokens that came while
+        one was owed.
         """
         return self._count >= LEARNED_MIN and since >= 3
 

@@ -215,8 +215,7 @@ class Outliers:
         not.
 
         sampled_at_s: returns when an engine last answered its relay; None: the relay takes no
-        samples.
-        on_change: called when a worker's `reason` has changed.
+        samples. on_change: called when a worker's `reason` has changed.
         """
         self.enabled = enabled
         self.bounds = bounds or OutlierBounds()
@@ -333,13 +332,11 @@ class Outliers:
             self._eject(worker, standing, Cause.FAILURE_SHARE, now_s)
 
     def on_relay(self, worker: WorkerKey, others: float, seq: int, now_s: float) -> None:
-        """Records what a worker's heartbeat shows. others: requests at the worker that neither
-        this router nor
-        its peers sent.
+        """Records what a worker's heartbeat shows. others: requests at the worker that neither this
+        router nor its peers sent.
 
         seq: number of the worker's last facts message. A worker that computes blocks while it has
-        requests
-        of others does serve.
+        requests of others does serve.
         """
         standing = self._standings.get(worker)
         if standing is None:

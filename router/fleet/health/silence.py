@@ -20,8 +20,8 @@ class SilenceLog:
         self._silent: set[WorkerKey] = set()
 
     def lines(self, sources: Iterable[Source]) -> list[str]:
-        """Log lines about the changes since the last call. Workers that were forgotten have a
-        line elsewhere.
+        """Log lines about the changes since the last call. Workers that were forgotten have a line
+        elsewhere.
         """
         states = {source.key: source.stream.state for source in sources}
         silent = {key for key, state in states.items() if state is StreamState.SILENT}

@@ -101,8 +101,8 @@ class WorkerLoad:
     def close(
         self, prefixes: HashArray, own_blocks: int, now_s: float, new_tokens: int = 0
     ) -> None:
-        """Subtracts the load of a reservation that ends. new_tokens: its prompt tokens that are
-        not computed yet.
+        """Subtracts the load of a reservation that ends. new_tokens: its prompt tokens that are not
+        computed yet.
         """
         close_load(self, prefixes, own_blocks, new_tokens, now_s)
 
@@ -116,8 +116,7 @@ class WorkerLoad:
         peers_then: tuple[int, int] = (0, 0),
     ) -> None:
         """Takes over the engine's load report, whose time sampled_at_s is on this router's clock.
-        used_blocks
-        None: unknown.
+        used_blocks None: unknown.
 
         peers, peers_then: as for `hear`.
         """
@@ -135,9 +134,8 @@ class WorkerLoad:
         self.missing = max(0.0, requests - began + peers_then[0] - running - waiting)
 
     def hear(self, peers: Totals, peers_then: tuple[int, int]) -> None:
-        """Takes over the reservations of peers: those of now, and (requests, blocks) at the time
-        of the last load
-        report.
+        """Takes over the reservations of peers: those of now, and (requests, blocks) at the time of
+        the last load report.
         """
         self.peers = peers
         self.external_requests = max(0.0, self._reported[0] - peers_then[0])
@@ -156,16 +154,16 @@ class WorkerLoad:
         return 1.0 + self.peers.requests / self.requests if self.requests else 1.0
 
     def guessed(self) -> tuple[float, float]:
-        """Estimated (requests, blocks) of `unheard`, if such requests are like the others that
-        are open there.
+        """Estimated (requests, blocks) of `unheard`, if such requests are like the others that are
+        open there.
         """
         requests = self.requests + self.peers.requests
         blocks = self.blocks + self.peers.blocks
         return self.unheard, self.unheard * blocks / requests if requests else 0.0
 
     def reserved(self) -> float:
-        """Our and the peers' requests that the engine's load report did not count, less those
-        that ended since.
+        """Our and the peers' requests that the engine's load report did not count, less those that
+        ended since.
         """
         return self.active_requests() - self.running - self.waiting
 

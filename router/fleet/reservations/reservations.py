@@ -72,8 +72,7 @@ class PrefillHold:
 
 class Reservation(msgspec.Struct, eq=False, gc=False):
     """A request's reserved load on a worker, or on a pair of workers. It has no references that
-    could form
-    a cycle, so that the garbage collector need not track it.
+    could form a cycle, so that the garbage collector need not track it.
     """
 
     id: str
@@ -180,9 +179,8 @@ class Reservations:
 
     def find(self, wanted: str) -> Generator[None, None, list[Reservation]]:
         """Finds open and remembered reservations by an id, the newest first, FIND_MAX at most: the
-        id of a
-        reservation, of a request, or of a client whose request ids begin with it (CLIENT_ID_END). A
-        generator, whose result is the list; it yields between slices.
+        id of a reservation, of a request, or of a client whose request ids begin with it
+        (CLIENT_ID_END). A generator, whose result is the list; it yields between slices.
         """
         fitting = []
         known = [*self._open.values(), *(ended for _, ended in self._ended.values())]
@@ -198,8 +196,8 @@ class Reservations:
         return fitting[:FIND_MAX]
 
     def renew(self, reservation: Reservation, lease_ends_s: float) -> None:
-        """Moves the end of a reservation's lease; all leases are equally long, so the last
-        renewed ends last.
+        """Moves the end of a reservation's lease; all leases are equally long, so the last renewed
+        ends last.
         """
         reservation.lease_ends_s = lease_ends_s
         self._open.move_to_end(reservation.id)

@@ -48,8 +48,7 @@ class Asking:
         only: tuple[str, ...] = (),
     ) -> RoutedRequest:
         """The routed request, with its worker. only: ids of the workers that may be picked; empty:
-        any. Raises
-        KvRouteError.
+        any. Raises KvRouteError.
         """
         by_load = not exchange.has_body
         while True:
@@ -65,8 +64,7 @@ class Asking:
 
     async def endpoints_of(self, pick: Pick) -> tuple[list[str], Mapping[str, str]]:
         """The endpoints to name to Envoy, the picked one first, and headers for the worker; no
-        endpoints: the
-        pick has none.
+        endpoints: the pick has none.
         """
         endpoints = self._endpoints
         first = await endpoints.of(pick.address)

@@ -49,12 +49,9 @@ def envoy_config(
     """The configuration of Envoy, as a tree for YAML or JSON.
 
     shows_answers False: answers don't pass through the picker, which then costs them nothing and
-    can't
-    cut them, but sees neither their end nor their cached tokens. tls_ca_file: CAs by which the
-    pickers'
-    certificates are checked; empty: no TLS. retries: further endpoints of the picker's list on
-    which a
-    request is tried (epp.fallbacks).
+    can't cut them, but sees neither their end nor their cached tokens. tls_ca_file: CAs by which
+    the pickers' certificates are checked; empty: no TLS. retries: further endpoints of the picker's
+    list on which a request is tried (epp.fallbacks).
     """
     config: dict[str, Any] = {
         "static_resources": {

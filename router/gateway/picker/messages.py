@@ -53,8 +53,7 @@ class Part(NamedTuple):
 
 def read(message: bytes) -> tuple[pb.ProcessingRequest, memoryview | None]:
     """Reads a message of a gateway; a body of LONG_BYTES or more is taken out and returned beside
-    it (None:
-    there is none). Raises ValueError.
+    it (None: there is none). Raises ValueError.
     """
     long = None
     if len(message) > ASIDE_BYTES_MAX:
@@ -93,8 +92,7 @@ def _without_body(message: bytes, fields: range, after: int) -> bytes:
 
 def answer_part(message: bytes) -> Part | None:
     """The part of an answer's body in a message; None: the message holds something else, or has to
-    be read
-    whole.
+    be read whole.
     """
     return _part(message, RESPONSE_BODY_TAG)
 
@@ -125,8 +123,8 @@ def _part(message: bytes, tag: int) -> Part | None:
 
 
 def part_of(body: pb.HttpBody, long: memoryview | None) -> Part:
-    """The part of a body in a message that was read whole. long: the body that was taken out,
-    if any.
+    """The part of a body in a message that was read whole. long: the body that was taken out, if
+    any.
     """
     if long is not None:
         return Part(long, body.end_of_stream, None)
@@ -188,9 +186,8 @@ def picked(
     *,
     with_body: bool = False,
 ) -> bytes:
-    """A message that names the endpoints, as the answer to the request's headers or to its
-    buffered body.
-    headers: to add for the worker. taken_out: names of headers to remove.
+    """A message that names the endpoints, as the answer to the request's headers or to its buffered
+    body. headers: to add for the worker. taken_out: names of headers to remove.
     """
     answer = pb.ProcessingResponse()
     kind = answer.request_body if with_body else answer.request_headers
@@ -206,8 +203,7 @@ def picked(
 
 def unpicked(taken_out: Iterable[str] = (), *, with_body: bool = False) -> bytes:
     """A message that names no endpoint; it removes the headers taken_out, and one in which the
-    client named
-    an endpoint.
+    client named an endpoint.
     """
     answer = pb.ProcessingResponse()
     kind = answer.request_body if with_body else answer.request_headers

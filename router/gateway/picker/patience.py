@@ -33,8 +33,8 @@ class Patience:
     __slots__ = ("_due", "_late", "_timer")
 
     def __init__(self, due: Callable[[], float], late: Callable[[], None]) -> None:
-        """due: returns when the stream is late, by the loop's clock; inf: never. late: called
-        when it is late.
+        """due: returns when the stream is late, by the loop's clock; inf: never. late: called when
+        it is late.
         """
         self._due = due
         self._late = late

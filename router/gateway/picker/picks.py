@@ -76,8 +76,7 @@ class Channel(Protocol):
 
     def when_room(self, go_on: Callable[[], None]) -> None:
         """Calls go_on() in another turn of the loop, once the gateway has room for more. Until
-        `resume` the
-        gateway can send a window's bytes at most.
+        `resume` the gateway can send a window's bytes at most.
         """
 
     def resume(self) -> None:
@@ -99,8 +98,7 @@ class Picker:
         head_timeout_s: float,
     ) -> None:
         """spawn: starts a task of a request. begin_trace: makes the spans of a request from its
-        traceparent or "";
-        None: no request has spans. head_timeout_s: see patience.py.
+        traceparent or ""; None: no request has spans. head_timeout_s: see patience.py.
         """
         self.head_timeout_s = head_timeout_s
         self.begin_trace = begin_trace
@@ -126,8 +124,7 @@ class Picker:
         deadline_s: float,
     ) -> "PickedRequest":
         """Makes the object for one stream and its request. repeats: of its connection. deadline_s:
-        of the call, by
-        the loop's clock; inf: none.
+        of the call, by the loop's clock; inf: none.
         """
         call = PickedRequest(self, channel, repeats, deadline_s)
         self._streams_idle[call] = None

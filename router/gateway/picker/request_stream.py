@@ -91,8 +91,8 @@ class Driver(Protocol):
         what `reading` makes. None: the request is routed by load, see Question.blind."""
 
     def when_room(self) -> None:
-        """Calls `flow` once the gateway has room for more; until then the gateway can't send
-        more.
+        """Calls `flow` once the gateway has room for more; until then the gateway can't
+        send more.
         """
 
     def let_go(self) -> None:
@@ -109,8 +109,7 @@ class Driver(Protocol):
 
     def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
         """Called at the request's end. outcome: None if it had no exchange. observed False: the
-        answer is under
-        way, and the picker will see nothing of it.
+        answer is under way, and the picker will see nothing of it.
         """
 
 
@@ -160,8 +159,8 @@ class RequestStream:
         low_first: bool = False,
     ) -> None:
         """body_bytes_max: bytes of a request's body beyond which it is routed by load. may_hold:
-        whether a body may
-        grow by a number of bytes, for a bound over all streams. low_first: see Exchange.
+        whether a body may grow by a number of bytes, for a bound over all streams. low_first: see
+        Exchange.
         """
         self._driver = driver
         self._body_bytes_max = body_bytes_max
@@ -189,8 +188,7 @@ class RequestStream:
 
     def let_go(self) -> None:
         """Drops the reference to its driver, which refers to this: the garbage collector frees
-        cycles hours later
-        only (router/app/cli/run.py).
+        cycles hours later only (router/app/cli/run.py).
         """
         self._driver = _NOBODY
         self._may_hold = _hold_nothing
@@ -198,8 +196,8 @@ class RequestStream:
         self._flows = False
 
     def message(self, raw: bytes) -> None:
-        """Handles a message of Envoy; raises ValueError for one that can't be read, or is out
-        of order.
+        """Handles a message of Envoy; raises ValueError for one that can't be read, or is out of
+        order.
         """
         if self._answer_began:
             if self._answer_mode == _DUPLEX and (part := messages.answer_part(raw)) is not None:
@@ -232,8 +230,7 @@ class RequestStream:
 
     def half_closed(self) -> None:
         """Handles the end of Envoy's side: the client left, or the gateway shows no answer. A
-        gateway that names
-        no modes closes its side before the pick, and waits for it.
+        gateway that names no modes closes its side before the pick, and waits for it.
         """
         waits_for_pick = self._at is _At.PENDING and not self._says_modes
         if waits_for_pick or (self._at is _At.PICKED and self._flows):
@@ -256,8 +253,7 @@ class RequestStream:
 
     def picked(self, endpoints: str, headers: Mapping[str, str]) -> None:
         """Sends the picked endpoints to Envoy: `ip:port`, several in the order in which to try
-        them. headers: for
-        the worker.
+        them. headers: for the worker.
         """
         own = {name.lower() for name in headers}
         taken = [name for name in of_plane(self._headers) if name not in own]

@@ -64,11 +64,9 @@ class PickerServer:
         tracing: Tracing | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: called with an
-        error of the
-        picker's own tasks. bounds: of connections. keepalive_s, connection_age_s: of connections,
-        in seconds.
-        certificates: for connections with TLS. tracing: spans of requests; None: no spans. Raises
-        ConfigError for an invalid address.
+        error of the picker's own tasks. bounds: of connections. keepalive_s, connection_age_s: of
+        connections, in seconds. certificates: for connections with TLS. tracing: spans of requests;
+        None: no spans. Raises ConfigError for an invalid address.
         """
         self._followed = Followed()
         if certificates is not None:

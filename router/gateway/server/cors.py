@@ -33,8 +33,8 @@ class Cors:
     """The CORS rule of one gateway."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
-        """origins: allowed ones, scheme://host[:port] each, or "*"; empty: pages of other
-        origins read nothing.
+        """origins: allowed ones, scheme://host[:port] each, or "*"; empty: pages of other origins
+        read nothing.
         """
         self._any = ANY in origins
         self._origins = frozenset(origins)
@@ -43,8 +43,7 @@ class Cors:
         self, request: Mapping[str, str], answer: MutableMapping[str, str], *, methods: str = ""
     ) -> None:
         """Sets the CORS headers of an answer. request: headers of the request. answer: headers of
-        its answer, which
-        are changed. methods: methods of the path, for the answer to OPTIONS.
+        its answer, which are changed. methods: methods of the path, for the answer to OPTIONS.
         """
         for name in ENGINES:
             if name in answer:

@@ -75,8 +75,8 @@ class Entrance:
 
     def place(self, request: web.Request, usage: Usage | None, held: Held) -> Place:
         """Reserves the request's room among open requests, until it is left; raises FrontRefusal
-        for a limit of its
-        key, or of the gateway. held: the request, counted among those of its key.
+        for a limit of its key, or of the gateway. held: the request, counted among those of its
+        key.
         """
         length = request.content_length or 0
         self.room.check_size(length)
@@ -134,8 +134,8 @@ def front_refusal(refusal: Refusal) -> FrontRefusal:
 
 
 def without_keys(headers: Mapping[str, str], but: Collection[str] = ()) -> CIMultiDict[str]:
-    """A request's headers for a worker, without the client's credentials. but: credentials that
-    are passed on.
+    """A request's headers for a worker, without the client's credentials. but: credentials that are
+    passed on.
     """
     kept = CIMultiDict(headers)
     for name in CREDENTIALS:

@@ -61,10 +61,8 @@ class Forwarder:
         trace: FrontTrace | None = None,
     ) -> web.StreamResponse:
         """Serves a request, and returns the answer, which the client has by then. Raises
-        KvRouteError or
-        FrontRefusal for a request without a worker, one of WORKER_ERRORS when none answered, and
-        ClientLeft.
-        trace: its spans; None: it is not sampled.
+        KvRouteError or FrontRefusal for a request without a worker, one of WORKER_ERRORS when none
+        answered, and ClientLeft. trace: its spans; None: it is not sampled.
         """
         by_load = not exchange.has_body
         while True:
@@ -159,8 +157,7 @@ class Forwarder:
 
     def model_missing(self, worker_id: str) -> None:
         """Handles a worker's answer that it lacks the request's model: its list of models is read
-        again now, if
-        this router runs its relay; another relay reads it within MODELS_S.
+        again now, if this router runs its relay; another relay reads it within MODELS_S.
         """
         self._accesses.on_model_missing(worker_id)
 
@@ -178,8 +175,8 @@ class Forwarder:
         self._spawn(routed.prefill_done(answering=answering))
 
     def token_fields(self, pick: Pick) -> dict[str, Any]:
-        """Fields of the body with the prompt's tokens, for a worker whose engine takes them;
-        else empty.
+        """Fields of the body with the prompt's tokens, for a worker whose engine takes them; else
+        empty.
         """
         prompt = pick.prompt
         if prompt is None or not prompt.verified or not prompt.token_bytes:
@@ -198,8 +195,8 @@ class Forwarder:
         return self._upstreams.post(upstream._replace(headers=headers), seat, access.tls)
 
     def unusable_hand_over(self, worker_id: str, error: Exception) -> None:
-        """Records that a prefill worker's answer was no hand-over; the decode worker computes
-        the prompt.
+        """Records that a prefill worker's answer was no hand-over; the decode worker computes the
+        prompt.
         """
         self._counters.unusable_hand_overs.inc()
         log.warning("%s handed nothing over: %s: %s", worker_id, type(error).__name__, error)

@@ -46,12 +46,10 @@ class Gateway:
         accesses: EngineAccesses | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: called with an
-        error of the
-        gateway's own tasks. bounds: on connections; None: the defaults. certificates: for HTTPS.
-        door: checks
-        clients' keys. tracing: spans of requests; None: no spans. accesses: credentials for
-        workers; None:
-        those of the settings alone. Raises ConfigError for an invalid address.
+        error of the gateway's own tasks. bounds: on connections; None: the defaults. certificates:
+        for HTTPS. door: checks clients' keys. tracing: spans of requests; None: no spans. accesses:
+        credentials for workers; None: those of the settings alone. Raises ConfigError for an
+        invalid address.
         """
         tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:

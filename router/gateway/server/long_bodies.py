@@ -14,8 +14,7 @@ Made = TypeVar("Made")
 
 
 async def made(size: int, make: Callable[[], Made]) -> Made:
-    """Calls `make`, in a thread if the body of `size` bytes is long; returns its result, and
-    raises what it
-    raises.
+    """Calls `make`, in a thread if the body of `size` bytes is long; returns its result, and raises
+    what it raises.
     """
     return make() if size < LONG_BYTES else await asyncio.to_thread(make)

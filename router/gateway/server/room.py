@@ -141,8 +141,7 @@ class Place:
 
 def client_of(identity: str | None, address: str | None) -> Client:
     """The client of a request. identity: the name of its key; None: clients need none. address: of
-    its
-    connection; None: a unix socket, all of which count as one client.
+    its connection; None: a unix socket, all of which count as one client.
     """
     if identity is not None:
         return Client("key", identity)

@@ -108,8 +108,7 @@ class Roster:
 
     def has_other(self, model: str, role: str, gone: Collection[tuple[str, int]]) -> bool:
         """Whether another worker of this model and role may be picked than those in `gone`, which
-        are (id, rank).
-        Without a model's name: of any model.
+        are (id, rank). Without a model's name: of any model.
         """
         return any(
             each.schedulable

@@ -33,8 +33,8 @@ class Frame(Protocol):
     """One compressed frame, from its first byte to its end."""
 
     def step(self, packed: bytes) -> tuple[bytes, bytes, bool]:
-        """Unpacks a step: returns the next bytes, the packed bytes that are left, and whether
-        more may follow.
+        """Unpacks a step: returns the next bytes, the packed bytes that are left, and whether more
+        may follow.
         """
 
     @property
@@ -146,8 +146,7 @@ class Unpacker:
 
 def encoding_of(headers: MultiMapping[str]) -> str:
     """The encoding of a request's body, one of ENCODINGS; empty: not packed. Raises FrontRefusal
-    for an
-    unsupported encoding, and for several.
+    for an unsupported encoding, and for several.
     """
     named = ",".join(headers.getall("Content-Encoding", ())).strip().lower()
     named = _ALSO.get(named, named)

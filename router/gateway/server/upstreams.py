@@ -62,8 +62,8 @@ class HeadTooLong(UnusableAnswer):
 
 
 class WorkerAnswered(Exception):
-    """A worker's answer with which the request may be tried on another worker; passed on if
-    there is none.
+    """A worker's answer with which the request may be tried on another worker; passed on if there
+    is none.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class WorkerAnswered(Exception):
 
     @classmethod
     async def read(cls, answer: aiohttp.ClientResponse, model: str = "") -> Self:
-        """Reads the answer within its bounds. Raises UnusableAnswer for a status that no client
-        may get.
+        """Reads the answer within its bounds. Raises UnusableAnswer for a status that no client may
+        get.
         """
         if of_status(answer.status) is Kind.UNUSABLE:
             raise UnusableAnswer(
@@ -143,8 +143,7 @@ class Upstreams:
 
     def post(self, upstream: Upstream, seat: Seat, tls: ssl.SSLContext | bool = True) -> "Sent":
         """A request that is sent when it is entered; leaving it before the answer's end closes its
-        connection. tls:
-        see EngineAccess.
+        connection. tls: see EngineAccess.
         """
         assert self._session is not None
         assert self._fresh is not None

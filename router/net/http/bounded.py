@@ -68,8 +68,7 @@ class BoundedHandler(web.RequestHandler):
         malformed: Callable[[HttpProcessingError], web.Response],
     ) -> None:
         """left: called at the connection's end. head_bytes_max: of the request line, and of each
-        header.
-        malformed: makes the answer to bytes that are no HTTP.
+        header. malformed: makes the answer to bytes that are no HTTP.
         """
         super().__init__(
             server,
@@ -133,8 +132,8 @@ class BoundedHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to an error; aiohttp's own would log and send back bytes of the request,
-        which may be many.
+        """The answer to an error; aiohttp's own would log and send back bytes of the request, which
+        may be many.
         """
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
@@ -158,8 +157,7 @@ class BoundedHandler(web.RequestHandler):
     @override
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Resumes in a later turn of the loop; aiohttp would parse buffered bytes at once, while
-        its reader takes
-        the rest.
+        its reader takes the rest.
         """
         if not resume_parser:
             super().resume_reading(resume_parser=False)

@@ -14,9 +14,8 @@ PARTS_MAX = 8
 
 
 class Paths(web.UrlDispatcher):
-    """Dispatcher of a port with few paths: a path of too many parts is answered with 404, an
-    Expect other
-    than 100-continue with 417.
+    """Dispatcher of a port with few paths: a path of too many parts is answered with 404, an Expect
+    other than 100-continue with 417.
     """
 
     @override

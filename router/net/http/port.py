@@ -35,11 +35,9 @@ class HttpPort:
         malformed: Callable[[HttpProcessingError], web.Response] = malformed,
     ) -> None:
         """name: of the port in metrics and errors, and of its section in the configuration.
-        cancels: whether a
-        request is cancelled when its client leaves. head_bytes_max: of the request line, and of
-        each header.
-        malformed: makes the answer to bytes that are no HTTP. Raises ConfigError for an invalid
-        address.
+        cancels: whether a request is cancelled when its client leaves. head_bytes_max: of the
+        request line, and of each header. malformed: makes the answer to bytes that are no HTTP.
+        Raises ConfigError for an invalid address.
         """
         self._host, self._port = split_address(listen)
         app.on_response_prepare.append(_named)
@@ -81,8 +79,7 @@ class HttpPort:
 
     def close_idle(self) -> frozenset[object]:
         """Closes every connection without a request, and returns the others, each of which is the
-        `protocol` of
-        its requests.
+        `protocol` of its requests.
         """
         server = self._runner.server
         connections = [] if server is None else list(server.connections)

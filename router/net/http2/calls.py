@@ -359,9 +359,8 @@ class Calls:
         open_calls: set[Call],
         gate: Gate,
     ) -> None:
-        """methods: /package.Service/Method -> handler. at_once: unary methods whose handlers'
-        first steps need no
-        task. open_calls: set of the open calls of all connections.
+        """methods: /package.Service/Method -> handler. at_once: unary methods whose handlers' first
+        steps need no task. open_calls: set of the open calls of all connections.
         """
         self.protocol = protocol
         self.clock = asyncio.get_running_loop().time

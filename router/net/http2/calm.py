@@ -27,8 +27,8 @@ class Calm:
 
     def __init__(self, ping_every_s: float, sent: Callable[[], int]) -> None:
         """ping_every_s: least seconds between two pings without an answer of a call between them;
-        PING_STRIKES may
-        come sooner, as in gRPC's own server. sent: number of answers' frames so far.
+        PING_STRIKES may come sooner, as in gRPC's own server. sent: number of answers' frames so
+        far.
         """
         self._ping_every_s = ping_every_s
         self._sent = sent

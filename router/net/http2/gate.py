@@ -20,9 +20,8 @@ class RefusedError(Exception):
 
 
 class Gate(Protocol):
-    """Interface: checks the calls of a server's methods, which are named /package.Service/Method.
-    A call is a
-    router.net.http2.calls.Call; the gate may store its caller in `entered`.
+    """Interface: checks the calls of a server's methods, which are named /package.Service/Method. A
+    call is a router.net.http2.calls.Call; the gate may store its caller in `entered`.
     """
 
     def enter(self, call: Any, method: str) -> Coroutine[Any, Any, None] | None:

@@ -29,8 +29,7 @@ class KnownHeaders:
 
     def __init__(self, list_bytes_max: int, hard_max: int) -> None:
         """list_bytes_max: bytes of a block's decoded fields, plus 32 for each (RFC 9113, 6.5.2).
-        hard_max: the
-        same, past which the block is not decoded to its end.
+        hard_max: the same, past which the block is not decoded to its end.
         """
         self._bytes_max = list_bytes_max
         self._decoder = Decoder(max_header_list_size=hard_max)
@@ -40,8 +39,7 @@ class KnownHeaders:
 
     def read(self, block: bytes) -> Head | None:
         """Decoded fields of a block, in their order. None: they exceed list_bytes_max. Raises
-        HPACKError, also past
-        hard_max: then no further block can be decoded.
+        HPACKError, also past hard_max: then no further block can be decoded.
         """
         known = self._known.get(block)
         if known is not None:

@@ -100,10 +100,8 @@ class Connection(Control):
         held: Held | None = None,
     ) -> None:
         """message_max: bytes of a gRPC message, where the service sets no bound for a stream.
-        headers_max: bytes of a
-        call's headers, past which the call is refused. ping_every_s: see Calm. held: counts the
-        bytes that
-        this connection holds; None: a new counter.
+        headers_max: bytes of a call's headers, past which the call is refused. ping_every_s: see
+        Calm. held: counts the bytes that this connection holds; None: a new counter.
         """
         if held is None:
             held = Held(PortHeld(), lambda: None)
@@ -132,8 +130,8 @@ class Connection(Control):
 
     def receive(self, data: bytes, now_s: float) -> bool:
         """Takes bytes of the peer. Returns whether some of them are left for the next call, since
-        this one has done
-        its share of work. Raises ConnectionFault, after which `out` has the last bytes.
+        this one has done its share of work. Raises ConnectionFault, after which `out` has the last
+        bytes.
         """
         try:
             return self._receive(data, now_s)
@@ -147,8 +145,7 @@ class Connection(Control):
 
     def go_away(self, *, last: bool) -> None:
         """Sends a GOAWAY, so that the peer opens no more streams. last: whether new streams are
-        refused from now on;
-        else `acknowledged` says when no more will come.
+        refused from now on; else `acknowledged` says when no more will come.
         """
         if self._leaving:
             return  # the number of the last stream was named, and may not rise again

@@ -20,13 +20,12 @@ class Service(Protocol):
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
         """Called with a complete message. packed: whether it is compressed; `Connection.unpacked`
-        or `unpacking`
-        gives its bytes.
+        or `unpacking` gives its bytes.
         """
 
     def too_large(self, stream: Stream, size: int) -> None:
-        """Called for a message of more than the stream's bytes_max, at least `size` bytes,
-        which ends its call.
+        """Called for a message of more than the stream's bytes_max, at least `size` bytes, which
+        ends its call.
         """
 
     def half_closed(self, stream: Stream) -> None:
@@ -118,8 +117,7 @@ class Messages:
 
     def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
         """A generator that unpacks a compressed message in steps; its result is the bytes, or None
-        if that ended the
-        call.
+        if that ended the call.
         """
         try:
             return (yield from unpacking(content, stream.encoding, stream.bytes_max))

@@ -16,11 +16,9 @@ class TooLargeError(ValueError):
 
 
 def unpacking(content: bytes, encoding: str, bytes_max: int) -> Generator[None, None, bytes]:
-    """A generator that unpacks a message in steps of STEP_BYTES; its result is the bytes.
-    encoding: the call's
-    `grpc-encoding`. Raises TooLargeError, LookupError for an unsupported encoding, and ValueError
-    for
-    bytes that are not valid in the encoding.
+    """A generator that unpacks a message in steps of STEP_BYTES; its result is the bytes. encoding:
+    the call's `grpc-encoding`. Raises TooLargeError, LookupError for an unsupported encoding, and
+    ValueError for bytes that are not valid in the encoding.
     """
     if encoding == "identity":
         raise ValueError("a message is marked as compressed, but the call names no grpc-encoding")

@@ -58,9 +58,8 @@ class Http2Port:
         came: Callable[[str], None] = lambda _kind: None,
     ) -> None:
         """name: in metrics. service: made for each connection. rng: draws by how much each
-        connection's age differs
-        from age_s. tls: the present context; None: connections with TLS are closed. came: see
-        Listener.
+        connection's age differs from age_s. tls: the present context; None: connections with TLS
+        are closed. came: see Listener.
         """
         self._service = service
         self._bounds = bounds
@@ -103,8 +102,7 @@ class Http2Port:
 
     async def farewell(self) -> None:
         """Sends every peer a GOAWAY, and refuses new streams once those on their way have come:
-        when each peer has
-        acknowledged, or after FAREWELL_S.
+        when each peer has acknowledged, or after FAREWELL_S.
         """
         self.go_away(last=False)
         try:

@@ -91,8 +91,8 @@ class Received:
             self._came.set()
 
     def keep_handler(self) -> bool:
-        """Counts a streaming call's handler that begins; False: there is no room for it within
-        the bound.
+        """Counts a streaming call's handler that begins; False: there is no room for it within the
+        bound.
         """
         held = self._protocol.http2.held.take(HANDLER_BYTES)
         self._held = HANDLER_BYTES if held else 0

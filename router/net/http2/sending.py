@@ -107,8 +107,7 @@ class Sending:
         refuse: Callable[[Stream], object],
     ) -> None:
         """over: called when nothing more is to be sent on a stream, with whether the peer's side
-        was still open.
-        refuse: ends a call whose bytes exceed the bound on held bytes.
+        was still open. refuse: ends a call whose bytes exceed the bound on held bytes.
         """
         self._held = held
         self._over = over

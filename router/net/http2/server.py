@@ -34,9 +34,8 @@ class Http2Server:
         gate: Gate | None = None,
     ) -> None:
         """rng: draws by how much each connection's age differs from age_s. at_once: see Calls.
-        gate: checks calls'
-        headers; None: all are let in. tls: the present context; None: connections with TLS are
-        closed.
+        gate: checks calls' headers; None: all are let in. tls: the present context; None:
+        connections with TLS are closed.
         """
         doorway = gate or Open(bounds.connection.message_max)
         self._methods: dict[str, Handler] = {}
@@ -66,8 +65,8 @@ class Http2Server:
 
     def add(self, service: str, handlers: Mapping[str, Handler]) -> None:
         """Registers the methods of a service; their handlers take and give bytes. Raises
-        NotImplementedError for a
-        handler that yields its answers, or that takes or gives other objects than bytes.
+        NotImplementedError for a handler that yields its answers, or that takes or gives other
+        objects than bytes.
         """
         for name, handler in handlers.items():
             method = f"/{service}/{name}"
@@ -92,9 +91,8 @@ class Http2Server:
         self._port.start_unix(path, mode)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more connections and calls, and stops after the open calls and the last bytes
-        of their answers,
-        or after grace_s.
+        """Takes no more connections and calls, and stops after the open calls and the last bytes of
+        their answers, or after grace_s.
         """
         await self._port.stop_accepting()
         with suppress(TimeoutError):

@@ -54,9 +54,8 @@ class Http2Protocol(asyncio.Protocol):
         held: PortHeld,
         unpacking: asyncio.Lock,
     ) -> None:
-        """service: made for each connection. left: called when the connection is gone. held:
-        counts the bytes of
-        its port. unpacking: see port_unpacking.
+        """service: made for each connection. left: called when the connection is gone. held: counts
+        the bytes of its port. unpacking: see port_unpacking.
         """
         self.unpacking = asyncio.Lock()
         """Held while a message of this connection is unpacked, or waits for that."""
@@ -133,9 +132,8 @@ class Http2Protocol(asyncio.Protocol):
         self._write()
 
     def flush(self) -> None:
-        """Writes all pending bytes at once: after the bytes that are being read, else in the
-        loop's next turn, so
-        that an endpoint and the body behind it are one write.
+        """Writes all pending bytes at once: after the bytes that are being read, else in the loop's
+        next turn, so that an endpoint and the body behind it are one write.
         """
         if not self._receiving and not self._flushing:
             self._flushing = True

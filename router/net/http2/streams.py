@@ -79,8 +79,7 @@ class Streams:
 
     def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
         """A generator that unpacks a compressed message in steps; its result is the bytes, or None
-        if that ended the
-        call.
+        if that ended the call.
         """
         return self._messages.unpacking(stream, content)
 
@@ -94,8 +93,7 @@ class Streams:
 
     def end_unread(self, now_s: float, read_s: float) -> int:
         """Ends streams of which the peer has taken nothing for read_s, though bytes wait; returns
-        their number, at
-        most REMEMBERED_MAX.
+        their number, at most REMEMBERED_MAX.
         """
         self._sending.now_s = now_s
         unread = list(islice(self._sending.unread(now_s - read_s), REMEMBERED_MAX))
@@ -110,8 +108,7 @@ class Streams:
 
     def lost(self) -> bool:
         """Called when the connection is gone: ends at most TURN_STREAMS of its streams. Returns
-        whether open
-        streams are left, which further calls of this function end.
+        whether open streams are left, which further calls of this function end.
         """
         for stream in list(islice(self.streams.values(), TURN_STREAMS)):
             self._forget(stream)

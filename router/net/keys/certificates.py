@@ -31,10 +31,8 @@ class Pem(NamedTuple):
 
 class Contexts:
     """The TLS contexts of one server that is not gRPC. Each new connection takes the context made
-    of the files
-    as they are now, so that a removed CA counts for no new connection; sessions of one context
-    can't be
-    resumed with the next.
+    of the files as they are now, so that a removed CA counts for no new connection; sessions of one
+    context can't be resumed with the next.
     """
 
     def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:

@@ -49,8 +49,7 @@ class Door:
         clock: Callable[[], float],
     ) -> None:
         """file: the key file; None: callers need certificates alone, and have all rights. clock:
-        Unix time that
-        never goes back. Raises ConfigError.
+        Unix time that never goes back. Raises ConfigError.
         """
         self._file = None if file is None else Path(file)
         self._clock = clock

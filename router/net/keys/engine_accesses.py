@@ -40,8 +40,7 @@ class EngineAccesses:
         workers: Iterable[EngineSettings] = (),
     ) -> Self:
         """Makes the configured accesses; raises ConfigError for files that can't be used. workers:
-        those whose files
-        are checked now.
+        those whose files are checked now.
         """
         if settings.api_key and settings.api_key_file is not None:
             raise ConfigError(
@@ -70,8 +69,7 @@ class EngineAccesses:
 
     def of_engine(self, worker: EngineSettings) -> EngineAccess:
         """The access of a worker whose relay runs here, which all callers use from now on. Raises
-        OSError or
-        ValueError for files that can't be used.
+        OSError or ValueError for files that can't be used.
         """
         self._own.pop(worker.id, None)
         if worker.api_key_file is not None or worker.ca_file is not None:

@@ -11,8 +11,7 @@ _PORT = re.compile("[0-9]{1,5}").fullmatch
 
 def is_private(listen: str) -> bool:
     """Whether an address to listen on is loopback or a unix socket. A name other than localhost is
-    not: it may
-    resolve to any address.
+    not: it may resolve to any address.
     """
     if listen.startswith(UNIX):
         return True
@@ -33,12 +32,10 @@ def is_loopback(host: str) -> bool:
 
 def check_exposure(listen: str, *, key: str, guarded: bool, switch: str, allowed: bool) -> bool:
     """Whether callers without keys are served on an address that is not loopback; raises
-    ConfigError where they
-    would be, and the switch is off.
+    ConfigError where they would be, and the switch is off.
 
     key: the configuration key of `listen`. guarded: whether callers need keys. switch, allowed: the
-    key
-    that allows this, and its value.
+    key that allows this, and its value.
     """
     if guarded or is_private(listen):
         return False

@@ -61,18 +61,16 @@ class Identity:
             raise _denied(f"this key lacks the right `{right}`", "right", right)
 
     def check_model(self, model: str) -> None:
-        """Raises Refusal if the identity may not use a model. A request without a model needs
-        the right to all.
+        """Raises Refusal if the identity may not use a model. A request without a model needs the
+        right to all.
         """
         if not self.may_use(model):
             raise _denied("this key is not for the model of the request", "field", "model")
 
     def check_body(self, model: str, adapters: Iterable[str], engine_fields: Sequence[str]) -> None:
         """Checks the models and fields of a request to an engine; raises Refusal. adapters: models
-        that the body
-        names instead of its model. engine_fields: names of the body's fields that are internal to
-        engines and
-        routers.
+        that the body names instead of its model. engine_fields: names of the body's fields that are
+        internal to engines and routers.
         """
         for name in (model, *adapters):
             self.check_model(name)

@@ -80,8 +80,8 @@ class Issuers:
         return len(self._issuers)
 
     def verify(self, token: str) -> tuple[str, str] | None:
-        """Issuer and subject of a token; None: it is invalid, or of no configured issuer.
-        Raises UnknownKeyError.
+        """Issuer and subject of a token; None: it is invalid, or of no configured issuer. Raises
+        UnknownKeyError.
         """
         if not self._issuers or len(token) > TOKEN_MAX or token.count(".") != 2:
             return None
@@ -134,8 +134,7 @@ class Issuers:
 
     def _checked(self, token: str, claims: dict[str, Any], now_s: float) -> tuple[str, str] | None:
         """Issuer and subject of a token with a valid signature; None: it has no readable times, or
-        is not
-        valid at now_s. Tests set now_s; otherwise it is this process's clock.
+        is not valid at now_s. Tests set now_s; otherwise it is this process's clock.
         """
         try:
             ends_s = float(claims["exp"]) + LEEWAY_S

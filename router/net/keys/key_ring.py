@@ -137,8 +137,7 @@ class KeyRing:
 
     def of_certificate(self, names: Iterable[str]) -> Identity | None:
         """The identity of a verified certificate, by its alternative names, or cn: with its common
-        name; None: none
-        has it.
+        name; None: none has it.
         """
         for name in names:
             if (identity := self._certificates.get(name)) is not None:

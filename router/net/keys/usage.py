@@ -37,8 +37,7 @@ class Bucket:
 
     def take(self, amount: float, now_s: float) -> float:
         """Takes an amount. Returns 0, or the seconds after which to try again. An amount above one
-        second's passes
-        when the bucket is full, and later ones wait longer.
+        second's passes when the bucket is full, and later ones wait longer.
         """
         burst = max(1.0, self.rate)
         self._left = min(burst, self._left + (now_s - self._at_s) * self.rate)

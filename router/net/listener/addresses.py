@@ -55,8 +55,8 @@ async def listening(host: str, port: int, *, reuse_port: bool = False) -> list[s
 
 
 def listening_unix(path: Path, mode: int) -> socket.socket:
-    """A listening unix socket, whose file has the permissions `mode` from the first moment.
-    Raises OSError.
+    """A listening unix socket, whose file has the permissions `mode` from the first moment. Raises
+    OSError.
     """
     _remove_stale(path)
     before = os.umask(0o777 & ~mode)

@@ -134,8 +134,7 @@ class Connections:
 
     def admit(self, client: str, now_s: float) -> tuple[Place | None, Place | None]:
         """Returns a place for a new connection, or None if it is to be closed; and the connection
-        to close for it,
-        if any.
+        to close for it, if any.
         """
         reason, left = self._room(client)
         if reason:

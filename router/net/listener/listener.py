@@ -105,8 +105,8 @@ class Listener:
         came: Callable[[str], None] = lambda _kind: None,
     ) -> None:
         """make: makes the protocol of a connection; its argument `left` must be called at the
-        connection's end. came:
-        called with `tls`, `plain` or `refused` for each connection that sends anything.
+        connection's end. came: called with `tls`, `plain` or `refused` for each connection that
+        sends anything.
         """
         self._make = make
         self._connections = connections

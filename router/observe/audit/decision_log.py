@@ -168,8 +168,8 @@ class RotatedFiles:
         self._size = self._open.tell()
 
     def write(self, line: bytes) -> None:
-        """Writes a line. Raises OSError, also for a line larger than a file; the next call
-        tries again.
+        """Writes a line. Raises OSError, also for a line larger than a file; the next call tries
+        again.
         """
         if len(line) > self._bytes_max:
             raise OSError(f"a line has {len(line)} bytes, more than a file may have")

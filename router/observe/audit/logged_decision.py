@@ -56,8 +56,8 @@ class LoggedRates(msgspec.Struct, frozen=True):
 
 
 class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the decision log. Its lists have an entry for each row; columns of zeros are
-    left out.
+    """A line of the decision log. Its lists have an entry for each row; columns of zeros are left
+    out.
     """
 
     v: int

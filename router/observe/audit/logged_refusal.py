@@ -15,8 +15,8 @@ from router.request.refusal import Refused
 
 
 class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line about a refused request. Fields that the request left out, or that can't be read,
-    are left out.
+    """A line about a refused request. Fields that the request left out, or that can't be read, are
+    left out.
     """
 
     v: int

@@ -59,8 +59,7 @@ class Watchers:
 
     def look(self, looking: Sampled | None, viewer: str = "console") -> None:
         """Sets the console's observer beside the configured ones, and replaces its earlier one;
-        None: it observes
-        no longer.
+        None: it observes no longer.
         """
         self._looking.pop(viewer, None)
         if looking is not None:

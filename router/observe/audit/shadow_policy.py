@@ -26,8 +26,8 @@ from router.fleet.table import Column, Flags
 
 
 class Agreement(StrEnum):
-    """Whether a policy would have made another policy's pick; its values are values of a
-    metric's label.
+    """Whether a policy would have made another policy's pick; its values are values of a metric's
+    label.
     """
 
     SAME = "same"
@@ -63,9 +63,8 @@ def difference(
     """Compares a policy's scores with a pick.
 
     excluded: reason for each row why it could not be picked; empty where it could. taken: the
-    picked
-    row. guard: the guard of the policy's picks; None: it has none. ttft_s: predicted seconds to the
-    first token of each row, if they were computed before.
+    picked row. guard: the guard of the policy's picks; None: it has none. ttft_s: predicted seconds
+    to the first token of each row, if they were computed before.
     """
     chances = guarded_chances(rows, excluded, scores, guard)
     if chances is None:

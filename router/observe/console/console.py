@@ -124,8 +124,8 @@ class Console:
         self.prefixes.watch(decision)
 
     def find(self, wanted: str) -> Generator[None, None, list[ShownDecision]]:
-        """The picks of an id (Reservations.find), the newest first. A generator that yields
-        between steps.
+        """The picks of an id (Reservations.find), the newest first. A generator that yields between
+        steps.
         """
         known = yield from self._subject.core.reservations.find(wanted)
         return [shown for reservation in known for shown in shown_of(reservation)]

@@ -24,8 +24,7 @@ def host_fits(header: str, hosts: Collection[str], *, guarded: bool) -> bool:
     """Whether a request's Host header names this router.
 
     hosts: names beside those of loopback. guarded: whether callers need keys; then, without
-    `hosts`, any
-    name is accepted, since a name of another site has no cookie of this router.
+    `hosts`, any name is accepted, since a name of another site has no cookie of this router.
     """
     host = host_of(header)
     if not host:
@@ -35,8 +34,7 @@ def host_fits(header: str, hosts: Collection[str], *, guarded: bool) -> bool:
 
 def origin_fits(headers: Mapping[str, str], scheme: str, *, needed: bool) -> bool:
     """Whether a request comes from the console's own page. needed: whether a request without an
-    Origin is
-    refused.
+    Origin is refused.
     """
     site = headers.get("Sec-Fetch-Site")
     if site is not None and site not in ("same-origin", "none"):

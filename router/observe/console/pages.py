@@ -88,8 +88,7 @@ class ConsolePages:
         clock: Callable[[], float],
     ) -> None:
         """door: None: callers need no keys, and the port is on loopback. secure: whether the port
-        has TLS. clock:
-        monotonic seconds.
+        has TLS. clock: monotonic seconds.
         """
         self.sign_ins: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         self.turned_away = 0

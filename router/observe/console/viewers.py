@@ -74,8 +74,8 @@ class Viewers:
         self.ended[viewer.end] += 1
 
     def publish(self, tick: bytes, whole: Callable[[], bytes]) -> None:
-        """Queues a round for all viewers: its tick, or `whole` for a viewer that has nothing
-        yet.
+        """Queues a round for all viewers: its tick, or `whole` for a viewer that has
+        nothing yet.
         """
         for viewer, cut in list(self._viewers.items()):
             message = tick if viewer.has_all else whole()

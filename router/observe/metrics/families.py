@@ -14,8 +14,7 @@ def gauge(name: str, description: str, value: float) -> GaugeMetricFamily:
 
 def change(name: str, description: str, balance: Balance) -> CounterMetricFamily:
     """A counter family with two series, the gains and the losses, since a counter of their
-    difference could
-    fall.
+    difference could fall.
     """
     family = CounterMetricFamily(name, description, labels=["change"])
     family.add_metric(["gain"], balance.gain)

@@ -55,10 +55,8 @@ class SpanExport:
     @classmethod
     def of(cls, settings: TracingSettings, process: str, version: str) -> "SpanExport | None":
         """Makes the configured export; None: no endpoint is set. process: `service.name` of the
-        spans. Raises
-        ConfigError for an invalid endpoint, a CA file that can't be read, and where OpenTelemetry
-        is not
-        installed.
+        spans. Raises ConfigError for an invalid endpoint, a CA file that can't be read, and where
+        OpenTelemetry is not installed.
         """
         if not settings.endpoint:
             return None

@@ -28,8 +28,8 @@ class FrontTrace:
     def begin(
         cls, tracing: Tracing, clock: Callable[[], float], header: str
     ) -> "FrontTrace | None":
-        """Begins the trace of a request. header: its traceparent, or "". None: the request is
-        not sampled.
+        """Begins the trace of a request. header: its traceparent, or "". None: the request is not
+        sampled.
         """
         trace = tracing.begin(header)
         return None if trace is None else cls(trace, clock)
@@ -60,8 +60,7 @@ class FrontTrace:
     @contextmanager
     def forwarding(self, worker_id: str, address: str) -> Iterator[dict[str, str]]:
         """A context in which a worker has the request; its value is the headers that make the
-        worker's spans
-        children of this one.
+        worker's spans children of this one.
         """
         own, began_s, error = self._trace.child(), self._clock(), ""
         try:

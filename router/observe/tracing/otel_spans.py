@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 def converter(process: str, version: str) -> "Callable[[Span], ReadableSpan]":
     """Returns a function that converts this process's spans for an exporter. process:
-    `service.name`. Raises
-    ImportError.
+    `service.name`. Raises ImportError.
     """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan

@@ -39,8 +39,7 @@ class RouteTrace:
 
     def decided(self, decided_s: float, took_s: Mapping[str, float]) -> None:
         """Records that the request has its answer. decided_s: Unix time when the decision began.
-        took_s: seconds
-        by stage, and in `total`.
+        took_s: seconds by stage, and in `total`.
         """
         if decided_s - self._began_s >= QUEUED_S_MIN:
             self._trace.step("kvroute.queue", self._began_s, decided_s)

@@ -62,8 +62,7 @@ class Tracing:
 
     def __init__(self, record: Record, share: float, rng: random.Random) -> None:
         """record: takes finished spans. share: of the requests without a traceparent that are
-        sampled, 0 to 1.
-        rng: for ids and the share.
+        sampled, 0 to 1. rng: for ids and the share.
         """
         self._record = record
         self._share = share

@@ -38,9 +38,8 @@ class News:
         self._standings: dict[WorkerKey, str] | None = None
 
     def look(self, standings: Mapping[WorkerKey, tuple[str, str]], now_s: float) -> None:
-        """Records the changes since the last call. standings: state and reason of every worker.
-        The first call
-        records none.
+        """Records the changes since the last call. standings: state and reason of every worker. The
+        first call records none.
         """
         before = self._standings
         self._standings = {key: now for key, (now, _) in standings.items()}

@@ -61,8 +61,8 @@ class Children:
         program: tuple[str, ...] = _PROGRAM,
     ) -> None:
         """queue_max: bound of bodies that wait for a child. memory_bytes: address space of each
-        child. program:
-        arguments of the interpreter, to which this process's id and memory_bytes are added.
+        child. program: arguments of the interpreter, to which this process's id and memory_bytes
+        are added.
         """
         program = (*program, str(os.getpid()), str(memory_bytes))
         self.killed: Counter[str] = Counter()

@@ -191,11 +191,9 @@ class Engines:
         left_s: float = inf,
         is_renderer: bool = False,
     ) -> EngineTokens:
-        """The tokens of a body from an engine. access: credentials. model: the name that the
-        engine serves. left_s:
-        seconds until the caller's deadline. is_renderer: whether it is a render service, which has
-        render
-        endpoints alone. Raises EngineAway, EngineRefused.
+        """The tokens of a body from an engine. access: credentials. model: the name that the engine
+        serves. left_s: seconds until the caller's deadline. is_renderer: whether it is a render
+        service, which has render endpoints alone. Raises EngineAway, EngineRefused.
         """
         base = access.base
         if self.rests(base):

@@ -128,8 +128,7 @@ class Proof:
         self, model: str, target: Target, shape: str, own: bytes, engine: bytes, worker: str = ""
     ) -> Difference | None:
         """Compares the router's tokens of a body with the engine's on `worker`. Returns the
-        difference, which bars
-        the shape unless the worker is odd; None: they are equal.
+        difference, which bars the shape unless the worker is odd; None: they are equal.
         """
         difference = first_difference(own, engine)
         if self.odd(model, target, worker):
@@ -150,8 +149,7 @@ class Proof:
         self, model: str, target: Target, shape: str, own: int, engine: int, worker: str = ""
     ) -> Difference | None:
         """Compares the number of tokens with an answer's own count on `worker`. Returns the
-        difference, which bars
-        the shape unless the worker is odd; None: the numbers are equal.
+        difference, which bars the shape unless the worker is odd; None: the numbers are equal.
 
         Equal numbers prove nothing: other tokens may be as many.
         """
@@ -172,10 +170,8 @@ class Proof:
         worker: str = "",
     ) -> list[Barred]:
         """Compares the tokens of canaries, by shape, with the engine's on `worker`; returns the
-        differences. Equal
-        tokens prove their shape, others bar it, unless the worker is odd. Where all are equal,
-        barred shapes
-        may be compared again.
+        differences. Equal tokens prove their shape, others bar it, unless the worker is odd. Where
+        all are equal, barred shapes may be compared again.
         """
         differences = [
             Barred(target, shape, difference)
@@ -204,8 +200,7 @@ class Proof:
 
     def odd(self, model: str, target: Target, worker: str) -> list[Barred]:
         """Canaries that differ on this worker, while those of the same shape are equal on another
-        worker of its
-        engine; empty: the worker is not odd.
+        worker of its engine; empty: the worker is not odd.
         """
         known = self._models.get(model)
         if known is None:

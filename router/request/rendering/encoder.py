@@ -20,8 +20,8 @@ class Encoder(Protocol):
     """One tokenizer. Not for two threads at once."""
 
     def encode(self, text: str, *, specials: bool) -> bytes:
-        """Token ids of a text. specials: whether to add the tokens that the tokenizer puts
-        around a prompt.
+        """Token ids of a text. specials: whether to add the tokens that the tokenizer puts around a
+        prompt.
         """
         ...
 

@@ -269,10 +269,8 @@ class Admission:
 
     def _reserved_blocks(self, room: Room, passed_holding: list[VllmSequence]) -> int:
         """Blocks that a new request must leave free: those that requests which already have blocks
-        still
-        need for their prompts, and, with drafted tokens, a step's drafts of each of them and of the
-        new
-        request.
+        still need for their prompts, and, with drafted tokens, a step's drafts of each of them and
+        of the new request.
 
         0 when no request has blocks: a single request is always admitted.
         """

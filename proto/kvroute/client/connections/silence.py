@@ -85,8 +85,8 @@ class Quiet:
             self._since_s = None
 
     def unanswered(self, probed_s: float) -> bool:
-        """Records that the health check sent at probed_s got no answer; returns whether the
-        router is silent.
+        """Records that the health check sent at probed_s got no answer; returns whether the router
+        is silent.
         """
         self.silent = self.silent or (self._since_s is not None and self._since_s <= probed_s)
         return self.silent

@@ -154,8 +154,7 @@ class Fallback:
 
     def routed(self, now_s: float) -> bool:
         """Records that a router answered; returns whether to list the workers now: not with a
-        program's first
-        request, which may be its last.
+        program's first request, which may be its last.
         """
         self._away_since_s = None
         self._routed += 1
@@ -204,8 +203,7 @@ class Fallback:
         refused: bool = False,
     ) -> None:
         """Records the end of a request. failure: None if it succeeded; refused: whether the worker
-        refused the
-        connection.
+        refused the connection.
         """
         if self._open[key] > 1:
             self._open[key] -= 1
