@@ -456,7 +456,7 @@ def _unsigned(hashes: list[int]) -> list[int]:
 
 
 def _is_list(payload: bytes) -> bool:
-    """Whether it opens an array, in either encoding."""
+    """Whether a payload begins with an array, in MessagePack or JSON."""
     first = payload.lstrip()[:1] if _is_json(payload) else payload[:1]
     return first in (b"[", b"\xdc", b"\xdd") or b"\x90" <= first <= b"\x9f"
 

@@ -184,7 +184,8 @@ class EngineSettings(Settings, frozen=True):
         Name | None, Meta(description="name of the model; default: the one that the engine gives")
     ] = None
     model_aliases: Annotated[
-        tuple[Name, ...], Meta(max_length=256, description="other names of the model")
+        tuple[Name, ...],
+        Meta(max_length=256, description="other names that clients may use for the model"),
     ] = ()
     block_size: Annotated[
         BlockSize | None,
@@ -230,7 +231,10 @@ class EngineSettings(Settings, frozen=True):
     ] = None
     labels: Annotated[
         dict[Name, Name],
-        Meta(max_length=256, description="free labels, for required_labels"),
+        Meta(
+            max_length=256,
+            description="labels of the worker, name to value; requests may require some",
+        ),
     ] = {}
     priority_scheduling: Annotated[
         bool,
@@ -440,7 +444,9 @@ class DynamoSettings(Settings, frozen=True):
     nats_credentials_file: Annotated[
         str | None, Meta(description="NATS .creds file to connect to nats_url with")
     ] = None
-    model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
+    model_aliases: Annotated[
+        tuple[str, ...], Meta(description="other names that clients may use for the model")
+    ] = ()
     lora_names: Annotated[
         tuple[str, ...], Meta(description="names of the LoRAs that the workers serve")
     ] = ()
@@ -451,7 +457,10 @@ class DynamoSettings(Settings, frozen=True):
     total_blocks: Annotated[Count | None, Meta(description="KV blocks of a rank")] = None
     slots: Annotated[Count | None, Meta(description="requests that a rank runs at once")] = None
     role: Literal["both", "prefill", "decode"] = "both"
-    labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
+    labels: Annotated[
+        dict[str, str],
+        Meta(description="labels of the worker, name to value; requests may require some"),
+    ] = {}
     worker_timeout_s: Annotated[
         Seconds,
         Meta(description="seconds without a message after which a Dynamo worker counts as gone"),

@@ -458,7 +458,7 @@ class Pools:
         self._pools[model] = parts
 
     def _count_names(self, identity: _Identity, change: int) -> None:
-        """A worker began (1) or ceased (-1) to serve what it says."""
+        """Counts a worker that began (1) or ceased (-1) to serve its models' names."""
         counted = (
             (self._served, {identity.model, *identity.aliases, *identity.loras}),
             (self._served_loras, set(identity.loras)),

@@ -127,7 +127,7 @@ class Fleet:
         self.pools.on_capacities()
 
     def _on_moved(self, key: WorkerKey, slot: int) -> None:
-        """A worker has another slot."""
+        """Called when a worker has another slot in the index: its columns move there."""
         self.rates.on_moved(key, slot)
         self.working_sets.on_moved(key, slot)
 

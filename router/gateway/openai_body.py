@@ -203,7 +203,7 @@ def _is_null(value: Raw) -> bool:
 
 
 def _is_there(fields: _Body, name: str) -> bool:
-    """Whether a field is there, and is not null."""
+    """Whether a body has a field, and it is not null."""
     value = getattr(fields, name)
     return value is not UNSET and not _is_null(value)
 
@@ -255,7 +255,7 @@ def _aside_text(value: Raw) -> str:
 
 
 def _aside(value: Raw) -> dict[str, Raw] | None:
-    """A small object; None: it is none, or not small."""
+    """Fields of a small JSON object; None: the value is none, or is not small."""
     if _is_long(value):
         return None
     try:

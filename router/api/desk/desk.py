@@ -413,7 +413,7 @@ class Desk:
 
 
 def _too_late() -> Refusal:
-    """The caller's deadline has passed: nobody waits for the answer."""
+    """The refusal of a request whose caller's deadline has passed."""
     return Refusal(
         Reason.DEADLINE_EXCEEDED, "the caller's deadline passed before the request's turn"
     )

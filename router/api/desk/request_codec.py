@@ -111,7 +111,7 @@ def read_request(
         if session is None:
             raise Refusal(
                 Reason.UNKNOWN_SESSION,
-                f"nobody is known to hold session {message.session_id!r}, and there is no prompt",
+                f"no worker is known to hold session {message.session_id!r}, and no prompt is given",
             )
         prompt = Prompt.from_prefixes(
             session.prefixes,

@@ -284,7 +284,9 @@ class Deciding:
             self._results.add_status(index, statuses.write_status(refusal).SerializeToString())
 
     def _went_on(self, steps: Steps) -> Answered | Later | None:
-        """The next step of a long item; None: there are others."""
+        """Takes the next step of a long item; returns its answer, or None while further steps
+        are left.
+        """
         try:
             next(steps)
         except StopIteration as done:

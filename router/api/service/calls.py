@@ -373,7 +373,7 @@ def _as_it_comes(requests: object, limit: Limit, parse: object) -> object:
 async def _messages(
     requests: AsyncIterator[bytes], limit: Limit, parse: Callable[[bytes], Any]
 ) -> AsyncIterator[Any]:
-    """What a client sends, measured and read."""
+    """Yields the messages of a client, measured and parsed."""
     async for content in requests:
         limit.check(len(content))
         yield parse(content)
@@ -382,7 +382,7 @@ async def _messages(
 async def _written(
     done: Any, context: Context, write: Callable[[Any], bytes], read_s: float
 ) -> None:
-    """Writes what a handler yields; one that writes by itself yields nothing."""
+    """Writes the messages that a handler yields; a handler that writes its messages yields none."""
     if isinstance(done, AsyncGenerator):
         async with aclosing(done):
             async for message in done:

@@ -158,7 +158,7 @@ class DecisionFeed:
 
 
 class _Watcher:
-    """One call: what it wants, and what waits for it."""
+    """One WatchDecisions call: its filters, and the decisions that wait to be sent."""
 
     def __init__(self, request: fleet_pb2.WatchDecisionsRequest, draw: Callable[[], float]) -> None:
         self._request = request

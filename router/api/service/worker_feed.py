@@ -178,7 +178,7 @@ class WorkerFeed:
         return coming.result() if coming.done() else None
 
     async def _write_rounds(self) -> None:
-        """Writes a round each WATCH_S, as long as anybody waits for one."""
+        """Writes a round each WATCH_S, as long as there are watchers."""
         while (coming := self._coming) is not None and not self._stopping.is_set():
             try:
                 now = await self._write_round()

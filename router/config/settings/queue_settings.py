@@ -181,10 +181,10 @@ class QueueSettings(Settings, frozen=True):
     blocks_ahead: Annotated[
         bool,
         Meta(
-            description="a request that may wait gets a worker only once the KV blocks of its"
-            " prompt and expected output fit there beside those in use and those that the answers"
-            " of running requests are still expected to take, unless the worker is idle; false:"
-            " once a block is free"
+            description="before a request that may wait gets a worker, the KV blocks of its whole"
+            " prompt and expected output must be free there, beside those that running requests"
+            " use and are expected to need, unless the worker is idle; false: one free block"
+            " suffices"
         ),
     ] = True
     order: Annotated[

@@ -250,7 +250,7 @@ class HotPrefixes:
         chain: HashArray,
         block_size: int,
     ) -> None:
-        """Remembers what it takes to copy a prefix, if there is room for it."""
+        """Stores what a copy of a prefix needs, within the bounds."""
         tokens = None
         if self._means.by_relays:
             tokens = prompt.leading_tokens(len(chain) * block_size)

@@ -183,7 +183,7 @@ class FleetTurns:
         return share
 
     def _refresh(self) -> None:
-        """Takes over what waits in peers now."""
+        """Updates what waits in peers."""
         self._demands = self._peers.demands
         demand = self._peers.demand()
         for replica in [replica for replica in self._heard if replica not in demand]:

@@ -201,7 +201,7 @@ class ReservationLife:
         return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
 
     def _learn(self, reservation: Reservation, progress: Progress, now_s: float) -> bool:
-        """Takes over what a step tells of counts, once."""
+        """Takes over the token counts of a reported step, once."""
         changed = progress.output_tokens > reservation.output_tokens
         if changed:
             reservation.output_tokens = progress.output_tokens
@@ -313,7 +313,7 @@ class ReservationLife:
                 self.fleet.outliers.on_end(key, reservation.id)
 
     def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
-        """The prompt is computed, or nobody wants it any more: once."""
+        """Frees the load of a prompt that is computed, or no longer wanted, once."""
         hold = reservation.prefill
         if hold is None or not hold.open:
             return

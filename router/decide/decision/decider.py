@@ -299,7 +299,7 @@ class Decider:
         if not holders.any():
             raise Refusal(
                 Reason.UNKNOWN_SESSION,
-                f"nobody holds session {matched.request.session_id!r} any more",
+                f"no worker holds session {matched.request.session_id!r} any more",
             )
         return holders
 

@@ -237,7 +237,7 @@ class PoolShare:
         return None if left > ahead else front
 
     def _turned(self, level: int, went: int, *, theirs: bool) -> None:
-        """So many requests of a band went: all flows that share with it are owed a part of each.
+        """Updates credits after `went` requests of a band went: each flow gains its share of them.
 
         theirs: the peers' flows, too, until they send their credits again, which count it by
         then; requests that other peers took may be counted before.

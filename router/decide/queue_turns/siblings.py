@@ -76,7 +76,7 @@ class Siblings:
         )
 
     def _forget(self, now_s: float) -> None:
-        """Leads whose time is over, and those beyond the bound."""
+        """Forgets leads whose time is over, and those beyond the bound."""
         while self._leads:
             run, (went_s, _) = next(iter(self._leads.items()))
             if went_s + KEPT_S > now_s and len(self._leads) < LEADS_MAX:

@@ -260,7 +260,7 @@ class PickedRequest:
             trace.end("kvroute.epp", about, "" if self._outcome == "finished" else self._outcome)
 
     def _over(self) -> None:
-        """The request is under way no longer."""
+        """Records that the request is no longer under way."""
         if self._is_open:
             self._is_open = False
             self._since_s = self._picker.clock()
@@ -494,7 +494,7 @@ def _reason_of(error: KvRouteError) -> str:
 
 
 def _unobserved(routed: RoutedRequest, picker: Picker) -> None:
-    """The answer is under way, and nothing will be seen of it."""
+    """Reports to the router that the picker will see nothing of the answer."""
     spawn, loop = picker.spawn, asyncio.get_running_loop()
     _ = spawn(routed.unobserved())
     loop.call_later(picker.settings.unobserved_s, lambda: spawn(routed.finished(wait=False)))
@@ -503,7 +503,7 @@ def _unobserved(routed: RoutedRequest, picker: Picker) -> None:
 async def _report(
     routed: RoutedRequest, exchange: Exchange, outcome: Outcome, lengths: OutputLengths
 ) -> None:
-    """The last report of a request whose answer was seen."""
+    """Sends the last report of a request whose answer the picker saw."""
     routed.prompt_tokens = outcome.usage.prompt_tokens
     if outcome.blame is not None:
         routed.output_tokens = outcome.output_tokens

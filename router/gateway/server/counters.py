@@ -103,7 +103,7 @@ class GatewayCounters:
         self._count_workers(self.registry)
 
     def _count_workers(self, registry: CollectorRegistry) -> None:
-        """What workers do wrong that no client sees."""
+        """Declares counters of workers' faults that no client sees."""
         self.unusable_hand_overs = Counter(
             "kvroute_gateway_unusable_hand_overs",
             "Answers of prefill workers that were no hand-over, or one that was refused; the decode"

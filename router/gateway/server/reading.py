@@ -58,7 +58,7 @@ class BodyReader:
         return b"".join(self._parts)
 
     async def _next(self) -> bytes:
-        """Bytes that are there, or the next ones; empty: there are no more."""
+        """The next bytes of the body; empty: there are no more."""
         content = self._content
         if chunk := content.read_nowait():
             return chunk

@@ -26,7 +26,7 @@ class Client(NamedTuple):
 
 
 class _Holding:
-    """What the open requests of one client hold."""
+    """Numbers of one client's open requests and their bytes."""
 
     __slots__ = ("bytes", "open", "turn")
 
@@ -76,7 +76,7 @@ class Room:
             raise FrontRefusal("BODY_TOO_LARGE", f"the body is over {most // _MIB} MiB")
 
     def _check(self, client: Client, holding: _Holding, size: int) -> None:
-        """Whether so many bytes more find room; raises FrontRefusal."""
+        """Raises FrontRefusal if `size` more bytes would exceed a bound."""
         if holding.bytes + size > (most := self._client_bytes_max):
             message = f"bodies of open requests of this {client.kind} hold {most // _MIB} MiB"
             raise FrontRefusal("TOO_MANY_BYTES", message)

@@ -78,7 +78,7 @@ log = logging.getLogger("kvroute.gateway")
 
 
 class _Call:
-    """A client's request, and what is said of it at its end."""
+    """A client's request, with what is counted and logged at its end."""
 
     def __init__(self, request: web.Request, began_s: float) -> None:
         self.request = request

@@ -334,7 +334,7 @@ class Call(Received):
         self._calls.over(self._stream)
 
     def _close(self) -> None:
-        """The call is over, or about to be: what it keeps goes."""
+        """Drops what the call keeps, since it is over, or about to be."""
         if self._late is not None:
             self._late.cancel()
             self._late = None

@@ -148,7 +148,7 @@ class Http2Port:
         self._leaving.pop(connection, None)
 
     async def _look(self) -> None:
-        """Looks at all connections, again and again."""
+        """Checks the age and silence of all connections repeatedly."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -188,5 +188,5 @@ class Http2Port:
 
 
 def _reads_on(connection: Http2Protocol) -> bool:
-    """Whether a GOAWAY may be on its way to the peer still."""
+    """Whether a GOAWAY may still be on its way to the peer."""
     return connection.begun and not connection.http2.acknowledged

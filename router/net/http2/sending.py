@@ -328,7 +328,7 @@ class Sending:
         return frame(HEADERS, END_HEADERS, stream.number, OPENING)
 
     def _flush(self, stream: Stream, most: int) -> int:
-        """Sends what waits of a stream, `most` bytes at most; returns how many."""
+        """Sends waiting bytes of a stream, `most` at most; returns their number."""
         waiting, number = stream.waiting, stream.number
         if not stream.began:
             self.out.append(self._opening(stream))

@@ -155,7 +155,7 @@ class Streams:
         _give_up(stream)
 
     def _over(self, stream: Stream, early: bool) -> None:
-        """The end of a stream's answer is on its way."""
+        """Called when the end of a stream's answer was sent."""
         self._leave(stream)
         if early:
             _remember(self._early, stream.number, None)

@@ -200,7 +200,7 @@ class Listener:
         peer.close()
 
     def _watch(self) -> None:
-        """Has the loop look for connections that are late."""
+        """Sets a timer that checks for connections which are late."""
         late_s = self._connections.late_s
         if self._late is None and late_s is not None:
             self._late = self._loop.call_at(late_s, self._end_late)

@@ -84,7 +84,7 @@ def _policy(line: LoggedDecision) -> Policy:
     try:
         policy = replace(policy, settings=msgspec.convert(numbers, type(policy.settings)))
     except msgspec.ValidationError as error:
-        raise FormulaError(f"parameters of {policy.name}: {error}") from error
+        raise FormulaError(f"parameters of policy {policy.name} are invalid: {error}") from error
     return with_bonus(policy, line.affinity_bonus or 0.0)
 
 
