@@ -111,7 +111,7 @@ def read_request(
         if session is None:
             raise Refusal(
                 Reason.UNKNOWN_SESSION,
-                f"no worker is known to hold session {message.session_id!r}, and no prompt is given",
+                f"no worker is known to hold session {message.session_id!r}; there is no prompt",
             )
         prompt = Prompt.from_prefixes(
             session.prefixes,
