@@ -71,7 +71,7 @@ def smallest_fleet(
     """
     if not 1 <= least <= most:
         raise ValueError(
-            f"the smallest fleet ({least} workers) is larger than the largest ({most})"
+            f"there is no fleet of {least} to {most} workers: give 1 or more, the smaller first"
         )
     trials: dict[int, Trial] = {}
 

@@ -354,7 +354,7 @@ def test_vllm_in_development_mode_says_how_many_requests_it_runs_at_once() -> No
         assert scheduler({"scheduler_config": {"max_num_seqs": flag}}) == (None, None)
     left_out = vllm_identity(json.dumps(models), None, None, "[")
     assert (left_out.model, left_out.total_slots) == ("a", None)
-    assert left_out.troubles[0].startswith("/server_info: ")
+    assert left_out.troubles[0].startswith("/server_info can't be read: ")
 
 
 def test_further_names_without_a_parent_are_aliases() -> None:

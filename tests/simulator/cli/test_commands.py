@@ -334,7 +334,7 @@ def test_hot_prefixes_are_copied_when_asked_for(
 def test_capacity_needs_a_range(trace: Path) -> None:
     done = kvroute("capacity", trace, "--ttft-ms", 1, "--workers-min", 9, "--workers-max", 3)
     assert done.exit_code == 1
-    assert "the smallest fleet (9 workers) is larger than the largest (3)" in done.output
+    assert "there is no fleet of 9 to 3 workers" in done.output
 
 
 @asynccontextmanager

@@ -94,10 +94,10 @@ def test_formulas_are_arithmetic(formula: str, value: float) -> None:
         ("9.0 ** 9999", "out of range"),
         ("max(x)", "too few"),
         ("max()", "too few"),
-        ("x +", "no formula"),
+        ("x +", "no valid formula"),
         ("x; y", "defines no name"),
         ("x; 1 = y", "defines no name"),
-        ("(" * 300 + "x" + ")" * 300, "no formula"),
+        ("(" * 300 + "x" + ")" * 300, "no valid formula"),
         ("x + " * FORMULA_MAX + "x", "more than"),
     ],
 )
