@@ -37,7 +37,7 @@ class Match(NamedTuple):
     row (PREDICTED) has blocks that are only predicted."""
 
     def held(self) -> npt.NDArray[np.int32]:
-        """Shape (slots,): blocks of the run that some tier holds."""
+        """Blocks of the run that some tier holds, for each slot; shape (slots,)."""
         total: npt.NDArray[np.int32] = self.blocks[:PREDICTED].sum(axis=0, dtype=np.int32)
         return total
 

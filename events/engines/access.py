@@ -1,5 +1,4 @@
-"""How an engine's HTTP server is reached: by its relay's pages and warmer, by the gateway, and by
-the questions for tokens.
+"""Credentials for an engine's HTTP server, which relays, the gateway and requests for tokens use.
 
 Laws:
 - every HTTP request to an engine is made with its EngineAccess;
@@ -22,7 +21,9 @@ NEEDS_KEY = (
 
 
 class Credentials:
-    """An API key, and the CAs of engines' certificates, as their files hold them now."""
+    """The API key of engines, and the CAs of their certificates, read from files that may
+    change.
+    """
 
     def __init__(
         self, api_key: str | None = None, key_file: str | None = None, ca_file: str | None = None
@@ -60,7 +61,7 @@ NO_CREDENTIALS = Credentials()
 
 @dataclass(frozen=True, slots=True)
 class EngineAccess:
-    """One engine's HTTP server."""
+    """Credentials and time limit for one engine's HTTP server."""
 
     base: str
     """http://HOST:PORT, with the path in front of the engine's own if there is one."""
@@ -77,8 +78,9 @@ class EngineAccess:
         return self.credentials.tls
 
     def headers(self, others: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Headers of a request: these, with the engine's key in the place of a client's if the
-        engine has a key."""
+        """Headers of a request: the given ones, with the engine's key instead of a client's if the
+        engine has a key.
+        """
         key = self.credentials.api_key
         if not key:
             return dict(others or {})
@@ -89,8 +91,7 @@ class EngineAccess:
 
 
 def refused_key(status: int) -> str:
-    """Why an answer with this status is none: the engine's key is missing or wrong; empty: another
-    reason."""
+    """Sentence for a status that means a missing or wrong API key; empty for any other status."""
     return f"status {status}: {NEEDS_KEY}" if status in (401, 403) else ""
 
 
@@ -98,5 +99,5 @@ def read_token(file: str) -> str:
     """A bearer token from its file; raises OSError or ValueError."""
     token = Path(file).read_text(encoding="ascii").strip()
     if not token or not token.isprintable():
-        raise ValueError(f"{file} holds no token")
+        raise ValueError(f"the token file {file} is empty")
     return token

@@ -39,11 +39,11 @@ used: ContextVar[Callable[["AnswerProtocol"], None] | None] = ContextVar("used",
 
 
 class UnusableHead(aiohttp.ClientError):
-    """What came before an answer's body is no head within the bounds."""
+    """The bytes before an answer's body are no valid head within the bounds."""
 
 
 class LongHead(aiohttp.ClientError):
-    """A head over the bound, of an answer that may be good."""
+    """The head of an answer, which may be valid, is over the bound."""
 
     def __init__(self, status: int, head_bytes_max: int) -> None:
         super().__init__(f"its head is over {head_bytes_max} bytes")
@@ -68,12 +68,12 @@ class AnswerProtocol(ResponseHandler):
 
     @property
     def unanswered_reuse(self) -> bool:
-        """Whether the connection was used before, and nothing was answered to this request."""
+        """Whether the connection was used before, and has no byte of an answer to this request."""
         return self.uses > 1 and not self.heard
 
     @override
     def set_response_params(self, **params: Any) -> None:
-        """A request is about to be written."""
+        """Called by aiohttp before a request is written."""
         self.uses += 1
         self.heard = False
         self._interim = 0
@@ -107,8 +107,9 @@ class AnswerProtocol(ResponseHandler):
 
     @override
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """A head was parsed: an interim one is dropped, one without a request closes the
-        connection."""
+        """Called by aiohttp with a parsed head: drops an interim one, and closes the connection for
+        one without a request.
+        """
         message = data[0]
         if self._left is None:
             self._close()
@@ -149,7 +150,7 @@ class AnswerProtocol(ResponseHandler):
             self.transport.abort()
 
     def leave(self, error: Exception) -> None:
-        """Ends the request that waits here for its head."""
+        """Ends the request that waits for its head with this error."""
         self._refuse(error)
 
 

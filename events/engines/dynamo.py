@@ -390,7 +390,7 @@ def _meaning(router_event: _RouterEvent) -> What:
     if data == "cleared":
         return RankCleared()
     if sum(field is not UNSET for field in (data.stored, data.removed, data.cleared)) > 1:
-        raise ValueError("several kinds in one event")
+        raise ValueError("an event has several kinds of data")
     if data.cleared is None:
         return RankCleared()
     if isinstance(data.stored, UnsetType) and isinstance(data.removed, UnsetType):
@@ -403,7 +403,7 @@ def _meaning(router_event: _RouterEvent) -> What:
     if isinstance(data.removed, _Removed):
         return HashesRemoved(tier, _unsigned(data.removed.block_hashes))
     if not isinstance(data.stored, _Stored):
-        raise AssertionError("neither stored nor removed")
+        raise AssertionError("an event's data are neither stored nor removed")
     stored = data.stored
     parent = stored.parent_hash
     return HashesStored(
@@ -456,7 +456,7 @@ def _unsigned(hashes: list[int]) -> list[int]:
 
 
 def _is_list(payload: bytes) -> bool:
-    """Whether it opens an array, in either encoding."""
+    """Whether a payload begins with an array, in MessagePack or JSON."""
     first = payload.lstrip()[:1] if _is_json(payload) else payload[:1]
     return first in (b"[", b"\xdc", b"\xdd") or b"\x90" <= first <= b"\x9f"
 

@@ -22,7 +22,7 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class IdentityPage:
-    """An HTTP page of an engine, of which its identity is made."""
+    """An HTTP page of an engine that gives its identity, such as model and version."""
 
     path: str
     required: bool = False
@@ -59,7 +59,7 @@ class Reading:
 
 
 class HandOver(Enum):
-    """How the blocks of a prompt come from a prefill engine to a decode engine."""
+    """How a prompt's blocks are moved from a prefill engine to a decode engine."""
 
     IN_TURN = "in turn"
     """The prefill engine's answer says where the blocks are; the decode request has that answer
@@ -71,7 +71,7 @@ class HandOver(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A kind of engine. The defaults are what an unknown one is treated like."""
+    """A kind of engine. The defaults are used for an unknown kind."""
 
     name: str
     """The name in settings, heartbeats, answers and metrics."""

@@ -74,7 +74,7 @@ class Schema(Generic[WireEvent]):
 
 
 class Removed(Struct, tag="BlockRemoved"):
-    """What every engine's removal has."""
+    """The fields that every engine's removal event has."""
 
     block_hashes: Hashes
     medium: str | None = None
@@ -85,7 +85,7 @@ class Cleared(Struct, tag="AllBlocksCleared"):
 
 
 class ClearedArray(Cleared, array_like=True, tag="AllBlocksCleared"):
-    """The same as an array."""
+    """Cleared in the array encoding."""
 
 
 class _ArrayBatch(Struct, array_like=True):

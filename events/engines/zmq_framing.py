@@ -63,7 +63,7 @@ def replay_request(first_sequence: int) -> list[bytes]:
     without saying so.
     """
     if not 0 <= first_sequence < SEQUENCE_LIMIT:
-        raise ValueError(f"no sequence to replay from: {first_sequence}")
+        raise ValueError(f"first_sequence is {first_sequence}, which is outside [0, 2^63)")
     return [b"", first_sequence.to_bytes(SEQUENCE_BYTES, "big")]
 
 

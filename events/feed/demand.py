@@ -1,4 +1,4 @@
-"""What waits in a router for workers with room, as routers tell one another. Pure: values only.
+"""Waiting requests of a router, as its messages to other routers describe them. Pure: values only.
 
 Law: a message has DEMANDS_MAX entries at most, of NAME_BYTES_MAX and TENANTS_MAX tenants each:
 below 56 KiB.
@@ -23,7 +23,7 @@ _HASH_MAX = (1 << 64) - 1
 
 
 class Demand(NamedTuple):
-    """What waits in a router for the workers of one model and role, in one band."""
+    """Waiting requests of one router for the workers of one model and role, in one band."""
 
     model: str
     role: str
@@ -42,7 +42,7 @@ class Demand(NamedTuple):
 
     @property
     def news(self) -> tuple[object, ...]:
-        """What makes a message due when it changes; ages go with the next message."""
+        """Values whose change makes a message due; ages are sent with the next message."""
         return (*self[:4], self.went, round(self.credit))
 
 

@@ -49,7 +49,7 @@ ALL = b""
 
 
 def budget_part(behind_s: float) -> int:
-    """The n of a budget's n-th part, for a router that is so far behind."""
+    """Divisor of a publisher's budget, for a router that is behind_s seconds behind."""
     return next((part for from_s, part in BEHIND_S if behind_s >= from_s), 1)
 
 
@@ -78,7 +78,7 @@ class _Listening:
 
 
 class Fence:
-    """Publishers that one router has shut out, by plane, and how long each stays out."""
+    """The publishers that one router has shut out, by plane, and until when."""
 
     def __init__(self) -> None:
         self._planes: dict[Plane, _Listening] = {plane: _Listening() for plane in PLANES}
@@ -100,8 +100,9 @@ class Fence:
         return self._planes[plane].out
 
     def shut_out(self, plane: Plane, publisher: bytes, now_s: float) -> float | None:
-        """A message was over its publisher's budget: `changes` is due. Returns the pause, seconds;
-        None: the publisher is out already."""
+        """Shuts out a publisher whose message was over its budget; `changes` is due then. Returns
+        the pause in seconds; None: it was shut out already.
+        """
         here = self._planes[plane]
         if publisher in here.out:
             return None

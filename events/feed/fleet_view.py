@@ -122,13 +122,13 @@ class Source:
     """The stream's state when it was last marked as changed."""
 
     def delayed_s(self, sent_s: float, now_s: float) -> float:
-        """How much later than others of late a beat came, by the relay's clock."""
+        """Seconds by which a beat came later than other recent ones, by the relay's clock."""
         self.least.heard(sent_s, now_s)
         return now_s - sent_s - self.least.seconds
 
     @property
     def approximate(self) -> bool:
-        """Whether its blocks are known by predictions only."""
+        """Whether the worker's blocks are known from predictions only."""
         if self.heartbeat is not None and not self.heartbeat.events:
             return True
         return self.stream.seq == 0 and self.stream.state is StreamState.LIVE
@@ -212,7 +212,7 @@ class FleetView:
         return f"{len(self.sources)} workers: {counts or 'none'}"
 
     def on_stream(self, key: WorkerKey, payload: bytes, now_s: float) -> list[Pull]:
-        """A message of the facts subject."""
+        """Applies a message of the facts subject; returns recoveries to perform."""
         message, dropped = decode_stream(payload)
         if dropped:
             self._count_dropped(dropped)
@@ -244,7 +244,9 @@ class FleetView:
         return self._perform(source, effects, now_s)
 
     def on_heartbeat(self, key: WorkerKey, payload: bytes, now_s: float) -> Source | None:
-        """A message of the load subject; the changed source, or None when it was dropped."""
+        """Applies a message of the load subject; returns the changed source, or None when it was
+        dropped.
+        """
         message = decode(Heartbeat, payload)
         if isinstance(message, Unreadable):
             self._count_dropped((message,))
@@ -273,7 +275,7 @@ class FleetView:
     def on_ring(
         self, key: WorkerKey, epoch: Epoch, messages: Iterable[bytes | FactsMessage], now_s: float
     ) -> list[Pull]:
-        """The messages from a relay's ring, decoded or not."""
+        """Applies messages from a relay's ring, decoded or not; returns recoveries to perform."""
         source = self.sources.get(key)
         if source is None:
             return []
@@ -303,7 +305,9 @@ class FleetView:
         complete: bool,
         now_s: float,
     ) -> list[Pull]:
-        """The last facts of a snapshot; all earlier facts are staged."""
+        """Applies a snapshot by its last facts, the earlier ones being staged; returns recoveries
+        to perform.
+        """
         source = self.sources.get(key)
         if source is None:
             return []
@@ -347,7 +351,7 @@ class FleetView:
             self.index.forget(slot)
 
     def on_pull_failed(self, pull: Pull, reason: str, now_s: float) -> list[Pull]:
-        """A recovery got no usable answer."""
+        """Records that a recovery got no usable answer; returns recoveries to perform."""
         from_ring = pull.from_seq is not None
         self.recoveries["ring" if from_ring else "snapshot", "failed"] += 1
         source = self.sources.get(pull.worker)
@@ -357,7 +361,7 @@ class FleetView:
         return self._perform(source, effects, now_s)
 
     def on_connection(self, connected: bool, now_s: float) -> None:
-        """Our own connection to the broker came or went."""
+        """Records that this router's connection to NATS was made or lost."""
         for source in self.sources.values():
             source.stream.on_connection(connected, now_s)
             self._mark(source)
@@ -373,7 +377,9 @@ class FleetView:
         return worker_id in self._ranks
 
     def on_lost(self, worker_id: str, messages: int, now_s: float) -> None:
-        """Messages of a worker were dropped unread: its streams are suspect until they beat."""
+        """Records that messages of a worker were dropped unread: its streams are suspect until they
+        beat.
+        """
         ranks = self.ranks(worker_id)
         if ranks:
             self.lost[worker_id] += messages

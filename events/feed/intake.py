@@ -183,7 +183,7 @@ class Intake(Generic[T]):
                 del self._queues[queue.publisher]
 
     def lose(self, publisher: bytes) -> None:
-        """A message of a publisher that is shut out came still."""
+        """Records a message of a publisher that is shut out."""
         self._lose(publisher, "publisher_too_fast")
 
     def _lose(self, publisher: bytes, reason: str, messages: int = 1) -> None:

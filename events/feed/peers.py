@@ -110,7 +110,7 @@ class Totals(NamedTuple):
 
 
 class Reserved(Protocol):
-    """One worker's load by our own reservations, now and a few seconds ago."""
+    """Load that this router's reservations put on one worker, now and a few seconds ago."""
 
     changed: bool
     """Whether it changed since the last message to peers."""
@@ -186,7 +186,7 @@ def decode_inflight(payload: bytes) -> Inflight | Unreadable:
 
 
 class Teller:
-    """Writes this replica's messages."""
+    """Writes this replica's messages to its peers."""
 
     def __init__(self, replica: str, epoch: Epoch) -> None:
         self._replica = replica
@@ -546,13 +546,14 @@ class Peers:
         return Totals(requests, blocks, prefill_tokens), (requests_then, blocks_then)
 
     def take_lost(self) -> list[tuple[float, Demand]]:
-        """What waited in replicas that stopped, restarted or fell silent since the last call, and
-        when they did."""
+        """Demands of replicas that stopped, restarted or fell silent since the last call, with the
+        times.
+        """
         lost, self._lost = self._lost, []
         return lost
 
     def demand(self) -> dict[str, tuple[Demand, ...]]:
-        """Replica -> what waits there; those where nothing does are left out."""
+        """Waiting requests of each replica, by its name; replicas without any are left out."""
         return {name: peer.demand for name, peer in self._peers.items() if peer.demand}
 
     def ages_s(self, now_s: float) -> dict[str, float]:
@@ -560,7 +561,7 @@ class Peers:
         return {name: now_s - peer.heard_at_s for name, peer in self._peers.items()}
 
     def reserved(self) -> dict[str, Totals]:
-        """Replica -> what it has reserved, of all workers together."""
+        """Load that each replica has reserved, over all workers."""
         return {name: peer.reserved() for name, peer in self._peers.items()}
 
     def _lose(self, demand: Iterable[Demand], now_s: float) -> None:

@@ -57,7 +57,9 @@ class Predictions:
     def add(
         self, slot: int, prefixes: HashArray, ttl_s: float, blocks_max: int, now_s: float
     ) -> None:
-        """Predicts blocks of a worker. ttl_s: for all its predictions from now on."""
+        """Predicts blocks of a worker. ttl_s: seconds for which all its predictions hold from now
+        on.
+        """
         count = len(prefixes)
         if count > blocks_max:
             prefixes, count = prefixes[:blocks_max], blocks_max
@@ -74,7 +76,7 @@ class Predictions:
         self._index.predict(slot, guess.young, prefixes)
 
     def forget(self, slot: int) -> None:
-        """The index has dropped all predictions of a slot."""
+        """Forgets all predictions of a slot, which the index has dropped."""
         self._guesses.pop(slot, None)
 
     def tick(self, now_s: float) -> None:

@@ -55,19 +55,19 @@ class StreamState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply these facts, the next in order."""
+    """Effect: apply these facts, the next in order."""
 
     facts: list[Fact]
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop all blocks of this worker."""
+    """Effect: drop all blocks of this worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Request the relay's ring from from_seq on; with from_seq None, a snapshot."""
+    """Effect: request the relay's ring from from_seq on; with from_seq None, a snapshot."""
 
     reason: str
     from_seq: int | None
@@ -75,7 +75,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Replace all blocks of this worker by the staged snapshot."""
+    """Effect: replace all blocks of this worker by the staged snapshot."""
 
 
 Effect = Apply | Forget | Adopt | Recover
@@ -169,7 +169,9 @@ class Stream:
         return self.complete and not self.lacks
 
     def on_facts(self, message: FactsMessage, size: int, now_s: float) -> list[Effect]:
-        """The next facts message. size: its bytes, for the bound of the buffer."""
+        """Applies the next facts message; returns effects. size: its bytes, for the bound of the
+        buffer.
+        """
         effects = self._meet(message.epoch, now_s)
         if effects is None:
             return []
@@ -254,7 +256,9 @@ class Stream:
         return [Adopt(), *self._splice("snapshot applied", now_s)]
 
     def on_recovery_failed(self, reason: str, from_ring: bool, now_s: float) -> list[Effect]:
-        """No answer. After a ring a snapshot is requested at once, after a snapshot at a beat."""
+        """Records a recovery without an answer; returns effects. After a ring a snapshot is
+        requested at once, after a snapshot at a beat.
+        """
         self._requested = False
         if self._in_step:
             return []
@@ -270,7 +274,9 @@ class Stream:
         return self._recover_now("resync asked for", now_s)
 
     def on_connection(self, connected: bool, now_s: float) -> None:
-        """Our own connection to the broker came or went. Messages in between are lost."""
+        """Records that this router's connection to NATS was made or lost. Messages in between are
+        lost.
+        """
         self._connected = connected
         self._confirmed = False
         if connected:
@@ -291,7 +297,7 @@ class Stream:
         return now_s - self.last_beat_s if self._connected else 0.0
 
     def two_relays(self, now_s: float) -> bool:
-        """Whether another relay, with a lower epoch, sends for this worker too."""
+        """Whether another relay, with a lower epoch, publishes for this worker, too."""
         lately = now_s - self._lower_at_s < _TWO_RELAYS_WINDOW_S
         return lately and self._lower_lately >= _TWO_RELAYS_MESSAGES
 

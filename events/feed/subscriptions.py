@@ -27,7 +27,7 @@ class Subscriptions:
     """Subscriptions of one feed: one to all workers of a plane, or one to each that is let in."""
 
     def __init__(self, broker: Broker, fleet: str, opened: Callable[[], Awaitable[None]]) -> None:
-        """opened: to call when a plane is open to strangers again."""
+        """opened: called when a plane is open to unknown publishers again."""
         self.fence = Fence()
         self._broker = broker
         self._fleet = fleet
@@ -50,7 +50,7 @@ class Subscriptions:
             await self._change(plane, [Change(plane, ALL, begins=True)])
 
     def shut_out(self, plane: Plane, publisher: bytes, now_s: float) -> None:
-        """A message was over its publisher's budget."""
+        """Shuts out a publisher whose message was over its budget."""
         pause_s = self.fence.shut_out(plane, publisher, now_s)
         if pause_s is not None:
             self._due.set()
@@ -63,7 +63,7 @@ class Subscriptions:
 
     @property
     def behind_s(self) -> float:
-        """How long the PING on its way has waited behind messages that are not read yet."""
+        """Seconds for which the PING on its way has waited behind unread messages."""
         pinged_s = self._pinged_s
         return 0.0 if pinged_s is None else asyncio.get_running_loop().time() - pinged_s
 
@@ -76,11 +76,11 @@ class Subscriptions:
         intake.let_in = self.fence.let_in(now_s)
 
     def connection_changed(self) -> None:
-        """No PONG comes over another connection."""
+        """Called when the connection changed, since its PONG will not come."""
         self._pinged_s = None
 
     async def measure(self) -> None:
-        """Sends a PING after the other, until cancelled."""
+        """Sends one PING after the other, until cancelled."""
         while True:
             self._pinged_s = self._pinged_s or asyncio.get_running_loop().time()
             if await self._broker.round_trip(PING_MAX_S):

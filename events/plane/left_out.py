@@ -50,7 +50,7 @@ class LeftOut:
         """Reasons of blocks that are not tracked singly."""
 
     def add(self, reason: str, blocks: Iterable[EngineHash]) -> None:
-        """Copies of these blocks were left out."""
+        """Records copies of blocks that were left out, with the reason."""
         for block in blocks:
             if reason in self._for_good:
                 return
@@ -61,11 +61,13 @@ class LeftOut:
             self._of[reason] += 1
 
     def add_all(self, reasons: Iterable[str]) -> None:
-        """Unknown blocks were left out for these reasons."""
+        """Records unknown blocks that were left out for these reasons."""
         self._for_good.update(reasons)
 
     def remove(self, block: EngineHash) -> None:
-        """A copy of a block is gone; does nothing for a block that was not left out."""
+        """Records that a copy of a block is gone; does nothing for a block that was not
+        left out.
+        """
         copies = self._copies.get(block)
         if copies is None:
             return
@@ -74,7 +76,7 @@ class LeftOut:
             del self._copies[block]
 
     def clear(self) -> None:
-        """The engine holds no blocks."""
+        """Records that the engine holds no blocks."""
         self._copies = {}
         self._of.clear()
         self._for_good.clear()

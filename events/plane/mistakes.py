@@ -1,4 +1,4 @@
-"""The sentences of mistakes in settings: what is wrong, and what to write. Pure.
+"""Sentences about mistakes in settings: what is wrong, and what to write. Pure.
 
 Law: each names the key and where it stands; a name that is none is followed by the nearest that is,
 and a value out of a list by the list.
@@ -21,7 +21,7 @@ _STEP = re.compile(r"\.(\w+)|\[(?:\d+|\.\.\.)\]")
 
 
 def of_value(error: msgspec.ValidationError, settings: type[msgspec.Struct]) -> str:
-    """The sentence of a value that settings can't have."""
+    """Sentence about a value that settings can't have."""
     text = str(error)
     if unknown := _UNKNOWN.fullmatch(text):
         at, name = unknown["at"] or "", unknown["name"]

@@ -264,4 +264,4 @@ class NatsClient(Client):
             case b"+OK" | b"":
                 pass
             case _:
-                raise WireError(f"unknown line: {line[:80]!r}")
+                raise WireError(f"the NATS server sent an unknown line: {line[:80]!r}")

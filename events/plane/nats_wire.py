@@ -56,7 +56,9 @@ class Frames:
             line_end = data.find(_END, at)
             if line_end < 0:
                 if len(data) - at > LINE_BYTES_MAX:
-                    raise WireError(f"a line of more than {LINE_BYTES_MAX} bytes")
+                    raise WireError(
+                        f"the NATS server sent a line of more than {LINE_BYTES_MAX} bytes"
+                    )
                 need = len(data) - at + 1
                 break
             line = data[at:line_end]
@@ -68,7 +70,9 @@ class Frames:
                     need = stop + 2 - at
                     break
                 if data[stop : stop + 2] != _END:
-                    raise WireError("a message longer than it says")
+                    raise WireError(
+                        "the NATS server sent a message that is longer than its head says"
+                    )
                 middle = start + header_bytes
                 yield sid, subject, reply, data[start:middle], data[middle:stop]
                 at = stop + 2

@@ -40,32 +40,53 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class NatsSettings(Settings, frozen=True):
-    """The connection to the broker."""
+    """The connection to the NATS server."""
 
     url: Annotated[
         str | None,
         Meta(
-            description="NATS server; default: `kvroute serve` runs its own on loopback",
+            description="URL of the NATS server; default: `kvroute serve` runs its own on loopback",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
     credentials_file: Annotated[
-        str | None, Meta(description="NATS .creds file (JWT and key)", extra_json_schema=FIRST_WEEK)
+        str | None,
+        Meta(
+            description="NATS .creds file (JWT and key) to connect with",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = None
-    nkey_seed_file: Annotated[str | None, Meta(description="file with an NKey seed")] = None
-    user: Annotated[str | None, Meta(description="user name")] = None
+    nkey_seed_file: Annotated[
+        str | None, Meta(description="file with the NKey seed to connect to NATS with")
+    ] = None
+    user: Annotated[str | None, Meta(description="user name at the NATS server")] = None
     password: Annotated[
-        str | None, Meta(description="password", extra_json_schema={"secret": True})
+        str | None,
+        Meta(
+            description="password of nats.user at the NATS server",
+            extra_json_schema={"secret": True},
+        ),
     ] = None
     tls_ca_file: Annotated[
         str | None,
-        Meta(description="CA bundle; setting it turns TLS on", extra_json_schema=FIRST_WEEK),
+        Meta(
+            description="PEM file of the CAs of the NATS server's certificate; setting it turns"
+            " TLS on",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = None
-    tls_certificate_file: Annotated[str | None, Meta(description="client certificate")] = None
-    tls_key_file: Annotated[str | None, Meta(description="key of the client certificate")] = None
+    tls_certificate_file: Annotated[
+        str | None, Meta(description="PEM file of the certificate to show to the NATS server")
+    ] = None
+    tls_key_file: Annotated[
+        str | None, Meta(description="PEM file of the key of nats.tls_certificate_file")
+    ] = None
     allow_plaintext: Annotated[
         bool,
-        Meta(description="connect without TLS to servers that are not on loopback, too"),
+        Meta(
+            description="connect without TLS to NATS servers that are not on loopback, too: the"
+            " network can read all messages and credentials"
+        ),
     ] = False
 
     def encrypts(self, url: str) -> bool:
@@ -83,10 +104,15 @@ class EngineSettings(Settings, frozen=True):
     id: Annotated[
         str, Meta(min_length=1, max_length=256, description="worker id, unique in the fleet")
     ]
-    engine: Annotated[EngineName, Meta(description="software of the engine")]
+    engine: Annotated[EngineName, Meta(description="serving software of the engine")]
     address: Annotated[
         str,
-        Meta(min_length=1, max_length=4096, description="where clients send their requests"),
+        Meta(
+            min_length=1,
+            max_length=4096,
+            description="HTTP base where clients send their requests, such as"
+            " http://10.0.0.11:8000",
+        ),
     ]
     events: Annotated[
         Endpoint | None,
@@ -97,7 +123,11 @@ class EngineSettings(Settings, frozen=True):
         ),
     ] = None
     events_bind: Annotated[
-        bool, Meta(description="bind the events endpoint, for engines whose publisher connects")
+        bool,
+        Meta(
+            description="the relay binds the events endpoint and the engine's publisher connects"
+            " to it; false: the relay connects"
+        ),
     ] = False
     replay: Annotated[
         str | None,
@@ -110,7 +140,11 @@ class EngineSettings(Settings, frozen=True):
         str, Meta(description="ZMQ topic prefix of the engine's events; default: every topic")
     ] = ""
     metrics: Annotated[
-        str | None, Meta(description="the engine's HTTP base; default: the address")
+        str | None,
+        Meta(
+            description="HTTP base of the engine's metrics, load and model pages; default: the"
+            " address"
+        ),
     ] = None
     api_key_file: Annotated[
         str | None,
@@ -132,7 +166,9 @@ class EngineSettings(Settings, frozen=True):
             " is polled over HTTP"
         ),
     ] = None
-    ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks, 1 to 1,024")] = 1
+    ranks: Annotated[
+        int, Meta(ge=1, le=1024, description="data-parallel ranks of the engine, 1 to 1,024")
+    ] = 1
     first_rank: Annotated[
         int,
         Meta(
@@ -144,9 +180,12 @@ class EngineSettings(Settings, frozen=True):
             " ranks from 0 on",
         ),
     ] = 0
-    model: Annotated[Name | None, Meta(description="model name; default: the engine's own")] = None
+    model: Annotated[
+        Name | None, Meta(description="name of the model; default: the one that the engine gives")
+    ] = None
     model_aliases: Annotated[
-        tuple[Name, ...], Meta(max_length=256, description="other names of the model")
+        tuple[Name, ...],
+        Meta(max_length=256, description="other names that clients may use for the model"),
     ] = ()
     block_size: Annotated[
         BlockSize | None,
@@ -158,7 +197,8 @@ class EngineSettings(Settings, frozen=True):
     role: Annotated[
         Literal["both", "prefill", "decode"] | None,
         Meta(
-            description="half of a request that the engine serves; default: SGLang's own, or both"
+            description="part of a request that the engine serves: its prompt (prefill), its"
+            " answer (decode) or both; default: the role that SGLang gives, or both"
         ),
     ] = None
     kv_connector: Annotated[
@@ -191,14 +231,24 @@ class EngineSettings(Settings, frozen=True):
     ] = None
     labels: Annotated[
         dict[Name, Name],
-        Meta(max_length=256, description="free labels, for required_labels"),
+        Meta(
+            max_length=256,
+            description="labels of the worker, name to value; requests may require some",
+        ),
     ] = {}
     priority_scheduling: Annotated[
-        bool, Meta(description="the engine schedules by priority, so answers carry one")
+        bool,
+        Meta(
+            description="the engine schedules requests by priority, so routers' answers carry a"
+            " priority for it"
+        ),
     ] = False
     warm: Annotated[
         bool,
-        Meta(description="let routers make the engine compute hot prefixes (routing.hot_prefixes)"),
+        Meta(
+            description="let routers send hot prefixes to the engine, which computes them for its"
+            " cache (routing.hot_prefixes)"
+        ),
     ] = False
     slots: Annotated[
         Count | None,
@@ -210,8 +260,9 @@ class EngineSettings(Settings, frozen=True):
     total_blocks: Annotated[
         Count | None,
         Meta(
-            description="KV blocks of a rank, in blocks of the engine; default: the engine's own"
-            " figure. Without either its load by blocks counts as 0"
+            description="KV blocks of a rank, counted in blocks of the engine; default: the"
+            " engine's own figure. Where neither is known, the share of its blocks in use counts"
+            " as 0"
         ),
     ] = None
     loads_loras: Annotated[
@@ -243,7 +294,7 @@ class EngineSettings(Settings, frozen=True):
         if self.events is None:
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):
-                    raise ValueError(f"{name}: no `events` endpoint to go with it; set `events`")
+                    raise ValueError(f"{name}: needs an `events` endpoint beside it; set `events`")
 
 
 LOCAL_KEYS = ("api_key_file", "ca_file")
@@ -252,7 +303,7 @@ pod's annotations have none of them, or they could make a relay show any file as
 
 
 class UnusableEngine(ValueError):
-    """An engine that can't be followed as it is described.
+    """A relay can't read an engine with these settings.
 
     key: of EngineSettings, empty where no single key is wrong. sentence: the reason.
     """
@@ -281,7 +332,7 @@ def read_engine(fields: dict[str, object]) -> EngineSettings:
 
 
 def unusable(settings: EngineSettings) -> str:
-    """Why an engine can never be followed as it is configured: "key: sentence"; empty: it can.
+    """Why a relay can never read an engine as it is configured: "key: sentence"; empty: it can.
 
     Checks the form of endpoints only. Passwords are masked.
     """
@@ -344,47 +395,96 @@ class DynamoSettings(Settings, frozen=True):
 
     subject: Annotated[
         Subject,
-        Meta(description="NATS subject of the workers' KV events; wildcards allowed"),
+        Meta(description="NATS subject of the KV events of Dynamo's workers; wildcards allowed"),
     ]
     address: Annotated[
         str,
-        Meta(min_length=1, description="where clients send requests; may hold {worker_id}"),
+        Meta(
+            min_length=1,
+            description="HTTP base where clients send requests for a worker; {worker_id} stands"
+            " for Dynamo's number of the worker",
+        ),
     ]
-    model: Annotated[str, Meta(min_length=1, description="model name")]
-    block_size: Annotated[BlockSize, Meta(description="tokens a block, as Dynamo has it")]
+    model: Annotated[
+        str, Meta(min_length=1, description="name of the model that the workers serve")
+    ]
+    block_size: Annotated[
+        BlockSize, Meta(description="tokens of a KV block, as Dynamo's workers are configured")
+    ]
     id: Annotated[
-        str, Meta(min_length=1, max_length=256, description="name in metrics and logs")
+        str,
+        Meta(
+            min_length=1,
+            max_length=256,
+            description="name of this Dynamo fleet in metrics and logs",
+        ),
     ] = "dynamo"
     worker_id: Annotated[
-        str, Meta(max_length=200, description="worker ids; {worker_id} is Dynamo's number")
+        str,
+        Meta(
+            max_length=200,
+            description="ids that the workers get in kvroute; {worker_id} stands for Dynamo's"
+            " number of the worker, and must occur",
+        ),
     ] = "{worker_id}"
     load_subject: Annotated[
         Subject | None,
-        Meta(description="NATS subject of the workers' kv_metrics; default: beside the events"),
+        Meta(
+            description="NATS subject of the workers' kv_metrics (their load); default: the"
+            " subject of that name beside `subject`"
+        ),
     ] = None
     nats_url: Annotated[
         str | None,
-        Meta(description="NATS server that the workers publish on; default: the routers'"),
+        Meta(
+            description="URL of the NATS server that Dynamo's workers publish on; default:"
+            " nats.url, that of the routers"
+        ),
     ] = None
     nats_credentials_file: Annotated[
-        str | None, Meta(description="NATS .creds file for that server")
+        str | None, Meta(description="NATS .creds file to connect to nats_url with")
     ] = None
-    model_aliases: Annotated[tuple[str, ...], Meta(description="other names of the model")] = ()
-    lora_names: Annotated[tuple[str, ...], Meta(description="LoRAs that the workers serve")] = ()
+    model_aliases: Annotated[
+        tuple[str, ...], Meta(description="other names that clients may use for the model")
+    ] = ()
+    lora_names: Annotated[
+        tuple[str, ...], Meta(description="names of the LoRAs that the workers serve")
+    ] = ()
     max_model_len: Annotated[
-        Count | None, Meta(description="tokens of prompt and output together")
+        Count | None,
+        Meta(description="most tokens of a request's prompt and output together; default: unknown"),
     ] = None
     total_blocks: Annotated[Count | None, Meta(description="KV blocks of a rank")] = None
     slots: Annotated[Count | None, Meta(description="requests that a rank runs at once")] = None
     role: Literal["both", "prefill", "decode"] = "both"
-    labels: Annotated[dict[str, str], Meta(description="free labels, for required_labels")] = {}
+    labels: Annotated[
+        dict[str, str],
+        Meta(description="labels of the worker, name to value; requests may require some"),
+    ] = {}
     worker_timeout_s: Annotated[
-        Seconds, Meta(description="seconds of silence after which a worker counts as gone")
+        Seconds,
+        Meta(description="seconds without a message after which a Dynamo worker counts as gone"),
     ] = 300.0
-    workers_max: Annotated[Count, Meta(description="workers (and ranks) known at once")] = 1024
-    blocks_max: Annotated[Count, Meta(description="blocks known of each")] = 1 << 22
-    message_bytes_max: Annotated[Count, Meta(description="largest message read")] = 8 << 20
-    hashes_max: Annotated[Count, Meta(description="hashes read of one message")] = 1 << 16
+    workers_max: Annotated[
+        Count,
+        Meta(
+            description="most workers, each of their ranks counted, that the relay follows at once"
+        ),
+    ] = 1024
+    blocks_max: Annotated[
+        Count, Meta(description="most KV blocks that the relay keeps for each worker")
+    ] = 1 << 22
+    message_bytes_max: Annotated[
+        Count,
+        Meta(
+            description="bytes of the largest message from a Dynamo worker that is read; larger"
+            " ones are refused"
+        ),
+    ] = 8 << 20
+    hashes_max: Annotated[
+        Count,
+        Meta(description="most block hashes that are read from one message of a Dynamo worker"),
+    ] = 1 << 16
 
     def __post_init__(self) -> None:
         if "{worker_id}" not in self.worker_id:

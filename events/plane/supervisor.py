@@ -30,7 +30,7 @@ log = logging.getLogger("kvroute.supervisor")
 
 @dataclass(slots=True)
 class Trouble:
-    """Failures of one piece of work."""
+    """Failures of one background task."""
 
     error: str
     failures: int

@@ -245,7 +245,9 @@ class Ledger:
                     ledger._arrive(block, tier, None)
             ledger._placed.clear()
         if ledger.count() != head.count:
-            raise ValueError(f"{ledger.count()} placements, where there were {head.count}")
+            raise ValueError(
+                f"the saved ledger has {ledger.count()} placements; its head says {head.count}"
+            )
         if ledger.digest() != head.digest:
             raise ValueError(f"the digest of the {head.count} placements differs")
         return ledger

@@ -75,11 +75,13 @@ class MapKeeper:
             )
 
     def start(self, supervisor: Supervisor) -> None:
-        """Writes the ledger now and then, until `finish`."""
+        """Starts a background task that writes the blocks of the rank to its file, at intervals of
+        pause_s, until `finish`; returns at once.
+        """
         self._keeping = supervisor.keep(self._keep, "map")
 
     async def finish(self) -> None:
-        """Writes it for the last time; call after the rank's last change."""
+        """Writes the file for the last time; call after the rank's last change."""
         self._finishing.set()
         if self._keeping is not None:
             await asyncio.wait([self._keeping])
@@ -181,4 +183,4 @@ def read_file(path: Path) -> bytes | None:
 
 def _check_size(size: int) -> None:
     if size > FILE_BYTES_MAX:
-        raise OSError(f"{size} bytes, more than {FILE_BYTES_MAX}")
+        raise OSError(f"the file has {size} bytes, more than {FILE_BYTES_MAX}")

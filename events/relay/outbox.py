@@ -57,7 +57,7 @@ class Outbox:
         return f"<Outbox at {self.seq}, {len(self._pending)} facts pending, ring {len(self._ring)}>"
 
     def start_over(self, epoch: Epoch, seq: int = 0) -> None:
-        """A new epoch: an empty ring, nothing pending.
+        """Begins a new epoch with an empty ring and nothing pending.
 
         seq: 1 for an epoch that begins with blocks, as if a first message had been lost.
         """

@@ -49,7 +49,7 @@ OVERTAKEN_BYTES_MAX = 8 * 1024 * 1024
 
 
 class EngineState(Enum):
-    """Our state in the engine's own sequence."""
+    """Where the relay stands in the engine's own sequence of messages."""
 
     STARTING = auto()
     """No message yet."""
@@ -62,14 +62,14 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Request the messages from this number on from the engine's replay socket."""
+    """Effect: request the messages from this number on from the engine's replay socket."""
 
     from_seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Messages for the facts subject, in order."""
+    """Effect: publish messages on the facts subject, in order."""
 
     messages: list[bytes]
 
@@ -143,7 +143,7 @@ class Rank(RankStream[Ledger]):
         return self.outbox.epoch, self._next_seq, self._process_start_s, self._emptied
 
     def kept(self, now_s: float) -> tuple[Checkpoint, LedgerCopy] | None:
-        """The state for the relay's next start; None before the first message."""
+        """The state to save for the relay's next start; None before the first message."""
         if self._last_digest is None:
             return None
         checkpoint = Checkpoint(
@@ -173,7 +173,9 @@ class Rank(RankStream[Ledger]):
         return self._heal_from(0 if self._kept is None else self._kept[0].seq)
 
     def on_message(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
-        """The engine published a batch. now_s: also the start of a new epoch, if there is one."""
+        """Applies a batch that the engine published. now_s: also the start of a new epoch, if there
+        is one.
+        """
         if self.state is EngineState.STARTING:
             effects = self._begin(seq, now_s)
             return effects + self._apply(seq, payload, now_s)
@@ -193,7 +195,7 @@ class Rank(RankStream[Ledger]):
         return self._apply(seq, payload, now_s)
 
     def on_failure(self, now_s: float) -> list[RankEffect]:
-        """A call raised, so that a message may be half applied: no block is certain."""
+        """Empties the ledger after a call raised, since a message may be half applied."""
         return self._lose(now_s)
 
     def on_reconnected(self) -> list[RankEffect]:

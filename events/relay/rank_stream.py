@@ -20,7 +20,7 @@ from events.relay.snapshot import Holder, SnapshotDesk
 
 
 class StreamLedger(Holder, Protocol):
-    """The blocks of a rank, as its stream needs them."""
+    """Interface: the blocks of a rank, as its stream needs them."""
 
     left_out: LeftOut
     """Blocks of the engine that are not in the ledger."""
@@ -42,7 +42,7 @@ L = TypeVar("L", bound=StreamLedger)
 
 
 class RankStream(Generic[L]):
-    """One (worker, rank)."""
+    """The outgoing stream of one (worker, rank)."""
 
     def __init__(self, ledger: L, epoch: Epoch, *, counts: Counter[str]) -> None:
         self.complete = False

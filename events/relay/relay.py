@@ -115,8 +115,7 @@ class Relay:
 
     @property
     def heard(self) -> bool:
-        """Whether the engine has ever answered, over HTTP or ZMQ; True for an engine without
-        either."""
+        """Whether the engine has ever answered, by HTTP or ZMQ; True for an engine with neither."""
         silent = self.settings.http is None and self.settings.events is None
         return silent or self._connected_once or self._pages.heard
 

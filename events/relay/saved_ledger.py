@@ -97,7 +97,7 @@ def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
         kept = _decoder.decode(body)
         of = Source(WorkerKey(kept.worker_id, kept.dp_rank), kept.engine, kept.wanted_block_size)
         if of != source:
-            raise ValueError(f"it is of {of}, not of {source}")
+            raise ValueError(f"the saved ledger is of {of}, not of {source}")
         parts = (_rows_decoder.decode(rows) for rows in kept.rows)
         return kept.checkpoint, Ledger.restored(kept.ledger, parts, source.wanted_block_size)
     except Exception as error:  # no content of a file may end the relay

@@ -41,7 +41,7 @@ _FROZEN_LIFE_S = 30.0
 
 
 class Holder(Protocol):
-    """A ledger, as snapshots need it."""
+    """Interface of a ledger, as snapshots need it."""
 
     def shelves(self) -> Iterator[tuple[Tier, int, dict[PrefixHash, int]]]:
         """All placements: tier, number of the shelf, and the shelf with hashes as its keys. A hash

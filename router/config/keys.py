@@ -16,7 +16,7 @@ from events.plane.settings import Settings
 
 
 class ConfigError(ValueError):
-    """The operator's mistake: one sentence that names the key and where it stands."""
+    """A mistake in the configuration: one sentence that names the key and its place."""
 
 
 ENVIRONMENT_PREFIX = "KVROUTE_"
@@ -24,7 +24,7 @@ ENVIRONMENT_PREFIX = "KVROUTE_"
 
 @dataclass(frozen=True)
 class Key:
-    """A scalar key of a configuration."""
+    """A scalar key of the configuration."""
 
     path: tuple[str, ...]
     type: Any

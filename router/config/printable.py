@@ -1,4 +1,4 @@
-"""Text of others where people read it: as it is, and harmless to a terminal."""
+"""Text from outside, made harmless to a terminal."""
 
 
 def shown(text: str) -> str:

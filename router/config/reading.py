@@ -184,7 +184,7 @@ def _convert(tree: dict[str, Any], config: type[Config], where: str) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}{of_value(error, config)}") from error
     except RecursionError as error:
-        raise ConfigError(f"{where}nested too deep") from error
+        raise ConfigError(f"{where}the values are the values are nested too deep") from error
     _check(value, where)
     return value
 

@@ -32,7 +32,7 @@ class Sources:
     """The values that the preset has, from the root on; empty for a configuration without one."""
 
     def of(self, path: KeyPath) -> str:
-        """The flag, the variable, the file, the preset, or `default`."""
+        """The source of a value: the flag, the variable, the file, the preset, or `default`."""
         if _has(self.given, path):
             prefixes = [path[:length] for length in range(len(path) + 1)]
             for names in (self.flags, self.variables):

@@ -1,4 +1,4 @@
-"""A request that waits. Pure.
+"""A waiting request. Pure.
 
 The driver sets what the request is; the queue sets the rest when the request is offered.
 """
@@ -18,7 +18,7 @@ Key = float | tuple[float, ...]
 
 
 class Fate(StrEnum):
-    """What became of requests that were offered; the metric label."""
+    """How a queued request ended; its values are values of a metric's label."""
 
     ARRIVED = "arrived"
     DISPATCHED = "dispatched"
@@ -37,7 +37,7 @@ class Fate(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One request: what orders, bounds and shares look at."""
+    """A waiting request, with the fields that orders, bounds and shares read."""
 
     request_id: str
     """Empty: `find` doesn't know it."""
@@ -94,7 +94,7 @@ class Waiter:
 
     @property
     def waits(self) -> bool:
-        """Whether the queue holds it."""
+        """Whether the request is in the queue."""
         return self.pool is not None
 
     @override

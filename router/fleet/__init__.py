@@ -1,1 +1,1 @@
-"""Knowledge of the workers, as one table with one writer, the core. Pure."""
+"""All that a router knows of its workers, in one table that only the core writes. Pure."""

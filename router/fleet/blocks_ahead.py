@@ -32,8 +32,11 @@ neither short nor certain to have enough, none is picked."""
 
 
 class BlocksAhead:
-    """The workers of one pool, for one request. Most picks have blocks, so that a worker is looked
-    at when it is picked, and the others only where it has too few."""
+    """Free KV blocks of the workers of one pool, held against the needs of one request.
+
+    Most picked workers have enough, so a worker is computed when it is picked, and the others only
+    where it has too few.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,9 @@ class BlocksAhead:
         output_tokens: int,
         promised: Callable[[int], float],
     ) -> None:
-        """promised: blocks that picks may promise of the worker in a slot; not a number where
-        unknown, which no request is too large for."""
+        """promised: KV blocks that picks may reserve of the worker in each slot; NaN where unknown,
+        which is enough for any request.
+        """
         self._pool, self._loads = pool, loads
         self._prompt, self._output_tokens, self._promised = prompt, output_tokens, promised
         rows = len(pool)
@@ -57,7 +61,9 @@ class BlocksAhead:
         self._prompt_blocks = np.zeros(rows)
 
     def has_enough(self, row: int, now_s: float) -> bool:
-        """Whether a worker has blocks for the request."""
+        """Whether a worker (row) has enough free KV blocks for this request's prompt and expected
+        output.
+        """
         self._look(row)
         return not self.short[row] and (not self.unsure[row] or self.settle(row, now_s))
 
@@ -86,7 +92,7 @@ class BlocksAhead:
             self.unsure[row] = need + load.outputs.tokens / size * load.of_all() > left
 
     def settle(self, row: int, now_s: float) -> bool:
-        """Whether a worker that `unsure` names has enough; else it is short."""
+        """Whether a worker that `unsure` names has enough blocks; if not, it is marked short."""
         source = self._pool.sources[row]
         load, size = self._loads[source.key], heartbeat_of(source).block_size
         held = load.external_blocks * size

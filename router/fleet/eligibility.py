@@ -1,4 +1,4 @@
-"""Why a worker that is up can't take a request."""
+"""Reasons why a live worker can't take a request."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Hashable, Mapping, Sequence
@@ -36,8 +36,10 @@ class Barred:
         counts: Mapping[str, int],
         make: Callable[[], Sequence[str]],
     ) -> None:
-        """mask: True for each row that is barred; None: no row is. counts: rows by reason. make:
-        the reason of each row, empty where it is not barred; made at its first use."""
+        """mask: True for each row that is barred; None: no row is. counts: number of rows by
+        reason. make: returns the reason of each row, empty where it is not barred; called at the
+        first use.
+        """
         self.mask = mask
         self.counts = counts
         self._make = make
@@ -79,11 +81,12 @@ class Barred:
 
 
 class Exclusions:
-    """Why workers can't take requests. Kept for the next request that wants the same of the same
-    pool, while no worker is drained and the prompts fit them all."""
+    """Reasons why workers can't take requests. A result is kept for the next request with the same
+    requirements and pool, while no worker is drained and the prompts fit all workers.
+    """
 
     def __init__(self, drained: Collection[str]) -> None:
-        """drained: ids of workers, which others change."""
+        """drained: ids of drained workers, a set that its owner changes."""
         self._drained = drained
         self._kept: dict[Hashable, tuple[Pool, Barred]] = {}
         """What a request wants -> the last pool that it was looked up in, and what is barred."""
@@ -92,7 +95,9 @@ class Exclusions:
         return len(self._kept)
 
     def of(self, request: Request, output_tokens: int, pool: Pool) -> Barred:
-        """output_tokens: what the request is expected to bring out."""
+        """Rows of a pool that can't take a request. output_tokens: expected length of its
+        answer.
+        """
         narrowing, prompt = request.narrowing, request.prompt
         keeps = not self._drained and prompt.token_count + output_tokens <= pool.shortest_len
         if narrowing is not None and narrowing.names > NARROWING_MAX:
@@ -112,8 +117,9 @@ class Exclusions:
 
 
 def answering_first(barred: Barred, last: Sequence[str]) -> Barred:
-    """What is barred; and the workers of the last resort, if any other may be picked, or could if
-    it had room. last: see Matched."""
+    """Adds workers of the last resort to the barred rows, if any other worker may be picked, or
+    could be if it had room. last: see Matched.
+    """
     if not any(last):
         return barred
     pairs = list(zip(barred.reasons, last, strict=True))
@@ -123,9 +129,9 @@ def answering_first(barred: Barred, last: Sequence[str]) -> Barred:
 
 
 def loaded_first(barred: Barred, lora_name: str, pool: Pool, full: Column) -> Barred:
-    """What is barred; and workers that would have to load the LoRA, while a worker that lists it
-    may be picked and has room: each load costs time, and room for another LoRA that is in use
-    there."""
+    """Adds workers that would have to load the LoRA to the barred rows, while a worker that lists
+    it may be picked and has room: a load costs time, and may evict another LoRA that is in use.
+    """
     of_lora = pool.made(Loras).of(lora_name)
     if of_lora is None:
         return barred
@@ -135,7 +141,7 @@ def loaded_first(barred: Barred, lora_name: str, pool: Pool, full: Column) -> Ba
 
 
 class Loras:
-    """Which workers of a pool list a LoRA, and which would load it."""
+    """The workers of a pool that list a LoRA, and those that would load it."""
 
     def __init__(self, pool: Pool) -> None:
         self._heartbeats = [heartbeat_of(source) for source in pool.sources]
@@ -143,7 +149,9 @@ class Loras:
         self._known: dict[str, tuple[Flags, Flags]] = {}
 
     def of(self, lora_name: str) -> tuple[Flags, Flags] | None:
-        """True where it is listed, and where it would be loaded; None: no worker loads LoRAs."""
+        """Two columns: True where the LoRA is listed, and where it would be loaded. None: no worker
+        of the pool loads LoRAs.
+        """
         if not self._loading:
             return None
         known = self._known.get(lora_name)
@@ -169,7 +177,7 @@ def too_long(request: Request, output_tokens: int, heartbeat: Heartbeat) -> bool
 
 
 def exclusion(request: Request, output_tokens: int, source: Source, drained: Container[str]) -> str:
-    """Why this worker can't; empty when it can."""
+    """Reason why a worker can't take the request; empty when it can."""
     heartbeat = heartbeat_of(source)
     worker_id = source.key.worker_id
     narrowing = request.narrowing

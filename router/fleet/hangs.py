@@ -1,11 +1,11 @@
-"""Workers that hang: prompts that are computed for far longer than was predicted."""
+"""Detection of workers that hang: their first tokens are far later than was predicted."""
 
 from router.fleet.pools import heartbeat_of
 from router.fleet.state import Fleet
 
 
 def look_for_hangs(fleet: Fleet, now_s: float) -> None:
-    """Suspects workers that owe first tokens for far longer than was predicted."""
+    """Reports workers whose first tokens are far later than predicted to the outlier detection."""
     outliers, first_tokens, bounds = fleet.outliers, fleet.first_tokens, fleet.outliers.bounds
     if not outliers.enabled or not first_tokens.may_judge():
         return

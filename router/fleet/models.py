@@ -12,7 +12,7 @@ callers try again: an engine takes minutes to load a model. Afterwards NOT_FOUND
 
 
 class Models:
-    """Meanings of models' names, and the names served so far."""
+    """Maps models' names and aliases to models, and remembers which names were served."""
 
     def __init__(
         self, configured: tuple[ModelSettings, ...], memory_s: float = MODEL_MEMORY_S
@@ -34,12 +34,13 @@ class Models:
         return self._names.get(model) or (model,)
 
     def known(self, model: str) -> bool:
-        """Whether a model is configured, or was served a while ago."""
+        """Whether a model is configured, or was served by a worker lately."""
         return model in self._names or model in self.seen
 
     def is_whole(self, name: str) -> bool:
-        """Whether a name is a model's rather than a LoRA's: it is configured, or a worker served a
-        model by it a while ago."""
+        """Whether a name is that of a model rather than of a LoRA: it is configured, or a worker
+        served a model of that name lately.
+        """
         return name in self._names or name in self._seen_whole
 
     def serves(self, heartbeat: Heartbeat, model: str) -> bool:
@@ -48,7 +49,7 @@ class Models:
         return any(name in served for name in self.names(model))
 
     def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
-        """A worker said what it serves."""
+        """Records the model and LoRAs that a worker's heartbeat lists."""
         whole = (heartbeat.model, *heartbeat.model_aliases)
         for seen, names in (
             (self.seen, (*whole, *heartbeat.lora_names)),
@@ -59,7 +60,7 @@ class Models:
                     seen[name] = now_s
 
     def tick(self, now_s: float) -> None:
-        """Time went by."""
+        """Forgets names that were not served for a while."""
         for seen in (self.seen, self._seen_whole):
             gone = [name for name, at_s in seen.items() if now_s - at_s >= self._memory_s]
             for name in gone:

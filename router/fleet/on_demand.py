@@ -21,7 +21,7 @@ from router.request.prompt import Prompt
 
 
 class Further:
-    """Reads load, labels and rates of a pool's workers; changes nothing."""
+    """Makes further columns from load, labels and rates of a pool's workers; changes nothing."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Further:
         """The topology of the last call's pool, as a rule the only pool."""
 
     def blocks_in_use(self, pool: Pool, prompt: Prompt) -> Column:
-        """Blocks of a prompt that our open requests on each worker use already."""
+        """Blocks of a prompt that this router's open requests on each worker use already."""
         used = np.zeros(len(pool))
         for row, source in enumerate(pool.sources):
             load = self._loads.get(source.key)
@@ -49,9 +49,9 @@ class Further:
         return used
 
     def others_waiting(self, pool: Pool, waiting: Column) -> Column:
-        """Requests that wait on each worker and that we did not send, as far as we can tell.
+        """Estimate of the requests that wait on each worker and that this router did not send.
 
-        waiting: as the engines reported.
+        waiting: waiting requests as the engines reported them.
         """
         others = np.zeros(len(pool))
         for row in np.flatnonzero(waiting).tolist():
@@ -86,15 +86,15 @@ class Further:
 
     @property
     def mean_work(self) -> float:
-        """Mean work of a prompt, over all workers, in tokens."""
+        """Mean work of a prompt, over all workers, in tokens (router/fleet/rates.py)."""
         return self._rates.mean_work
 
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
-        """How fast each worker prefills, and for how long it is busy."""
+        """How fast each worker computes prompts, and for how long it is busy."""
         return self._rates.columns(pool.slots, pool.models, now_s)
 
     def recent_blocks(self, pool: Pool) -> Column:
-        """Blocks in each worker's working set."""
+        """Number of blocks in each worker's working set."""
         if self._working_sets is None:
             return np.zeros(len(pool))
         return self._working_sets.blocks(pool.slots)
@@ -104,7 +104,7 @@ class Further:
         return self.topology(pool).mean_distance(targets)
 
     def topology(self, pool: Pool) -> Topology:
-        """Where a pool's workers are."""
+        """Distances between the workers of a pool."""
         if self._topology is None or self._topology[0] is not pool:
             labels = [heartbeat_of(source).labels for source in pool.sources]
             self._topology = pool, Topology(labels, self._labels)
@@ -116,5 +116,5 @@ def row_of_worker(pool: Pool) -> dict[WorkerKey, int]:
 
 
 def last_slot(pool: Pool) -> int:
-    """The highest of a pool's slots."""
+    """The highest index slot of a pool's workers."""
     return int(pool.slots.max(initial=0))

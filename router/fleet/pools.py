@@ -61,7 +61,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """Some workers that serve one model; all of them have sent heartbeats."""
+    """Workers that serve one model, all with a heartbeat."""
 
     sources: tuple[Source, ...]
     workers: tuple[WorkerKey, ...]
@@ -85,7 +85,7 @@ class Pool:
     _of_it: dict[Callable[["Pool"], Any], Any] = field(default_factory=dict)
 
     def made(self, make: Callable[["Pool"], _Made]) -> _Made:
-        """What a function makes of the pool, made once."""
+        """Result of a function of the pool, which is called once and then kept."""
         known = self._of_it.get(make)
         if known is None:
             known = self._of_it[make] = make(self)
@@ -164,7 +164,7 @@ class _Identity(NamedTuple):
 
 
 class LastResort(NamedTuple):
-    """The workers of a model that may get a request which none that answers may take."""
+    """Workers of a model that may get a request which no answering worker may take."""
 
     pool: Pool
     """Includes the workers that answer: the halves of a pair are chosen apart."""
@@ -185,7 +185,7 @@ def _last_resort(
 
 
 class Pools:
-    """Every model's pool, and the columns of the fleet."""
+    """The pool of every model, and the columns of all workers."""
 
     def __init__(
         self,
@@ -196,9 +196,9 @@ class Pools:
         ejected: Callable[[WorkerKey], str] = lambda _: "",
         on_moved: Callable[[WorkerKey, int], None] = lambda *_: None,
     ) -> None:
-        """ejected: why a worker is kept out for what became of earlier requests; empty: it isn't.
-        When that has changed, `on_ejected` must be called; `on_capacity` when capacities have.
-        on_moved: called with the slot that a worker has instead of an earlier one.
+        """ejected: returns why a worker is ejected; empty: it isn't. The owner calls `on_ejected`
+        when that has changed, and `on_capacity` when capacities have. on_moved: called with the new
+        slot of a worker that had another one.
         """
         self._on_moved = on_moved
         self._view = view
@@ -243,7 +243,7 @@ class Pools:
         """Why a request must name its model, empty if it need not; None: to be written again."""
 
     def refresh(self) -> None:
-        """Takes over what changed in the view."""
+        """Takes over the changes in the fleet view."""
         silence = self._view.mass_silence, self._view.silent_models
         if self._silence != silence:
             self._silence = silence
@@ -275,29 +275,31 @@ class Pools:
             self._settle(source, source.heartbeat)
 
     def put_load(self, slot: int, load: WorkerLoad) -> None:
-        """A worker's load has changed."""
+        """Writes a worker's load into the columns."""
         self.written.put(slot, load)
 
     def has_room(self, pool: Pool) -> bool:
-        """Whether any worker of a pool has a slot and a block left; True for a pool of none."""
+        """Whether any worker of a pool has a free slot and a free block; True for an empty pool."""
         return not self._full or not len(pool.slots) or not self.columns[_FULL, pool.slots].all()
 
     def has_strained(self, pool: Pool) -> bool:
-        """Whether some worker of a pool is full only by what was learned of its capacity."""
+        """Whether some worker of a pool is full only by its learned capacity."""
         return bool(self._strained) and any(slot in self._strained for slot in pool.slots.tolist())
 
     def blocks_promised(self, slot: int) -> float:
-        """KV blocks that picks may promise of a worker; NaN: unknown."""
+        """KV blocks that picks may reserve of a worker; NaN: unknown."""
         return self._settled[slot][5]
 
     def with_room(self, pool: Pool) -> npt.NDArray[np.intp]:
-        """The slots of a pool's workers that have a slot and a block left."""
+        """Slots (in the index) of a pool's workers that have a free slot and a free block."""
         slots: npt.NDArray[np.intp] = pool.slots[self.columns[_FULL, pool.slots] == 0]
         return slots
 
     def free(self, pool: Pool, of_role: npt.NDArray[np.bool_] | None) -> int:
-        """Requests that a pool's workers have room for: free slots of those that are not full; one
-        of a worker whose slots are unknown. of_role: the workers that count; None: all."""
+        """Number of requests that a pool's workers have room for: the free slots of those that are
+        not full, 1 for a worker whose slots are unknown. of_role: True for workers that count;
+        None: all.
+        """
         columns = self.columns[:, pool.slots]
         counts = columns[_FULL] == 0
         if of_role is not None:
@@ -307,7 +309,7 @@ class Pools:
         return int(np.where(np.isfinite(left), np.maximum(left, 1.0), 1.0).sum())
 
     def fill(self, pool: Pool) -> float:
-        """The share of a pool's slots, or of its blocks if that is more, that is taken."""
+        """Share of a pool's slots in use, or of its blocks if that is more."""
         columns = self.columns[:, pool.slots]
         shares = [0.0]
         for taken, total in ((_ACTIVE_SLOTS, _TOTAL_SLOTS), (_ACTIVE_BLOCKS, _TOTAL_BLOCKS)):
@@ -319,9 +321,10 @@ class Pools:
     def with_strained(
         self, pool: Pool, table: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64] | None:
-        """A pool's columns in which strained workers are not full; None: none of it is strained.
+        """A pool's columns in which strained workers are not full; None: no worker of it is
+        strained.
 
-        table: the pool's columns as they are; it stays as it is.
+        table: the pool's present columns, which are not changed.
         """
         if not self._strained:
             return None
@@ -333,10 +336,10 @@ class Pools:
         return table
 
     def live(self, model: str, ready: bool) -> tuple[Pool, list[tuple[Source, str]]]:
-        """The workers of a model that are up; and the others, each with the reason.
+        """The workers of a model that are up, and the others, each with the reason.
 
-        model: by any of its names; empty: the fleet's only one. ready: the fleet is known.
-        An unknown name stands for the model whose workers may load it (`loading_model`).
+        model: any of its names; empty: the only model of the fleet. ready: whether the fleet is
+        known. An unknown name stands for the model whose workers may load it (`loading_model`).
         Raises Refusal if no worker serves it, up or not.
         """
         parts = self._pools.get(model)
@@ -357,7 +360,8 @@ class Pools:
 
     def last_resorts(self, model: str, ready: bool) -> tuple[LastResort, ...]:
         """Pools for a request that no worker of `live` may take, in the order of trying: the silent
-        workers, then these and the ejected ones. Empty: there are none."""
+        workers, then the silent and the ejected ones together. Empty: there are none.
+        """
         if model not in self._last_resorts:
             up, down = self.live(model, ready)
             kept = [(source, reason) for source, reason in down if self.may_be_last(source)]
@@ -369,11 +373,13 @@ class Pools:
         return self._last_resorts[model]
 
     def kept_out(self, source: Source) -> str:
-        """Why a worker gets no requests while others answer; empty when it may."""
+        """Why a worker gets no requests while other workers answer; empty when it may get
+        requests.
+        """
         return schedulable(source) or self._ejected(source.key)
 
     def may_be_last(self, source: Source) -> bool:
-        """Whether a worker that is kept out is a last resort."""
+        """Whether a worker that is kept out may serve as last resort."""
         return not schedulable(source) or self._view.last_resort(source)
 
     def group(self, source: Source) -> Collection[WorkerKey]:
@@ -394,14 +400,14 @@ class Pools:
         return self._up[group]
 
     def on_ejected(self, key: WorkerKey) -> None:
-        """A worker's ejection begins or ends."""
+        """Records that a worker's ejection began or ended."""
         source = self._view.sources.get(key)
         if source is not None and key in self._identities:
             self._note_down(source)
             self._last_resorts.clear()  # of one that is silent, too, the reason stays
 
     def on_capacity(self, key: WorkerKey) -> None:
-        """A worker's learned capacity has changed."""
+        """Records that a worker's learned capacity has changed."""
         source, known = self._view.sources.get(key), self._identities.get(key)
         if source is None or source.heartbeat is None or known is None:
             return
@@ -409,25 +415,27 @@ class Pools:
             self._settle_room(source, source.heartbeat)
 
     def on_capacities(self) -> None:
-        """The same of all workers."""
+        """Records that the learned capacities of all workers may have changed."""
         for key in self._identities:
             self.on_capacity(key)
 
     def forget_live(self) -> None:
-        """Makes every pool again at its next use: other workers are kept out now."""
+        """Has every pool made again at its next use, since other workers are kept out now."""
         self._up.clear()
         self._pools.clear()
         self._last_resorts.clear()
 
     def table(self, pool: Pool) -> npt.NDArray[np.float64]:
-        """The columns as they are, shape (len(COLUMNS), workers of the pool): a part of the fleet's
-        own where they lie in one piece, so nobody may write to them, and a copy elsewhere."""
+        """The present columns of a pool, shape (len(COLUMNS), workers of the pool). Read only:
+        where the pool's slots are contiguous they are a view of the fleet's own columns, else a
+        copy.
+        """
         if pool.span is not None:
             return self.columns[:, pool.span]
         return self.columns.take(pool.slots, axis=1)
 
     def lora_of(self, model: str) -> str:
-        """The LoRA that a request means by its model's name; empty when that is a whole model."""
+        """LoRA that a request means by its model's name; empty when that is the name of a model."""
         if not model or not (self._served_loras or self._loading):
             return ""
         names = self._models.names(model)
@@ -451,7 +459,7 @@ class Pools:
         self._pools[model] = parts
 
     def _count_names(self, identity: _Identity, change: int) -> None:
-        """A worker began (1) or ceased (-1) to serve what it says."""
+        """Counts a worker that began (1) or ceased (-1) to serve its models' names."""
         counted = (
             (self._served, {identity.model, *identity.aliases, *identity.loras}),
             (self._served_loras, set(identity.loras)),

@@ -64,14 +64,14 @@ PROGRESS_MAX = 0.9
 
 
 def work(new_tokens: Column | float, prompt_tokens: float) -> Column | float:
-    """Tokens' worth of a prompt of which new_tokens have to be computed."""
+    """Work of a prompt of which new_tokens have to be computed, in tokens."""
     attended = prompt_tokens - new_tokens / 2
     return REQUEST_TOKENS + new_tokens * (1 + attended / ATTENTION_TOKENS)
 
 
 @dataclass(slots=True)
 class WorkerRate:
-    """A worker's measurements, and its prompts under way."""
+    """A worker's measured rate, and its prompts under way."""
 
     slot: int
     model: str
@@ -95,10 +95,12 @@ class WorkerRate:
 
 
 class PrefillRates:
-    """All workers'."""
+    """The rates of all workers."""
 
     def __init__(self, prior_rate: float) -> None:
-        """prior_rate: tokens a second, of a worker whose model nobody was measured with."""
+        """prior_rate: tokens a second of a worker as long as no worker of its model was
+        measured.
+        """
         self._prior_rate = prior_rate
         self._anchors: dict[str, float] = {}
         """Model -> rate, tokens of work a second; of the models that workers were measured with."""
@@ -118,23 +120,23 @@ class PrefillRates:
         return len(self._workers)
 
     def rate(self, key: WorkerKey, model: str) -> float:
-        """Tokens a second, of a worker of some model."""
+        """Tokens a second that a worker of a model computes."""
         known = self._workers.get(key)
         return known.rate if known is not None else self.anchor(model)
 
     def anchor(self, model: str) -> float:
-        """Rate of a worker of a model before measurements, tokens a second."""
+        """Tokens a second expected of a worker of a model before it is measured."""
         return self._anchors.get(model, self._prior_rate)
 
     def samples(self, key: WorkerKey) -> int:
-        """Prompts that were measured."""
+        """Number of prompts that were measured at a worker."""
         known = self._workers.get(key)
         return known.samples if known is not None else 0
 
     def columns(
         self, slots: npt.NDArray[np.intp], models: Sequence[str], now_s: float
     ) -> "PrefillColumns":
-        """Columns about some workers; models: of each."""
+        """The columns of some workers; models: the model of each."""
         table = self.table(int(slots.max(initial=0)))
         rate, ends_s, least_s, tokens, count = table[:, slots]
         for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there
@@ -148,8 +150,9 @@ class PrefillRates:
         )
 
     def table(self, last_slot: int) -> npt.NDArray[np.float64]:
-        """Columns about workers up to a slot, by slot: rate (0: the anchor's), ends_s, the least
-        wait, known tokens, prompts open. Read only."""
+        """Columns of all workers up to a slot, indexed by slot: rate (0: the anchor's), ends_s, the
+        least wait, known tokens, prompts open. Read only.
+        """
         if last_slot >= self._columns.shape[1]:
             self._make_room(last_slot)
         return self._columns
@@ -164,7 +167,7 @@ class PrefillRates:
         prompt_tokens: int,
         now_s: float,
     ) -> None:
-        """A prompt is on its way to a worker."""
+        """Records a prompt that was sent to a worker."""
         worker = self._worker(key, slot, model)
         todo = float(work(new_tokens, prompt_tokens))
         worker.open[reservation_id] = todo, new_tokens, now_s
@@ -184,7 +187,7 @@ class PrefillRates:
         picked_at_s: float,
         now_s: float,
     ) -> None:
-        """A prompt's first token is out, which ends the prompt: a sample."""
+        """Measures a prompt, when its first token is reported."""
         worker = self._worker(key, slot, model)
         todo = float(work(new_tokens, prompt_tokens))
         took_s = max(0.0, now_s - max(worker.done_at_s, picked_at_s))
@@ -199,7 +202,7 @@ class PrefillRates:
         self._put(worker)
 
     def on_end(self, key: WorkerKey, reservation_id: str) -> None:
-        """A reservation ended; its prompt may have been under way."""
+        """Forgets a reservation's prompt, if it was still under way."""
         worker = self._workers.get(key)
         if worker is not None and reservation_id in worker.open:
             todo = worker.open[reservation_id][0]
@@ -208,7 +211,7 @@ class PrefillRates:
             self._put(worker)
 
     def on_forgotten(self, workers: Collection[WorkerKey]) -> None:
-        """Workers that left the view."""
+        """Forgets workers that left the fleet view."""
         for key in workers:
             worker = self._workers.pop(key, None)
             if worker is not None:
@@ -216,7 +219,7 @@ class PrefillRates:
                 self._leave_slot(worker)
 
     def on_moved(self, key: WorkerKey, slot: int) -> None:
-        """A worker has another slot, as after a snapshot of its blocks."""
+        """Moves a worker's columns to its new slot, as after a snapshot of its blocks."""
         worker = self._workers.get(key)
         if worker is not None and worker.slot != slot:
             self._leave_slot(worker)
@@ -225,7 +228,7 @@ class PrefillRates:
             self._put(worker)
 
     def tick(self) -> None:
-        """Finds the anchors again."""
+        """Computes the anchors again."""
         by_model: dict[str, list[WorkerRate]] = {}
         for worker in self._workers.values():
             if worker.busy_s > 0:
@@ -303,7 +306,7 @@ class PrefillRates:
 
 @dataclass(frozen=True, slots=True)
 class PrefillColumns:
-    """A number a row."""
+    """Rates and waits of some workers, a row each."""
 
     mean_work: float
     """Mean work of a prompt, over all workers, in tokens."""

@@ -45,7 +45,7 @@ _NO_OUTCOMES: Mapping[Ending, int] = MappingProxyType({})
 
 @dataclass(slots=True)
 class CacheReport:
-    """Predicted against reported cached tokens of one worker, since it is known."""
+    """Sums of predicted and of reported cached tokens of one worker."""
 
     prompt: int = 0
     """Prompt tokens of the requests that were reported."""
@@ -65,7 +65,9 @@ class Fleet:
         replica: str = "",
         troubles: Troubles | None = None,
     ) -> None:
-        """troubles: further warnings about workers, besides those that the fleet itself knows."""
+        """troubles: returns further warnings about workers, besides those that the fleet itself
+        knows.
+        """
         self.view = view
         self.loads: dict[WorkerKey, WorkerLoad] = {}
         self.room = 0
@@ -114,23 +116,23 @@ class Fleet:
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 
     def put_load(self, key: WorkerKey, load: WorkerLoad) -> None:
-        """A worker's load has changed: the pools' columns follow, if the worker is still known."""
+        """Writes a worker's load into the pools' columns, if the worker is still known."""
         if (source := self.view.sources.get(key)) is not None:
             self.pools.put_load(source.slot, load)
 
     def reconfigure(self, routing: RoutingSettings) -> None:
-        """Takes other settings over; of these, outliers and capacity count here."""
+        """Puts other settings of outlier detection and capacity in force."""
         self.outliers.reconfigure(routing.outliers.enabled)
         self.capacities.reconfigure(routing.capacity)
         self.pools.on_capacities()
 
     def _on_moved(self, key: WorkerKey, slot: int) -> None:
-        """A worker has another slot."""
+        """Called when a worker has another slot in the index: its columns move there."""
         self.rates.on_moved(key, slot)
         self.working_sets.on_moved(key, slot)
 
     def forget(self, workers: list[WorkerKey]) -> None:
-        """Lets go of all that is known of workers which the view has forgotten."""
+        """Forgets all that is known of workers which left the fleet view."""
         for worker in workers:
             self.loads_changed += self.loads.pop(worker, None) is not None
             self.cache_reports.pop(worker, None)
@@ -147,7 +149,7 @@ class Fleet:
         self.working_sets.on_forgotten(workers)
 
     def tick(self, now_s: float) -> None:
-        """Time went by: what is known for a while is forgotten, and the fleet is looked over."""
+        """Does what is due by time: forgets what is old, and checks every worker."""
         self.outliers.tick(now_s)
         self.rates.tick()
         self.working_sets.tick(now_s)
@@ -155,12 +157,12 @@ class Fleet:
         self._watch.on_tick(self.loads, now_s)
 
     def lora_of(self, model: str) -> str:
-        """The LoRA that a request means by its model's name; empty when that is a whole model."""
+        """LoRA that a request means by its model's name; empty when that is the name of a model."""
         self.pools.refresh()
         return self.pools.lora_of(model)
 
     def block_sizes(self, model: str) -> Collection[int]:
-        """Block sizes of a model's workers, in tokens; raises Refusal if nobody serves it."""
+        """Block sizes of a model's workers, in tokens; raises Refusal if no worker serves it."""
         self.pools.refresh()
         pool, _ = self.pools.live(model, self.ready)
         return pool.block_sizes
@@ -260,17 +262,17 @@ class Fleet:
         return self.loads.get(key) or WorkerLoad()
 
     def outcomes_of(self, key: WorkerKey) -> Mapping[Ending, int]:
-        """How requests that a worker got from this router ended; endings that it had."""
+        """How requests that this router sent to a worker ended: their numbers, by ending."""
         return self.outcomes.get(key, _NO_OUTCOMES)
 
     def cache_report_of(self, key: WorkerKey) -> CacheReport:
-        """Predicted against reported cached tokens of a worker; zeros before the first report."""
+        """Predicted and reported cached tokens of a worker; zeros before the first report."""
         return self.cache_reports.get(key) or CacheReport()
 
     def excluded(self, source: Source) -> str:
-        """Why a worker gets no requests; empty when it may.
+        """Why a worker gets no requests; empty when it may get some.
 
-        A worker of the last resort may once no other of its model and role answers.
+        A worker of the last resort gets requests once no other of its model and role answers.
         """
         if source.key.worker_id in self.drained:
             return DRAINED
@@ -290,7 +292,7 @@ class Fleet:
         return all(key.worker_id in self.drained for key in up) if self.drained else not up
 
     def load(self, key: WorkerKey) -> WorkerLoad:
-        """A worker's load, to be changed."""
+        """A worker's load, which the caller may change."""
         load = self.loads.get(key)
         if load is None:
             load = self.loads[key] = WorkerLoad()
@@ -315,7 +317,7 @@ class Fleet:
         return () if source is None else self.pools.group(source)
 
     def count(self, key: WorkerKey, ending: Ending) -> None:
-        """Counts how a request ended at a worker, unless that is gone."""
+        """Counts how a request ended at a worker, if the worker is still known."""
         counts = self.outcomes.get(key)
         if counts is None:
             if key not in self.view.sources:

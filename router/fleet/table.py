@@ -1,4 +1,4 @@
-"""The table of workers that decisions read: its columns, and what is worked out of a row."""
+"""The table of workers that decisions read: its columns, and values computed from a row."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -94,7 +94,9 @@ def least(column: npt.NDArray[Any]) -> float:
 def shares(
     active_slots: float, active_blocks: float, total_slots: float, total_blocks: float
 ) -> tuple[float, float, float, float]:
-    """load, slot_ratio, full and load_unknown of one worker; NaN: an unknown total."""
+    """load, slot_ratio, full and load_unknown of one worker (as in Candidates); NaN: an unknown
+    total.
+    """
     return (
         active_blocks / total_blocks if total_blocks > 0 else 0.0,
         active_slots / total_slots if total_slots > 0 else 0.0,
@@ -104,5 +106,5 @@ def shares(
 
 
 def is_full(slots: float, blocks: float, slots_max: float, blocks_max: float) -> bool:
-    """Whether requests and blocks leave no slot or no block; NaN: an unknown bound, never met."""
+    """Whether no slot or no block is left; a bound of NaN is unknown, and never reached."""
     return slots >= slots_max or blocks >= blocks_max

@@ -1,4 +1,4 @@
-"""What each tenant's requests got: cached tokens, and the time to their first tokens. Pure.
+"""Cached tokens and times to the first token of each tenant's requests. Pure.
 
 Law: TENANTS_MAX tenants are counted by name, the first that get a pick; later ones together.
 """
@@ -24,19 +24,21 @@ class TenantNumbers:
 
 
 class Tenants:
-    """The numbers of all tenants; requests without a tenant count nowhere."""
+    """The sums of all tenants; requests without a tenant are not counted."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, TenantNumbers] = {}
 
     def on_pick(self, tenant: str, prompt_tokens: int, overlap_tokens: int) -> None:
-        """A request got a worker, whose usable overlap is that of the prompt's computation."""
+        """Counts a request that got a worker; overlap_tokens: cached on the worker that computes
+        the prompt.
+        """
         numbers = self._of(tenant)
         numbers.prompt_tokens += prompt_tokens
         numbers.overlap_tokens += overlap_tokens
 
     def on_first(self, tenant: str, after_s: float) -> None:
-        """A first token was reported, so long after its pick."""
+        """Counts a first token, after_s seconds after its pick."""
         numbers = self._of(tenant)
         numbers.first_tokens += 1
         numbers.first_token_s += after_s

@@ -20,7 +20,7 @@ BEYOND = 3
 
 
 class PlaceLabels(NamedTuple):
-    """The names of the labels, nearest first."""
+    """Names of the worker labels for places, the nearest kind first."""
 
     host: str
     rack: str
@@ -28,10 +28,10 @@ class PlaceLabels(NamedTuple):
 
 
 class Topology:
-    """Distances between the workers of a pool, which are its rows."""
+    """Distances between the workers of a pool, each of which is a row."""
 
     def __init__(self, labels: Sequence[Mapping[str, str]], names: PlaceLabels) -> None:
-        """labels: of each worker."""
+        """labels: the labels of each worker."""
         places: dict[tuple[object, ...], int] = {}
         self._place = np.empty(len(labels), np.intp)
         for row, of_worker in enumerate(labels):
@@ -50,7 +50,7 @@ class Topology:
         return float(self._distance[self._place[row], self._place[other]])
 
     def distances_to(self, row: int) -> Column:
-        """Distance from each worker to one of them."""
+        """Distance from each worker to one worker."""
         distances: Column = self._distance[:, self._place[row]][self._place]
         return distances
 

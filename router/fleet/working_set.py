@@ -45,7 +45,7 @@ class _WorkingSet:
 
 
 class WorkingSets:
-    """All workers'."""
+    """The working sets of all workers."""
 
     def __init__(self) -> None:
         self.forgotten = 0
@@ -68,14 +68,16 @@ class WorkingSets:
         return blocks
 
     def table(self, last_slot: int) -> Column:
-        """The same of all workers up to a slot, by slot. Read only."""
+        """Number of blocks in the working set of all workers up to a slot, indexed by slot. Read
+        only.
+        """
         there = len(self._blocks)
         if last_slot >= there:
             self._blocks = np.pad(self._blocks, (0, max(last_slot + 1, 2 * there) - there))
         return self._blocks
 
     def on_pick(self, key: WorkerKey, slot: int, prefixes: HashArray, now_s: float) -> None:
-        """A prompt is on its way to a worker. prefixes: of its full blocks."""
+        """Adds a prompt that was sent to a worker. prefixes: hashes of its full blocks."""
         known = self._of_worker.get(key)
         if known is None:
             known = self._of_worker[key] = _WorkingSet(slot)
@@ -96,14 +98,14 @@ class WorkingSets:
         self._put(known)
 
     def on_forgotten(self, workers: Collection[WorkerKey]) -> None:
-        """Workers that left the view."""
+        """Forgets workers that left the fleet view."""
         for key in workers:
             if (known := self._of_worker.pop(key, None)) is not None:
                 self._count -= len(known.blocks)
                 self._leave_slot(known)
 
     def on_moved(self, key: WorkerKey, slot: int) -> None:
-        """A worker has another slot, as after a snapshot of its blocks."""
+        """Moves a worker's number to its new slot, as after a snapshot of its blocks."""
         known = self._of_worker.get(key)
         if known is not None and known.slot != slot:
             self._leave_slot(known)
@@ -112,7 +114,7 @@ class WorkingSets:
             self._put(known)
 
     def tick(self, now_s: float) -> None:
-        """Drops prefixes of too long ago."""
+        """Drops prefixes older than WINDOW_S."""
         for known in self._of_worker.values():
             if dropped := known.blocks.drop_before(now_s - WINDOW_S):
                 self._count -= dropped

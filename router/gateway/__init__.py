@@ -1,1 +1,3 @@
-"""The HTTP face: OpenAI's and Anthropic's requests in, one worker's answer out."""
+"""The HTTP gateway: takes requests of OpenAI's and Anthropic's APIs, and returns a worker's
+answer.
+"""

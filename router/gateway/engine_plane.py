@@ -1,4 +1,4 @@
-"""The engines' own plane: fields and headers by which engines and routers speak to each other.
+"""Internal fields and headers that engines and routers use among each other (the engine plane).
 
 Pure. A prefill worker's address, blocks to read, the rank or the instance that serves, another
 adapter, a rank in the engine's queue: a caller that names these acts for the fleet.
@@ -49,10 +49,10 @@ HEADERS_PREFIX = "x-override-"
 
 
 def is_of_plane(header: str) -> bool:
-    """Whether a header, in lower case, is one of the plane."""
+    """Whether a header, in lower case, is internal to engines and routers."""
     return header in HEADERS or header.startswith(HEADERS_PREFIX)
 
 
 def of_plane(headers: Iterable[str]) -> list[str]:
-    """Those headers that are of the plane; all names in lower case."""
+    """The internal headers among these; all names in lower case."""
     return [name for name in headers if is_of_plane(name)]

@@ -71,7 +71,7 @@ of older releases; and of gRPC itself, for a message past all limits of the rout
 
 
 class Blame(StrEnum):
-    """Whose failure ended a request, as kvroute.v1.FailureReason has it."""
+    """The party whose failure ended a request, as in kvroute.v1.FailureReason."""
 
     WORKER = "worker"
     TIMEOUT = "timeout"
@@ -80,7 +80,7 @@ class Blame(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What becomes of an answer."""
+    """What the gateway does with a worker's answer."""
 
     PASS = "pass"
     REFUSED = "refused"
@@ -92,7 +92,7 @@ class Verdict(StrEnum):
 
 
 class Upstream(NamedTuple):
-    """A request to a worker."""
+    """An HTTP request to a worker."""
 
     url: str
     headers: Mapping[str, str]
@@ -101,7 +101,7 @@ class Upstream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of an exchange, for the last report."""
+    """How an exchange ended, for the last report to the router."""
 
     blame: Blame | None
     """None: the answer is whole."""
@@ -110,7 +110,7 @@ class Outcome:
 
 
 class Exchange:
-    """One request, whichever workers it is sent to."""
+    """One client's request, from its body to its end, with every worker that it is sent to."""
 
     def __init__(
         self,
@@ -163,11 +163,11 @@ class Exchange:
         tokens_max: int = ESTIMATE_MAX,
         output_tokens: int | None = None,
     ) -> dict[str, Any]:
-        """The options of a route (kvroute.client.RouteOptions), as far as the request has them.
+        """The options of a route (kvroute.client.RouteOptions) that the request sets.
 
-        by_load: with the estimated length of the prompt, tokens_max at most, in the place of the
-        prompt; its tenant is charged by all of its bytes. output_tokens: of a usual answer, if
-        known; the client's bound counts where it is less.
+        by_load: the prompt is replaced by its estimated length, at most tokens_max; its tenant is
+        charged by all of its bytes. output_tokens: length of a usual answer, if known; the client's
+        bound counts where it is less.
         """
         facts = self.facts
         options: dict[str, Any] = {}
@@ -231,8 +231,9 @@ class Exchange:
         fields: Mapping[str, Any] | None = None,
         tokens: Mapping[str, Any] | None = None,
     ) -> Upstream:
-        """The request to a worker. headers: of the pick. fields, tokens: for the body's top level,
-        of a pair, or an engine's chat_tokens for a body that may_have_tokens."""
+        """The request to the worker. headers: from the pick. fields, tokens: for the body's top
+        level: a pair's fields, or an engine's chat_tokens for a body that may_have_tokens.
+        """
         facts, more = self.facts, dict(fields or {})
         absent = not more
         more |= tokens or {}
@@ -258,7 +259,9 @@ class Exchange:
 
     @property
     def takes_usage_out(self) -> bool:
-        """Whether the gateway requests a stream's usage for itself alone."""
+        """Whether the gateway requests a stream's usage for itself, and removes it from the
+        answer.
+        """
         facts = self.facts
         return (
             self._changes_bodies
@@ -269,8 +272,10 @@ class Exchange:
         )
 
     def answered(self, status: int, content_type: str, encoding: str = "") -> Verdict:
-        """The head of a worker's answer. encoding: Content-Encoding; compressed bytes, which the
-        gateway asks no worker for, pass unread."""
+        """Reads the head of a worker's answer, and says what to do with it. encoding:
+        Content-Encoding; compressed bytes, which the gateway requests from no worker, are passed on
+        unread.
+        """
         is_stream = content_type.lower().startswith("text/event-stream") and (
             encoding.lower() in ("", "identity")
         )
@@ -284,14 +289,14 @@ class Exchange:
         return Verdict.ELSEWHERE if 400 <= status < 600 else Verdict.UNUSABLE
 
     def data(self, chunk: bytes) -> bytes:
-        """The bytes to pass on."""
+        """Reads a part of the answer; returns the bytes to pass on."""
         passed = self._reader.feed(chunk)
         if passed:
             self.passed = True
         return passed
 
     def rest(self) -> bytes:
-        """The bytes to pass on when the worker's answer is over."""
+        """The bytes to pass on when the worker's answer has ended."""
         held = self._reader.rest()
         self.passed |= bool(held)
         return held
@@ -303,7 +308,7 @@ class Exchange:
 
     @property
     def response_id(self) -> str:
-        """Id of an answer of /v1/responses, by which later requests go on from it; empty: none."""
+        """Id of an answer of /v1/responses, which later requests may name; empty: none."""
         return self._reader.response_id()
 
     @property
@@ -313,14 +318,17 @@ class Exchange:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens so far: a stream's events, which have a token each as a rule."""
+        """Output tokens so far: the number of a stream's events, which usually have a token
+        each.
+        """
         return self._reader.chunks
 
     # The end
 
     def ended(self, blame: Blame | None = None) -> Outcome:
-        """The answer is over; blame: None for a whole answer, unless the engine ended its stream
-        with an error."""
+        """Records the end of the answer, and returns the outcome. blame: None for a whole answer,
+        unless the engine ended its stream with an error.
+        """
         if self.outcome is None:
             if blame is None and (status := self._reader.error_status()) is not None:
                 blame = Blame.WORKER if status >= 500 else Blame.CLIENT
@@ -332,8 +340,10 @@ class Exchange:
         return self.outcome
 
     def broke(self, blame: Blame, reason: str, message: str) -> bytes:
-        """The worker failed after bytes were passed on; returns the last bytes of a stream, which
-        are an event with the error. Other answers have no form for it and are cut."""
+        """Records that the worker failed after bytes were passed on; returns the last bytes for the
+        client: an event with the error for a stream. Other answers have no form for an error, and
+        are cut.
+        """
         self.ended(blame)
         if not self._reader.is_stream:
             return b""
@@ -343,8 +353,9 @@ class Exchange:
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Whose an answer is: the identity, unless it has a tenant, and the tenant. Without keys:
-        the tenant of the headers, which a proxy that checks callers sets."""
+        """Owner of an answer: the identity, unless it has a tenant, and the tenant. Without keys it
+        is the tenant in the headers, which a proxy that checks callers sets.
+        """
         identity = self.identity
         if identity is None:
             tenants = (self._forwarded.get(name) for name in TENANT_HEADERS)
@@ -352,7 +363,7 @@ class Exchange:
         return "" if identity.tenant else identity.name, self.tenant
 
     def check_rights(self) -> None:
-        """Raises Refusal for what the client's key may not name."""
+        """Raises Refusal for fields that the client's key may not set."""
         if self.identity is not None:
             self.identity.check_body(self.facts.model, self.facts.adapters, self.facts.of_plane)
 
@@ -372,14 +383,16 @@ class Exchange:
 
 
 def goes_by_load(reason: str | None, code: str) -> bool:
-    """Whether a router's refusal of a body leaves the request to load alone. code: the name of
-    gRPC's status."""
+    """Whether a request is routed by load alone after a router refused its body. code: name of the
+    gRPC status.
+    """
     return reason in _BY_LOAD or (reason is None and code in _BY_LOAD_WITHOUT_REASON)
 
 
 def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """A client's headers, as far as they go on to a worker, by names in lower case; a repeated
-    name's values are joined."""
+    """A client's headers that are passed on to a worker, by names in lower case; values of a
+    repeated name are joined.
+    """
     pairs = list(headers)
     of_connection = _of_connection(pairs)
     kept: dict[str, str] = {}
@@ -392,14 +405,14 @@ def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def returned(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """A worker's headers, as far as they go back to the client."""
+    """A worker's headers that are passed back to the client."""
     pairs = list(headers)
     dropped = _NOT_RETURNED | _of_connection(pairs)
     return [(name, _text(value)) for name, value in pairs if name.lower() not in dropped]
 
 
 def client_id(header: str) -> str:
-    """A client's X-Request-Id; empty: it is none, too long, or not printable."""
+    """A client's X-Request-Id; empty: missing, too long, or not printable."""
     return header if len(header) <= REQUEST_ID_MAX and header.isprintable() else ""
 
 

@@ -22,7 +22,7 @@ _text = msgspec.json.Decoder(str)
 
 
 def text(raw: Raw | bytes) -> str | None:
-    """A text; None: it is none, or no Unicode."""
+    """Reads a JSON value as text; None: it is no text, or not valid Unicode."""
     if bytes(memoryview(raw)[:1]) != b'"':
         return None
     try:
@@ -32,7 +32,9 @@ def text(raw: Raw | bytes) -> str | None:
 
 
 def whole(raw: Raw | bytes) -> int | None:
-    """A whole number: 16, 16.0, 1.6e1, "16", true."""
+    """Reads a JSON value as a whole number, such as 16, 16.0, 1.6e1, "16" or true; None: it is
+    none.
+    """
     written = _scalar(raw)
     if written is None:
         return None
@@ -48,7 +50,9 @@ def whole(raw: Raw | bytes) -> int | None:
 
 
 def flag(raw: Raw | bytes) -> bool | None:
-    """A flag: true, 1, 1.0, "true", "on", "yes", and their opposites."""
+    """Reads a JSON value as a boolean, such as true, 1, 1.0, "true", "on", "yes", and their
+    opposites; None: it is none.
+    """
     written = _scalar(raw)
     if written is None:
         return None

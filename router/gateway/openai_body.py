@@ -108,7 +108,7 @@ _adapters = msgspec.json.Decoder(str | list[str | None] | None)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What routing needs to know of a request."""
+    """The fields of a request that routing needs."""
 
     model: str
     is_stream: bool
@@ -203,7 +203,7 @@ def _is_null(value: Raw) -> bool:
 
 
 def _is_there(fields: _Body, name: str) -> bool:
-    """Whether a field is there, and is not null."""
+    """Whether a body has a field, and it is not null."""
     value = getattr(fields, name)
     return value is not UNSET and not _is_null(value)
 
@@ -246,7 +246,7 @@ def _stream_options(value: _Known) -> tuple[Mapping[str, Raw] | None, bool]:
 
 
 def _is_long(value: Raw) -> bool:
-    """Whether it is too long for a look into it."""
+    """Whether a JSON value has too many bytes to be parsed for what routing needs."""
     return len(memoryview(value)) > ASIDE_BYTES_MAX
 
 
@@ -255,7 +255,7 @@ def _aside_text(value: Raw) -> str:
 
 
 def _aside(value: Raw) -> dict[str, Raw] | None:
-    """A small object; None: it is none, or not small."""
+    """Fields of a small JSON object; None: the value is none, or is not small."""
     if _is_long(value):
         return None
     try:

@@ -1,4 +1,4 @@
-"""How long the answers of a model are, as a guess for the next one. Pure.
+"""Expected length of a model's next answer, from the lengths of earlier ones. Pure.
 
 A request's `max_tokens` is a bound, which programs set high: an agent's is 32,000 tokens where its
 answers have 300. As an expectation it would have routers hold requests back for KV cache that no
@@ -22,7 +22,7 @@ MODELS_MAX = 256
 
 
 class OutputLengths:
-    """Lengths of the answers that one gateway has passed on, in tokens, by model."""
+    """Lengths in tokens of the answers that one gateway has passed on, by model."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -32,14 +32,14 @@ class OutputLengths:
         return len(self._seen)
 
     def add(self, model: str, tokens: int) -> None:
-        """A whole answer had so many tokens."""
+        """Counts an answer of `tokens` tokens that was passed on whole."""
         total, answers = self._seen.pop(model, (0.0, 0.0))
         self._seen[model] = (FADES * total + tokens, FADES * answers + 1)
         if len(self._seen) > MODELS_MAX:
             self._seen.popitem(last=False)
 
     def mean(self, model: str) -> int:
-        """Tokens of an answer, one at least."""
+        """Expected tokens of the model's next answer, at least 1."""
         total, answers = self._seen.get(model, (0.0, 0.0))
         mean = (PRIOR_TOKENS * PRIOR_ANSWERS + total) / (PRIOR_ANSWERS + answers)
         return max(1, round(mean))

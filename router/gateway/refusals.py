@@ -18,7 +18,7 @@ MESSAGE_MAX = 2000
 
 
 class FrontRefusal(Exception):
-    """A request that the gateway itself refuses. param: the body's field at fault."""
+    """A refusal by the gateway itself. param: the field of the body at fault."""
 
     failure = Kind.REJECTED
     """While a worker is reserved for it: that one has no part in it."""
@@ -34,7 +34,7 @@ class FrontRefusal(Exception):
 
 
 class Answer(NamedTuple):
-    """An HTTP answer."""
+    """An HTTP answer to a refused request."""
 
     status: int
     headers: Mapping[str, str]
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class GatewayReason(StrEnum):
-    """Reasons of the gateway and the endpoint picker themselves, beside those of a router."""
+    """Reasons of refusals by the gateway and the picker themselves, beside those of a router."""
 
     http_status: int
     meaning: str
@@ -170,7 +170,7 @@ def answer_of(
     retry_after_s: float | None = None,
     param: str | None = None,
 ) -> Answer:
-    """The answer to a request that is refused."""
+    """The HTTP answer to a refused request."""
     status = STATUS.get(reason, 500)
     headers = {"Content-Type": "application/json", "X-Kvroute-Reason": reason}
     if status == 401:
@@ -183,7 +183,7 @@ def answer_of(
 
 
 def error_event(reason: str, message: str, form: ErrorForm, *, number: int = 0) -> bytes:
-    """The last event of a stream that can't go on. number: of the event, where events have one."""
+    """The last event of a stream that fails. number: of the event, where events have numbers."""
     data = form.event(_error(reason, message, form), number)
     return form.event_head + _encoded(data) + b"\n\n"
 

@@ -1,4 +1,4 @@
-"""Which worker holds which response of /v1/responses, for requests that go on from it. Pure.
+"""The worker that holds each response of /v1/responses, for requests that continue it. Pure.
 
 Engines keep responses in their own memory, so a request with `previous_response_id` can be served
 by the worker that gave that response, and by no other.
@@ -29,7 +29,7 @@ class ResponseWorkers:
         return len(self._known)
 
     def add(self, response_id: str, worker_id: str, now_s: float, owner: Owner = ("", "")) -> None:
-        """A worker has given this response to a request of this owner."""
+        """Records the worker that gave a response to a request of this owner."""
         known = self._known.get(response_id)
         if known is not None and known[1] != owner and now_s < known[2]:
             return
@@ -39,11 +39,11 @@ class ResponseWorkers:
             self._known.popitem(last=False)
 
     def worker(self, response_id: str, now_s: float, owner: Owner = ("", "")) -> str | None:
-        """None: not known to this owner, or no longer."""
+        """Id of the worker that holds a response; None: unknown for this owner, or too old."""
         worker_id, known_to, until_s = self._known.get(response_id, ("", owner, now_s))
         return worker_id if now_s < until_s and known_to == owner else None
 
     def is_anothers(self, response_id: str, now_s: float, owner: Owner) -> bool:
-        """Whether it is known, to another owner."""
+        """Whether a response is known, but belongs to another owner."""
         _, known_to, until_s = self._known.get(response_id, ("", owner, now_s))
         return now_s < until_s and known_to != owner

@@ -1,4 +1,4 @@
-"""What a face needs of a router: calls about requests, and the list of workers.
+"""The calls that a gateway or picker makes to a router: about requests, and the list of workers.
 
 A KvRouteClient has them over gRPC, router/api/service/local_router.py in the same process.
 """
@@ -12,8 +12,9 @@ from kvroute.v1 import WorkerStatus
 
 
 class Router(AbstractAsyncContextManager[Any], Protocol):
-    """A router, or its replicas; in use between __aenter__ and __aexit__. Its calls raise
-    KvRouteError."""
+    """Interface of a router, or of its replicas; used between __aenter__ and __aexit__. Its methods
+    raise KvRouteError.
+    """
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -36,5 +37,6 @@ class Router(AbstractAsyncContextManager[Any], Protocol):
     async def list_workers(
         self, model: str | None = None, *, away: bool = False
     ) -> list[WorkerStatus]:
-        """Every worker that the router knows, by id and rank. away: only those that stopped
-        answering."""
+        """Every worker that the router knows, by id and rank. away: only workers that stopped
+        answering.
+        """

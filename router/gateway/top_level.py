@@ -32,7 +32,7 @@ def decoded(decoder: msgspec.json.Decoder[Fields], body: bytes) -> tuple[Fields,
     try:
         return decoder.decode(body), body
     except msgspec.ValidationError as error:
-        raise FrontRefusal("INVALID_BODY", f"the body: {error}") from None
+        raise FrontRefusal("INVALID_BODY", f"the body can't be read: {error}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         sentence = f"the body is no JSON: {error}"
     read = body.replace(b"NaN", b"0e0").replace(b"Infinity", b"0.000000")
@@ -43,7 +43,7 @@ def decoded(decoder: msgspec.json.Decoder[Fields], body: bytes) -> tuple[Fields,
 
 
 def span(value: Raw, within: bytes) -> tuple[int, int]:
-    """Where a value of a decoded body lies in its bytes."""
+    """Start and end of a decoded body's value within its bytes."""
     start = _address(value) - _address(within)
     return start, start + len(memoryview(value))
 

@@ -53,10 +53,12 @@ _error = msgspec.json.Decoder(_ErrorEvent)
 
 
 class AnswerReader:
-    """Reads one answer while it passes."""
+    """Reads one answer while it is passed on."""
 
     def __init__(self, kind: BodyFormat, *, is_stream: bool, takes_usage_out: bool = False) -> None:
-        """takes_usage_out: the client did not request the chunk with the usage."""
+        """takes_usage_out: the client did not request the chunk with the usage, so it is
+        removed.
+        """
         self.first_token = False
         """Whether a byte that only a first token brings has come."""
         self.chunks = 0
@@ -75,7 +77,7 @@ class AnswerReader:
         """Usage of the chunk that was taken out."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes to pass on now; empty while an event's end has not come."""
+        """Reads a chunk; returns the bytes to pass on now, none while an event is incomplete."""
         if not self.first_token:
             self._look(chunk)
         if self._takes_out:
@@ -89,7 +91,7 @@ class AnswerReader:
         return chunk
 
     def rest(self) -> bytes:
-        """The bytes still held, when nothing more comes."""
+        """The bytes still held at the answer's end."""
         held, self._held = self._held, b""
         return held
 
@@ -121,12 +123,12 @@ class AnswerReader:
         return int(numbers[-1]) + 1 if numbers else self.chunks
 
     def response_id(self) -> str:
-        """Id of an answer of /v1/responses, which begins with it; empty: there is none."""
+        """Id of an answer of /v1/responses; empty: it has none."""
         named = _RESPONSE_ID.search(self._head or self._ending())
         return named[1].decode() if self._kind.is_continued and named else ""
 
     def usage(self) -> Usage:
-        """The usage of the answer, as far as its end has it."""
+        """The token usage in the answer's end, as far as it is there."""
         last = self._usage or _usage_in(self._ending()) or {}
         usage = read_usage(last, details_enabled=False)
         if self._kind.usage_begins and usage.prompt_tokens is None and self._head:

@@ -13,7 +13,7 @@ from router.request.error_forms import ANTHROPIC, OPENAI, OPENAI_RESPONSES, Erro
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BodyFormat:
-    """What differs between formats. The defaults are those of OpenAI's API."""
+    """A format of HTTP bodies. The defaults are those of OpenAI's API."""
 
     name: str
     """The format's name in `kvroute render --kind`, in metrics, and at the beginning of a prompt's
@@ -55,7 +55,7 @@ class BodyFormat:
 
     @property
     def render_path(self) -> str:
-        """vLLM's endpoint for the tokens of such a body."""
+        """Path of vLLM's endpoint that gives the tokens of such a body."""
         return f"{self.paths[0]}/render"
 
 
@@ -121,6 +121,6 @@ BY_NAME = {body.name: body for body in FORMATS}
 
 
 def errors_on(path: str) -> ErrorForm:
-    """The form of errors on a path; OpenAI's where it is that of no format."""
+    """Form of errors on a path; OpenAI's for a path of no format."""
     body = PATHS.get(path)
     return OPENAI if body is None else body.errors

@@ -24,7 +24,7 @@ _ANTHROPIC_TYPES = {
 
 
 class ErrorForm(NamedTuple):
-    """One form."""
+    """One form of errors."""
 
     body: Callable[[int, str, str, str | None], Json]
     """The body of an error, from an HTTP status, a code, a message, and the body's field at

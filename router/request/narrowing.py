@@ -1,4 +1,4 @@
-"""What a request demands of its worker, beside its model and role. Pure."""
+"""Conditions of a request on its worker, beside model and role. Pure."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,9 @@ from events.plane.facts import Heartbeat
 
 
 class Narrowing(NamedTuple):
-    """What narrows a request to some workers of its model and role; an empty field narrows nothing.
+    """Conditions that exclude workers of a request's model and role; an empty field excludes none.
 
-    A field's rule is in `excludes`, its reading in router/api/desk/request_codec.py.
+    A field's rule is in `excludes`; router/api/desk/request_codec.py reads the fields.
     """
 
     lora_name: str = ""
@@ -20,12 +20,12 @@ class Narrowing(NamedTuple):
 
     @property
     def or_none(self) -> "Narrowing | None":
-        """None where nothing narrows the request."""
+        """The same, or None where it excludes no worker."""
         return self if any(self) else None
 
     @property
     def names(self) -> int:
-        """Number of the workers and labels in it."""
+        """Number of workers and labels that the conditions name."""
         return sum(map(len, self[1:]))
 
     @property
@@ -35,7 +35,7 @@ class Narrowing(NamedTuple):
         return any(self._replace(lora_name="", excluded_workers=frozenset()))
 
     def excludes(self, worker_id: str, heartbeat: Heartbeat) -> str:
-        """Why it excludes a worker; empty where it doesn't."""
+        """Reason why it excludes a worker; empty where it doesn't."""
         if worker_id in self.excluded_workers:
             return "excluded by the request"
         if self.allowed_workers and worker_id not in self.allowed_workers:

@@ -136,13 +136,16 @@ class Prompt:
 
     @property
     def only_block_size(self) -> int:
-        """The only block size that this prompt can be compared in; 0: any, also since it has no
-        full block, so that nothing can match it."""
+        """The only block size in which this prompt can be compared; 0: any size, also for a prompt
+        without a full block, which matches nothing.
+        """
         return self.hashes_block_size if self.token_count >= self.hashes_block_size else 0
 
     @property
     def hash_bytes(self) -> int:
-        """Bytes of its hashes, roughly: those of its caller, and PrefixHashes in blocks of 16."""
+        """Approximate bytes of its hashes: the caller's BlockHashes, and PrefixHashes in blocks of
+        16 tokens.
+        """
         return 2 * self._hashes.nbytes or self.token_count // 2
 
     def prefixes(self, block_size: int) -> HashArray:
@@ -196,11 +199,11 @@ class Prompt:
         return bytes(self._token_bytes[: 4 * count])
 
     def fingerprint(self, block_size: int) -> int:
-        """Tells this prompt from another one whose fingerprint is in the same block size, LoRA and
-        salt included.
+        """A value that differs from that of any other prompt, LoRA and salt included, for the same
+        block size.
 
-        It is made of the last PrefixHash, which is there once a worker is picked, and of the tokens
-        after it, or of the digest. BlockHashes are taken in their own block size.
+        It is made of the last PrefixHash, which is computed once a worker is picked, and of the
+        tokens after it, or of the digest. BlockHashes are taken in their own block size.
         """
         size = self.hashes_block_size or block_size
         prefixes = self.prefixes(size)

@@ -1,4 +1,4 @@
-"""Why a body has no tokens. Pure."""
+"""Errors that say why no tokens can be made of a body. Pure."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from router.request.refusal import Reason
 
 
 class PromptError(Exception):
-    """A body without tokens: an answer for its sender, not a fault of the router."""
+    """No tokens can be made of a body: an answer for its sender, not a fault of the router."""
 
     def __init__(self, reason: Reason, message: str, shape: str = "") -> None:
         """reason: one of REFUSED or ESTIMATED in router/request/tokens.py."""
@@ -25,12 +25,12 @@ class PromptError(Exception):
 
 
 def malformed(message: str) -> PromptError:
-    """A body that its engine would refuse, too."""
+    """The error for a body that its engine would refuse, too."""
     return PromptError(Reason.MALFORMED_BODY, message)
 
 
 def unsupported(message: str) -> PromptError:
-    """A body whose tokens only an engine knows."""
+    """The error for a body whose tokens only an engine can make."""
     return PromptError(Reason.UNSUPPORTED_CONTENT, message)
 
 

@@ -1,4 +1,4 @@
-"""Reasons for which a request gets no worker, in one table. Pure."""
+"""The table of reasons why a request gets no worker. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,8 +6,9 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Every reason, with its statuses and its meaning. Its value is that of
-    google.rpc.ErrorInfo.reason, and the label of metrics."""
+    """A reason for a refusal, with its statuses and its meaning. Its value is that of
+    google.rpc.ErrorInfo.reason, and of a metric's label.
+    """
 
     grpc_status: str
     """Name of a grpc.StatusCode."""
@@ -193,7 +194,7 @@ class Reason(StrEnum):
 
 @dataclass(eq=False)
 class Refusal(Exception):
-    """A request that gets no worker: an answer, not a fault of ours."""
+    """A request gets no worker: an answer to its caller, not a fault of the router."""
 
     reason: Reason
     message: str
@@ -202,9 +203,10 @@ class Refusal(Exception):
     metadata: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> "Refusal":
-        """The same answer, without the frames that this one was raised through. What keeps a
-        refusal keeps such a one: frames refer to the request, and a request that keeps its refusal
-        would be a cycle, which the collector comes to hours later (router/app/cli/run.py)."""
+        """The same refusal without its traceback, for an owner that stores it: frames refer to the
+        request, and a request that stores its refusal would be in a cycle, which the garbage
+        collector frees hours later (router/app/cli/run.py).
+        """
         return Refusal(self.reason, self.message, self.retry_after_s, self.metadata)
 
 

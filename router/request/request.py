@@ -22,7 +22,7 @@ the role."""
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The last request of a session."""
+    """What is known of a session's last request."""
 
     worker: WorkerKey
     """The worker of its answer."""
@@ -40,7 +40,7 @@ class Session:
 
 
 class Role(StrEnum):
-    """Which work a request wants a worker for."""
+    """The work that a request wants a worker for."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -50,7 +50,7 @@ class Role(StrEnum):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A caller's request, checked and in our own types."""
+    """A caller's request, checked, in the router's own types."""
 
     request_id: str
     prompt: Prompt
@@ -70,5 +70,7 @@ class Request(msgspec.Struct, frozen=True):
     """The session that the prompt was made of, when only a session was named."""
 
     def fingerprint(self, block_size: int) -> Fingerprint:
-        """The meaning of its id from now on; block_size: that of the prompt's fingerprint."""
+        """Value that two requests with the same id must share; block_size: of the prompt's
+        fingerprint.
+        """
         return self.prompt.fingerprint(block_size), block_size, self.model, self.role

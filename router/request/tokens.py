@@ -88,7 +88,7 @@ class Source(StrEnum):
 
 
 class MadeBy(StrEnum):
-    """Where tokens are from; the label of a metric."""
+    """The source that made the tokens; its values are values of a metric's label."""
 
     LOCAL = "local"
     ENGINE = "engine"
@@ -127,7 +127,7 @@ class EngineAt:
 
 @dataclass(frozen=True, slots=True)
 class PromptAsk:
-    """A prompt without tokens."""
+    """A prompt without tokens, whose tokens are wanted."""
 
     model: str
     kind: BodyFormat
@@ -143,7 +143,7 @@ class PromptAsk:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """What became of a prompt without tokens."""
+    """The tokens made of a prompt, or an estimate of their number."""
 
     count: int
     made_by: MadeBy
@@ -171,7 +171,7 @@ class Own:
 
 
 class Prompts:
-    """The prompts of one process. Made in a running event loop; must be closed."""
+    """Makes the tokens of one process's prompts. Made in a running event loop; must be closed."""
 
     def __init__(
         self,
@@ -180,9 +180,10 @@ class Prompts:
         random_share: Callable[[], float] | None = None,
         access: Access | None = None,
     ) -> None:
-        """models: by name; of a model that is not among them, workers give the tokens.
-        random_share: a number from 0 to 1 for each prompt that may be audited. access: to a worker
-        at an address, by its id, or to a render service (no id); None: without keys."""
+        """models: settings by name; tokens of other models come from workers. random_share: returns
+        a number from 0 to 1 for each prompt that may be audited. access: returns credentials for a
+        worker by its id and address, or for a render service (no id); None: without keys.
+        """
         self.proof = Proof()
         self.digests: dict[str, str] = {}
         """Digests of the tokenizers that were loaded, by model."""
@@ -227,17 +228,17 @@ class Prompts:
 
     @property
     def waiting(self) -> int:
-        """Bodies that children render, or that wait for one."""
+        """Number of bodies that children render, or that wait for a child."""
         return sum(pool.waiting for pool in self._children.values())
 
     @property
     def answers_unusable(self) -> int:
-        """Answers of engines that were no tokens of their prompt, or came too late."""
+        """Number of engines' answers that were unusable or came too late."""
         return self._engines.unusable
 
     @property
     def killed(self) -> Counter[str]:
-        """Children killed or lost, by cause."""
+        """Number of children killed or lost, by cause."""
         return sum((pool.killed for pool in self._children.values()), self._killed.copy())
 
     @property
@@ -246,8 +247,9 @@ class Prompts:
         return [pid for pool in self._children.values() for pid in pool.pids]
 
     def configure(self, models: Mapping[str, ModelPrompts]) -> None:
-        """Another configuration: canaries run again for every worker, and what was proven for a
-        model whose settings changed has to be proven again."""
+        """Puts another configuration in force: canaries run again for every worker, and models
+        whose settings changed are compared again.
+        """
         changed = [
             name
             for name in self._models.keys() | models.keys()
@@ -268,7 +270,7 @@ class Prompts:
             self._keep(asyncio.get_running_loop().create_task(self._end(pool)))
 
     async def close(self) -> None:
-        """Ends children and questions."""
+        """Ends the children and the open questions."""
         for task in self._comparing:
             task.cancel()
         while self._tasks:
@@ -293,8 +295,9 @@ class Prompts:
         return made
 
     def estimate(self, ask: PromptAsk, error: PromptError) -> PromptTokens:
-        """The length of a prompt that has no tokens because of `error`, which is raised where no
-        estimate may be made."""
+        """An estimate of a prompt's length after `error`, which is raised where no estimate may be
+        made.
+        """
         if ask.require or error.reason in REFUSED:
             try:
                 raise error
@@ -311,8 +314,10 @@ class Prompts:
         )
 
     def on_pick(self, reservation_id: str, made: PromptTokens, worker_id: str = "") -> PromptTokens:
-        """A prompt has its worker: what its answer's count is compared with is kept. Returns the
-        tokens, which are unverified on an odd worker, and on another than gave them."""
+        """Records the worker of a prompt, to compare the answer's token count later. Returns the
+        tokens, which are marked unverified for an odd worker, and for another worker than the one
+        that gave them.
+        """
         own = made.own
         if made.only_for and made.only_for != worker_id:
             made = replace(made, verified=False)
@@ -325,7 +330,7 @@ class Prompts:
         return made
 
     def on_answer(self, reservation_id: str, prompt_tokens: int) -> None:
-        """An answer's own count of its prompt's tokens."""
+        """Compares an answer's own count of its prompt's tokens."""
         remembered = self._remembered.pop(reservation_id, None)
         if remembered is None:
             return
@@ -350,7 +355,7 @@ class Prompts:
             self.lacking[model, engine.worker_id] = why
 
     def is_odd(self, model: str, engine: EngineAt) -> bool:
-        """Whether a worker is known to make other tokens than the others of its engine."""
+        """Whether a worker makes other tokens than the other workers of its engine."""
         return bool(self.proof.odd(model, _target(engine), engine.worker_id))
 
     async def _made(self, ask: PromptAsk) -> PromptTokens:
@@ -358,7 +363,10 @@ class Prompts:
         settings = self._models.get(ask.model, self._default)
         source = ask.source or settings.source
         if source is Source.OFF:
-            raise PromptError(Reason.NO_TOKENIZER, "prompts.source of the model is off")
+            raise PromptError(
+                Reason.NO_TOKENIZER,
+                "this router makes no tokens for the model (prompts.source is off)",
+            )
         if ask.engine is not None:
             self._see(ask.model, settings, ask.engine)
             if source is Source.AUTO and self.is_odd(ask.model, ask.engine):
@@ -633,7 +641,7 @@ class Prompts:
 
 
 def described(difference: Difference) -> str:
-    """A difference as a part of a sentence."""
+    """A phrase that describes a difference, for a sentence."""
     if difference.at is None:
         return f"{difference.engine} tokens by the answer's usage, {difference.own} by the router"
     return (

@@ -1,4 +1,4 @@
-"""What a caller says of the wait of its request. Pure."""
+"""How long a request may wait, as its caller gave it. Pure."""
 
 from math import inf
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller says of the wait of its request."""
+    """How long a request may wait, as its caller gave it."""
 
     priority: int = 0
     """Higher is sooner."""

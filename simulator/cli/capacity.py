@@ -1,4 +1,4 @@
-"""`kvroute capacity`: how many workers keep a promise."""
+"""`kvroute capacity`: the smallest fleet that meets a target of time to the first token."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,32 +26,50 @@ if TYPE_CHECKING:
 @click.argument("trace")
 @run_options
 @click.option(
-    "--ttft-ms", type=Positive, required=True, help="The promised time to first token, ms."
+    "--ttft-ms",
+    type=Positive,
+    required=True,
+    help="Target of the time to the first token, in ms, that the fleet has to meet.",
 )
 @click.option(
     "--percentile",
     type=click.Choice(["mean", "p50", "p90", "p99"]),
     default="p90",
     show_default=True,
-    help="Statistic that the promise bounds. A failed request counts as infinitely late.",
+    help="Statistic of the times to the first token that must meet --ttft-ms. A failed request"
+    " counts as infinitely late.",
 )
 @click.option(
     "--rate",
     type=Positive,
     default=1.0,
     show_default=True,
-    help="Speed of the trace's clock, times the recorded.",
+    help="Factor by which requests arrive faster than in the recorded trace.",
 )
 @click.option(
-    "--workers-min", type=Workers, default=1, show_default=True, help="The smallest fleet tried."
+    "--workers-min",
+    type=Workers,
+    default=1,
+    show_default=True,
+    help="Workers of the smallest fleet that is tried.",
 )
 @click.option(
-    "--workers-max", type=Workers, default=256, show_default=True, help="The largest fleet tried."
+    "--workers-max",
+    type=Workers,
+    default=256,
+    show_default=True,
+    help="Workers of the largest fleet that is tried.",
 )
 @fleet_options
 @traffic_options
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the runs.")
-@click.option("--quiet", "-q", is_flag=True, help="Print the number alone.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the simulated runs' random draws.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print only the number of workers.")
 def capacity(
     trace: str,
     policy: str | None,

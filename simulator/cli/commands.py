@@ -19,7 +19,7 @@ __all__ = ["capacity", "demo", "replay", "simulate"]
     "--json",
     "json_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the table's numbers to this file.",
+    help="JSON file that the table's numbers are written to.",
 )
 @click.option(
     "--policy",
@@ -31,9 +31,11 @@ __all__ = ["capacity", "demo", "replay", "simulate"]
     "--speed",
     type=click.FloatRange(min=0.1, max=20),
     default=None,
-    help="Speed, times the trace's own.",
+    help="Factor by which the trace is played faster than it was recorded.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Show the logs of router and relays.")
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Show the log lines of the router and the relays."
+)
 def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
          verbose: bool) -> None:  # fmt: skip
     """Watch kvroute route to stand-in engines.

@@ -89,56 +89,58 @@ run_options = _options(
             help="Routing policy: one that `kvroute policies` lists, or module:function."
                  " [routing.policy of preset or file]"),
     _option("--json", "json_file", type=File, callback=as_output,
-            help="Write the numbers to this file; - for stdout."),
+            help="Write the results of the runs as JSON to this file; - for stdout."),
 )  # fmt: skip
 
 traffic_options = _options(
     _option("--trace-block-size", type=click.IntRange(8, 1 << 16), default=512,
             show_default=True,
-            help="Tokens of each of a trace's hash_ids: 512 in Mooncake's files, 16 in"
-                 " Bailian's. In a trace without hash_ids, prompts of a session or prefix"
-                 " share whole blocks of so many tokens."),
+            help="Tokens that each of a trace's hash_ids stands for: 512 in Mooncake's files, 16"
+            " in Bailian's. In a trace without hash_ids, prompts of the same session or prefix"
+            " share whole blocks of this many tokens."),
     _option("--tick-s", type=NotNegative, default=None,
-            help="Spread requests with the same time stamp over so many seconds."
-                 " [the distance between the stamps]"),
+            help="Seconds over which requests with the same time stamp are spread. [the distance"
+            " between the trace's time stamps]"),
     _option("--from", "from_s", type=NotNegative, default=0.0, show_default=True,
-            help="Leave out requests that arrive before this second of the trace."),
+            help="Second of the trace from which on requests are played; earlier ones are left"
+            " out."),
     _option("--until", "until_s", type=Positive, default=None,
-            help="Leave out requests that arrive from this second of the trace on."),
+            help="Second of the trace from which on requests are left out."),
     _option("--warm-up", "warm_up_s", type=NotNegative, default=0.0, show_default=True,
-            help="Seconds of the trace that are run but not counted."),
+            help="Seconds at the start of the trace whose requests are played but not counted in"
+            " the results."),
     _option("--warm-up-requests", type=click.IntRange(min=0), default=0, show_default=True,
-            help="Requests that are run but not counted."),
+            help="First requests of the trace that are played but not counted in the results."),
     _option("--tenants", type=click.IntRange(0, 10_000), default=0, show_default=True,
-            help="Requests, or sessions, belong to one of so many tenants, drawn by the seed;"
-                 " 0: to those of the trace."),
+            help="Number of tenants; each session, or each request without a session, belongs to"
+            " one of them, drawn by the seed. 0: the tenants of the trace."),
     _option("--tenant-skew", type=click.FloatRange(0, 10), default=1.0, show_default=True,
-            help="Exponent s of Zipf's law for --tenants: tenant-K sends a share of the"
-                 " requests proportional to 1 / K^s; 0: all send alike."),
+            help="Exponent s of Zipf's law for --tenants: tenant-K sends a share of the requests"
+            " in proportion to 1 / K^s; 0: all send the same share."),
     _option("--priority-of", default="trace", show_default=True, metavar="FORM",
-            help="Priorities of the requests, higher is sooner: trace, or"
-                 " random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; further ones"
-                 " follow with commas, as in random:0,10,20:0.5,0.2), or"
-                 " tenant:NAME=PRIORITY,..."),
+            help="Priorities of the requests, of which higher ones go first: trace (as in the"
+            " trace), random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; further priorities"
+            " and shares follow after commas, as in random:0,10,20:0.5,0.2), or"
+            " tenant:NAME=PRIORITY,..."),
 )  # fmt: skip
 
 engine_options = _options(
     _engine_option("--engine", default="vllm", show_default=True,
                    type=click.Choice(["vllm", "sglang", "chitu", "chitu-skew", "chitu-dp"]),
-                   help="Scheduler of the engines."),
+                   help="Engine whose scheduler is simulated."),
     _engine_option("--engine-option", "engine_options", callback=as_options, multiple=True,
                    metavar="NAME=VALUE",
-                   help="Option of the engine's own: max_num_seqs=64, or policy=lpm for sglang; an"
-                        " unknown name prints the list of all. Repeatable."),
+                   help="Option of the simulated engine: max_num_seqs=64, or policy=lpm for"
+                   " sglang; an unknown name prints the list of all options. Repeatable."),
     _engine_option("--profile", default="llama-8b-h100", show_default=True,
-                   help="Model and GPU: llama-8b-h100, llama-70b-4xh100, qwen3-32b-2xh100, mocker"
-                        " (NVIDIA Dynamo's mock engine), or a YAML file."),
+                   help="Profile of the model and GPU: llama-8b-h100, llama-70b-4xh100,"
+                   " qwen3-32b-2xh100, mocker (NVIDIA Dynamo's mock engine), or a YAML file."),
     _engine_option("--block-size", type=Count, default=64, show_default=True,
-                   help="Tokens of a block."),
+                   help="Tokens of a KV block."),
     _engine_option("--blocks", type=Count, default=None,
-                   help="Blocks of each worker. [as many as the profile's memory holds]"),
+                   help="KV blocks of each worker. [as many as the profile's memory holds]"),
     _engine_option("--host-blocks", type=Count, default=None,
-                   help="Blocks of each worker's host cache, with vllm only. [none]"),
+                   help="KV blocks of each worker's cache in host memory, with vllm only. [none]"),
 )  # fmt: skip
 
 fleet_options = _options(
@@ -149,37 +151,37 @@ fleet_options = _options(
             help="A router's YAML file; only its sections `routing` and `queue` are used."),
     _option("--queue", "queue_settings", callback=as_options, multiple=True,
             metavar="KEY=VALUE",
-            help="A key of the section `queue` and its value in YAML, over the file's:"
-                 " max_waiting=0, timeout_s=30, tenants.fair=true, or"
-                 " 'bands=[{name: low, from_priority: 0}, {name: high, from_priority: 10}]'."
-                 " Repeatable."),
+            help="Key of the section `queue` with its value in YAML, which overrides the file's:"
+            " max_waiting=0, timeout_s=30, tenants.fair=true, or 'bands=[{name: low,"
+            " from_priority: 0}, {name: high, from_priority: 10}]'. Repeatable."),
     _option("--preset", type=click.Choice(list(PRESETS)), default=None,
             help="Named routing settings; `kvroute policies --presets` lists them. A key of"
                  " the file overrides the preset's. [routing.preset of the file]"),
     _option("--replicas", type=Count, default=1, show_default=True,
-            help="Routers, each with a view of its own."),
+            help="Number of routers, each with its own index of the workers' blocks."),
     _option("--event-delay-ms", type=NotNegative, default=5.0, show_default=True,
-            help="Milliseconds from the end of an engine's step to the routers' index."),
+            help="Milliseconds from the end of an engine's step until its events are in the"
+            " routers' index."),
     _option("--event-jitter-ms", type=NotNegative, default=0.0, show_default=True,
-            help="Milliseconds by which a message's delay may be longer or shorter."),
+            help="Milliseconds by which the delay of an event message may be longer or shorter."),
     _option("--event-loss", type=Share, default=0.0, show_default=True,
-            help="Share of the event messages that are lost."),
+            help="Share (0 to 1) of the event messages that are lost."),
     _option("--approximate-workers", type=click.IntRange(min=0), default=0, show_default=True,
-            help="Workers that publish no events: routers predict their blocks from their own"
-                 " picks."),
+            help="Number of workers that publish no events; routers predict these workers' blocks"
+            " from their own picks."),
     _option("--past-router", "past_router_share", type=click.FloatRange(0, 1), default=0.0,
             show_default=True,
-            help="Share of the requests that go to a random worker, past the routers."),
+            help="Share (0 to 1) of the requests that go to a random worker without a router."),
     _option("--prefill-workers", type=Count, default=None,
-            help="Workers that compute prompts; the others fetch the KV cache and decode."
-                 " [every worker does both]"),
+            help="Number of workers that only compute prompts; the others fetch the KV cache and"
+            " decode. [every worker does both]"),
     _option("--engines-per-host", type=Count, default=1, show_default=True,
-            help="Decides, with --hosts-per-rack, by which of the profile's links KV cache"
-                 " travels."),
+            help="Number of engines on a host. With --hosts-per-rack this decides over which of"
+            " the profile's links KV caches are sent."),
     _option("--hosts-per-rack", type=Count, default=8, show_default=True,
-            help="All racks are of one cluster."),
+            help="Number of hosts in a rack; all racks are in one cluster."),
     _option("--hot-prefixes", is_flag=True,
-            help="Copy prefixes that many requests share from engine to engine."),
+            help="Copy prefixes that many requests share to further engines."),
     _option("--fail", "failures", callback=as_failures, multiple=True,
             metavar="WORKER@S[+DOWN_S]",
             help="This worker, counted from 0, dies at second S of the run and is back, empty,"

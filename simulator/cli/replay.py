@@ -27,24 +27,36 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("trace")
-@click.option("--workers", "-w", type=Workers, default=8, show_default=True, help="Engines.")
+@click.option(
+    "--workers",
+    "-w",
+    type=Workers,
+    default=8,
+    show_default=True,
+    help="Number of simulated engines.",
+)
 @click.option(
     "--rate",
     "rates",
     callback=as_rates,
     default="1",
     show_default=True,
-    help="Speed of the trace's clock, times the recorded; several with commas: 1,3,6.",
+    help="Factor by which requests arrive faster than in the recorded trace; several with commas,"
+    " a run each: 1,3,6.",
 )
 @run_options
-@click.option("--compare", default="", help="More policies, with commas, on the same traffic.")
+@click.option(
+    "--compare",
+    default="",
+    help="Further policies, with commas between, that are run on the same traffic.",
+)
 @click.option(
     "--order",
     "orders",
     default="",
     metavar="NAME[,NAME...]",
-    help="Orders in which requests wait for a worker with room; each is played with each policy."
-    " [queue.order of the file: priority]",
+    help="Orders of the queue of requests that wait for a worker; each order is run with each"
+    " policy. [queue.order of the file: priority]",
 )
 @fleet_options
 @traffic_options
@@ -55,49 +67,57 @@ if TYPE_CHECKING:
     multiple=True,
     default=(0,),
     show_default=True,
-    help="Seed of a run. Repeatable: numbers are then means over the seeds.",
+    help="Seed of a run's random draws. Repeatable: the results are then means over the seeds.",
 )
 @click.option(
     "--shadow",
     "shadows",
     multiple=True,
-    help="Policy that only scores each request, beside the policy that picks. Repeatable.",
+    help="Policy that scores each request for comparison, without any effect on picks. Repeatable.",
 )
 @click.option(
     "--slo-ttft-ms",
     type=Positive,
     default=None,
-    help="Goodput counts requests whose first token came within this time. Requests without a"
-    " TTFT of their own in the trace name it to the router as their ttft_slo_ms.",
+    help="Milliseconds within which a request's first token must come to count in goodput."
+    " Requests without such a target in the trace send this one to the router as their"
+    " ttft_slo_ms.",
 )
 @click.option(
     "--slo-itl-ms",
     type=Positive,
     default=None,
-    help="Goodput counts requests whose mean time between tokens is at most this.",
+    help="Milliseconds that a request's mean time between tokens may take at most to count in"
+    " goodput.",
 )
 @click.option(
     "--csv",
     "csv_file",
     type=File,
     callback=as_output,
-    help="Write a row for each run to this file.",
+    help="CSV file that a row for each run is written to.",
 )
 @click.option(
     "--html",
     "html_file",
     type=File,
     callback=as_output,
-    help="Write a page that compares the policies to this file: one file that needs no network.",
+    help="HTML file that a page which compares the policies is written to; the page needs no"
+    " network.",
 )
 @click.option(
     "--open",
     "opens",
     is_flag=True,
-    help="Show that page in a browser; without --html in a temporary file.",
+    help="Show the page of --html in a browser; without --html the page is a temporary file.",
 )
 @click.option(
-    "--jobs", "-j", type=Count, default=1, show_default=True, help="Processes that share the runs."
+    "--jobs",
+    "-j",
+    type=Count,
+    default=1,
+    show_default=True,
+    help="Number of processes that share the runs.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing.")
 def replay(

@@ -38,58 +38,64 @@ def _as_address(context: click.Context, option: click.Parameter, text: str) -> s
     "count",
     type=Several,
     default=None,
-    help="Engines that serve whole requests. [2, or none beside --prefill and --decode]",
+    help="Number of engines that serve whole requests. [2, or none beside --prefill and --decode]",
 )
 @click.option(
     "--prefill",
     type=Several,
     default=0,
-    help="Engines that compute prompts for those of --decode, as SGLang's do.",
+    help="Number of engines that compute prompts for the engines of --decode, as SGLang's prefill"
+    " engines do.",
 )
 @click.option(
     "--decode",
     type=Several,
     default=0,
-    help="Engines that answer prompts that those of --prefill have computed.",
+    help="Number of engines that answer prompts which the engines of --prefill computed.",
 )
 @engine_options
-@click.option("--model", default="stand-in", show_default=True, help="Name of the model.")
+@click.option(
+    "--model",
+    default="stand-in",
+    show_default=True,
+    help="Name of the model that the engines serve.",
+)
 @click.option(
     "--speed",
     type=click.FloatRange(min=0.01, max=1000),
     default=1.0,
     show_default=True,
-    help="Seconds of the engines' time in one real second.",
+    help="Seconds of the engines' simulated time in one real second.",
 )
 @click.option(
     "--host",
     callback=_as_address,
     default="127.0.0.1",
     show_default=True,
-    help="IP address that the engines listen on, with HTTP and events; 0.0.0.0: every IPv4 address,"
-    " `::`: every address. Engines check no keys.",
+    help="IP address that the engines listen on for HTTP and events; 0.0.0.0: every IPv4 address,"
+    " `::`: every address. The engines check no keys.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Port of the first engine's HTTP; its events, its replay and the next engine take the"
-    " ports that follow. [free ports]",
+    help="HTTP port of the first engine; its events, its replay socket and the next engine take"
+    " the ports that follow. [free ports]",
 )
 @click.option(
     "--events-port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Port of the first engine's events; its replay and the next engine's events take the ports"
-    " that follow. [after --port]",
+    help="Port of the first engine's events; its replay socket and the next engine's events take"
+    " the ports that follow. [after --port]",
 )
 @click.option(
     "--drain-s",
     type=NotNegative,
     default=0.0,
     show_default=True,
-    help="Seconds that requests which have begun may go on after SIGTERM; new ones are refused"
-    " meanwhile. 0: the engines end at once, as after Ctrl-C.",
+    help="Seconds for which requests that have begun may go on after SIGTERM, while new ones are"
+    " refused. 0: the engines end at once, as after Ctrl-C.",
 )
 @click.option(
     "--write-config",
@@ -104,14 +110,14 @@ def _as_address(context: click.Context, option: click.Parameter, text: str) -> s
     flag_value="127.0.0.1:8080",
     default=None,
     metavar="[HOST:PORT]",
-    help="Run a router with its gateway, too: OpenAI's and Anthropic's API on this address, or on"
-    " 127.0.0.1:8080.",
+    help="host:port on which a router with its gateway is run beside the engines, for OpenAI's"
+    " and Anthropic's API; without a value, 127.0.0.1:8080.",
 )
 @click.option(
     "--grpc-listen",
     default="127.0.0.1:50051",
     show_default=True,
-    help="With --gateway: host:port of the router.",
+    help="host:port on which the router of --gateway takes gRPC calls.",
 )
 def simulate(
     count: int | None,

@@ -70,7 +70,9 @@ def smallest_fleet(
     ValueError for an empty range.
     """
     if not 1 <= least <= most:
-        raise ValueError(f"there is no fleet of {least} to {most} workers")
+        raise ValueError(
+            f"there is no fleet of {least} to {most} workers: give 1 or more, the smaller first"
+        )
     trials: dict[int, Trial] = {}
 
     def keeps(workers: int) -> bool:

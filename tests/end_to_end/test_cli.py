@@ -99,7 +99,10 @@ async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_pa
         ("grpc: {lissen: x}", "unknown key `lissen`, did you mean `listen`? - at `$.grpc`"),
         ("routing: {policy: best}", "unknown policy 'best'"),
         ("workers: [{id: a, engine: vllm, address: x, events: 'ipc://x', ranks: 2}]", "ipc://x"),
-        ("workers: [{id: a, engine: vllm, address: x, replay: 'tcp://x:1'}]", "no `events`"),
+        (
+            "workers: [{id: a, engine: vllm, address: x, replay: 'tcp://x:1'}]",
+            "needs an `events` endpoint",
+        ),
         ("workers: [{id: a, engine: vllm, address: x, events: ''}]", "at `$.workers[0].events`"),
         ("nonsense", "expected a mapping"),
         ("nats: {url: 'nats://h:1', credentials_file: /no/such}", "No such file"),
@@ -135,7 +138,7 @@ async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing() -> N
     code, _, err = await kvroute(
         "relay", "--worker-id", "a", "--address", "http://x", "--replay", "tcp://127.0.0.1:1"
     )
-    assert (code, "replay: no `events` endpoint to go with it" in err) == (2, True)
+    assert (code, "replay: needs an `events` endpoint" in err) == (2, True)
     code, _, err = await kvroute(
         "relay", "--worker-id", "a", "--address", "http://x", "--events", "tcp://127.0.0.1:1"
     )
@@ -428,7 +431,7 @@ async def test_logged_decisions_are_replayed_with_other_policies(tmp_path: Path)
     assert "20 by dynamo-adaptive" in out
     assert re.search(r"\d+ refused: .*1 UNKNOWN_MODEL", out)
     code, _, err = await kvroute("replay-log", str(file), "--policy", "session-sticky")
-    assert (code, "no hashes" in err) == (1, True)
+    assert (code, "needs hashes" in err) == (1, True)
 
 
 async def test_what_is_no_receipt_is_said_to_be_none(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def set_blocks(
     load: LoadSample, page_size: int, used_tokens: float | None, total_tokens: int | None
 ) -> None:
     if not 1 <= page_size <= BLOCK_SIZE_MAX:
-        raise LoadUnreadable(f"a page size of {page_size}")
+        raise LoadUnreadable(f"the page size is {page_size}, which is not plausible")
     load.block_size = page_size
     load.used_blocks = None if used_tokens is None else used_tokens / page_size
     load.total_blocks = total_tokens // page_size if total_tokens else None
@@ -149,7 +149,7 @@ def read_models(document: bytes | str) -> tuple[str, tuple[str, ...], tuple[str,
     if not names:
         raise LoadUnreadable("/v1/models names no model")
     if len(names) > NAMES_MAX or len(cards) - len(names) > LORAS_MAX:
-        raise LoadUnreadable(f"/v1/models has {len(cards)} entries")
+        raise LoadUnreadable(f"/v1/models has {len(cards)} entries, which is over the bound")
     return (
         names[0].id,
         tuple(card.id for card in names[1:]),
@@ -162,11 +162,13 @@ def read_json(
     document: bytes | str, decoder: msgspec.json.Decoder[Document], what: str
 ) -> Document:
     if len(document) > DOCUMENT_BYTES_MAX:
-        raise LoadUnreadable(f"{what}: a document of {len(document)} bytes")
+        raise LoadUnreadable(
+            f"{what} is a document of {len(document)} bytes, which is over the bound"
+        )
     try:
         return decoder.decode(document)
     except READ_ERRORS as error:
-        raise LoadUnreadable(f"{what}: {error}") from None
+        raise LoadUnreadable(f"{what} can't be read: {error}") from None
 
 
 def optional_json(

@@ -34,10 +34,14 @@ class Page:
 
     def __init__(self, text: str, names: Iterable[str]) -> None:
         if len(text) > DOCUMENT_BYTES_MAX:
-            raise LoadUnreadable(f"a metrics page of {len(text)} characters")
+            raise LoadUnreadable(
+                f"the metrics page has {len(text)} characters, which is over the bound"
+            )
         lines = _wanted_lines(tuple(names)).findall("\n" + text)
         if len(lines) > LINES_MAX:
-            raise LoadUnreadable(f"a metrics page with {len(lines)} lines about load")
+            raise LoadUnreadable(
+                f"the metrics page has {len(lines)} lines about load, which is over the bound"
+            )
         self._by_rank: dict[tuple[str, str], dict[int, Sample]] = {}
         self._samples: dict[str, list[Sample]] = {}
         try:
@@ -46,7 +50,7 @@ class Page:
                 if not sample.labels.get("priority"):
                     self._samples.setdefault(sample.name, []).append(sample)
         except Exception as error:  # the parser's errors have no common base class
-            raise LoadUnreadable(f"the metrics page: {error!r}") from None
+            raise LoadUnreadable(f"the metrics page can't be read: {error!r}") from None
 
     def samples(self, name: str) -> list[Sample]:
         return self._samples.get(name, [])
@@ -61,7 +65,7 @@ class Page:
         """When the process started, Unix time."""
         start_s = self.single("process_start_time_seconds")
         if start_s is not None and not 0 <= start_s <= UNIX_SECONDS_MAX:
-            raise LoadUnreadable(f"process_start_time_seconds is {start_s}")
+            raise LoadUnreadable(f"process_start_time_seconds is {start_s}, which is no time")
         return start_s
 
     def by_rank(self, name: str, label: str) -> Mapping[int, Sample]:

@@ -43,7 +43,7 @@ class EngineSilent(Exception):
 
 
 class Answer(Enum):
-    """What a request for a page brought."""
+    """The outcome of a request for a page."""
 
     USABLE = "usable"
     ODD = "odd"
@@ -81,11 +81,16 @@ class EngineHttp:
                 allow_redirects=False,
             ) as response:
                 if redirect := redirect_of(response):
-                    raise EngineSilent(f"{path}: {redirect}", status=response.status)
+                    raise EngineSilent(
+                        f"the engine's page {path} can't be read: {redirect}",
+                        status=response.status,
+                    )
                 if response.status != 200:
                     status = response.status
                     why = refused_key(status) or f"status {status}"
-                    raise EngineSilent(f"{path}: {why}", status=status)
+                    raise EngineSilent(
+                        f"the engine's page {path} can't be read: {why}", status=status
+                    )
                 body = bytearray()
                 async for part in response.content.iter_any():
                     body += part

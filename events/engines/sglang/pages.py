@@ -83,11 +83,13 @@ def sglang_load_stat(payload: bytes, page_size: int) -> tuple[int, LoadSample]:
     num_total_tokens also counts waiting requests and is not used. Raises LoadUnreadable.
     """
     if len(payload) > DOCUMENT_BYTES_MAX:
-        raise LoadUnreadable(f"a LoadStat of {len(payload)} bytes")
+        raise LoadUnreadable(
+            f"the LoadStat message has {len(payload)} bytes, which is over the bound"
+        )
     try:
         stat = _LOAD_STAT.decode(payload)
     except READ_ERRORS as error:
-        raise LoadUnreadable(f"LoadStat: {error}") from None
+        raise LoadUnreadable(f"the LoadStat message can't be read: {error}") from None
     load = LoadSample(
         running=stat.num_running,
         waiting=stat.num_waiting,
@@ -168,7 +170,7 @@ def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSam
             set_blocks(load, size, used_tokens, total_tokens)
         loads[rank] = load
     if not loads:
-        raise LoadUnreadable("no sglang:num_running_reqs on the page")
+        raise LoadUnreadable("the metrics page lacks sglang:num_running_reqs")
     return loads
 
 
@@ -239,7 +241,9 @@ def sglang_identity(
         slots = info.max_running_requests // (ranks or 1)
     block_size = (info.kv_events and info.kv_events.block_size) or info.page_size
     if block_size is not None and not 1 <= block_size <= BLOCK_SIZE_MAX:
-        raise LoadUnreadable(f"/server_info: a page size of {block_size}")
+        raise LoadUnreadable(
+            f"/server_info has a page size of {block_size}, which is not plausible"
+        )
     total_tokens = natural(info.max_total_num_tokens)
     half = info.disaggregation_mode in ("prefill", "decode")  # "null": it serves whole requests
     return EngineIdentity(

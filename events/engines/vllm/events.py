@@ -173,7 +173,7 @@ def _read_extra_keys(event: _Stored, block_count: int) -> _ExtraKeys:
     try:
         entries = _EXTRA_KEYS.decode(raw)
     except READ_ERRORS as error:
-        raise Unreadable(f"extra_keys: {error}") from None
+        raise Unreadable(f"extra_keys can't be read: {error}") from None
     if entries is None:
         return _NO_KEYS
     if len(entries) != block_count:
@@ -217,7 +217,7 @@ def _is_digest(text: str) -> bool:
 
 def _group(value: int | None) -> int | None:
     if value is not None and value < 0:
-        raise Unreadable(f"a group_idx of {value}")
+        raise Unreadable(f"group_idx is {value}, which is out of range")
     return value
 
 

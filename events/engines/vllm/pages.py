@@ -63,7 +63,7 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
         load.block_size, load.total_blocks = capacities.get(rank, (None, None))
         loads[rank] = load
     if not loads:
-        raise LoadUnreadable("no vllm:num_requests_running on the page")
+        raise LoadUnreadable("the metrics page lacks vllm:num_requests_running")
     for rank, load in loads.items():
         waiting = page.rank_sample(rank, "engine", "vllm:num_requests_waiting")
         if waiting is None:

@@ -33,7 +33,7 @@ from events.relay.rank_stream import RankStream
 
 
 class DynamoRank(RankStream[DynamoLedger]):
-    """One (worker, rank)."""
+    """The stream of one (worker, rank)."""
 
     def __init__(self, epoch: Epoch, *, blocks_max: int = 1 << 22) -> None:
         counts: Counter[str] = Counter()
@@ -78,7 +78,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return messages + self._changed(self._apply(event.what), now_s)
 
     def doubt(self, now_s: float) -> list[bytes]:
-        """Messages may have been lost: puts the ledger aside."""
+        """Sets the ledger aside, since messages may have been lost; returns messages to publish."""
         if self._next_id is None or self._aside is not None:
             return []
         self._aside = (self.ledger, self.complete)
@@ -88,13 +88,15 @@ class DynamoRank(RankStream[DynamoLedger]):
         return self.outbox.add([Wiped()], now_s) if had_any else []
 
     def on_failure(self, now_s: float) -> list[bytes]:
-        """A call raised, so that an event may be half applied: no block is certain."""
+        """Empties the ledger after a call raised, since an event may be half applied; returns
+        messages to publish.
+        """
         return self._lose(now_s)
 
     def _take_back(self, now_s: float) -> list[bytes]:
         """Nothing was missed: a new epoch begins with the ledger that was put aside."""
         if self._aside is None:
-            raise AssertionError("nothing was put aside")
+            raise AssertionError("there is no ledger set aside")
         ledger, self.complete = self._aside
         self._aside = None
         if ledger.count() == 0:
@@ -114,7 +116,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return self._start_epoch(DynamoLedger(self._blocks_max, self.counts), 0, now_s)
 
     def end(self) -> None:
-        """The stream has ended: its blocks are forgotten."""
+        """Forgets the blocks, since the stream has ended."""
         self._aside = None
         self.ledger.wipe()
 

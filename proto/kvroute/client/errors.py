@@ -70,7 +70,7 @@ class NoTokens(InvalidRequest):
 
 
 class NotFound(KvRouteError):
-    """The request names something the router doesn't know."""
+    """The request names a thing that the router doesn't know."""
 
 
 class UnknownModel(NotFound):
@@ -98,7 +98,9 @@ class WorkerExists(AlreadyExists):
 
 
 class Unavailable(KvRouteError):
-    """Not now; the retries within the deadline are used up."""
+    """The router or its workers can't serve the call now; the retries within the deadline are used
+    up.
+    """
 
 
 class NoWorker(Unavailable):
@@ -123,7 +125,7 @@ class DeadlineExceeded(KvRouteError, TimeoutError):
 
 
 class PermissionDenied(KvRouteError):
-    """The caller may not do this."""
+    """The caller's key lacks the right to this call."""
 
 
 class Unauthenticated(PermissionDenied):
@@ -193,7 +195,7 @@ def unreadable(call: str) -> RouterUnreachable:
 
 
 def broken_by(failure: Exception) -> KvRouteError:
-    """The error of calls that wait for work of the client that failed."""
+    """The error for calls that waited for a task of the client which failed."""
     if isinstance(failure, KvRouteError):
         return failure
     if isinstance(failure, grpc.aio.AioRpcError):
@@ -203,7 +205,9 @@ def broken_by(failure: Exception) -> KvRouteError:
 
 
 def error_from_call(failure: grpc.aio.AioRpcError) -> KvRouteError:
-    """The error that a failed call means. Details that can't be read are left out. Never raises."""
+    """The KvRouteError for a failed gRPC call. Details that can't be read are left out. Never
+    raises.
+    """
     for key, value in failure.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
             try:

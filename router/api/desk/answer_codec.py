@@ -33,8 +33,11 @@ _RESULTS = {
 
 
 def with_queue_time(answer: bytes, waited_s: float, ahead: int) -> bytes:
-    """A RouteResponse with the time that its request waited, and how many were ahead when it came:
-    fields at the end of a message are read like those in their places."""
+    """A RouteResponse with the time that its request waited, and the number of requests that were
+    ahead of it.
+
+    The two fields are appended: protobuf reads fields in any order.
+    """
     place = router_pb2.RouteResponse(queue_ahead=ahead).SerializeToString()
     return answer + _QUEUE_MS + _DOUBLE.pack(waited_s * 1000) + place
 
@@ -42,7 +45,7 @@ def with_queue_time(answer: bytes, waited_s: float, ahead: int) -> bytes:
 def waiting_result(
     index: int, ahead: int, waited_s: float, expected_s: float | None
 ) -> router_pb2.RouteResult:
-    """Where an item of a stream stands in the queue."""
+    """The place in the queue of a stream's item, as a RouteResult."""
     about = router_pb2.QueueProgress(ahead=ahead, waited_ms=waited_s * 1000)
     if expected_s is not None:
         about.expected_ms = expected_s * 1000
@@ -61,9 +64,10 @@ def answer_writer(core: RouterCore) -> AnswerWriter:
 def explanations(
     decision: Decision, refusal: Refusal | None, core: RouterCore, writer: AnswerWriter
 ) -> Iterator[bytes]:
-    """Every candidate of a decision that was not made: parts that are one Explanation in a row.
+    """Describes every candidate of a decision that reserved nothing. The yielded parts, joined, are
+    one Explanation.
 
-    A part has ROWS_MAX candidates at most, so that other calls have a turn between two of them.
+    A part has ROWS_MAX candidates at most, so that other tasks run between two of them.
     """
     yield framed(_RECEIPT, writer.receipt(decision))
     yield from _rows(_CANDIDATES, decision, writer)
@@ -106,7 +110,9 @@ def _rows(number: int, decision: Decision, writer: AnswerWriter) -> Iterator[byt
 
 
 class PrefillWorkers:
-    """Writes the PrefillWorker of pairs; what each worker's heartbeat says of it, once."""
+    """Writes the PrefillWorker message of pairs; the part that a heartbeat determines is written
+    once.
+    """
 
     def __init__(self, workers: Collection[object]) -> None:
         """workers: of the fleet."""
@@ -114,9 +120,9 @@ class PrefillWorkers:
         self._known: dict[WorkerKey, tuple[Heartbeat, bytes]] = {}
 
     def __call__(self, decision: Decision, room: int) -> bytes:
-        """The pick of the decision about a pair's prompt, and its hand-over.
+        """The picked prefill worker and its hand-over parameters, as bytes.
 
-        room: the bootstrap room; 0: the message is shown to people, and no request uses it.
+        room: the bootstrap room; 0: the message is only shown to people, and no request uses it.
         """
         row = decision.order[0]
         source, overlap = decision.sources[row], decision.overlap(row)
@@ -157,7 +163,7 @@ class PrefillWorkers:
 
 
 def framed(number: int, message: bytes) -> bytes:
-    """A message as a field of another one, of a number under 16."""
+    """A message's bytes as a field of another message; the field's number is below 16."""
     size = len(message)
     head = bytearray((number << 3 | 2,))
     while size > 0x7F:

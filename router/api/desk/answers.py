@@ -1,4 +1,4 @@
-"""What a desk answers a request with: at once, or later."""
+"""Answers of the desk to a request: at once, or later."""
 
 from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeAlias
@@ -23,7 +23,7 @@ Refuse: TypeAlias = Callable[["Waiting", Refusal], None]
 
 
 class Outlook(NamedTuple):
-    """Where a request that waits stands."""
+    """The place of a waiting request in the queue, and its expected wait."""
 
     ahead: int
     """Requests of its pool that are to go before it."""
@@ -50,17 +50,18 @@ class Later:
         """Whether its caller wants to hear where it stands."""
 
     def settle(self) -> None:
-        """Calls on_done, and refers to it no longer: it refers to this, and a cycle would wait for
-        a full look of the collector, which are hours apart (router/app/cli/run.py)."""
+        """Calls on_done, and drops the reference to it: the two refer to each other, and the
+        garbage collector frees cycles hours later only (router/app/cli/run.py).
+        """
         on_done, self.on_done = self.on_done, _nothing
         on_done()
 
     def forget_caller(self) -> None:
-        """Nobody wants the outcome any more."""
+        """Drops the caller, which no longer wants the outcome."""
         self.on_done = _nothing
 
     def take(self) -> Answered:
-        """The answer; raises the Refusal. Only after `on_done`."""
+        """Returns the answer, or raises the Refusal. Only to be called after `on_done`."""
         if self.outcome is None:
             raise AssertionError("the request still waits")
         if isinstance(self.outcome, Refusal):
@@ -69,7 +70,7 @@ class Later:
 
 
 class Waiting(Later):
-    """A request that waits for a worker: a Job (router/decide/core/admission.py) of a desk."""
+    """A request that waits for a worker: the desk's Job (router/decide/core/admission.py)."""
 
     __slots__ = (
         "_answer", "_refuse", "caller", "due", "read", "request", "request_id", "trace", "waiter",
@@ -88,8 +89,10 @@ class Waiting(Later):
         tells: bool = False,
         trace: RouteTrace | None = None,
     ) -> None:
-        """due: observers of what comes of the request. read: the request. tells: whether its caller
-        wants to hear where it stands. trace: its spans; None: it is not sampled."""
+        """due: observers that learn how the request ends. read: the request. tells: whether its
+        caller wants messages about its place in the queue. trace: its spans; None: it is not
+        sampled.
+        """
         super().__init__()
         self.request = request
         self.request_id = request_id

@@ -44,7 +44,7 @@ OUTCOMES = ("picked", "repeated", "refused", "explained")
 
 
 class Metrics:
-    """Everything a router exports."""
+    """All metrics that a router exports."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Declares each metric once, with its name and help; so it has over 60 lines."""
@@ -120,7 +120,7 @@ class Metrics:
         self.cached_tokens.labels(direction).inc(abs(predicted - reported))
 
     def refusals(self) -> dict[str, int]:
-        """Reason -> requests that were refused for it, of reasons with any."""
+        """Number of refused requests by reason, without reasons that never occurred."""
         return {
             sample.labels["reason"]: int(sample.value)
             for family in self.requests.collect()
@@ -148,7 +148,7 @@ class _Plain(Collector):
 
 
 def kvroute_version() -> str:
-    """The installed version."""
+    """The installed version of kvroute."""
     return version("kvroute")
 
 

@@ -66,10 +66,10 @@ class Desk:
         on_change: Callable[[], None] = lambda: None,
         tracing: Tracing | None = None,
     ) -> None:
-        """fault: counts and logs what the router did wrong at a method, and what comes of that;
-        returns what the caller gets, where there is nothing else. admission: requests that wait.
-        soon: calls a function once others had a turn. observed: a share of the decisions is, by
-        watchers; None: there are none. on_change: called when what is reserved here may have
+        """fault: counts and logs an error of the router itself in a method, with its effect;
+        returns the refusal for the caller, where there is no other answer. admission: requests that
+        wait. soon: schedules a function after other tasks had a turn. observed: observers of a
+        share of the decisions; None: there are none. on_change: called when reserved load may have
         changed. tracing: spans of requests whose callers' spans are sampled; None: no spans.
         """
         self._core = core
@@ -92,16 +92,19 @@ class Desk:
         item: Callable[[bytes | None, float], Answered | Later | Steps] | None = None,
         leave: Callable[[Later], None] | None = None,
     ) -> RouteItems:
-        """Items of one stream of requests. item, leave: in the place of the desk's own."""
+        """Returns what decides the items of one stream of requests. item, leave: replace the desk's
+        own.
+        """
         item = item or partial(self.item, caller=caller)
         return RouteItems(item, self.cancel, leave or self.leave, self.outlook, self.unsent)
 
     def route(
         self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting:
-        """A request, answered at once or later; raises Refusal, counted.
+        """Answers a request at once or later; raises Refusal, which is counted.
 
-        left_s: until the caller's deadline; 0 or less: it has passed. caller: as the face verified.
+        left_s: seconds until the caller's deadline; 0 or less: it has passed. caller: as the face
+        verified it.
         """
         now_s, due = self._clock(), None
         try:
@@ -122,8 +125,9 @@ class Desk:
     def item(
         self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting | Steps:
-        """Answers the item of a stream as `route` does, in steps if it has over LONG_BYTES. None:
-        the item holds no request."""
+        """Answers an item of a stream as `route` does; one of more than LONG_BYTES in steps. None:
+        the item holds no request.
+        """
         if request is None:
             refusal = Refusal(Reason.INVALID_FIELD, "the item holds no request")
             raise self._refused(refusal, b"", self._clock(), None)
@@ -135,7 +139,8 @@ class Desk:
         self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Steps:
         """Decides a request of more than LONG_BYTES as `route` does, in as many steps as its length
-        needs; the last step reserves."""
+        needs; the last step reserves.
+        """
         now_s, due = self._clock(), None
         try:
             due = watch.take() if (watch := self._observed.watch) is not None else None
@@ -153,7 +158,7 @@ class Desk:
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def changed(self) -> None:
-        """What is reserved here, so what workers have room for, or what waits, may have changed."""
+        """Called when reserved load, so the room of workers, or the queue may have changed."""
         self._on_change()
         self.dispatch()
 
@@ -166,7 +171,7 @@ class Desk:
             self._soon(self._dispatch_again)
 
     def leave(self, later: Later) -> None:
-        """A caller is gone before its answer: the wait ends, or what was reserved meanwhile."""
+        """Ends the wait of a request whose caller left, or what was reserved for it meanwhile."""
         waiter = later.waiter if isinstance(later, Waiting) else None
         later.forget_caller()
         if isinstance(later.outcome, tuple):
@@ -178,7 +183,9 @@ class Desk:
             self.admission.leave(waiter, self._clock())
 
     def outlook(self, waiting: Later) -> Outlook | None:
-        """Where a request that waits stands; None: it waits no longer."""
+        """Place of a waiting request in the queue, and its expected wait; None: it waits no
+        longer.
+        """
         if not isinstance(waiting, Waiting):
             return None
         waiter, now_s = waiting.waiter, self._clock()
@@ -188,7 +195,7 @@ class Desk:
         return Outlook(ahead, now_s - waiter.arrived_s, expected_s)
 
     def close(self) -> None:
-        """Refuses what waits, since the router stops."""
+        """Refuses all waiting requests, since the router stops."""
         stops = Refusal(Reason.DRAINING, "this router stops; another one takes the request")
         self.admission.close(stops, self._clock())
         self._on_change()
@@ -196,7 +203,9 @@ class Desk:
     def explain(
         self, request: RouteMessage, caller: Caller = UNVERIFIED
     ) -> Generator[None, None, list[bytes]]:
-        """What `route` would decide, in steps: the parts of an ExplainResponse; raises Refusal."""
+        """The decision that `route` would make: the parts of an ExplainResponse; raises Refusal. A
+        generator that yields between steps.
+        """
         received, parsed = yield from self._read(request, caller)
         waits = self.admission.may_wait(request_codec.read_wait(received, 0.0, inf))
         decision = self._core.decide(parsed, self._clock(), may_strain=not waits)
@@ -217,22 +226,21 @@ class Desk:
         self._on_change()
 
     def unsent(self, reservation: Reservation) -> None:
-        """The answer of a call could not be sent, or was given up: nobody knows of what it
-        reserved."""
+        """Ends what a call reserved whose answer could not be sent, or was given up."""
         if not reservation.shared and reservation.ended is None:
             self._metrics.answers_unsent += 1
             self.cancel(reservation)
 
     def refused(self, refusal: Refusal, request: RouteMessage) -> Refusal:
-        """Counts a request that was refused before it came here; returns the refusal."""
+        """Counts a request that a face refused; returns the refusal."""
         return self._refused(refusal, request, self._clock(), None)
 
     def failed(self, error: Exception, request: RouteMessage) -> Refusal:
-        """Counts a fault of the router's own before a request came here; its caller's refusal."""
+        """Counts an error of the router itself in a face; returns the refusal for the caller."""
         return self.refused(self._fault(ROUTE, error), request)
 
     def render_span(self, request: ReceivedRequest) -> RenderSpan:
-        """Begins the span of making a request's tokens."""
+        """Begins the span in which a request's tokens are made."""
         tracing, began_s = self.tracing, self._clock()
         trace = tracing.below(request.traceparent) if tracing and request.traceparent else None
         if trace is None:
@@ -405,7 +413,7 @@ class Desk:
 
 
 def _too_late() -> Refusal:
-    """The caller's deadline has passed: nobody waits for the answer."""
+    """The refusal of a request whose caller's deadline has passed."""
     return Refusal(
         Reason.DEADLINE_EXCEEDED, "the caller's deadline passed before the request's turn"
     )

@@ -1,4 +1,4 @@
-"""Methods whose messages hold prompts or many reports, by the names that limits and metrics use."""
+"""Names of the RPCs that carry prompts or many reports, as limits and metrics use them."""
 
 ROUTE = "/kvroute.v1.Router/Route"
 EXPLAIN = "/kvroute.v1.Router/Explain"

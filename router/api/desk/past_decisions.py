@@ -1,4 +1,4 @@
-"""FindDecisions' answer: what became of the requests of an id, as long as they are remembered."""
+"""The answer of the RPC FindDecisions: remembered decisions about the requests with an id."""
 
 from collections.abc import Generator
 
@@ -15,7 +15,9 @@ _DECISIONS = fleet_pb2.FindDecisionsResponse.DECISIONS_FIELD_NUMBER
 def past_decisions(
     reservations: Reservations, wanted: str, now_s: float
 ) -> Generator[None, None, bytes]:
-    """A FindDecisionsResponse, in steps; raises Refusal for an id that is none."""
+    """A FindDecisionsResponse; raises Refusal for an invalid id. A generator that yields between
+    steps.
+    """
     if not 0 < len(wanted) <= TEXT_MAX:
         raise Refusal(
             Reason.INVALID_FIELD,

@@ -1,4 +1,4 @@
-"""ListQueue's answer: the requests that wait in this router, written in slices.
+"""The answer of the RPC ListQueue: the requests that wait in this router, written in slices.
 
 Law: SLICE_ROWS requests are written without a turn for other calls, of those that waited when the
 call came. The sums are taken one step later.
@@ -29,7 +29,9 @@ def listed(
     now_s: float,
     identity: Identity = ANYBODY,
 ) -> Generator[None, None, bytes]:
-    """A ListQueueResponse, in steps; of the models that an identity may use."""
+    """A ListQueueResponse with the models that an identity may use. A generator that yields between
+    steps.
+    """
     sees_all = identity.models == EVERYTHING
     model = admission.base_model(request.model) if request.model else ""
 

@@ -1,4 +1,4 @@
-"""A Report call: steps in, one outcome each out, in slices.
+"""The RPC Report: applies reported steps in slices, and returns an outcome for each.
 
 Laws:
 - steps are counted before any is read, and SLICE_STEPS of them are read without a turn for others;
@@ -49,7 +49,9 @@ Elsewhere: TypeAlias = tuple[list[bytes], int, bytes]
 
 
 class Reports:
-    """Takes steps to the core, or to the replica that owns their reservations."""
+    """Applies reported steps in the core, or passes them to the replica that owns their
+    reservations.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Reports:
         self._on_prompt_tokens = on_prompt_tokens
 
     async def report(self, content: bytes, caller: Reporter) -> bytes:
-        """A ReportRequest's answer; raises Refusal."""
+        """Answers a ReportRequest, both as bytes; raises Refusal."""
         peers = self._peers()
         pieces = _pieces(content, PROGRESS_MAX)
         written: list[bytes] = []
@@ -112,7 +114,9 @@ class Reports:
         return b"".join(written)
 
     def of_peer(self, payload: bytes) -> bytes:
-        """Another replica hands on steps of our reservations: the answer's bytes."""
+        """Applies steps of our reservations that another replica passes on; returns the answer's
+        bytes.
+        """
         request = router_pb2.ReportRequest()
         try:
             _pieces(payload, PEER_PROGRESS_MAX)
@@ -127,8 +131,9 @@ class Reports:
         return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
 
     def step(self, message: router_pb2.Progress, caller: Reporter) -> router_pb2.ProgressOutcome:
-        """A step that a caller reports, here or to another replica. To its caller, a request of
-        another identity is unknown."""
+        """Applies one reported step here or at another replica, and returns its outcome. A request
+        of another identity counts as unknown.
+        """
         if not self._may(message, caller):
             self._metrics.calls_refused.labels("Router/Report", Reason.PERMISSION_DENIED).inc()
             return router_pb2.ProgressOutcome(
@@ -281,10 +286,12 @@ def _pieces(content: bytes, most: int) -> Pieces:
         return Pieces(content, _STEP, most)
     except TooMuch as error:
         raise Refusal(
-            Reason.INVALID_FIELD, f"too many steps in one call; {most} is the most"
+            Reason.INVALID_FIELD, f"the call has too many steps; at most {most} are taken"
         ) from error
     except ValueError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no ReportRequest: {error}") from error
+        raise Refusal(
+            Reason.INVALID_FIELD, f"the message is no valid ReportRequest: {error}"
+        ) from error
 
 
 def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:

@@ -1,4 +1,4 @@
-"""What clients send, read with suspicion: requests, steps of reports, registrations."""
+"""Reads and checks messages of clients: requests, reported steps, registrations."""
 
 import uuid
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ _FAILURES = {
 
 
 def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
-    """A RouteRequest; raises Refusal for bytes that are none, or too much of anything."""
+    """Reads a RouteRequest; raises Refusal for invalid bytes, and for sizes beyond the bounds."""
     if isinstance(content, ReceivedRequest):
         return content
     try:
@@ -87,14 +87,17 @@ def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
             f"the request has more than {most} {error.what} beside its prompt",
         ) from error
     except ValueError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
+        raise Refusal(
+            Reason.INVALID_FIELD, f"the message is no valid RouteRequest: {error}"
+        ) from error
 
 
 def read_request(
     message: ReceivedRequest, core: RouterCore, caller: Caller = UNVERIFIED
 ) -> Request:
-    """A request of a caller, checked; raises Refusal. Lowers the message's priority to what the
-    caller may have."""
+    """Reads a caller's RouteRequest into a Request; raises Refusal. Lowers the message's priority
+    to the highest that the caller may have.
+    """
     if caller.usage is not None and message.priority > (most := caller.allowed(message.priority)):
         message.priority = most
     if message.longest > TEXT_MAX or message.entries > ENTRIES_MAX:
@@ -108,7 +111,7 @@ def read_request(
         if session is None:
             raise Refusal(
                 Reason.UNKNOWN_SESSION,
-                f"nobody is known to hold session {message.session_id!r}, and there is no prompt",
+                f"no worker is known to hold session {message.session_id!r}; there is no prompt",
             )
         prompt = Prompt.from_prefixes(
             session.prefixes,
@@ -147,7 +150,7 @@ def read_request(
 
 
 def read_wait(message: ReceivedRequest, now_s: float, left_s: float) -> Wait:
-    """What a request says of its wait. left_s: until its caller's deadline."""
+    """How long a request may wait. left_s: seconds until its caller's deadline."""
     timeout_ms, slo_ms = message.queue_timeout_ms, message.ttft_slo_ms
     return Wait(
         priority=message.priority,
@@ -161,7 +164,7 @@ def read_wait(message: ReceivedRequest, now_s: float, left_s: float) -> Wait:
 def read_refused(
     content: RouteMessage, refusal: Refusal, now_s: float, prompt_tokens_max: int
 ) -> Refused:
-    """The fields of a refused RouteRequest, for the log; almost none if its bytes can't be read."""
+    """Fields of a refused RouteRequest for the log; almost none if its bytes can't be read."""
     try:
         message = receive(content, prompt_tokens_max)
     except Refusal:
@@ -186,7 +189,7 @@ def _prompt_tokens(message: ReceivedRequest) -> int:
 
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:
-    """A step, or why it can't be one."""
+    """Reads a reported step; for an invalid one returns a sentence that says why."""
     if len(message.reservation_id) > TEXT_MAX:
         return f"reservation_id is longer than {TEXT_MAX} characters"
     state = _STATES.get(message.state)
@@ -209,7 +212,9 @@ def read_progress(message: router_pb2.Progress) -> Progress | str:
 
 
 def read_wait_step(message: router_pb2.Progress) -> WaitStep | str:
-    """A step that names a request by its id, or why it can't be one."""
+    """Reads a step that names a request by its id; for an invalid one returns a sentence that says
+    why.
+    """
     if message.reservation_id:
         return "a step names a reservation_id or a request_id, not both"
     if len(message.request_id) > TEXT_MAX:
@@ -226,7 +231,7 @@ def read_wait_step(message: router_pb2.Progress) -> WaitStep | str:
 
 
 def read_registration(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
-    """An engine to run a relay for; raises Refusal, which names the field.
+    """Reads the settings of an engine to run a relay for; raises Refusal, which names the field.
 
     A field that is not set, or an empty text, leaves the setting at its default.
     """
@@ -300,7 +305,9 @@ def _read_items(items: Iterable[bytes]) -> list[MultimodalItem]:
         try:
             item = router_pb2.MultimodalItem.FromString(content)
         except DecodeError as error:
-            raise Refusal(Reason.INVALID_FIELD, f"no RouteRequest: {error}") from error
+            raise Refusal(
+                Reason.INVALID_FIELD, f"the message is no valid RouteRequest: {error}"
+            ) from error
         which = item.WhichOneof("content")
         if which is None:
             raise Refusal(

@@ -17,7 +17,7 @@ STATUS = {reason: grpc.StatusCode[reason.grpc_status] for reason in Reason}
 
 
 def write_status(refusal: Refusal) -> Status:
-    """A refusal with its details: ErrorInfo always, RetryInfo where another try makes sense."""
+    """A refusal as a Status with details: ErrorInfo always, RetryInfo where a retry may succeed."""
     details: list[AnyMessage] = []
     info = AnyMessage()
     info.Pack(ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata))

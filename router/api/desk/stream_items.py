@@ -42,7 +42,7 @@ TOLD_MAX = 256
 
 
 class RouteItems:
-    """What a stream's items come to."""
+    """The items of one RouteStream call, and their answers."""
 
     def __init__(
         self,
@@ -54,11 +54,12 @@ class RouteItems:
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        """route: answers a RouteRequest (None: the item has none), whose caller waits for so many
-        seconds more (0: its time is over), at once, later, or in steps; raises Refusal. cancel:
-        ends a reservation that nobody waits for any more. leave: ends the wait of a request.
-        outlook: where a request stands in the queue. unsent: ends the reservation of an answer that
-        could not be sent."""
+        """route: answers a RouteRequest (None: the item has none) at once, later, or in steps;
+        raises Refusal. Its number is the seconds that the caller goes on waiting (0: its time is
+        over). cancel: ends a reservation that no caller wants. leave: ends the wait of a request.
+        outlook: a request's place in the queue. unsent: ends the reservation of an answer that
+        could not be sent.
+        """
         self._route = route
         self._cancel = cancel
         self._leave = leave
@@ -84,17 +85,20 @@ class RouteItems:
 
     @property
     def waiting(self) -> int:
-        """Items that wait for a worker."""
+        """Number of items that wait for a worker."""
         return len(self._waiting)
 
     def take_late(self) -> bytes | None:
-        """A message of the results that came since the last one, which is sent by now; None: there
-        are none."""
+        """A message with the results that came since the last one, which counts as sent now; None:
+        there are none.
+        """
         self._late_sending, self._late_made = self._late_made, []
         return self._late.take() if len(self._late) else None
 
     def take_told(self) -> bytes | None:
-        """A message of where some items stand; None: no caller wants to hear more."""
+        """A message with the places of waiting items in the queue; None: no caller wants more of
+        them.
+        """
         if not self._told:
             return None
         message = router_pb2.RouteResults()
@@ -108,7 +112,7 @@ class RouteItems:
         return message.SerializeToString()
 
     def close(self) -> None:
-        """The stream is over: nobody waits for its items any more."""
+        """Ends all items, since the stream is over."""
         waiting, self._waiting = self._waiting, {}
         self._told.clear()
         for item in waiting.values():
@@ -117,19 +121,20 @@ class RouteItems:
 
     def decide(self, batch: Batch) -> "Deciding":
         """An iterator that decides item by item, and gives a message whenever SLICE_S is spent and
-        at the end. None instead of a message: others are to have a turn, and there is nothing to
-        send. A message counts as sent when the next one is taken; `close` ends what the last
-        one reserved."""
+        at the end. None instead of a message: other tasks should run, and there is nothing to send.
+        A message counts as sent when the next one is taken; `close` ends what the last one
+        reserved.
+        """
         return Deciding(self, batch, self._route, self._clock, self._cpu_clock)
 
     def end(self, made: list[Reservation]) -> None:
-        """The answers of these reservations could not be sent."""
+        """Ends reservations whose answers could not be sent."""
         for reservation in made:
             if reservation.ended is None:
                 self._unsent(reservation)
 
     def cancel(self, index: int) -> None:
-        """An item's caller wants its answer no longer."""
+        """Ends an item whose caller no longer wants the answer."""
         if (waiting := self._waiting.pop(index, None)) is not None:
             self._told.pop(index, None)
             self._leave(waiting)
@@ -139,14 +144,17 @@ class RouteItems:
             self._cancel(reservation)
 
     def begin(self, index: int) -> None:
-        """Forgets an index's earlier item: from now on a cancel of the index means another item."""
+        """Forgets an earlier item with this index, so that a later cancel of the index means the
+        new item.
+        """
         self._answered.pop(index, None)
 
     def answer(
         self, index: int, answered: Answered | Later, results: Results, made: list[Reservation]
     ) -> None:
-        """Adds an item's answer to a message, and its reservation to made, or has it wait. Raises
-        Refusal."""
+        """Adds an item's answer to a message's results and its reservation to `made`, or queues the
+        item. Raises Refusal.
+        """
         if isinstance(answered, Later):
             if answered.outcome is None:
                 self._wait(index, answered)
@@ -240,7 +248,7 @@ class Deciding:
         raise StopIteration
 
     def close(self) -> None:
-        """What was not sent ends, and the rest of the batch is not decided."""
+        """Ends what was not sent; the rest of the batch is not decided."""
         self._over = True
         if self._steps is not None:
             self._steps.close()
@@ -276,7 +284,9 @@ class Deciding:
             self._results.add_status(index, statuses.write_status(refusal).SerializeToString())
 
     def _went_on(self, steps: Steps) -> Answered | Later | None:
-        """The next step of a long item; None: there are others."""
+        """Takes the next step of a long item; returns its answer, or None while further steps
+        are left.
+        """
         try:
             next(steps)
         except StopIteration as done:
@@ -295,7 +305,7 @@ class Deciding:
 
 
 def read_batch(content: bytes) -> Batch:
-    """A RouteBatch; raises Refusal for bytes that are none, or for more than ITEMS_MAX items."""
+    """Reads a RouteBatch; raises Refusal for invalid bytes, or for more than ITEMS_MAX items."""
     try:
         try:
             return Batch(content)
@@ -305,7 +315,9 @@ def read_batch(content: bytes) -> Batch:
             return Batch(in_order(content, ITEMS_MAX))
     except TooMuch as error:
         raise Refusal(
-            Reason.INVALID_FIELD, f"a batch of too many items; {ITEMS_MAX} is the most"
+            Reason.INVALID_FIELD, f"the batch has too many items; at most {ITEMS_MAX} are taken"
         ) from error
     except ValueError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no RouteBatch: {error}") from error
+        raise Refusal(
+            Reason.INVALID_FIELD, f"the message is no valid RouteBatch: {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Whose request it is: the one place where a request gets its tenant, and its priority's bound.
+"""The tenant of a request and the bound of its priority, which are set here alone.
 
     the caller has a verified identity with a tenant  ->  that tenant, whatever the request says
     else                                              ->  the request's field `tenant`

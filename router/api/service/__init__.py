@@ -1,1 +1,1 @@
-"""The gRPC face. Decides nothing."""
+"""The router's gRPC services. Decides nothing."""

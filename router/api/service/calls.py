@@ -1,4 +1,4 @@
-"""Stands before every handler of the gRPC server: measures messages, ends what fails.
+"""Wraps every handler of the gRPC server: measures messages, and ends RPCs that fail.
 
 Laws:
 - a call is let in by its headers: without a key, or without the right, nothing of it is read;
@@ -61,7 +61,7 @@ Context: TypeAlias = Call
 
 
 class Unread(Refusal):
-    """A client that doesn't read what it is sent."""
+    """A client does not read the messages that it is sent."""
 
     def __init__(self, read_s: float) -> None:
         super().__init__(
@@ -71,7 +71,9 @@ class Unread(Refusal):
 
 
 async def sent(context: Context, content: bytes, read_s: float) -> None:
-    """Writes a message of a stream; raises Unread when the client takes nothing for read_s."""
+    """Writes a message to a stream; raises Unread when the client reads nothing for read_s
+    seconds.
+    """
     if context.send(content):
         return
     try:
@@ -94,8 +96,9 @@ class Guard:
         read_s: float = 20.0,
         entrance: Entrance | None = None,
     ) -> None:
-        """clock: of seconds that only go forward. read_s: in which a client must take a message of
-        a stream. entrance: lets calls in; None: all."""
+        """clock: monotonic seconds. read_s: seconds in which a client must read a message of a
+        stream. entrance: checks callers' keys; None: every caller is let in.
+        """
         self.read_s = read_s
         self._entrance = entrance
         self.limits = limits
@@ -122,14 +125,14 @@ class Guard:
         door: Door | None = None,
         bounds: GrpcBounds = GRPC_BOUNDS,
     ) -> "Guard":
-        """The guard with the bounds that the settings give."""
+        """Makes the guard with the configured bounds."""
         limits = Limits(prompt_tokens_max, bounds)
         in_flight = InFlight(bounds.in_flight_mib_max << 20)
         entrance = None if door is None else Entrance(door, metrics)
         return cls(limits, in_flight, metrics, read_s=bounds.read_timeout_s, entrance=entrance)
 
     def add(self, server: Http2Server, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Has a server serve the methods of a service, each behind this guard."""
+        """Registers the methods of a service at a server, each wrapped by this guard."""
         guarded = {
             name: self._guarded(f"/{service}/{name}", handler) for name, handler in handlers.items()
         }
@@ -150,8 +153,9 @@ class Guard:
 
     @contextmanager
     def message(self, method: str, content: RouteMessage) -> Iterator[None]:
-        """Measures a request of this process's own faces, and counts its bytes as in flight
-        meanwhile; raises Refusal, counted."""
+        """Measures a request from this process's own gateway or picker, and counts its bytes as in
+        flight meanwhile; raises Refusal, which is counted.
+        """
         try:
             self.limits.of(method).check_message(content)
             with self.in_flight.hold(len(content)):
@@ -162,15 +166,16 @@ class Guard:
             raise
 
     async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
-        """Ends a call with a refusal."""
+        """Ends an RPC with a refusal."""
         self._count(context, method, refusal)
         await abort(context, refusal)
 
     # See router.net.http2.gate.Gate
 
     def enter(self, call: Call, method: str) -> Coroutine[Any, Any, None] | None:
-        """Lets a call in by its headers; raises RefusedError. A coroutine: after keys of its
-        token's issuer were fetched."""
+        """Checks an RPC's headers; raises RefusedError. Returns a coroutine if keys of the token's
+        issuer must be fetched first.
+        """
         entrance = self._entrances.get(method)
         if entrance is None:
             return None
@@ -183,7 +188,7 @@ class Guard:
         return None
 
     def bytes_max(self, method: str) -> int:
-        """The most bytes that a message of a method may have, text prompts included."""
+        """Most bytes that a message of a method may have, text prompts included."""
         most = self._bytes_max.get(method)
         if most is None:
             limit = self.limits.of(method)
@@ -191,7 +196,7 @@ class Guard:
         return most
 
     def too_large(self, call: Call, method: str, size: int) -> RefusedError:
-        """How a call with a message of so many bytes ends."""
+        """The error that ends an RPC with a message of `size` bytes."""
         return self._ending(call, method, self.limits.of(method).too_large(size))
 
     async def _enter_after(
@@ -225,7 +230,9 @@ class Guard:
             self.metrics.calls_refused.labels(name, UNREAD)
         if handler.request_streaming:
             if not handler.response_streaming:
-                raise NotImplementedError(f"{method}: a stream of requests with a single answer")
+                raise NotImplementedError(
+                    f"{method} takes a stream of requests and gives a single answer: not supported"
+                )
             return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(self._answers(method, handler))
@@ -310,7 +317,7 @@ class Guard:
 
 
 def gone(error: BaseException) -> bool:
-    """Whether an error says no more than that the call is over."""
+    """Whether an error only means that the RPC is over."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         # Of a task that nobody cancels it is a fault like any other.
@@ -319,7 +326,7 @@ def gone(error: BaseException) -> bool:
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
-    """Ends a call with a refusal's status and details."""
+    """Ends an RPC with a refusal's status and details."""
     status = rpc_status.to_status(statuses.write_status(refusal))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort() ends the call")
@@ -345,7 +352,7 @@ def _reader(handler: Handler) -> Callable[[bytes], Any]:
                 Reason.INVALID_FIELD, f"the message has more than {FIELDS_MAX} fields"
             ) from error
         except (ValueError, DecodeError) as error:
-            raise Refusal(Reason.INVALID_FIELD, f"no such message: {error}") from error
+            raise Refusal(Reason.INVALID_FIELD, f"the message can't be read: {error}") from error
 
     return read
 
@@ -365,7 +372,7 @@ def _as_it_comes(requests: object, limit: Limit, parse: object) -> object:
 async def _messages(
     requests: AsyncIterator[bytes], limit: Limit, parse: Callable[[bytes], Any]
 ) -> AsyncIterator[Any]:
-    """What a client sends, measured and read."""
+    """Yields the messages of a client, measured and parsed."""
     async for content in requests:
         limit.check(len(content))
         yield parse(content)
@@ -374,7 +381,7 @@ async def _messages(
 async def _written(
     done: Any, context: Context, write: Callable[[Any], bytes], read_s: float
 ) -> None:
-    """Writes what a handler yields; one that writes by itself yields nothing."""
+    """Writes the messages that a handler yields; a handler that writes its messages yields none."""
     if isinstance(done, AsyncGenerator):
         async with aclosing(done):
             async for message in done:
@@ -393,13 +400,15 @@ _BY_KEY = (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED)
 
 
 def time_left(context: Context) -> float:
-    """Seconds until a call's deadline; 0 when it has passed: nobody waits for the answer."""
+    """Seconds until an RPC's deadline; 0 when it has passed."""
     left_s = context.time_remaining()
     return inf if left_s is None else left_s
 
 
 def handlers_of(add: Callable[[Any, Any], None], servicer: object) -> dict[str, Handler]:
-    """The handlers that generated code would give to a server, by method. add: its function."""
+    """The handlers that generated code registers for a servicer, by method. add: the generated
+    function.
+    """
     collected = _Collected()
     add(servicer, collected)
     return collected.handlers

@@ -1,4 +1,4 @@
-"""Messages of WatchDecisions: decisions as they are made, for its callers.
+"""The messages of the RPC WatchDecisions: decisions as they are made.
 
 Laws:
 - without watchers no decision pays anything; with some, LOOKED_A_SECOND decisions a second are
@@ -31,7 +31,7 @@ VIEWER = "WatchDecisions"
 
 
 class DecisionFeed:
-    """Decisions of one router, for the callers of WatchDecisions."""
+    """Sends one router's decisions to the callers of WatchDecisions."""
 
     def __init__(
         self,
@@ -52,14 +52,15 @@ class DecisionFeed:
 
     @property
     def watches(self) -> int:
-        """Open now."""
+        """Number of open WatchDecisions calls."""
         return len(self._open)
 
     async def watch(
         self, request: fleet_pb2.WatchDecisionsRequest, age_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        """WatchDecisionsResponses, the first one at once, until the stream's age. Raises Refusal
-        when too many watch, and for a share that is none."""
+        """Yields WatchDecisionsResponses, the first at once, until the stream's age. Raises Refusal
+        when too many calls are open, and for an invalid share.
+        """
         if not 0 <= request.share <= 1:
             raise Refusal(
                 Reason.INVALID_FIELD,
@@ -157,7 +158,7 @@ class DecisionFeed:
 
 
 class _Watcher:
-    """One call: what it wants, and what waits for it."""
+    """One WatchDecisions call: its filters, and the decisions that wait to be sent."""
 
     def __init__(self, request: fleet_pb2.WatchDecisionsRequest, draw: Callable[[], float]) -> None:
         self._request = request

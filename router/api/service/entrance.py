@@ -1,4 +1,4 @@
-"""Lets a gRPC call in: whose it is, and whether it may call the method."""
+"""Admits a gRPC call: identifies its caller, and checks the right to the method."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ log = logging.getLogger("kvroute.keys")
 
 
 class Entrance:
-    """Stands before the methods of one gRPC server."""
+    """Checks the callers of one gRPC server's methods."""
 
     def __init__(
         self, door: Door, metrics: Metrics, clock: Callable[[], float] = monotonic
     ) -> None:
-        """clock: of seconds that only go forward."""
+        """clock: monotonic seconds."""
         self._door = door
         self._denied = metrics.calls_refused
         self._clock = clock
@@ -41,8 +41,9 @@ class Entrance:
         return needs
 
     def enter(self, call: Call, size: int = 0) -> Usage:
-        """The caller of a call that was let in, for as long as its task runs; raises Refusal. size:
-        of its message in bytes."""
+        """Usage of the caller of an admitted call, for as long as its task runs; raises Refusal.
+        size: bytes of the call's message.
+        """
         usage: Usage = call.entered
         CURRENT.set(usage)
         if size:
@@ -50,12 +51,12 @@ class Entrance:
         return usage
 
     def enter_by_head(self, call: Call, method: str) -> None:
-        """Sets whose call it is, as its headers say; raises Refusal and UnknownKeyError."""
+        """Sets the caller of a call from its headers; raises Refusal and UnknownKeyError."""
         call.entered = self._known(call)
         _check(call.entered, method)
 
     async def enter_after(self, call: Call, method: str, error: UnknownKeyError) -> None:
-        """The same, after keys of the token's issuer were fetched; raises Refusal."""
+        """Sets the caller after keys of its token's issuer were fetched; raises Refusal."""
         call.entered = await self._door.enter_after(
             error, _token(call) or "", lambda: names_of(call.auth_context())
         )
@@ -85,12 +86,14 @@ class Entrance:
 def _check(usage: Usage, method: str) -> None:
     right = RIGHTS.get(method)
     if right is None:
-        raise Refusal(Reason.PERMISSION_DENIED, "no key opens this method")
+        raise Refusal(
+            Reason.PERMISSION_DENIED, "no right allows this method, so no key can call it"
+        )
     usage.identity.check_right(right)
 
 
 def short(method: str) -> str:
-    """A method as metrics name it: Service/Method."""
+    """Name of a method in metrics: Service/Method."""
     return method.removeprefix("/").rpartition(".")[2]
 
 

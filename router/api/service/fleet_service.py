@@ -34,7 +34,7 @@ from router.request.refusal import Reason, Refusal
 
 
 class FleetService:
-    """kvroute.v1.Fleet."""
+    """Handlers of the service kvroute.v1.Fleet."""
 
     def __init__(
         self,
@@ -52,9 +52,10 @@ class FleetService:
         watches_max: int = WATCHES_MAX,
         watchers: Watchers,
     ) -> None:
-        """admission: the requests that wait. send_control: tells every replica. register: starts a
-        relay; runs_relay: whether one runs here for a worker. keep: waits until what is in force is
-        on the disk; None: it is not kept. watchers: of decisions.
+        """admission: the requests that wait. send_control: sends a fleet command to every replica.
+        register: starts a relay; runs_relay: whether this router runs one for a worker. keep: waits
+        until the commands in force are on the disk; None: they are not saved. watchers: of
+        decisions.
         """
         self._core = core
         self._admission = admission
@@ -224,7 +225,7 @@ def _author(context: Context) -> str:
 
 
 def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
-    """Fleet's methods; those that tell of all workers answer with bytes."""
+    """Handlers of Fleet's methods, by method; those with long lists answer with bytes."""
     return handlers_of(fleet_pb2_grpc.add_FleetServicer_to_server, fleet) | {
         "ListWorkers": grpc.unary_unary_rpc_method_handler(
             fleet.ListWorkers, fleet_pb2.ListWorkersRequest.FromString

@@ -1,11 +1,11 @@
-"""Bounds of the gRPC server that no key turns: they protect the process."""
+"""Fixed bounds of the gRPC server, which protect the process and are not configurable."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcBounds:
-    """Only tests have others."""
+    """Fixed bounds of the gRPC server; only tests use other values."""
 
     report_kib_max: int = 1024
     """KiB of a Report, at most."""
@@ -29,8 +29,9 @@ class GrpcBounds:
     within."""
 
     def stream_age_s(self, connection_age_s: float | None) -> float | None:
-        """Oldest that a stream gets: less than the grace, which may begin right after its opening,
-        so that no connection's end ever breaks one."""
+        """Age in seconds at which a stream ends: less than a connection's grace, which may begin
+        right after the stream opened, so that the end of a connection breaks no stream.
+        """
         return None if connection_age_s is None else 0.8 * self.age_grace_s
 
 

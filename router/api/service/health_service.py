@@ -20,7 +20,7 @@ State: TypeAlias = Any
 
 
 class HealthService:
-    """States of services, by name."""
+    """Serving states of services, by name."""
 
     def __init__(self) -> None:
         self._states: dict[str, State] = {}

@@ -1,4 +1,4 @@
-"""How much of what callers send is taken: bytes of a message by its method, and bytes in flight.
+"""Bounds on what callers send: bytes of a message by its method, and bytes in flight.
 
 Laws:
 - a message is measured before anything is built of it;
@@ -31,7 +31,7 @@ _UNCOUNTED = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The largest message of a method."""
+    """The size limit of a method's messages."""
 
     bytes_max: int
     key: str = ""
@@ -41,7 +41,9 @@ class Limit:
     others."""
 
     def check_message(self, content: RouteMessage) -> None:
-        """Checks a Route's size as `check` does; a prompt without tokens has a limit of its own."""
+        """Checks a Route message's size as `check` does; a prompt without tokens has a limit of its
+        own.
+        """
         size = len(content)
         if size <= self.bytes_max or size > self.text_bytes_max or not text_form(content):
             self.check(size)
@@ -65,7 +67,7 @@ class Limit:
 
 
 class Limits:
-    """The limit of every method."""
+    """The size limits of all methods."""
 
     def __init__(self, prompt_tokens_max: int, bounds: GrpcBounds = GRPC_BOUNDS) -> None:
         needed = min(KIB_MAX, ASIDE_KIB + TOKEN_BYTES_MAX * prompt_tokens_max // 1024)
@@ -95,13 +97,15 @@ class Limits:
 
 @dataclass(slots=True)
 class InFlight:
-    """The bytes of the messages that are being handled."""
+    """Bytes of the messages that are being handled, with their bound."""
 
     bytes_max: int
     bytes: int = field(default=0, init=False)
 
     def hold(self, size: int) -> AbstractContextManager[object]:
-        """Counts a message while it is handled; raises Refusal when there are too many bytes."""
+        """Counts a message while it is handled; raises Refusal when the bytes in flight would
+        exceed the bound.
+        """
         if size <= SMALL_BYTES:
             return _UNCOUNTED
         return self._counted(size)

@@ -1,4 +1,4 @@
-"""Results of a stream's items that waited for a worker, sent when they come; and where they stand.
+"""Sends the results of a stream's items that waited for a worker, and their places meanwhile.
 
 A stream's handler waits for the next batch most of the time, so another task writes these. gRPC
 takes one message of a call at a time: each write has the call for itself.
@@ -14,7 +14,9 @@ from router.api.service.calls import Context, sent
 
 
 class LateResults:
-    """Late results of one RouteStream call. Wraps it: items that wait when it ends are left."""
+    """Sends late results of one RouteStream call. A context manager: at its end waiting items are
+    dropped.
+    """
 
     def __init__(
         self,
@@ -24,7 +26,7 @@ class LateResults:
         *,
         read_s: float = 20.0,
     ) -> None:
-        """read_s: in which the client must take a message."""
+        """read_s: seconds in which the client must read a message."""
         self._read_s = read_s
         self._items = items
         self._sleep = sleep

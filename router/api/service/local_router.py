@@ -1,4 +1,4 @@
-"""The router's calls for a face in the same process: those of a KvRouteClient, without a socket.
+"""A KvRouteClient's calls for a gateway or picker in the router's process, without a socket.
 
     request(), attempts() -> ReceivedRequest -> Texts -> desk -> Pick
     reports of a request  -> Progress        -> the desk's Reports
@@ -75,15 +75,16 @@ _CONVERTED = {
 
 
 class LocalRequest(NamedTuple):
-    """A request of this process."""
+    """A request from the router's own process."""
 
     content: ReceivedRequest
     body: HttpBody | None
 
 
 def local_request(**options: Unpack[RouteOptions]) -> LocalRequest:
-    """The request for these options, of which one at most is a prompt. Raises TypeError,
-    OverflowError and ValueError for values that don't fit their fields, and as settle_body does."""
+    """Makes the request for these options, at most one of which is a prompt. Raises TypeError,
+    OverflowError and ValueError for values that don't fit their fields, and as settle_body does.
+    """
     body = settle_body(options)
     fields: dict[str, Any] = {
         name: _CONVERTED[name](value) if name in _CONVERTED else value
@@ -106,13 +107,13 @@ def local_request(**options: Unpack[RouteOptions]) -> LocalRequest:
 
 
 class ListBytes(Protocol):
-    """WorkerFeed.list."""
+    """Type of WorkerFeed.list."""
 
     def __call__(self, model: str, *, only_away: bool = False) -> Awaitable[bytes]: ...
 
 
 class LocalRouter(RequestCalls[LocalRequest]):
-    """Takes the place of a KvRouteClient where the router is in the same process."""
+    """Replaces a KvRouteClient where the router is in the same process."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class LocalRouter(RequestCalls[LocalRequest]):
         rng: random.Random,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """guard: has the bounds of messages. list_workers: WorkerFeed.list."""
+        """guard: bounds of messages. list_workers: WorkerFeed.list."""
         super().__init__(
             local_request,
             self._route,
@@ -154,8 +155,9 @@ class LocalRouter(RequestCalls[LocalRequest]):
     async def list_workers(
         self, model: str | None = None, *, away: bool = False
     ) -> list[WorkerStatus]:
-        """Every worker that the router knows, by id and rank; absent model: of all models. away:
-        only those that stopped answering."""
+        """Every worker that the router knows, by id and rank; model None: of all models. away: only
+        workers that stopped answering.
+        """
         content = await self._list_workers(model or "", only_away=away)
         return list(ListWorkersResponse.FromString(content).workers)
 

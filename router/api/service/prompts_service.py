@@ -1,4 +1,4 @@
-"""kvroute.v1.Prompts: the tokens of prompts, and how far the router's own are proven."""
+"""The service kvroute.v1.Prompts: tokens of prompts, and how the router's compare with engines'."""
 
 import asyncio
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _SOURCES = {
 
 
 class PromptsService:
-    """kvroute.v1.Prompts."""
+    """Handlers of the service kvroute.v1.Prompts."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
@@ -52,12 +52,15 @@ class PromptsService:
 
 
 def read_render(content: bytes) -> tuple[ReceivedRequest, Source | None]:
-    """A RenderRequest, as a request whose tokens are wanted, and where they are to be from, if not
-    from the configured source; raises Refusal."""
+    """Reads a RenderRequest: the request whose tokens are wanted, and the source of the tokens
+    (None: the configured source); raises Refusal.
+    """
     try:
         message = prompts_pb2.RenderRequest.FromString(content)
     except DecodeError as error:
-        raise Refusal(Reason.INVALID_FIELD, f"no RenderRequest: {error}") from None
+        raise Refusal(
+            Reason.INVALID_FIELD, f"the message is no valid RenderRequest: {error}"
+        ) from None
     field = message.WhichOneof("prompt")
     if field is None:
         raise Refusal(Reason.EMPTY_PROMPT, "the request has no text and no body")
@@ -73,14 +76,14 @@ def read_render(content: bytes) -> tuple[ReceivedRequest, Source | None]:
 
 
 def known_models(prompts: Prompts) -> Iterator[str]:
-    """Models with a configuration of prompts, then others with shapes that were compared."""
+    """Models with a configuration of prompts, then other models whose tokens were compared."""
     compared = {name for name, *_ in prompts.proof}
     yield from sorted(prompts.models)
     yield from sorted(compared - prompts.models.keys())
 
 
 def tokenizer(prompts: Prompts, name: str) -> prompts_pb2.Tokenizer:
-    """What is known of a model's tokenizer."""
+    """What the router knows of a model's tokenizer."""
     settings = prompts.models.get(name, ModelPrompts())
     return prompts_pb2.Tokenizer(
         model=name,

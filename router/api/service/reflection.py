@@ -1,5 +1,5 @@
-"""grpc.reflection, as v1 and as v1alpha: equal messages under two names. grpcio's package has the
-latter alone."""
+"""The service grpc.reflection as v1 and as v1alpha, which have equal messages; grpcio's package has
+v1alpha alone."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +16,7 @@ V1 = V1ALPHA.replace("v1alpha", "v1")
 
 
 class Described:
-    """The default pool of descriptions, in which a method's name is a symbol of a file, too."""
+    """The default pool of descriptors, in which the name of a method also leads to its file."""
 
     def __init__(self) -> None:
         self._pool: Any = descriptor_pool.Default()
@@ -33,7 +33,9 @@ class Described:
 
 
 def reflection_handlers(services: Iterable[str]) -> dict[str, dict[str, Handler]]:
-    """Handlers of each service of reflection, by method. services: the names of all others."""
+    """Handlers of the reflection services, by service and method. services: names of all other
+    services.
+    """
     _describe_v1()
     servicer = reflection.aio.ReflectionServicer((*services, V1, V1ALPHA), Described())
     handlers = handlers_of(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer)

@@ -1,4 +1,4 @@
-"""kvroute.v1.Router over gRPC: bytes to the desk, and its answers back. Decides nothing."""
+"""The service kvroute.v1.Router: passes bytes to the desk and its answers back. Decides nothing."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ from router.request.refusal import Reason, Refusal
 
 
 class RouterService:
-    """kvroute.v1.Router."""
+    """Handlers of the service kvroute.v1.Router."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class RouterService:
         texts: Texts,
         stream_age_s: float | None = None,
     ) -> None:
-        """guard: stands before the handlers. stopping: set when the server drains, so that open
-        streams end. texts: takes prompts without tokens. stream_age_s: a stream ends by itself
-        after this time at most; None: never.
+        """guard: wraps the handlers. stopping: set when the server drains, so that open streams
+        end. texts: takes prompts without tokens. stream_age_s: age in seconds at which a stream
+        ends at the latest; None: never.
         """
         self.guard = guard
         self._desk = desk
@@ -90,8 +90,9 @@ class RouterService:
 
 
 def traceparent_field(context: Context) -> bytes:
-    """The RouteRequest field of a call's traceparent, if its metadata has one that is sampled: it
-    names the call itself, where the message's own names what the caller was doing."""
+    """RouteRequest field with the traceparent from an RPC's metadata, if that is sampled; it is the
+    parent of the RPC itself, while the message's own field names the caller's work.
+    """
     for name, value in context.invocation_metadata() or ():
         if name == HEADER and isinstance(value, str):
             read = SpanContext.read(value)
@@ -101,7 +102,9 @@ def traceparent_field(context: Context) -> bytes:
 
 
 def byte_handlers(router: RouterService) -> dict[str, Handler]:
-    """Router's methods as bytes, which are bounded and read before protobuf sees them."""
+    """Handlers of Router's methods, by method; they take and give bytes, which are measured before
+    protobuf reads them.
+    """
     return {
         "Route": grpc.unary_unary_rpc_method_handler(router.Route),
         "RouteStream": grpc.stream_stream_rpc_method_handler(router.RouteStream),
@@ -111,12 +114,14 @@ def byte_handlers(router: RouterService) -> dict[str, Handler]:
 
 
 def jittered(age_s: float | None) -> float | None:
-    """An age between half of it and the whole, so that streams opened at once don't end at once."""
+    """A random age from half of age_s to the whole, so that streams opened together don't end
+    together.
+    """
     return None if age_s is None else random.uniform(age_s / 2, age_s)
 
 
 def host_of(peer: str) -> str:
-    """The host of a call, as gRPC names its peer; a caller may have any number of ports."""
+    """Host of an RPC's peer as gRPC names it, without the port, since a caller may have many."""
     kind, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
 

@@ -43,7 +43,7 @@ SERVICES = (
 
 
 class GrpcServer:
-    """The server with its services, health and reflection."""
+    """The gRPC server with its services, health and reflection."""
 
     def __init__(
         self,
@@ -55,8 +55,9 @@ class GrpcServer:
         http: HttpBounds | None = None,
         bounds: GrpcBounds = GRPC_BOUNDS,
     ) -> None:
-        """certificates: of the TCP port; None: plain text, as on Unix sockets. http: on
-        connections; None: the defaults."""
+        """certificates: for the TCP port; None: without TLS, as on unix sockets. http: bounds on
+        connections; None: the defaults.
+        """
         guard = router.guard
         self._settings = settings
         self._server = http2_server(
@@ -85,21 +86,21 @@ class GrpcServer:
 
     @property
     def port(self) -> int:
-        """0 until it listens."""
+        """The TCP port; 0 until the server listens."""
         return self._server.port
 
     @property
     def connections(self) -> Connections:
-        """Its open connections, and those that it closed."""
+        """The server's connections: the open ones, and counts of closed ones."""
         return self._server.connections
 
     @property
     def calls(self) -> int:
-        """Open ones."""
+        """Number of open RPCs."""
         return self._server.calls
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when an address can't be had."""
+        """Listens; raises ConfigError when an address can't be used."""
         settings = self._settings
         address = settings.listen
         self.set_serving(ready=False)
@@ -112,8 +113,9 @@ class GrpcServer:
             raise ConfigError(f"can't listen on {address}: {error.strerror or error}") from error
 
     def set_serving(self, *, ready: bool) -> None:
-        """Liveness is always SERVING while we run; all else follows readiness, never after a drain
-        began."""
+        """Sets the states of the health service: liveness is SERVING while the process runs; all
+        others follow `ready`, and stay NOT_SERVING once a drain began.
+        """
         ready = ready and not self._draining
         serving = health_pb2.HealthCheckResponse.SERVING
         state = serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -122,7 +124,7 @@ class GrpcServer:
             self._health.set(name, state)
 
     async def drain(self, grace_s: float) -> None:
-        """Says NOT_SERVING, finishes what is in flight, then stops."""
+        """Sets health to NOT_SERVING, finishes open RPCs within grace_s, then stops."""
         self._draining = True
         self.set_serving(ready=False)
         self._health.end_watches()
@@ -130,7 +132,7 @@ class GrpcServer:
 
 
 def prompts_handlers(prompts: PromptsService) -> dict[str, Handler]:
-    """Prompts' methods; a prompt that is rendered comes and goes as bytes."""
+    """Handlers of Prompts' methods, by method; a prompt to render is passed as bytes."""
     generated = handlers_of(prompts_pb2_grpc.add_PromptsServicer_to_server, prompts)
     return generated | {"Render": grpc.unary_unary_rpc_method_handler(prompts.Render)}
 
@@ -144,8 +146,10 @@ def http2_server(
     http: HttpBounds | None = None,
     bounds: GrpcBounds = GRPC_BOUNDS,
 ) -> Http2Server:
-    """The server that is configured, without methods. bytes_max: of the largest message of any
-    method. gate: lets calls in; None: all. http: on connections; None: the defaults."""
+    """Makes the configured server, without methods. bytes_max: of the largest message of any
+    method. gate: checks calls; None: all are let in. http: bounds on connections; None: the
+    defaults.
+    """
     contexts = None
     if certificates is not None:
         verify = ssl.CERT_REQUIRED if certificates.asks_callers else ssl.CERT_NONE

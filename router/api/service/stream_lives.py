@@ -1,4 +1,4 @@
-"""How long RouteStream calls go on: each until its age, and all until the server drains."""
+"""Ends RouteStream calls: each at its age, and all when the server drains."""
 
 import asyncio
 import contextvars
@@ -24,8 +24,9 @@ class StreamLives:
 
     @contextmanager
     def of(self, call: Context, age_s: float | None) -> Iterator[None]:
-        """Wraps a call: what was received at its age, or when the server drains, is answered, and
-        nothing after it is read. age_s: None is for ever."""
+        """Wraps an RPC: at its age, or when the server drains, received batches are answered, and
+        no further one is read. age_s None: no age ends it.
+        """
         timer = None
         if age_s is not None:
             timer = asyncio.get_running_loop().call_later(age_s, call.end_reading)

@@ -59,8 +59,9 @@ class TextWaiting(Later):
 
 
 class Texts:
-    """Step between a server's handlers and the desk. Every request passes; only a prompt without
-    tokens is touched."""
+    """Step between a server's handlers and the desk, which makes the tokens of prompts that have
+    none.
+    """
 
     def __init__(self, desk: Desk, core: RouterCore, prompts: Prompts) -> None:
         self.prompts = prompts
@@ -71,7 +72,7 @@ class Texts:
 
     @property
     def open(self) -> int:
-        """Prompts whose tokens are being made."""
+        """Number of prompts whose tokens are being made."""
         return len(self._open)
 
     def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
@@ -81,8 +82,9 @@ class Texts:
     async def answered(
         self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
     ) -> Answered:
-        """A request's answer, after a wait if need be; raises Refusal, counted. A caller that is
-        cancelled leaves the queue."""
+        """Answers a request, after a wait if need be; raises Refusal, which is counted. A caller
+        that is cancelled leaves the queue.
+        """
         answered: Answered | Later
         if text_form(request):
             answered = self.route(request, left_s, caller)
@@ -105,8 +107,9 @@ class Texts:
     def route(
         self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
     ) -> TextWaiting:
-        """Begins to make the tokens of a request's prompt, which has a text; raises Refusal,
-        counted."""
+        """Begins to make the tokens of a request's text prompt; raises Refusal, which is
+        counted.
+        """
         try:
             text = text_codec.read_text(request)
             if caller.usage is not None:
@@ -124,14 +127,15 @@ class Texts:
     def item(
         self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Later | Steps:
-        """The answer to a stream's item, as the desk's `item` gives it; a text has its tokens made
-        first."""
+        """Answers a stream's item as the desk's `item` does; the tokens of a text are made
+        first.
+        """
         if request is None or not text_form(request):
             return self._desk.item(request, left_s, caller)
         return self.route(request, left_s, caller)
 
     def leave(self, later: Later) -> None:
-        """A caller is gone before its answer."""
+        """Ends what is under way for a caller that left before its answer."""
         if not isinstance(later, TextWaiting) or later.outcome is not None:
             self._desk.leave(later)
         elif later.inner is not None:
@@ -140,7 +144,7 @@ class Texts:
             later.making.cancel()
 
     async def explain(self, request: bytes, caller: Caller = UNVERIFIED) -> bytes:
-        """An Explanation; raises Refusal."""
+        """Answers an ExplainRequest with bytes of an Explanation; raises Refusal."""
         if not text_form(request):
             return b"".join(await turned(self._desk.explain(request, caller)))
         text = text_codec.read_text(request)
@@ -236,8 +240,9 @@ class Texts:
     async def tokens(
         self, request: ReceivedRequest, left_s: float, source: Source | None = None
     ) -> PromptTokens:
-        """The tokens of a text or a body alone, or an estimate; raises Refusal. source: in the
-        place of the configured one."""
+        """The tokens of a text or a body, or an estimate of their number; raises Refusal. source:
+        replaces the configured source.
+        """
         if left_s <= 0:
             raise _too_late()
         try:

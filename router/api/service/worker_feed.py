@@ -1,4 +1,4 @@
-"""Messages of WatchWorkers, written once for all watchers.
+"""The messages of the RPC WatchWorkers, written once for all its callers.
 
 Laws:
 - while there are watchers, every status is written once in WATCH_S, and never without watchers;
@@ -31,7 +31,7 @@ _CHANGED, _REMOVED = 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """A worker's status; another object as soon as anything but its ages differs."""
+    """A worker's status as written; a new object as soon as anything but its ages changes."""
 
     settled: bytes
     """The status without the ages, which change with every look."""
@@ -42,7 +42,7 @@ Shows: TypeAlias = Callable[[WorkerKey, Written], bool]
 
 
 class Scope(NamedTuple):
-    """Which workers a list shows."""
+    """Selects the workers that a list shows."""
 
     model: str = ""
     """Those that serve it; empty: whatever they serve."""
@@ -52,7 +52,7 @@ class Scope(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """Every worker as it was at one time."""
+    """The statuses of all workers at one time."""
 
     number: int
     at_s: float
@@ -63,7 +63,9 @@ class Round:
     """Number of the round before, and what is shown -> what changed between."""
 
     def since(self, before: "Round | None", scope: Scope, shows: Shows) -> bytes:
-        """A WatchWorkersResponse of what changed; before: None, everything."""
+        """A WatchWorkersResponse with the changes since the round `before`; None: with
+        everything.
+        """
         known = (before.number if before is not None else -1, scope)
         message = self.messages.get(known)
         if message is None:
@@ -87,7 +89,7 @@ class Round:
 
 
 class WorkerFeed:
-    """Rounds for all watchers, and lists for single calls."""
+    """Makes rounds for all watchers, and lists for single calls."""
 
     def __init__(
         self,
@@ -112,8 +114,9 @@ class WorkerFeed:
     async def list(
         self, model: str, identity: Identity = ANYBODY, *, only_away: bool = False
     ) -> bytes:
-        """A ListWorkersResponse of now, of the workers that an identity may see. only_away: those
-        that stopped answering, unless so many did at once that the broker may have failed."""
+        """A ListWorkersResponse with the workers that an identity may see. only_away: those that
+        stopped answering, unless so many stopped at once that NATS may have failed.
+        """
         pieces = []
         async for source, settled, ages in self._statuses(model, only_away=only_away):
             if not _may_see(identity, source.key, source.heartbeat):
@@ -124,10 +127,10 @@ class WorkerFeed:
     async def watch(
         self, model: str, age_s: float | None, identity: Identity = ANYBODY
     ) -> AsyncGenerator[bytes, None]:
-        """WatchWorkersResponses: everything first, then what changes, until the stream's age; of
-        the workers that an identity may see.
+        """Yields WatchWorkersResponses, first with everything, then with changes, until the
+        stream's age, of the workers that an identity may see.
 
-        Raises Refusal when too many watch.
+        Raises Refusal when too many calls are open.
         """
         if self.watches >= self._watches_max:
             raise Refusal(
@@ -175,7 +178,7 @@ class WorkerFeed:
         return coming.result() if coming.done() else None
 
     async def _write_rounds(self) -> None:
-        """Writes a round each WATCH_S, as long as anybody waits for one."""
+        """Writes a round each WATCH_S, as long as there are watchers."""
         while (coming := self._coming) is not None and not self._stopping.is_set():
             try:
                 now = await self._write_round()

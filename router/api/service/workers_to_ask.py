@@ -1,5 +1,5 @@
-"""Workers as sources of a model's prompt tokens: the next worker to give them, in turn, and the
-workers whose tokens differ from the router's."""
+"""The workers that make prompt tokens for the router: which is next for a model, and whose tokens
+differ from the router's own."""
 
 from collections import Counter
 from math import inf
@@ -19,7 +19,7 @@ TRIES_MAX = 64
 
 
 class WorkersToAsk:
-    """Workers of one router as sources of prompt tokens, each model's in turn."""
+    """Chooses workers of a model, in turn, to make prompt tokens."""
 
     def __init__(self, core: RouterCore, prompts: Prompts) -> None:
         self._core = core
@@ -36,7 +36,7 @@ class WorkersToAsk:
         return pool.shortest_len // 2
 
     def longest(self, model: str) -> float:
-        """Tokens of prompt and output that any worker of the model takes; inf: unknown."""
+        """Most tokens of prompt and output that any worker of the model takes; inf: unknown."""
         try:
             pool, _ = self._core.fleet.pools.live(model, self._core.fleet.ready)
         except Refusal:
@@ -46,9 +46,9 @@ class WorkersToAsk:
         )
 
     def next(self, model: str) -> EngineAt | None:
-        """A live worker of the model with an address, and none that is odd or whose answers were
-        unusable lately if there are others; None: there is none, or its engine is of a kind that
-        gives no tokens."""
+        """The next live worker of the model with an address; workers whose tokens differed or were
+        unusable lately come last. None: there is none, or its engine can't make tokens.
+        """
         fleet = self._core.fleet
         try:
             fleet.pools.refresh()
@@ -87,7 +87,9 @@ def _engine(source: Source) -> EngineAt | None:
 
 
 def tokens_trouble(prompts: Prompts) -> Trouble:
-    """Why the router's own tokens are not those of a worker; empty where nothing differed."""
+    """Returns a function: why a worker's tokens differ from the router's; empty where they
+    don't.
+    """
 
     def trouble(source: Source, model: str) -> str:
         heartbeat = source.heartbeat
@@ -117,7 +119,9 @@ def tokens_trouble(prompts: Prompts) -> Trouble:
 
 
 def proof_trouble(prompts: Prompts) -> Trouble:
-    """Why the router's own tokens can't be proven by a worker; empty where they can."""
+    """Returns a function: why the router's tokens can't be compared with a worker's; empty where
+    they can.
+    """
 
     def trouble(source: Source, model: str) -> str:
         settings = prompts.models.get(model)

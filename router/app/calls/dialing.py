@@ -1,4 +1,4 @@
-"""How commands call a router: its address, TLS, the caller's certificate and token."""
+"""Connects a command to a router: address, TLS, the caller's certificate and token."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ _KEYS = ("tls", "ca_file", "certificate_file", "key_file", "name", "token_file")
 
 
 def target_flag(command: Command) -> Command:
-    """--target, and the flags of `dial`."""
+    """Adds --target and the flags of `dial` to a command."""
     flags = zip(_FLAGS.items(), _KEYS, TARGET_VARIABLES, strict=True)
     for (flag, text), key, variable in reversed(list(flags)):
         kind: dict[str, Any] = {"is_flag": True} if key == "tls" else {"type": str}
@@ -65,13 +65,14 @@ def target_flag(command: Command) -> Command:
         envvar="KVROUTE_TARGET",
         show_default=True,
         callback=_a_target,
-        help="The router's gRPC address.",
+        help="gRPC address of the router, HOST:PORT or unix:PATH.",
     )(command)
 
 
 def dial(target: str, **options: Any) -> Any:
-    """A client (KvRouteClient) of a router, as the running command's flags say; raises
-    ConfigError. options: more of its arguments."""
+    """A client (KvRouteClient) of a router, by the running command's flags; raises ConfigError.
+    options: further arguments of the client.
+    """
     from kvroute.client import KvRouteClient
     from router.net.keys.dialing import dial_options
 
@@ -81,7 +82,7 @@ def dial(target: str, **options: Any) -> Any:
 
 
 def complain(target: str, error: Exception) -> int:
-    """The end of a command whose call failed (KvRouteError): one line on stderr, exit code 1."""
+    """Prints a failed call's error (KvRouteError) as one line on stderr; returns exit code 1."""
     click.echo(shown(f"kvroute: {target}: {error}{_hint(str(error))}"), err=True)
     return 1
 

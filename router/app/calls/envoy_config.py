@@ -27,7 +27,8 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     show_default=True,
     multiple=True,
     callback=_addresses,
-    help="host:port on which Envoy takes OpenAI's requests; the last one given counts.",
+    help="host:port on which Envoy takes requests of OpenAI's API; if given several times, the"
+    " last counts.",
 )
 @click.option(
     "--epp",
@@ -43,7 +44,8 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     "workers",
     multiple=True,
     callback=_addresses,
-    help="host:port of an engine; repeatable. [the workers of the router at --target]",
+    help="host:port of an engine that Envoy sends requests to; repeatable. [the workers of the"
+    " router at --target]",
 )
 @click.option(
     "--admin",
@@ -56,17 +58,19 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     type=click.Choice(["through", "around"]),
     default="through",
     show_default=True,
-    help="through: the picker sees answers, their end and their cached tokens. around: answers cost"
-    " it nothing and it can't cut them; the router takes their end from the engine's load"
-    " (epp.unobserved_s at the latest).",
+    help="Whether the picker sees answers. through: it sees their end and their cached tokens."
+    " around: answers pass it by and cost it nothing; the router infers a request's end from the"
+    " engine's load, after epp.unobserved_s at the latest.",
 )
-@click.option("--tls-ca-file", default="", help="PEM file that signed the pickers' certificates.")
+@click.option(
+    "--tls-ca-file", default="", help="PEM file of the CAs that signed the pickers' certificates."
+)
 @click.option(
     "--retries",
     type=click.IntRange(0, 8),
     default=2,
     show_default=True,
-    help="Further endpoints that a request is tried on (epp.fallbacks).",
+    help="Most further endpoints on which Envoy tries a request that failed (as epp.fallbacks).",
 )
 def envoy_config(
     target: str,

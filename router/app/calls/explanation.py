@@ -37,7 +37,7 @@ _MADE_BY = {
 
 
 class BodyFile(NamedTuple):
-    """A file with a request's body."""
+    """A file with the body of a request."""
 
     name: str
     content: bytes
@@ -45,7 +45,7 @@ class BodyFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be explained, by the flags' names; empty or None: not given."""
+    """The request to explain, by the flags' names; empty or None: not given."""
 
     model: str = ""
     tokens: str | None = None
@@ -99,7 +99,7 @@ async def show_explanation(
 
 
 def prompt_lines(prompt: PromptTokens) -> Iterator[str]:
-    """A prompt's tokens, in words."""
+    """Lines that describe a prompt's tokens."""
     if prompt.source == "estimate":
         yield f"tokens     about {prompt.count}, an estimate: the prompt matches no worker's cache"
         yield f"why        {prompt.estimate_reason}"
@@ -129,7 +129,7 @@ async def _prompt_options(question: Question, timeout_s: float) -> RouteOptions:
 async def _prompt(question: Question, timeout_s: float) -> RouteOptions:
     given = (question.tokens is not None) + (question.text is not None) + len(question.bodies)
     if question.tokenize is not None and question.text is None:
-        raise click.UsageError("--tokenize belongs to --text")
+        raise click.UsageError("--tokenize is only for a prompt of --text")
     if not given and question.phase == "decode" and question.session:
         return {}  # it is where the session was
     if given != 1:
@@ -292,5 +292,5 @@ def _tokens_in(answer: object) -> list[int]:
     """The token ids in an engine's answer; raises ValueError."""
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise ValueError("its answer has no list of token ids")
+        raise ValueError("the engine's answer has no list of token ids")
     return tokens

@@ -18,7 +18,9 @@ from router.app.cli.text import add_row, console, line, styled, table
 async def show_workers(
     target: str, model: str, as_json: bool, timeout_s: float, required: int = 0
 ) -> int:
-    """Prints the fleet; returns the exit code. required: workers that must be schedulable."""
+    """Prints the fleet; returns the exit code. required: number of workers that must be able to get
+    requests.
+    """
     async with dial(target) as client:
         try:
             workers = await client.list_workers(model or None, timeout_s=timeout_s)
@@ -102,21 +104,21 @@ _WORKER_NUMBERS = ("held", "in use", "run", "wait", "ours", "reused")
 
 
 def cut_off(workers: Sequence[WorkerStatus]) -> str:
-    """Why nothing is known of any worker now; empty: their streams come."""
+    """Why nothing is known of any worker now; empty: their messages come."""
     if not workers or any(worker.stream_reason != CONNECTION_DOWN for worker in workers):
         return ""
     return "the router has lost its connection to NATS: caches and loads are those of before"
 
 
 def reused_text(hit_ratio: float) -> str:
-    """Share of the predicted overlap that the engine reused; it may reuse more than predicted."""
+    """Share of the predicted overlap that the engine reused, as text; it may be above 100 %."""
     if not hit_ratio:
         return "-"
     return f"{hit_ratio:.0%}" if hit_ratio <= 1 else ">100%"
 
 
 def stream_text(state: str, is_complete: bool) -> Text:
-    """A worker's stream, colored."""
+    """State of a worker's event stream, as colored text."""
     color = "green" if state == "live" and is_complete else "yellow"
     return styled(f"{state}{'' if is_complete else ', partial'}", color)
 

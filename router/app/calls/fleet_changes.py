@@ -31,7 +31,7 @@ async def change_worker(
     as_json: bool,
     tombstone_s: float | None = None,
 ) -> int:
-    """Gives a command of _EFFECTS, and prints what came of it; returns the exit code."""
+    """Sends one of the commands of _EFFECTS, and prints its effect; returns the exit code."""
     async with dial(target) as client:
         try:
             match action:

@@ -1,4 +1,4 @@
-"""`kvroute explain --request ID`: decisions that were made, and what became of them."""
+"""`kvroute explain --request ID`: past decisions, and how their requests ended."""
 
 import click
 from google.protobuf.json_format import MessageToJson

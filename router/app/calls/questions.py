@@ -1,4 +1,4 @@
-"""`kvroute workers`, `queue`, `tail`, `top` and `explain`: calls that change nothing."""
+"""`kvroute workers`, `queue`, `tail`, `top` and `explain`: commands that change nothing."""
 
 from collections.abc import Callable
 from typing import IO, Any
@@ -22,9 +22,11 @@ from router.request.refusal import Reason
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Workers that must be able to get requests; exit code 1 when fewer can.",
+    help="Number of workers that must be able to get requests; the exit code is 1 when fewer can.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The answer of ListWorkers, as JSON.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the answer of the RPC ListWorkers as JSON."
+)
 def workers(target: str, model: str, timeout_s: float, required: int, as_json: bool) -> None:
     """Show the fleet as a router sees it."""
     from router.app.calls.fleet import show_workers
@@ -41,9 +43,11 @@ def workers(target: str, model: str, timeout_s: float, required: int, as_json: b
     type=click.IntRange(1, 4096),
     default=100,
     show_default=True,
-    help="Requests that are shown; the sums count all.",
+    help="Most waiting requests that are listed; the sums count all.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The answer of ListQueue, as JSON.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the answer of the RPC ListQueue as JSON."
+)
 def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) -> None:
     """Show the requests that wait in a router for a worker with room.
 
@@ -58,15 +62,18 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
 @click.command()
 @target_flag
 @model_flag
-@click.option("--worker", "worker_id", default="", help="Picks of this worker only.")
-@click.option("--tenant", default="", help="Requests of this tenant only.")
+@click.option(
+    "--worker", "worker_id", default="", help="Show only decisions that picked this worker."
+)
+@click.option("--tenant", default="", help="Show only decisions about requests of this tenant.")
 @click.option(
     "--reason",
     "reasons",
     multiple=True,
     type=click.Choice([reason.value for reason in Reason], case_sensitive=False),
     metavar="REASON",
-    help="Refusals with this reason only, such as ALL_WORKERS_FULL; may be given several times.",
+    help="Show only refusals with this reason, such as ALL_WORKERS_FULL; may be given several"
+    " times.",
 )
 @click.option(
     "--slower-than",
@@ -74,17 +81,17 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Picks whose wait in the queue and predicted time to the first token are together longer,"
-    " and refusals after a longer wait.",
+    help="Show only picks whose time in the queue plus predicted time to the first token is"
+    " longer than this, and refusals after a longer wait, in seconds.",
 )
 @click.option(
     "--share",
     type=click.FloatRange(min=0, max=1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Share of the decisions that fit, drawn at random.",
+    help="Share (0 to 1) of the decisions matching the other flags that is shown, drawn at random.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Each decision as a line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print each decision as a line of JSON.")
 def tail(target: str, model: str, as_json: bool, **wanted: Any) -> None:
     """Follow a router's decisions, one line each, until Ctrl-C.
 
@@ -106,9 +113,11 @@ def tail(target: str, model: str, as_json: bool, **wanted: Any) -> None:
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks at the fleet.",
+    help="Seconds between two updates of the screen.",
 )
-@click.option("--once", is_flag=True, help="Print the screen once, as without a terminal.")
+@click.option(
+    "--once", is_flag=True, help="Print the screen once and end, as is done without a terminal."
+)
 def top(target: str, model: str, every_s: float, once: bool) -> None:
     """Follow a router on one screen: its workers, its queue, its last decisions.
 
@@ -137,22 +146,23 @@ def _body_flags(command: Callable[..., None]) -> Callable[..., None]:
 @model_flag
 @timeout_flag
 @_body_flags
-@click.option("--text", help="A completion's prompt as text.")
-@click.option("--tokens", help="Prompt as token ids: 1,2,3 or @FILE.")
+@click.option("--text", help="Prompt of a completion, as text.")
+@click.option("--tokens", help="Prompt as token ids, 1,2,3; or @FILE with such a text.")
 @click.option(
     "--tokenize",
-    help="HTTP base of an engine whose /tokenize makes the tokens of --text. [the router does]",
+    help="HTTP base of an engine whose /tokenize makes the tokens of --text. [the router makes"
+    " them]",
 )
 @click.option(
     "--against",
     default="",
     callback=http_base,
-    help="HTTP base of an engine of the model: the router's tokens are compared with its tokens,"
-    " and the exit code is 1 if they differ.",
+    help="HTTP base of an engine that serves the model: the router's tokens are compared with the"
+    " engine's, and the exit code is 1 if they differ.",
 )
-@click.option("--policy", default="", help="Another policy than the configured one.")
-@click.option("--lora", default="", help="LoRA name.")
-@click.option("--cache-salt", help="Cache salt. [that of the body]")
+@click.option("--policy", default="", help="Policy that decides, instead of the configured one.")
+@click.option("--lora", default="", help="Name of the LoRA that the request uses.")
+@click.option("--cache-salt", help="Cache salt of the request. [the body's cache_salt]")
 @click.option(
     "--phase",
     type=click.Choice(["aggregated", "prefill_decode", "prefill", "decode"]),
@@ -160,23 +170,29 @@ def _body_flags(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="One worker, a pair, or one half.",
 )
-@click.option("--session", default="", help="Session; for decode it may stand for the prompt.")
-@click.option("--json", "as_json", is_flag=True, help="The whole Explanation, as JSON.")
+@click.option(
+    "--session",
+    default="",
+    help="Session id of the request; with --phase decode it may take the place of the prompt.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the whole answer of the RPC Explain as JSON."
+)
 @click.option(
     "--request",
     "request_id",
     default="",
     metavar="ID",
-    help="Show a past decision: a request's id, a reservation's, or the X-Request-Id of a client of"
-    " the gateway or of Envoy. A router remembers requests that are open, or that ended less than"
-    " routing.memory_window_s ago.",
+    help="Show a past decision, named by the id of its request or reservation, or by the"
+    " X-Request-Id of a client of the gateway or of Envoy. A router remembers requests that are"
+    " open, or that ended less than routing.memory_window_s ago.",
 )
 @click.option(
     "--receipt",
     "receipt_file",
     type=click.File("rb"),
-    help="Compute a past decision again: a file with an answer and its receipts, one receipt, or a"
-    " line of the decision log; JSON or protobuf's bytes; - for stdin.",
+    help="Compute a past decision again from this file: an answer with its receipts, one receipt,"
+    " or a line of the decision log, as JSON or as bytes of protobuf; - for stdin.",
 )
 def explain(
     receipt_file: IO[bytes] | None,
@@ -198,7 +214,7 @@ def explain(
         raise click.exceptions.Exit(show_receipt(receipt_file))
     if request_id:
         if any(flags[name] for name in ("tokens", "text", *(kind.name for kind in _BODIES))):
-            raise click.UsageError("--request shows a decision that was made; it takes no prompt")
+            raise click.UsageError("--request shows a past decision, so give no prompt with it")
         from router.app.calls.past import show_past
 
         run(show_past(target, request_id, timeout_s=timeout_s, as_json=as_json))
@@ -206,7 +222,7 @@ def explain(
     from router.app.calls.explanation import BodyFile, Question, show_explanation
 
     if against and as_json:
-        raise click.UsageError("--against has no form in JSON")
+        raise click.UsageError("--against can't be used together with --json")
     files = {kind.option: flags.pop(kind.name) for kind in _BODIES}
     bodies = {name: BodyFile(file, _content(file)) for name, file in files.items() if file}
     question = Question(bodies=bodies, **flags)

@@ -1,4 +1,4 @@
-"""Decisions on the screen, one line each."""
+"""`kvroute tail`: prints decisions, one line each."""
 
 from collections.abc import Iterator
 from datetime import datetime

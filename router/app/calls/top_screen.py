@@ -1,4 +1,4 @@
-"""What `kvroute top` shows: the state of a router as one screen. Pure."""
+"""The screen of `kvroute top`: the state of a router. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ TROUBLED, WARNED, SOUND, DRAINED = range(4)
 
 @dataclass
 class State:
-    """What is known of a router now."""
+    """What `kvroute top` knows of a router now."""
 
     target: str
     workers: Sequence[WorkerStatus] = ()
@@ -41,7 +41,7 @@ class State:
     _looked_s: float | None = None
 
     def look(self, workers: Sequence[WorkerStatus], queue: ListQueueResponse, now_s: float) -> None:
-        """Takes what was read. now_s: of any clock that doesn't jump."""
+        """Takes the workers and the queue that were read. now_s: monotonic seconds."""
         if self._looked_s is not None and now_s > self._looked_s:
             before = {_key(worker): _ended(worker) for worker in self.workers}
             # A worker that came since has requests of unknown times.
@@ -62,7 +62,7 @@ def _ended(worker: WorkerStatus) -> int:
 
 
 def screen(state: State, height: int, width: int) -> RenderableType:
-    """All of it, in so many lines of so many characters."""
+    """The screen, in `height` lines of `width` characters."""
     shown = [] if not state.decisions else list(state.decisions)[-DECISIONS:]
     room = max(1, height - FRAME - len(shown))
     workers = sorted(state.workers, key=_place)

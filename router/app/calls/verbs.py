@@ -16,7 +16,10 @@ from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
 def _fleet_command(command: Callable[..., Any]) -> Callable[..., Any]:
     """The argument and the flags that all of these commands have."""
     as_json = click.option(
-        "--json", "as_json", is_flag=True, help="Print action, worker_id and ranks as JSON."
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="Print the action, the worker's id and its number of ranks as JSON.",
     )
     for decorate in (as_json, timeout_flag, target_flag, click.argument("worker")):
         command = decorate(command)

@@ -32,17 +32,18 @@ _DYNAMO_NAMES = {
 
 
 def flag_of(key: str) -> str:
-    """The flag of a key of EngineSettings."""
+    """Name of the flag of a key of EngineSettings."""
     return _NAMES.get(key) or "--" + key.replace("_", "-")
 
 
 def engine_flags(
     *, without: Collection[str] = (), required: bool = False, engines: Sequence[str] = ()
 ) -> Callable[[Command], Command]:
-    """A flag for each key of EngineSettings.
+    """Returns a decorator that adds a flag for each key of EngineSettings.
 
-    without: keys that the command takes in another form. required: click refuses a call that lacks
-    a key without a default. engines: more of them than EngineSettings has.
+    without: keys that the command takes in another form. required: whether click refuses a command
+    line that lacks a key without a default. engines: kinds of engines beyond those of
+    EngineSettings.
     """
 
     def decorate(command: Command) -> Command:
@@ -60,7 +61,7 @@ def engine_flags(
 
 
 def dynamo_flags(command: Command) -> Command:
-    """A flag for each key that a Dynamo fleet has and an engine has not."""
+    """Adds a flag to a command for each key that DynamoSettings has and EngineSettings has not."""
     by_name = {key.dotted: key for key in keys(DynamoSettings)}
     for name, flag in reversed(_DYNAMO_NAMES.items()):
         key = by_name[name]
@@ -69,7 +70,7 @@ def dynamo_flags(command: Command) -> Command:
 
 
 def given_engine(given: dict[str, Any]) -> dict[str, Any]:
-    """The engine's keys that were given; raises ConfigError for a label that is none."""
+    """The keys of the engine that flags gave; raises ConfigError for an invalid label."""
     fields = {
         name.removeprefix(ENGINE): value
         for name, value in given.items()
@@ -81,7 +82,7 @@ def given_engine(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine_settings(fields: dict[str, Any], *, id_name: str = "--worker-id") -> EngineSettings:
-    """The engine that flags describe; raises ConfigError with the flag's name."""
+    """Settings of the engine that flags describe; raises ConfigError with the flag's name."""
     try:
         return read_engine(fields)
     except UnusableEngine as error:

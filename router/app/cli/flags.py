@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    """More than 0, and up to a bound."""
+    """Type of an option in seconds, more than 0 and up to a bound."""
 
     def __init__(self, seconds_max: float) -> None:
         super().__init__(0, seconds_max, min_open=True)
@@ -34,7 +34,7 @@ class Seconds(click.FloatRange):
 
 
 class SharedOption(click.Option):
-    """An option that several commands have; the reference of commands has it once."""
+    """An option of several commands, which the reference of commands describes once."""
 
     def __init__(self, *names: Any, shared_as: str, **about: Any) -> None:
         super().__init__(*names, **about)
@@ -43,7 +43,7 @@ class SharedOption(click.Option):
 
 
 class KeyOption(click.Option):
-    """The flag of a configuration's key; the reference of configuration has its meaning."""
+    """The flag of a configuration key, which the reference of the configuration describes."""
 
     def __init__(self, *names: Any, config: type[Settings], key: Key, **about: Any) -> None:
         super().__init__(*names, **about)
@@ -56,14 +56,14 @@ def shared_option(shared_as: str) -> Callable[..., Callable[[Command], Command]]
     return partial(click.option, cls=SharedOption, shared_as=shared_as)
 
 
-model_flag = click.option("--model", "-m", default="", help="Model name.")
+model_flag = click.option("--model", "-m", default="", help="Name of the model.")
 timeout_flag = click.option(
     "--timeout",
     "timeout_s",
     type=Seconds(86_400),
     default=5.0,
     show_default=True,
-    help="Seconds to wait for the answer.",
+    help="Seconds to wait for the router's answer.",
 )
 
 
@@ -83,10 +83,10 @@ def settings_flags(
     *,
     first_week: bool = False,
 ) -> Callable[[Command], Command]:
-    """One flag for each scalar key of a configuration, and --config.
+    """Returns a decorator that adds --config and one flag for each scalar key of a configuration.
 
-    short: second flags, by the dotted names of their keys. first_week: help lists only the keys
-    with that mark; the other flags are taken all the same.
+    short: second flags, by the dotted names of their keys. first_week: whether help lists only the
+    keys with that mark; the other flags work all the same.
     """
 
     def decorate(command: Command) -> Command:
@@ -99,7 +99,7 @@ def settings_flags(
             "config_file",
             type=click.Path(path_type=Path),
             envvar="KVROUTE_CONFIG",
-            help="YAML file.",
+            help="YAML file of the configuration.",
         )(command)
 
     return decorate
@@ -150,7 +150,7 @@ def _is_scalar(hint: Any) -> bool:
 
 
 def read_config(config: type[Config], file: Path | None, given: dict[str, Any]) -> Config:
-    """The configuration of file, environment and flags; raises ConfigError."""
+    """The configuration made of file, environment and flags; raises ConfigError."""
     return load(config, file, os.environ, given_flags(given))
 
 

@@ -1,4 +1,4 @@
-"""Runs what a command does on an event loop."""
+"""Runs a command's coroutine on an event loop."""
 
 import asyncio
 import ctypes
@@ -39,8 +39,9 @@ together and copy it once."""
 
 
 def settle() -> None:
-    """Sets, for this process: Python looks for cycles rarely, its threads take short turns, and
-    malloc gives free memory back to the system."""
+    """Sets up this process: the garbage collector looks for cycles rarely, threads take short
+    turns, and malloc gives free memory back to the system.
+    """
     sys.setswitchinterval(THREAD_TURN_S)
     # Nearly all that we make is freed by its count of references. Looking for cycles among what was
     # imported, and among hundreds of thousands of reservations, stops the loop for nothing.
@@ -54,7 +55,7 @@ def settle() -> None:
 
 
 def run(work: Coroutine[Any, Any, int]) -> None:
-    """Runs an asyncio program to its end and leaves with its code."""
+    """Runs a coroutine to its end, and exits the process with its result as exit code."""
     settle()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(work)

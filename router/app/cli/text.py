@@ -16,12 +16,12 @@ Cell = str | Text
 
 
 def styled(text: str, style: str) -> Text:
-    """Text in a color or weight."""
+    """Text in a color or weight, with control characters escaped."""
     return Text(shown(text), style)
 
 
 def line(*parts: Cell) -> Text:
-    """A line of parts, one after the other."""
+    """A line of parts, joined."""
     whole = Text()
     for part in parts:
         whole.append_text(part if isinstance(part, Text) else Text(shown(part)))
@@ -29,7 +29,7 @@ def line(*parts: Cell) -> Text:
 
 
 def console(width_min: int) -> Console:
-    """Wide enough for every row, which a narrow terminal wraps; reads no markup."""
+    """A console wide enough for every row, which a narrow terminal wraps; reads no markup."""
     width = max(Console().width, width_min)
     return Console(width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
@@ -45,5 +45,5 @@ def table(*left: str, right: Sequence[str]) -> Table:
 
 
 def add_row(to: Table, *cells: Cell) -> None:
-    """A row of a table."""
+    """Adds a row to a table."""
     to.add_row(*(line(cell) for cell in cells))

@@ -1,4 +1,4 @@
-"""`kvroute nats-permissions`: what relays and routers need to be allowed over NATS."""
+"""`kvroute nats-permissions`: the NATS permissions that relays and routers need."""
 
 import re
 
@@ -15,7 +15,12 @@ _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 @click.option(
     "--together", is_flag=True, help="One relay for all the workers, instead of one for each."
 )
-@click.option("--account", default="kvroute", show_default=True, help="Account of nsc's users.")
+@click.option(
+    "--account",
+    default="kvroute",
+    show_default=True,
+    help="Name of the account in nsc that the users belong to.",
+)
 @click.option(
     "--format",
     "form",

@@ -11,7 +11,12 @@ import msgspec
     is_flag=True,
     help="List the presets instead: the settings of each, and the traces that it was chosen on.",
 )
-@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a JSON list with an object for each policy or preset.",
+)
 def policies(as_presets: bool, as_json: bool) -> None:
     """List the policies with their formulas.
 

@@ -1,4 +1,4 @@
-"""`kvroute explain --receipt FILE`: the costs of a decision that was made, recomputed."""
+"""`kvroute explain --receipt FILE`: recomputes the costs of a past decision."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,9 +25,10 @@ _PREFILL_IN_WORDS = {
 
 
 def show_receipt(file: IO[bytes]) -> int:
-    """Prints what was decided with its costs, and whether they hold; 1 when they don't.
+    """Prints a decision with its costs, and whether recomputed costs match; returns exit code 1
+    when they don't.
 
-    Of a pair: the receipt of the prefill worker, then that of the decode worker.
+    For a pair: the receipt of the prefill worker, then that of the decode worker.
     """
     screen = console(WIDTH_MIN)
     try:

@@ -12,13 +12,15 @@ from router.request.prompt_settings import RendererSettings
 
 @click.command()
 @click.argument("body", type=click.File("rb"))
-@click.option("--folder", required=True, help="The model's tokenizer files and chat template.")
+@click.option(
+    "--folder", required=True, help="Folder with the model's tokenizer files and chat template."
+)
 @click.option(
     "--engine",
     type=click.Choice(list(DIALECTS)),
     default=DEFAULT,
     show_default=True,
-    help="The engine whose treatment of a body is reproduced.",
+    help="Engine whose rendering of a body is reproduced.",
 )
 @click.option(
     "--kind",
@@ -27,15 +29,21 @@ from router.request.prompt_settings import RendererSettings
     show_default=True,
     help="How the body is read: an OpenAI chat or completion, Anthropic messages, or plain text.",
 )
-@click.option("--chat-template", default="", help="A template's file, as the engine's flag.")
+@click.option(
+    "--chat-template",
+    default="",
+    help="File with a chat template, as the engine's flag --chat-template names it.",
+)
 @click.option("--show", is_flag=True, help="Print the prompt's text, as the model reads it.")
 @click.option(
     "--against",
     default="",
     callback=http_base,
-    help="HTTP base of an engine of the model, to compare with.",
+    help="HTTP base of an engine that serves the model: its tokens are compared with these.",
 )
-@click.option("--model", default="", help="The name that this engine serves, for --kind text.")
+@click.option(
+    "--model", default="", help="Name of the model at the engine of --against, for --kind text."
+)
 def render(
     body: IO[bytes],
     folder: str,

@@ -1,4 +1,4 @@
-"""What `kvroute render` prints: a body's tokens, and the first that differs from an engine's."""
+"""Output of `kvroute render`: a body's tokens, and the first that differs from an engine's."""
 
 import asyncio
 from array import array
@@ -29,7 +29,8 @@ def show_rendered(
     against: str,
     model: str,
 ) -> bool:
-    """Prints the body's tokens; whether they are those of the engine at `against`, if there is one.
+    """Prints the body's tokens; returns whether they equal those of the engine at `against`, if
+    there is one.
 
     Raises click.ClickException for a body or an engine that gives no tokens.
     """
@@ -55,7 +56,9 @@ def show_rendered(
 def differences(
     ours: bytes, theirs: bytes, text_of: Callable[[bytes], str] = lambda _: ""
 ) -> Iterator[str]:
-    """Lines on the first token that differs; none if none does. text_of: token bytes -> text."""
+    """Lines about the first token that differs; none if the tokens are equal. text_of: token bytes
+    -> text.
+    """
     if ours == theirs:
         return
     own, other = array("I", ours), array("I", theirs)
@@ -71,7 +74,9 @@ def differences(
 async def tokens_of_engine(
     base: str, engine: str, kind: BodyFormat, data: bytes, model: str
 ) -> bytes:
-    """Raises click.ClickException for an engine that gives none."""
+    """The tokens that an engine gives for the body; raises click.ClickException if it gives
+    none.
+    """
     engines = Engines(ask_s=ASK_S)
     try:
         answer = await engines.ask(EngineAccess(base), engine, kind, data, model, left_s=ASK_S)

@@ -15,16 +15,18 @@ from router.config.settings.configurations import ServeConfig
     "names",
     multiple=True,
     required=True,
-    help="Policy that scores the decisions; repeatable. One of your own: module:function.",
+    help="Policy that scores the logged decisions again: a name, or module:function for a policy"
+    " of your own; repeatable.",
 )
 @click.option(
     "--config",
     "-c",
     "config_file",
     type=click.Path(path_type=Path),
-    help="YAML file of a router, for its routing.parameters and routing.affinity.",
+    help="YAML file of a router's configuration; its routing.parameters and routing.affinity are"
+    " used.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def replay_log(
     files: tuple[Path, ...], names: tuple[str, ...], config_file: Path | None, as_json: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""`kvroute replay-log FILE... --policy P`: what another policy says of logged decisions."""
+"""`kvroute replay-log FILE... --policy P`: compares another policy with logged decisions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,10 +22,11 @@ _COLUMNS = ("same", "tied", "other", "failed", "hit ratio", "predicted TTFT", "r
 def show_replay(
     files: Sequence[Path], names: Sequence[str], routing: RoutingSettings, as_json: bool
 ) -> int:
-    """Prints each policy's second opinion; 1 when a line could not be read.
+    """Prints each policy's comparison with the logged decisions; returns exit code 1 when a line
+    could not be read.
 
-    names: of policies. Raises ConfigError for one that there is not, and ClickException when no
-    line was read, or a policy asks for hashes that were not logged.
+    names: of policies. Raises ConfigError for an unknown policy, and ClickException when no line
+    was read, or a policy needs hashes that were not logged.
     """
     opinions = []
     for name in names:

@@ -1,1 +1,1 @@
-"""Puts the parts together, starts and stops them in order: `kvroute serve`, `kvroute relay`."""
+"""Assembles the parts of each process, and starts and stops them in order."""

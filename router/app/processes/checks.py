@@ -1,4 +1,4 @@
-"""What a process refuses to start with, beyond what a configuration's types say."""
+"""Checks of the configuration at a process's start, beyond those of its types."""
 
 import os
 from collections.abc import Iterable
@@ -18,7 +18,9 @@ WRITTEN = ("fleet.state_file", "decision_log.file")
 
 
 def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:
-    """A connection yet to be made; raises ConfigError for one that never could be."""
+    """A Broker that is not connected yet; raises ConfigError for settings that can never
+    connect.
+    """
     broker = Broker(settings, url, name)
     try:
         broker.check()
@@ -28,13 +30,13 @@ def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:
 
 
 def check_engine(settings: EngineSettings) -> None:
-    """Raises ConfigError when an engine can never be followed as it is configured."""
+    """Raises ConfigError when a relay can never read an engine as configured."""
     if error := unusable(settings):
         raise ConfigError(f"worker {settings.id!r}: {error}")
 
 
 def checked_file(name: str, key: str) -> Path:
-    """A file that can be written in its folder; raises ConfigError."""
+    """The path of a file that can be written in its folder; raises ConfigError."""
     path = Path(name)
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"can't write to {name} - at `$.{key}`")
@@ -42,7 +44,7 @@ def checked_file(name: str, key: str) -> Path:
 
 
 def check_files(config: Settings) -> None:
-    """Raises ConfigError with the key of the first file to read that can't be read."""
+    """Raises ConfigError, with its key, for the first configured file that can't be read."""
     tree = msgspec.to_builtins(config)
     for key in keys(type(config)):
         name = value_at(tree, key.path)

@@ -21,7 +21,7 @@ log = logging.getLogger("kvroute")
 
 
 class ConsoleFace:
-    """A console and what serves it."""
+    """A console, its pages and its metrics."""
 
     def __init__(self, console: Console, pages: ConsolePages) -> None:
         self.console = console

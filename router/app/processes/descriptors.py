@@ -41,7 +41,7 @@ def raise_limit(config: Settings) -> None:
 
 
 def wanted_by(config: Settings) -> int:
-    """Files that a process with this configuration may have open at once."""
+    """Number of files that a process with this configuration may have open at once."""
     values = Values(config)
     ports = int(values["http.connections_max"]) * sum(bool(values[listen]) for listen in PORTS)
     engines = int(values["gateway.open_max"]) if values["gateway.listen"] else 0

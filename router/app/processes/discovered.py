@@ -1,4 +1,4 @@
-"""What discovery finds, in this router: relays of its own, and workers that get no requests."""
+"""Performs the effects of discovery in a router: relays to run, and workers to give no requests."""
 
 from collections.abc import Callable, Collection
 
@@ -16,10 +16,10 @@ from router.request.refusal import Refusal
 
 
 class DiscoveredWorkers:
-    """Performs discovery's effects on the core, and answers its questions.
+    """Performs discovery's effects on the core, and answers its questions about workers.
 
-    Drains by commands are an operator's: what a pod's readiness held back is given free again only
-    where no such drain is in force.
+    A drain by command is an operator's: a worker that was held back since its pod was not ready
+    gets requests again only where no such drain is in force.
     """
 
     def __init__(
@@ -33,7 +33,9 @@ class DiscoveredWorkers:
         completed: Callable[[EngineSettings], EngineSettings],
         on_change: Callable[[], None],
     ) -> None:
-        """completed: adds what the model's configuration says. on_change: room may have changed."""
+        """completed: adds settings from the model's configuration. on_change: called when room may
+        have changed.
+        """
         self._core = core
         self._relays = relays
         self._commands = commands
@@ -48,7 +50,7 @@ class DiscoveredWorkers:
         """Highest epoch of relays that beat, by worker id and by address."""
 
     def knows(self, worker_id: str) -> bool:
-        """Whether a worker beats."""
+        """Whether a worker's heartbeats come."""
         return worker_id in self._beating or self._commands.removed(worker_id)
 
     def look(self) -> None:

@@ -1,4 +1,4 @@
-"""What the processes of faces share: a client of routers, a registry, signals, one run."""
+"""Common part of the gateway's and the picker's process: client of routers, registry, signals."""
 
 import asyncio
 import logging
@@ -24,13 +24,13 @@ log = logging.getLogger("kvroute")
 
 
 class FaceApp(ABC):
-    """One process with a face of its own, which calls routers over gRPC."""
+    """A process with a gateway or a picker, which calls routers over gRPC."""
 
     service: str
     """Name of the process in traces."""
 
     def __init__(self, config: GatewayConfig | PickerConfig) -> None:
-        """Raises ConfigError for a router's address that is none."""
+        """Raises ConfigError for an invalid address of a router."""
         check_files(config)
         self._config = config
         self._stop = asyncio.Event()
@@ -50,7 +50,7 @@ class FaceApp(ABC):
 
     @abstractmethod
     async def start(self) -> str:
-        """Listens; returns what listens where, for the log. Raises ConfigError."""
+        """Listens; returns a text for the log about the addresses. Raises ConfigError."""
 
     @abstractmethod
     async def stop(self) -> None:

@@ -18,7 +18,7 @@ class GatewayApp(FaceApp):
     service = "kvroute-gateway"
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises ConfigError for what only this process can find wrong."""
+        """Raises ConfigError for mistakes that only this process can notice."""
         super().__init__(config)
         certificates = Certificates.of(config.tls)
         self.gateway = Gateway(

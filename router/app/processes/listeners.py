@@ -26,7 +26,7 @@ log = logging.getLogger("kvroute")
 
 
 class Listeners:
-    """Sockets of one router, each if configured. A port is 0 until it listens."""
+    """The sockets of one router, each if configured. A port is 0 until it listens."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class Listeners:
         tracing: Tracing | None = None,
         accesses: EngineAccesses | None = None,
     ) -> None:
-        """serving: whether new calls are welcome. console: on the port of the metrics. tracing:
-        spans of requests at the gateway and the picker. accesses: to engines. Raises ConfigError
-        for what is no address."""
+        """serving: returns whether new calls are taken. console: on the port of the metrics.
+        tracing: spans of requests at the gateway and the picker. accesses: credentials for engines.
+        Raises ConfigError for an invalid address.
+        """
         self._config = config
         self._locks = locks
         self._registry = registry
@@ -73,7 +74,7 @@ class Listeners:
 
     @property
     def console(self) -> Console | None:
-        """None: it is off."""
+        """The console; None: it is off."""
         return None if self._console is None else self._console.console
 
     @property
@@ -88,8 +89,9 @@ class Listeners:
     async def start(
         self, router: RouterService, fleet: FleetService, local: Router, tasks: Tasks
     ) -> None:
-        """Listens everywhere. local: the router as the gateway and the picker call it. Raises
-        ConfigError for an address that can't be had."""
+        """Listens on all configured addresses. local: the router as the gateway and the picker call
+        it. Raises ConfigError for an address that can't be used.
+        """
         config, locks = self._config, self._locks
         self._grpc = GrpcServer(
             config.grpc,
@@ -140,22 +142,22 @@ class Listeners:
         await self._faces.start()
 
     def set_serving(self) -> None:
-        """Health says from now on that new calls are welcome."""
+        """Sets the health service to SERVING."""
         if self._grpc is not None:
             self._grpc.set_serving(ready=True)
 
     async def stop_faces(self) -> None:
-        """Ends the gateway and the picker after their open requests."""
+        """Stops the gateway and the picker after their open requests."""
         if self._faces is not None:
             await self._faces.stop()
 
     async def drain(self) -> None:
-        """Ends gRPC after its open calls, or after drain_timeout_s."""
+        """Stops gRPC after its open calls, or after drain_timeout_s."""
         if self._grpc is not None:
             await self._grpc.drain(self._config.drain_timeout_s)
 
     async def stop(self) -> None:
-        """Ends metrics, the console and probes."""
+        """Stops metrics, the console and probes."""
         if self._console is not None:
             self._console.console.stop()
         if self._http is not None:

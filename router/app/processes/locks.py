@@ -1,4 +1,4 @@
-"""Certificates and callers' keys of one router, and the listeners that need them."""
+"""Certificates, callers' keys and engines' keys of one router, and the checks of its listeners."""
 
 from events.plane.clock import unix_now
 from router.config.settings.configurations import ServeConfig
@@ -11,11 +11,12 @@ from router.net.keys.networks import networks_of
 
 
 class Locks:
-    """All that lets a caller, a replica or an engine's address in."""
+    """The certificates and keys of one router."""
 
     def __init__(self, config: ServeConfig) -> None:
-        """Raises ConfigError for unreadable files, an address to listen on that is none, and a
-        listener that stands open to a network without keys or its switch."""
+        """Raises ConfigError for unreadable files, an invalid address to listen on, and a listener
+        that serves a network without keys and without its switch.
+        """
         self.followed = Followed()
         """Files that are read again as they change."""
         self.certificates = Certificates.of(config.tls)

@@ -34,7 +34,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PlainFormatter(logging.Formatter):
-    """Lines for people: names of others do nothing to their terminal."""
+    """Formats log lines for people, with control characters of foreign names escaped."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -42,7 +42,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class RepeatFilter(logging.Filter):
-    """Holds back lines that were just said, by their template and arguments. Bounded."""
+    """Suppresses lines that were logged a moment ago, by template and arguments. Bounded."""
 
     _ENTRIES_MAX = 1000
 

@@ -1,4 +1,4 @@
-"""Each model's way to prompt tokens, from its section of the configuration."""
+"""How the tokens of each model's prompts are made, from its section of the configuration."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What one router has at NATS: connections, and all that is read from them and sent on them.
+"""The NATS connections of one router, and all that is read from them and sent on them.
 
 facts, heartbeats, fleet commands -> broker -> feed -> view, core, commands
 other replicas <-> peers, a second connection <-> link <-> core, reports
@@ -74,7 +74,7 @@ class NatsLinks:
     async def open(
         self, desk: Desk, reports: Reports, admission: Admission, tasks: Tasks
     ) -> tuple[Broker, Broker, PeerLink]:
-        """Makes everything, and connects nothing yet. Raises ConfigError."""
+        """Makes all parts, without connecting. Raises ConfigError."""
         nats, url = self._config.nats, self._config.nats.url
         if url is None:
             nats, url = await self._embedded(tasks)
@@ -148,7 +148,9 @@ class NatsLinks:
         )
 
     async def connect(self, tasks: Tasks) -> None:
-        """Returns when facts are read; waits as long as there is no server."""
+        """Connects and subscribes; returns when facts are read, however long that takes without a
+        server.
+        """
         broker, peers, feed, link = self.broker, self.peers, self.feed, self.link
         if broker is None or peers is None or feed is None or link is None:
             raise RuntimeError("connect comes after open")
@@ -167,12 +169,12 @@ class NatsLinks:
         self.connected_at_s = self._clock()
 
     def on_change(self) -> None:
-        """What is reserved here may have changed."""
+        """Called when reserved load may have changed."""
         if self.link is not None:
             self.link.on_change()
 
     def recover(self, pulls: list[Pull]) -> None:
-        """Has streams read again, if there is a connection to their relays."""
+        """Has event streams read again, if there is a connection to their relays."""
         if pulls and self.feed is not None:
             self.feed.recover(pulls)
 
@@ -182,7 +184,7 @@ class NatsLinks:
             self.recover(self._core.fleet.view.resync(worker_id, self._clock()))
 
     async def send_control(self, control: Control) -> bool:
-        """Sends a fleet command; returns whether the server has it."""
+        """Sends a fleet command; returns whether NATS has taken it."""
         return self.feed is not None and await self.feed.send_control(control)
 
     def use_hot_prefixes(self, routing: RoutingSettings) -> None:
@@ -206,7 +208,7 @@ class NatsLinks:
             self.copies.tick()
 
     async def stop(self) -> None:
-        """Reads and sends nothing any more; the connections stay."""
+        """Stops reading and sending; the connections stay open."""
         if self.copies is not None:
             await self.copies.stop()
         if self.link is not None:

@@ -1,4 +1,4 @@
-"""Faces inside a router's process: the gateway and Envoy's endpoint picker, each if configured."""
+"""The gateway and Envoy's endpoint picker inside a router's process, each if configured."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger("kvroute")
 
 
 class OwnFaces:
-    """The faces of one router."""
+    """The gateway and the picker of one router."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class OwnFaces:
         tracing: Tracing | None = None,
         accesses: EngineAccesses | None = None,
     ) -> None:
-        """registry: of the router's metrics, and of the picker's. Raises ConfigError."""
+        """registry: of the router's and the picker's metrics. Raises ConfigError."""
         self.gateway_registry = CollectorRegistry()
         """The gateway's own metrics, some of which have names of the router's."""
         self._gateway: Gateway | None = None
@@ -68,21 +68,21 @@ class OwnFaces:
 
     @property
     def gateway_port(self) -> int:
-        """0: there is none."""
+        """Port of the gateway; 0: there is none."""
         return self._gateway.port if self._gateway is not None else 0
 
     @property
     def picker_port(self) -> int:
-        """0: there is none."""
+        """Port of the picker; 0: there is none."""
         return self._picker.port if self._picker is not None else 0
 
     @property
     def connections(self) -> tuple[Connections, ...]:
-        """Those of the picker, if there is one; the gateway's metrics are on its own port."""
+        """Connections of the picker, if there is one; the gateway's metrics are on its own port."""
         return () if self._picker is None else (self._picker.connections,)
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when an address can't be had."""
+        """Listens; raises ConfigError when an address can't be used."""
         if self._gateway is not None:
             await self._gateway.start()
             log.info("HTTP for OpenAI's clients on port %d", self._gateway.port)
@@ -91,6 +91,6 @@ class OwnFaces:
             log.info("ext_proc for Envoy on port %d", self._picker.port)
 
     async def stop(self) -> None:
-        """Ends after the open requests."""
+        """Stops the gateway and the picker after their open requests."""
         faces = (self._gateway, self._picker)
         await asyncio.gather(*(face.stop() for face in faces if face is not None))

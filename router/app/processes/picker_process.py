@@ -19,7 +19,7 @@ class PickerApp(FaceApp):
     service = "kvroute-epp"
 
     def __init__(self, config: PickerConfig) -> None:
-        """Raises ConfigError for what only this process can find wrong."""
+        """Raises ConfigError for mistakes that only this process can notice."""
         super().__init__(config)
         certificates, bounds = Certificates.of(config.tls), HttpBounds.of(config.http)
         self.picker = PickerServer(
@@ -46,7 +46,7 @@ class PickerApp(FaceApp):
 
     @property
     def probes_port(self) -> int:
-        """0: there is none."""
+        """Port of the probes; 0: there is none."""
         return 0 if self._probes is None else self._probes.port
 
     @override

@@ -1,4 +1,4 @@
-"""The spans of one process, and their way to a collector."""
+"""Makes the spans of one process, and sends them to a collector."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class ProcessTracing:
             registry.register(SpanCollector(self._export))
 
     def start(self) -> None:
-        """Sends spans from now on."""
+        """Begins to send spans."""
         if self._export is not None:
             self._task = asyncio.create_task(self._export.run(), name="spans")
 

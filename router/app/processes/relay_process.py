@@ -45,7 +45,7 @@ class RelayApp:
     """One relay process, for one engine or several, or for a Dynamo fleet."""
 
     def __init__(self, config: RelayConfig, dynamo: Sequence[DynamoSettings] = ()) -> None:
-        """Raises ConfigError for what only this process can find wrong."""
+        """Raises ConfigError for mistakes that only this process can notice."""
         url = _checked_url(config, dynamo)
         self._config = config
         self._stop = asyncio.Event()

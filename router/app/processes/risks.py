@@ -1,4 +1,4 @@
-"""Settings that must be turned to be safe, and settings with which nothing can ever work. Pure.
+"""Settings that are unsafe, and settings with which a router can never work. Pure.
 
 Law: a setting that lets others in, shows secrets or plain text to a network, or leaves a router
 without workers for good is in RISKS, and only there: `kvroute check-config` and each process at its
@@ -23,7 +23,7 @@ log = logging.getLogger("kvroute")
 
 
 class Values:
-    """The values of a configuration by their keys; None for a key that its process has not."""
+    """The values of a configuration, by key; None for a key that its process lacks."""
 
     def __init__(self, config: Settings) -> None:
         self._tree = msgspec.to_builtins(config)
@@ -33,7 +33,7 @@ class Values:
         return value_at(self._tree, tuple(key.split(".")))
 
     def open(self, *keys: str) -> str:
-        """The first of these addresses to listen on that a network reaches; empty: none."""
+        """The first of these listening addresses that a network can reach; empty: none."""
         listens = (self[key] for key in keys)
         return next((listen for listen in listens if listen and not is_private(listen)), "")
 
@@ -44,14 +44,14 @@ class Values:
 
     @property
     def far_nats(self) -> str:
-        """The NATS server, where it is not this machine's."""
+        """URL of the NATS server, if it is not on this machine; else empty."""
         url = self["nats.url"] or ""
         return without_secret(url) if url and not on_loopback(url) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """A setting that is not safe as it is."""
+    """A setting that is unsafe with its present value."""
 
     key: str
     """The configuration key to turn."""

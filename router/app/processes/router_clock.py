@@ -1,4 +1,4 @@
-"""What a router does since time went by: leases, warnings, readiness, turns of those that wait."""
+"""What a router does at intervals: leases, warnings, readiness, dispatch of waiting requests."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ class RouterClock:
         self._warned_at_s = -inf
 
     async def tick(self) -> None:
-        """One tick: TICK_S seconds. fleet.ready may have become true after it."""
+        """Does what is due each TICK_S seconds. fleet.ready may be true after it."""
         core, now_s = self._core, self._clock()
         effects = core.on_time(now_s)
         expired = effects.expired

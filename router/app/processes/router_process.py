@@ -1,4 +1,4 @@
-"""`kvroute serve`: puts the parts together, starts and stops them in order.
+"""`kvroute serve`: assembles the parts of a router, starts and stops them in order.
 
 NATS (ours or theirs) -> links -> view -> core <- desk, reports <- listeners
                          relays in a child process, for configured workers
@@ -281,13 +281,13 @@ class RouterApp:
 
     @property
     def serving(self) -> bool:
-        """Whether new calls are welcome: ready, and not about to stop."""
+        """Whether new calls are taken: the router is ready, and not about to stop."""
         return self.ready and not self._leaving
 
     async def start(self) -> None:
-        """Starts everything; raises ConfigError when an address or the broker can't be had.
+        """Starts everything; raises ConfigError when an address or the NATS server can't be used.
 
-        Returns without waiting for a broker that is not ours: requests are answered meanwhile, with
+        Returns without waiting for an external NATS server: requests are answered meanwhile, with
         UNAVAILABLE as long as no worker is known.
         """
         config = self.config
@@ -442,12 +442,16 @@ class RouterApp:
         await self.register(settings)
 
     async def register(self, settings: EngineSettings) -> None:
-        """Runs a relay for an engine that has none; raises Refusal."""
+        """Runs a relay for an engine, as RegisterWorker wants; raises Refusal."""
         self.relays.check_room(settings.id)
         self.relays.check_sockets(settings)
         broker = self.links.broker
         if broker is None or not broker.connected:
-            raise Refusal(Reason.NO_BROKER, "NATS is away", retry_after_s=1.0)
+            raise Refusal(
+                Reason.NO_BROKER,
+                "the router has no connection to NATS, so it can't run a relay",
+                retry_after_s=1.0,
+            )
         self.relays.start(self._with_block_size(settings), registered=True)
 
     def _opening_of_relays(self) -> Opening:

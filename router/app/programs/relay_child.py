@@ -153,7 +153,7 @@ async def serve(connection: socket.socket) -> None:
     except asyncio.IncompleteReadError:
         return  # the router has ended meanwhile
     if not isinstance(opening, Opening):
-        raise TypeError(f"{opening} before an Opening")
+        raise TypeError(f"the first message is {opening}, where an Opening is expected")
     set_up(opening.log)
     serving = asyncio.create_task(RelayChild(opening, writer).serve(reader))
     loop = asyncio.get_running_loop()

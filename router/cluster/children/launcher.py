@@ -17,7 +17,9 @@ _NOT_STARTED = 127
 
 
 def main(parent: int, command: list[str]) -> None:
-    """Never returns. parent: the process id of ours."""
+    """Sets up the process and runs the command in its place; never returns. parent: id of the
+    parent process.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # ours ended before prctl, so no signal will come
         os._exit(_NOT_STARTED)

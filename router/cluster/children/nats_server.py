@@ -1,4 +1,4 @@
-"""A NATS server of our own, on loopback, for fleets that have none: gone when we are.
+"""Runs a NATS server on loopback, for fleets without one; it ends with this process.
 
 The binary comes with the extra kvroute[nats-server]; without the extra, the nats-server on PATH is
 taken. A server with a password refuses clients without it: the password stands in a file that only
@@ -44,7 +44,7 @@ class NatsChild:
         self._folder = tempfile.TemporaryDirectory(prefix="kvroute-nats-")
 
     def settings(self) -> NatsSettings:
-        """How to reach this server, with what it takes to be let in."""
+        """Settings to connect to this server, credentials included."""
         if not self._password:
             return NatsSettings(url=self.url)
         return NatsSettings(url=self.url, user=_USER, password=self._password)
@@ -101,7 +101,7 @@ class NatsChild:
         return self._process.pid if self._process is not None else None
 
     async def wait(self) -> int:
-        """The exit code, once it has one."""
+        """Waits until the server has ended; returns its exit code."""
         if self._process is None:
             raise RuntimeError("not started")
         return await self._process.wait()
@@ -148,7 +148,9 @@ def _prepared(folder: Path, password: str) -> Path:
 
 
 def server_binary() -> str:
-    """Path of nats-server: the one installed with us, else the one on PATH."""
+    """Path of nats-server: the one installed beside kvroute, else the one on PATH; raises
+    NatsChildError.
+    """
     ours = Path(sysconfig.get_path("scripts")) / "nats-server"
     binary = str(ours) if ours.exists() else shutil.which("nats-server")
     if binary is None:

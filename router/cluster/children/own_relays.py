@@ -42,7 +42,7 @@ log = logging.getLogger("kvroute")
 
 
 class RelayFailed(RuntimeError):
-    """A relay, or the process in which it ran, has ended by itself."""
+    """A relay, or the process in which it ran, ended without a command."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +61,7 @@ class _Kept:
 
 
 class OwnRelays:
-    """All relays of one router process."""
+    """The relays of one router process."""
 
     def __init__(
         self,
@@ -71,7 +71,9 @@ class OwnRelays:
         rng: random.Random,
         accesses: EngineAccesses | None = None,
     ) -> None:
-        """opening: what the child is started with. accesses: to engines; None: they need no key."""
+        """opening: first message to the child process. accesses: credentials for engines; None:
+        they need none.
+        """
         self.accesses = accesses or EngineAccesses()
         self._opening = opening
         self._clock = clock
@@ -101,13 +103,14 @@ class OwnRelays:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None: there was none yet."""
+        """Process id of the child; None: none was started yet."""
         return self._process.pid if self._process is not None else None
 
     @property
     def broker(self) -> BrokerStatus | None:
-        """The connection of relays to NATS, with the sums since this router's start; None: there
-        was none yet."""
+        """The relays' connection to NATS, with sums since this router's start; None: there was none
+        yet.
+        """
         current = self._process.broker if self._process is not None else None
         if current is None or self._lost is None:
             return current or self._lost
@@ -123,13 +126,13 @@ class OwnRelays:
         return self._process.relays() if self._process is not None else []
 
     def trouble(self, worker_id: str) -> str:
-        """Why a worker's relay failed lately, as a sentence; empty when it did not."""
+        """Sentence that says why a worker's relay failed lately; empty when it did not."""
         kept = self._kept.get(worker_id)
         errors = "; ".join(kept.supervisor.troubles().values()) if kept is not None else ""
         return f"its relay in this router failed and starts again: {errors}" if errors else ""
 
     def check_room(self, worker_id: str) -> None:
-        """Raises Refusal when no relay can be added for a worker."""
+        """Raises Refusal when a relay for a worker can't be added."""
         if worker_id in self._kept:
             raise Refusal(
                 Reason.WORKER_EXISTS, f"a relay for worker {worker_id!r} runs here already"
@@ -141,46 +144,50 @@ class OwnRelays:
             )
 
     def check_sockets(self, settings: EngineSettings) -> None:
-        """Raises Refusal for an engine with a socket of one that has a relay here."""
+        """Raises Refusal for an engine that shares a socket with one that has a relay here."""
         running = [kept.settings for kept in self._kept.values()]
         if (twice := shared_socket([*running, settings])) and twice[0] == len(running):
             field, _, _ = twice[1].partition(": ")
             raise Refusal(Reason.INVALID_FIELD, twice[1], metadata={"field": field})
 
     def start(self, settings: EngineSettings, *, registered: bool) -> None:
-        """Keeps a relay running from now on; the connection to NATS must have been opened."""
+        """Runs a relay from now on, restarted after failures; the connection to NATS must have been
+        opened.
+        """
         supervisor = Supervisor(f"worker {settings.id}", self._rng, on_trouble=self._failed)
         kept = _Kept(settings, registered, self._clock(), supervisor)
         self._kept[settings.id] = kept
         _ = supervisor.keep(lambda: self._run(kept), "relay")
 
     def on_removed(self, worker_id: str, at_s: float) -> None:
-        """A worker was removed by a command given then."""
+        """Stops the relay of a worker that a command given at at_s removed."""
         kept = self._kept.get(worker_id)
         if kept is not None and kept.began_at_s <= at_s:
             self._end(kept, "removed")
 
     def epoch(self, worker_id: str) -> Epoch | None:
-        """The epoch that a worker's relay publishes with, at most a second old; None: none runs at
-        the moment."""
+        """Epoch in which a worker's relay publishes, at most a second old; None: no relay of it
+        runs.
+        """
         kept = self._kept.get(worker_id)
         state = self._state(kept) if kept is not None else None
         return state.epoch if state is not None else None
 
     def look_at_models(self, worker_id: str) -> None:
-        """A worker answered as if it lacked a model that it listed; a relay elsewhere notices it in
-        a few seconds by itself."""
+        """Has a worker's relay read its list of models again, since the worker lacked a model that
+        it listed.
+        """
         kept = self._kept.get(worker_id)
         if kept is not None and kept.number is not None and self._process is not None:
             self._process.look_at_models(kept.number)
 
     def leave(self, worker_id: str, reason: str) -> None:
-        """Stops a relay for good, if it runs."""
+        """Stops a worker's relay for good, if one runs."""
         if (kept := self._kept.get(worker_id)) is not None:
             self._end(kept, reason)
 
     def tick(self) -> None:
-        """Stops registered relays of engines that were never there."""
+        """Stops registered relays of engines that never answered."""
         now_s = self._clock()
         for kept in list(self._kept.values()):
             state = self._state(kept)

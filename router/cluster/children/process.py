@@ -1,4 +1,4 @@
-"""Child processes that never outlive us.
+"""Starts child processes that end when this process ends.
 
 They are spawned (posix_spawn) and not forked: a fork copies the state of gRPC's threads but not the
 threads, and gRPC's handlers in the child sometimes end it with SIGSEGV before its program begins.
@@ -21,7 +21,7 @@ _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 
 
 class Child:
-    """A process that we started; must be waited for, or ended."""
+    """A child process; its owner must wait for it, or end it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -42,10 +42,10 @@ class Child:
         return f"<Child {self.pid} {state}>"
 
     async def wait(self) -> int:
-        """The exit code, once it has one."""
+        """Waits until the process has ended; returns its exit code."""
         await self._ended.wait()
         if self.returncode is None:
-            raise AssertionError("ended without an exit code")
+            raise AssertionError("the child process ended without an exit code")
         return self.returncode
 
     def terminate(self) -> None:
@@ -55,7 +55,7 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Does nothing to a process that has ended: its id may be another's by now."""
+        """Sends a signal, unless the process has ended, since its id may be another's by now."""
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -76,12 +76,12 @@ async def start(command: Sequence[str], output: IO[bytes] | None) -> Child:
 def spawn(
     command: Sequence[str], output: IO[bytes] | None, connection: socket.socket | None = None
 ) -> Child:
-    """Starts a child that Linux ends when we die, even of SIGKILL.
+    """Starts a child process that Linux ends when this process ends, even by SIGKILL.
 
-    It has a session of its own, so that Ctrl-C and signals to our group reach us alone, and
-    we end our children in order. output: where it writes; None: where we do. connection: its
-    descriptor 0; None: it reads nothing. A program that isn't there leaves with code 127. Raises
-    OSError when no process can be started or watched.
+    It has a session of its own, so that Ctrl-C and signals to our process group reach this process
+    alone, which ends its children in order. output: where the child writes; None: where this
+    process does. connection: the child's descriptor 0; None: it reads nothing. A missing program
+    ends with code 127. Raises OSError when no process can be started or watched.
     """
     files: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

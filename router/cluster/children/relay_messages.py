@@ -26,7 +26,7 @@ _SIZE = struct.Struct("<I")
 
 
 class Opening(msgspec.Struct, frozen=True, tag=True):
-    """The first message: what all relays of the child share."""
+    """The first message: settings that all relays of the child share."""
 
     name: str
     """Name of the child's connection to NATS."""
@@ -38,20 +38,20 @@ class Opening(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Run a relay."""
+    """Command: run a relay."""
 
     number: int
     settings: EngineSettings
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End a relay; its Ended follows."""
+    """Command: end a relay; its Ended follows."""
 
     number: int
 
 
 class LookAtModels(msgspec.Struct, frozen=True, tag=True):
-    """Read an engine's list of models soon."""
+    """Command: read an engine's list of models soon."""
 
     number: int
 
@@ -78,7 +78,7 @@ class RelayStatus(msgspec.Struct, frozen=True):
 
 
 class CountedRelay(Protocol):
-    """A relay of either kind, as far as its metrics are concerned."""
+    """Interface of a relay of either kind, with the counts that metrics export."""
 
     counts: Counter[str]
 
@@ -105,7 +105,7 @@ def relay_status(relay: CountedRelay) -> RelayStatus:
 
 
 class RelayState(msgspec.Struct, frozen=True):
-    """One relay, as far as the router's decisions about it are concerned."""
+    """What the router's decisions need to know of one relay."""
 
     number: int
     answered: bool
@@ -115,20 +115,20 @@ class RelayState(msgspec.Struct, frozen=True):
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
-    """The child's connection to NATS."""
+    """State of the child's connection to NATS."""
 
     connected: bool
     counts: dict[str, int]
     unreadable: int
 
     def added_to(self, before: Self) -> Self:
-        """This connection, with the counts of those before it added."""
+        """This connection's counts, added to those of earlier connections."""
         counts = Counter(before.counts) + Counter(self.counts)
         return type(self)(self.connected, dict(counts), before.unreadable + self.unreadable)
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
-    """All relays that run in the child."""
+    """Message: the state of all relays that run in the child."""
 
     relays: list[RelayState]
     broker: BrokerStatus
@@ -137,7 +137,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A relay has ended: by a Stop, or by an error."""
+    """Message: a relay has ended, by a Stop or by an error."""
 
     number: int
     error: str
@@ -161,12 +161,14 @@ def encoded_counts(relays: Iterable[CountedRelay]) -> msgspec.Raw:
 
 
 def framed(message: Command | Report) -> bytes:
-    """A message with its size in front."""
+    """Bytes of a message, after its size."""
     encoded = _ENCODER.encode(message)
     return _SIZE.pack(len(encoded)) + encoded
 
 
 async def read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[M]) -> M:
-    """The next message; raises IncompleteReadError or ConnectionError at the end of the other."""
+    """Reads the next message; raises IncompleteReadError or ConnectionError when the other process
+    ends.
+    """
     (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
     return decoder.decode(await reader.readexactly(size))

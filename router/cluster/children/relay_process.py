@@ -41,7 +41,7 @@ log = logging.getLogger("kvroute")
 
 
 class RelayProcess:
-    """One child, from its start to its end."""
+    """One child process, from its start to its end."""
 
     def __init__(
         self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -63,7 +63,7 @@ class RelayProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str], opening: Opening) -> Self:
-        """Raises OSError when no process can be started."""
+        """Starts the child process; raises OSError when it can't be started."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -90,8 +90,9 @@ class RelayProcess:
         return COUNTS.decode(self._counts)
 
     def begin(self, number: int, settings: EngineSettings) -> "asyncio.Future[str]":
-        """Starts a relay. The result comes when the relay, or the child, has ended: an error, or an
-        empty string."""
+        """Starts a relay. The returned future ends with the relay or the child: its result is an
+        error, or an empty string.
+        """
         ended = self._ends[number] = asyncio.get_running_loop().create_future()
         self._send(Start(number, settings))
         return ended

@@ -1,1 +1,1 @@
-"""Engines that the router finds by itself: pods, watched at Kubernetes' API."""
+"""Discovery of engines: watches their pods through Kubernetes' API."""

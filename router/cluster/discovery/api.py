@@ -21,7 +21,7 @@ REFUSAL_BYTES = 4096
 
 
 class ApiFailed(Exception):
-    """A request without a usable answer; the message is a sentence without secrets."""
+    """A request to the API failed; the message is a sentence without secrets."""
 
     def __init__(self, reason: str, status: int | None = None, wait_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -35,7 +35,7 @@ class LineCut(Exception):
 
 
 class ServiceAccount:
-    """Token, CA and namespace, from the files that the kubelet writes."""
+    """Token, CA and namespace of the pod's service account, in files that the kubelet writes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ class ServiceAccount:
         return {"Authorization": f"Bearer {token}"}
 
     def tls(self) -> ssl.SSLContext | bool:
-        """What verifies the API's certificate: ca.crt, or without it the system's CAs."""
+        """TLS context that verifies the API's certificate by ca.crt; True: by the system's CAs."""
         file = self._folder / "ca.crt"
         try:
             changed_s = file.stat().st_mtime
@@ -68,10 +68,10 @@ class ServiceAccount:
 
 
 class KubernetesApi:
-    """Requests to one API server."""
+    """Sends requests to one API server."""
 
     def __init__(self, base: str, account: ServiceAccount) -> None:
-        """base: its URL."""
+        """base: URL of the API server."""
         self._base = base.rstrip("/")
         self._account = account
         self._session: aiohttp.ClientSession | None = None
@@ -82,7 +82,9 @@ class KubernetesApi:
             self._session = None
 
     async def get(self, path: str, query: Mapping[str, str], what: str) -> bytes:
-        """A document; what: verb and resource, such as `list pods`. Raises ApiFailed."""
+        """Gets a document. what: verb and resource for errors, such as `list pods`. Raises
+        ApiFailed.
+        """
         body = bytearray()
         try:
             async with self._request(path, query, REQUEST_S) as response:
@@ -103,10 +105,10 @@ class KubernetesApi:
         what: str,
         on_open: Callable[[], None],
     ) -> AsyncGenerator[bytes]:
-        """The lines of a watch that the server ends after so many seconds.
+        """Yields the lines of a watch that the server ends after this many seconds.
 
-        on_open: called once the server has accepted it, before the first event. Raises ApiFailed,
-        and LineCut when it ends in the middle of a line.
+        on_open: called once the server has accepted the watch, before the first event. Raises
+        ApiFailed, and LineCut when the connection ends in the middle of a line.
         """
         rest = bytearray()
         try:

@@ -1,4 +1,4 @@
-"""Which pods get a relay here, which get no requests, and which are forgotten. Pure.
+"""Decides which pods get a relay here, which get no requests, and which are forgotten. Pure.
 
 Laws:
 - a pod gets a relay once it was ready, and keeps it until the pod is gone: an engine that is not
@@ -40,47 +40,48 @@ WHY_CHARS = 300
 
 
 class Workers(Protocol):
-    """What this router knows of workers, and its relays."""
+    """Interface: what this router knows of workers and its own relays."""
 
     def look(self) -> None:
-        """Called before each step: what the other questions rest on may have changed."""
+        """Called before each step, since the answers of the other methods may have changed."""
 
     def running(self, worker_id: str) -> bool:
-        """Whether a relay of discovery runs here."""
+        """Whether this router runs a relay of discovery for a worker."""
 
     def elsewhere(self, worker_id: str, address: str) -> bool:
-        """Whether another relay, with a higher epoch than ours if that runs, beats for a worker of
-        this id or address."""
+        """Whether another relay, with a higher epoch than ours if ours runs, sends heartbeats for a
+        worker with this id or address.
+        """
 
     def others(self) -> Collection[str]:
         """Names of the fleet's other routers."""
 
     def removed(self, worker_id: str) -> bool:
-        """Whether an operator's removal is in force."""
+        """Whether an operator's removal of a worker is in force."""
 
 
 class Identify(NamedTuple):
-    """Ask an engine for its kind, and its node for labels."""
+    """Effect: get an engine's kind from its pages, and its node's labels."""
 
     endpoint: Endpoint
     pod: Pod
 
 
 class Start(NamedTuple):
-    """Run a relay."""
+    """Effect: run a relay."""
 
     settings: EngineSettings
 
 
 class Leave(NamedTuple):
-    """Stop the relay; the worker stays known."""
+    """Effect: stop a relay; the worker stays known."""
 
     worker_id: str
     reason: str
 
 
 class Forget(NamedTuple):
-    """Stop the relay if there is one, and forget the worker."""
+    """Effect: stop the relay if there is one, and forget the worker."""
 
     worker_id: str
 
@@ -132,11 +133,11 @@ class FollowedPods:
         return len(self._workers)
 
     def held(self) -> frozenset[str]:
-        """Workers whose pods are not ready, so that they get no requests."""
+        """Ids of workers whose pods are not ready, so that they get no requests."""
         return frozenset(name for name, each in self._workers.items() if not each.pod.ready)
 
     def ready(self) -> list[str]:
-        """Workers whose pods are ready, and can be followed."""
+        """Ids of workers whose pods are ready, and usable."""
         return [
             name for name, each in self._workers.items() if each.pod.ready and not each.unusable
         ]
@@ -147,11 +148,11 @@ class FollowedPods:
         return self._unusable | troubles
 
     def replan(self, plan: Plan) -> None:
-        """Other ports, from the next change of each pod on."""
+        """Sets other ports, which count from the next change of each pod on."""
         self.plan = plan
 
     def on_changes(self, changes: Iterable[Change]) -> list[Effect]:
-        """Pods came, changed, or went."""
+        """Applies new, changed and removed pods; returns effects."""
         effects: list[Effect] = []
         for change in changes:
             match change:
@@ -177,7 +178,9 @@ class FollowedPods:
         why: str,
         now_s: float,
     ) -> None:
-        """An engine answered, or did not: kind is None, and `why` a sentence."""
+        """Applies the result of an Identify; kind None: it failed, and `why` is a sentence. Returns
+        effects.
+        """
         worker = self._workers.get(endpoint.worker_id)
         if worker is None or worker.pod.uid != pod.uid or worker.endpoint != endpoint:
             return  # another pod has its name by now
@@ -196,7 +199,7 @@ class FollowedPods:
         worker.failures, worker.trouble, worker.unusable = 0, "", False
 
     def step(self, workers: Workers, now_s: float) -> list[Effect]:
-        """Time went by, or something changed."""
+        """Does what is due by time or changes; returns effects."""
         effects: list[Effect] = []
         room = IDENTIFYING_MAX - sum(each.asking for each in self._workers.values())
         workers.look()
@@ -225,7 +228,7 @@ class FollowedPods:
         return effects
 
     def not_started(self, worker_id: str, why: str) -> None:
-        """A relay could not be started; it is tried again in the next step."""
+        """Records that a relay could not be started; the next step tries again."""
         if (worker := self._workers.get(worker_id)) is not None:
             worker.trouble = why
 

@@ -1,4 +1,4 @@
-"""The shell of discovery: awaits Kubernetes and engines, calls the pure parts, performs effects.
+"""Runs discovery: awaits Kubernetes and engines, calls the pure modules, performs their effects.
 
 Law: nothing here can end the router. A request that fails is counted, logged when its reason is
 new, and sent again after a back-off; pods stay as they were last seen.
@@ -68,10 +68,10 @@ log = logging.getLogger("kvroute.discovery")
 
 
 class Hands(Workers, Protocol):
-    """The router's part, which performs the effects."""
+    """Interface: the actions of the router that discovery calls."""
 
     def access(self, worker_id: str, address: str) -> EngineAccess:
-        """How an engine at this address is reached."""
+        """Credentials for an engine at this address."""
 
     def start(self, settings: EngineSettings) -> str:
         """Runs a relay; returns why it can't, or an empty text."""
@@ -83,8 +83,9 @@ class Hands(Workers, Protocol):
         """Stops a relay, and forgets its worker."""
 
     def hold(self, held: frozenset[str]) -> None:
-        """Keeps requests from these workers alone from now on; workers held before get requests
-        again."""
+        """Sends no requests to these workers from now on; workers of the last call get requests
+        again.
+        """
 
 
 class _Card(msgspec.Struct):
@@ -121,11 +122,11 @@ class _Node(msgspec.Struct):
 
 
 class NoApi(ValueError):
-    """Pods can't be followed as configured; the message is a sentence."""
+    """Pods can't be watched as configured; the message is a sentence."""
 
 
 class KubernetesDiscovery:
-    """Follows the pods of one namespace."""
+    """Watches the pods of one namespace, and runs their relays."""
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class KubernetesDiscovery:
         return self.watched.listed and all(known(name) for name in self.followed.ready())
 
     def trouble(self) -> str:
-        """Why pods can't be followed, as a sentence; empty: they can."""
+        """Sentence that says why pods can't be watched; empty: they can."""
         return self._said.get("pool", "") or self.watched.trouble
 
     def start(self) -> None:
@@ -197,7 +198,7 @@ class KubernetesDiscovery:
             self._following = self._supervisor.keep(self._follow, "watch")
 
     async def stop(self) -> None:
-        """Ends all work; the relays are their owner's to stop."""
+        """Ends all tasks; stopping the relays is up to their owner."""
         await self._supervisor.close()
         await self._api.close()
         if self._session is not None:
@@ -372,7 +373,7 @@ class KubernetesDiscovery:
         selector = ",".join(f"{k}={v}" for k, v in sorted(spec.selector.match_labels.items()))
         ports = tuple(port.number for port in spec.target_ports)
         if not selector or not ports:
-            raise ApiFailed(f"InferencePool {self.settings.pool}: no selector or no ports")
+            raise ApiFailed(f"InferencePool {self.settings.pool} has no selector or no ports")
         if (selector, ports) == (self._selector, tuple(self.followed.plan.ports)):
             return
         log.info("InferencePool %s: pods with %s, ports %s", self.settings.pool, selector, ports)

@@ -19,7 +19,7 @@ PORT_MAX = 65535
 
 
 class Plan(NamedTuple):
-    """Where a pod's engine listens, unless its annotations say otherwise."""
+    """Ports of a pod's engine, where the pod's annotations name no others."""
 
     ports: Sequence[int]
     events_port: int | None
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """One worker of a pod: its HTTP server."""
+    """One worker of a pod, by the port of its HTTP server."""
 
     worker_id: str
     address: str
@@ -39,8 +39,9 @@ class Endpoint(NamedTuple):
 
 
 def endpoints(pod: Pod, plan: Plan) -> list[Endpoint]:
-    """The workers of a pod with an address: the pod's name is their id, with the port where it has
-    several. Raises UnusableEngine for a port that is none."""
+    """The workers of a pod with an address; their id is the pod's name, with the port where there
+    are several. Raises UnusableEngine for an invalid port.
+    """
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     own = pod.annotations.get(f"{ANNOTATION}port")
     ports = plan.ports if own is None else [_number("port", own)]
@@ -57,7 +58,7 @@ def endpoints(pod: Pod, plan: Plan) -> list[Endpoint]:
 def settings_of(
     pod: Pod, endpoint: Endpoint, plan: Plan, kind: str, labels: Mapping[str, str]
 ) -> EngineSettings:
-    """The settings of a pod's relay. kind: the engine's own answer. labels: of its node.
+    """The settings of a pod's relay. kind: name of its engine. labels: of its node.
 
     Raises UnusableEngine for annotations that can't be used.
     """
@@ -97,7 +98,7 @@ def _read(key: str, text: str) -> dict[str, object]:
         return {key: text == "true"}
     if key in SWITCHES:
         raise UnusableEngine(_named(key), f"{text[:40]!r} is neither true nor false")
-    raise UnusableEngine(_named(key), "no such annotation of kvroute")
+    raise UnusableEngine(_named(key), "kvroute has no such annotation")
 
 
 def _port(said: Mapping[str, str], key: str, default: int | None) -> int | None:

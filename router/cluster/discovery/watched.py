@@ -100,7 +100,7 @@ _read_trouble = msgspec.json.Decoder(_Trouble).decode
 
 
 class Pod(NamedTuple):
-    """What is used of a pod."""
+    """The fields of a pod that discovery uses."""
 
     name: str
     uid: str
@@ -123,31 +123,31 @@ ANNOTATION = "kvroute.io/"
 
 
 class List(NamedTuple):
-    """Read a page of the list next; continue_token is empty for the first one."""
+    """Next step: read a page of the list; continue_token is empty for the first page."""
 
     continue_token: str
 
 
 class Watch(NamedTuple):
-    """Watch from this version on."""
+    """Next step: watch from this version on."""
 
     version: str
 
 
 class Pause(NamedTuple):
-    """Wait before the next step."""
+    """Next step: wait."""
 
     seconds: float
 
 
 class Put(NamedTuple):
-    """A pod that is new, or has changed."""
+    """Change: a pod is new, or differs."""
 
     pod: Pod
 
 
 class Gone(NamedTuple):
-    """A pod that is no more."""
+    """Change: a pod was removed."""
 
     pod: Pod
 
@@ -157,7 +157,7 @@ Change = Put | Gone
 
 @dataclass
 class WatchedPods:
-    """The copy, and what to do next for it."""
+    """The copy of the pods, and the next step to update it."""
 
     rng: random.Random
     pods_max: int
@@ -189,7 +189,7 @@ class WatchedPods:
         return f"<WatchedPods {len(self.pods)} pods, {self.trouble or 'in step'}>"
 
     def next(self, now_s: float) -> List | Watch | Pause:
-        """What to do now."""
+        """The next step to take now."""
         if self._pause_s:
             pause_s, self._pause_s = self._pause_s, 0.0
             return Pause(pause_s)
@@ -202,16 +202,16 @@ class WatchedPods:
 
     @property
     def watching(self) -> bool:
-        """Whether the watch under way is of use; False: a list is due."""
+        """Whether the open watch is still of use; False: a list is due."""
         return bool(self._version)
 
     def begin_again(self) -> None:
-        """Another selector counts from now on."""
+        """Starts with a list again, since another selector counts."""
         self._begin_list()
         self._pause_s, self.failures = 0.0, 0
 
     def on_page(self, body: bytes, now_s: float) -> Sequence[Change]:
-        """A page of the list."""
+        """Applies a page of the list; returns the changes."""
         try:
             page = _read_list(body)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -235,12 +235,13 @@ class WatchedPods:
         return [*gone, *put]
 
     def on_open(self) -> None:
-        """The server has accepted the watch: what failed before is over, but counts for pauses
-        until something comes."""
+        """Records that the server accepted the watch. Earlier failures count for pauses until an
+        event comes.
+        """
         self.trouble = ""
 
     def on_line(self, line: bytes) -> Sequence[Change]:
-        """A line of the watch: an event."""
+        """Applies a line of the watch, an event; returns the changes."""
         try:
             event = _read_event(line)
         except (msgspec.DecodeError, RecursionError):
@@ -262,7 +263,7 @@ class WatchedPods:
         return (Put(pod),) if self._keep(self.pods, pod) else ()
 
     def on_end(self, now_s: float, *, cut: bool = False) -> None:
-        """The watch has ended; cut: in the middle of a line."""
+        """Records the end of the watch; cut: in the middle of a line."""
         if cut:
             self.counts["cut"] += 1
         if not self._version:
@@ -271,7 +272,7 @@ class WatchedPods:
             self._fail("the watch ended at once" if not cut else "the watch broke off", "failed")
 
     def on_failure(self, status: int | None, reason: str, wait_s: float = 0.0) -> None:
-        """A list or watch was refused, or could not be sent. wait_s: as the server asks for."""
+        """Records a list or watch that failed. wait_s: pause that the server wants."""
         if status == GONE:
             self.counts["gone"] += 1
             self._begin_list()

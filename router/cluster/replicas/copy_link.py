@@ -1,4 +1,4 @@
-"""Carries out copies of hot prefixes: asks the target's relay, and tells what became of it.
+"""Carries out copies of hot prefixes: sends them to the targets' relays, and records the results.
 
     HotPrefixes.decide ──> CopyLink ──warm.<worker>.<rank>──> relay ──> HotPrefixes.ended
 
@@ -24,7 +24,7 @@ log = logging.getLogger("kvroute.copies")
 
 
 class CopyLink:
-    """Copies of hot prefixes that one router replica has begun."""
+    """The copies of hot prefixes that one router replica has begun."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class CopyLink:
         await self._tasks.close()
 
     def tick(self) -> None:
-        """Has the core decide, and sets about what it decides."""
+        """Has the core decide about copies, and performs the effects."""
         self.perform(self._hot.decide(self._clock()))
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Begins copies, and takes back those that aren't wanted any more."""
+        """Begins and cancels copies, as the effects say."""
         for effect in effects:
             if isinstance(effect, Copy):
                 task = self._tasks.spawn_task(self._copy(effect), f"copy to {effect.target}")

@@ -1,4 +1,4 @@
-"""Fleet commands: each is applied once, in every replica, and the newest of a worker wins.
+"""Fleet commands: each is applied once in every replica; a worker's newest command wins.
 
     operator ──gRPC──> one replica's desk ──control──> every replica's desk
     a replica that starts ──hello──> the others' desks ──control──> its desk
@@ -49,7 +49,7 @@ class _Held(NamedTuple):
 
 
 class ControlDesk:
-    """Applies fleet commands; our own come back to us over NATS."""
+    """Applies fleet commands; this replica's own commands come back to it over NATS."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ControlDesk:
         on_resync: Callable[[str], None] = lambda _worker_id: None,
         on_removed: Callable[[str, float], None] = lambda _worker_id, _at_s: None,
     ) -> None:
-        """on_removed: called with a worker's id and when the command was given."""
+        """on_removed: called with a worker's id and the time of the command."""
         self._core = core
         self._clock = clock
         self._given = 0
@@ -78,11 +78,11 @@ class ControlDesk:
         self._listeners: list[Callable[[], object]] = []
 
     def on_change(self, call: Callable[[], object]) -> None:
-        """Has `call` called whenever what is in force may have changed."""
+        """Has `call` called whenever the commands in force may have changed."""
         self._listeners.append(call)
 
     def give(self, action: str, worker_id: str, tombstone_s: float = 0.0, by: str = "") -> Control:
-        """A command as this replica gives it, newer than all that are known here of its worker.
+        """Makes a command of this replica, newer than all commands that it knows of the worker.
 
         by: the identity of its author.
         """
@@ -91,8 +91,9 @@ class ControlDesk:
         return Control(VERSION, name, action, worker_id, tombstone_s, self._next_s(worker_id), by)
 
     def apply(self, control: Control) -> int:
-        """Returns the ranks reached; 0 for a command that was applied before, is older than another
-        of its worker, or isn't known."""
+        """Applies a command. Returns the number of ranks reached; 0 for a command that was applied
+        before, is older than another of its worker, or is of an unknown kind.
+        """
         if control.id in self._ids:
             return 0
         self._ids.append(control.id)
@@ -116,11 +117,11 @@ class ControlDesk:
         return ranks
 
     def knows(self, control: Control) -> bool:
-        """Whether a command of this id came lately."""
+        """Whether a command with this id was applied lately."""
         return control.id in self._ids
 
     def state(self, worker_id: str) -> str:
-        """What is in force for a worker, and its ranks here, for the audit log."""
+        """The commands in force for a worker and its ranks, as text for the audit log."""
         fleet = self._core.fleet
         name = "drained" if worker_id in fleet.drained else "in service"
         if self.removed(worker_id):
@@ -136,19 +137,19 @@ class ControlDesk:
         )
 
     def removed(self, worker_id: str) -> bool:
-        """Whether a removal is in force."""
+        """Whether an operator's removal of a worker is in force."""
         held = self._registers["remove"].get(worker_id)
         return held is not None and held.control.action == "remove" and self._clock() < held.ends_s
 
     def drained(self, worker_id: str) -> bool:
-        """Whether an operator's drain is in force."""
+        """Whether an operator's drain of a worker is in force."""
         held = self._registers["drain"].get(worker_id)
         return held is not None and held.control.action == "drain"
 
     def in_force(self) -> list[Control]:
-        """Commands for a replica that has just started, the oldest first.
+        """The commands in force, for a replica that has just started, the oldest first.
 
-        A removal has the time that is left of it, as its receivers will reckon.
+        A removal has the time that is left of it, as its receivers compute it.
         """
         now_s = self._clock()
         in_force: dict[str, Control] = {}
@@ -234,7 +235,7 @@ class ControlDesk:
 
 
 def audited(action: str, worker_id: str, by: str, before: str, after: str) -> None:
-    """Writes a command's line to the audit log."""
+    """Writes a fleet command's line to the audit log."""
     audit.info("%s worker %r by %r: %s -> %s", action, worker_id, by or "unknown", before, after)
 
 

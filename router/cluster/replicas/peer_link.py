@@ -1,4 +1,4 @@
-"""The shell between router replicas: reserved load out and in, and Reports to their owners.
+"""Connects router replicas over NATS: exchanges reserved load, forwards reports to their owners.
 
     core.fleet.loads, and what waits here ──at once when they change──> inflight.<us>
                  inflight.<others> ──> core.fleet.peers
@@ -45,7 +45,7 @@ log = logging.getLogger("kvroute.peers")
 
 
 class PeerLink:
-    """Ties one replica to the others."""
+    """Connects one replica to the others."""
 
     def __init__(
         self,
@@ -63,14 +63,15 @@ class PeerLink:
         stopped: Callable[[], Sequence[Demand]] = lambda: (),
         on_failure: OnFailure,
     ) -> None:
-        """broker: a connection of its own. A connection is read in order, and a verdict on a worker
-        is late behind the facts that a relay sends.
+        """broker: a connection of its own, since messages of a connection are read in order, and a
+        verdict about a worker would wait behind the facts of relays.
 
-        tells: whether reserved load goes out and in.
+        tells: whether reserved load is published and read.
 
-        on_report: takes another replica's ReportRequest, returns the ReportResponse. on_heard:
-        called when another replica's reserved load has changed. demand: what waits here, at a
-        time."""
+        on_report: answers another replica's ReportRequest with bytes of a ReportResponse. on_heard:
+        called when another replica's reserved load has changed. demand: returns what waits in this
+        router at a time.
+        """
         self._broker = broker
         self._core = core
         self._desk = desk
@@ -95,7 +96,7 @@ class PeerLink:
         """Report calls handed on to another replica, by their outcome."""
 
     async def start(self) -> None:
-        """Subscribes, and begins to tell. The broker must be connected."""
+        """Subscribes, and begins to publish. The broker must be connected."""
         replica = self._core.replica
         await self._listen(subjects.report(self._fleet, replica), self._report_came)
         await self._listen(subjects.hello(self._fleet), self._hello_came)
@@ -106,12 +107,13 @@ class PeerLink:
 
     @property
     def untold(self) -> int:
-        """Workers that had no room in a message about reserved load."""
+        """Number of workers that did not fit in a message about reserved load."""
         return self._teller.untold
 
     async def stop(self) -> None:
-        """Takes nothing more from other replicas, whose reports have no answer at once instead of
-        after FORWARD_TIMEOUT_S; reports come first. Then ends what is under way."""
+        """Stops the exchange: handles pending reports first, then ends its tasks. Reports of other
+        replicas then fail at once, and not after FORWARD_TIMEOUT_S.
+        """
         for subscription in self._subscriptions:
             await self._broker.unsubscribe(subscription)
         self._subscriptions.clear()
@@ -121,11 +123,12 @@ class PeerLink:
         self._subscriptions.append(await self._broker.subscribe(subject, listener))
 
     def owner(self, reservation_id: str) -> str:
-        """The replica that a reservation's id names, if it is another one; else empty.
+        """Name of the other replica that a reservation's id names; empty: this replica's, or no
+        valid name.
 
-        A name that no replica can have is nobody's: the caller chose it, and it becomes a subject
-        of NATS, whose server ends the connection of a client that sends a line over 4 KiB. The
-        replica need not be known by its messages: some send none (fleet.inflight).
+        A caller can choose any id, whose name becomes a subject of NATS; the server closes the
+        connection of a client that sends a line over 4 KiB. So only names that a replica can have
+        count. The replica need not have sent any message: some send none (fleet.inflight).
         """
         owner, _, _ = reservation_id.rpartition("-")
         if owner == self._core.replica or REPLICA_NAME.fullmatch(owner) is None:
@@ -133,7 +136,9 @@ class PeerLink:
         return owner
 
     async def forward(self, owner: str, report: bytes) -> bytes | None:
-        """A ReportRequest's answer from another replica; None when there is none."""
+        """Forwards a ReportRequest to another replica; returns its answer, or None when there is
+        none.
+        """
         if self._forwards >= FORWARDS_MAX:
             self.forwarded["busy"] += 1
             return None
@@ -147,7 +152,7 @@ class PeerLink:
         return answer
 
     def on_change(self) -> None:
-        """What is reserved here, or waits, may have changed."""
+        """Called when reserved load or waiting requests may have changed."""
         if self._core.fleet.peers:
             self._due.set()
 

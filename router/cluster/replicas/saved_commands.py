@@ -1,4 +1,4 @@
-"""The fleet commands in force, kept in a file for this router's own next life.
+"""The fleet commands in force, saved in a file that this router reads after its restart.
 
     desk ──every change──> file ──at the start──> desk
 
@@ -41,7 +41,7 @@ _decoder = msgspec.json.Decoder(_State)
 
 
 class FleetState:
-    """The file of a router's commands."""
+    """The file with a router's fleet commands in force."""
 
     def __init__(self, path: Path, fleet: str, desk: ControlDesk) -> None:
         self._path = path
@@ -55,14 +55,14 @@ class FleetState:
         """Reads and writes by result."""
 
     def restore(self) -> None:
-        """Has the desk apply what the file says, and keeps its changes from then on."""
+        """Applies the commands in the file, and saves changes from then on."""
         for control in self._read():
             self._desk.apply(control)
         self._desk.on_change(self._due.set)
         self._due.set()
 
     async def run(self) -> None:
-        """Keeps what changes, for ever."""
+        """Saves changes, for ever."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -71,7 +71,9 @@ class FleetState:
                 self._due.set()
 
     async def keep(self) -> bool:
-        """Waits until all that is in force now is in the file; False when the disk refuses."""
+        """Waits until the commands in force are in the file; returns False when it can't be
+        written.
+        """
         wanted = self._desk.changes
         async with self._lock:
             if self._kept >= wanted:

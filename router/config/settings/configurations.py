@@ -38,25 +38,28 @@ from router.config.settings.tracing_settings import TracingSettings
 
 
 class ModelSettings(Settings, frozen=True):
-    """A model that clients may ask for before any worker serves it."""
+    """Settings of a model, which clients may name before any worker serves it."""
 
-    name: Annotated[str, Meta(description="the model's name, as its engines call it")]
+    name: Annotated[str, Meta(description="name of the model, as its engines give it")]
     aliases: Annotated[
-        tuple[str, ...], Meta(description="other names under which clients may ask for it")
+        tuple[str, ...], Meta(description="other names that clients may use for the model")
     ] = ()
     block_size: Annotated[
         BlockSize | None,
-        Meta(description="canonical block size that embedded relays publish in"),
+        Meta(
+            description="tokens of a block in the KV events that this router's own relays publish"
+            " for the model"
+        ),
     ] = None
     routing: Annotated[
         ModelRoutingSettings | None,
-        Meta(description="how requests for this model are decided; none: by `routing`"),
+        Meta(description="routing settings of requests for this model; none: those of `routing`"),
     ] = None
     prompts: Annotated[
         PromptsSettings | None,
         Meta(
-            description="how prompts of this model that come without tokens get them; none: from"
-            " engines"
+            description="how prompts of this model that come as text get their tokens; none: from"
+            " the /tokenize of engines"
         ),
     ] = None
 
@@ -86,8 +89,8 @@ class ServeConfig(Settings, frozen=True):
     ready_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="seconds after the start at which the router is ready, even with streams"
-            " that are not trusted yet"
+            description="seconds after the start at which the router says that it is ready, even"
+            " while the blocks of some workers are not known for sure"
         ),
     ] = 30.0
     drain_timeout_s: Annotated[
@@ -95,12 +98,15 @@ class ServeConfig(Settings, frozen=True):
     ] = 30.0
     models: Annotated[
         tuple[ModelSettings, ...],
-        Meta(description="models known in advance", extra_json_schema=FIRST_WEEK),
+        Meta(
+            description="settings of models, a list with an entry for each model that needs any",
+            extra_json_schema=FIRST_WEEK,
+        ),
     ] = ()
     workers: Annotated[
         tuple[EngineSettings, ...],
         Meta(
-            description="engines to run relays for, in a child process",
+            description="engines whose relays this router runs, in a child process",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ()
@@ -110,7 +116,11 @@ class RelayConfig(Settings, frozen=True):
     """Configuration of `kvroute relay`."""
 
     fleet: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="the routers' fleet.name")
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9_-]{1,64}$",
+            description="name of the fleet, the same as fleet.name of its routers",
+        ),
     ] = "default"
     nats: NatsSettings = NatsSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
@@ -121,15 +131,17 @@ class RelayConfig(Settings, frozen=True):
     state_dir: Annotated[
         str | None,
         Meta(
-            description="folder of files with the blocks that engines hold, for restarts of the"
-            " relay"
+            description="folder where the relay saves which blocks its engines hold, to read them"
+            " again after its restart; none: nothing is saved"
         ),
     ] = None
-    workers: Annotated[tuple[EngineSettings, ...], Meta(description="engines to relay")] = ()
+    workers: Annotated[
+        tuple[EngineSettings, ...], Meta(description="engines that the relay reads and publishes")
+    ] = ()
 
 
 class GatewayConfig(Settings, frozen=True):
-    """What `kvroute gateway` reads."""
+    """Configuration of `kvroute gateway`."""
 
     router: Annotated[
         str,
@@ -148,7 +160,7 @@ class GatewayConfig(Settings, frozen=True):
 
 
 class PickerConfig(Settings, frozen=True):
-    """What `kvroute epp` reads."""
+    """Configuration of `kvroute epp`."""
 
     router: Annotated[
         str,

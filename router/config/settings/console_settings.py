@@ -20,10 +20,11 @@ class ConsoleSettings(Settings, frozen=True):
     hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="names by which browsers reach it, beside those of loopback, without"
-            " ports; none, and callers need keys: any"
+            description="host names, without ports, by which browsers reach the console, beside"
+            " those of loopback; none: any name where callers need keys, else loopback's alone"
         ),
     ] = ()
     session_s: Annotated[
-        Seconds, Meta(description="seconds after which a browser has to sign in again")
+        Seconds,
+        Meta(description="seconds after which a browser has to sign in to the console again"),
     ] = 43_200.0

@@ -16,18 +16,23 @@ class KubernetesSettings(Settings, frozen=True):
     enabled: Annotated[
         bool,
         Meta(
-            description="watch pods, and run relays for those that become ready",
+            description="watch the engines' pods in Kubernetes, and run a relay for each that"
+            " becomes ready",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = False
     namespace: Annotated[
-        str, Meta(pattern=DNS_NAME, description="namespace of the pods; empty: this router's own")
+        str,
+        Meta(
+            pattern=DNS_NAME,
+            description="namespace of the engines' pods; empty: the namespace of this router's pod",
+        ),
     ] = ""
     selector: Annotated[
         str,
         Meta(
             max_length=4096,
-            description="label selector of the pods, such as app=vllm",
+            description="label selector of the engines' pods, such as app=vllm",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ""
@@ -35,8 +40,9 @@ class KubernetesSettings(Settings, frozen=True):
         str,
         Meta(
             pattern=DNS_NAME,
-            description="InferencePool whose selector and targetPorts count, instead of selector"
-            " and ports; needs the right to get it",
+            description="name of the InferencePool whose selector and targetPorts are used"
+            " instead of `selector` and `ports`; the router's service account needs the right to"
+            " get it",
         ),
     ] = ""
     ports: Annotated[
@@ -44,8 +50,8 @@ class KubernetesSettings(Settings, frozen=True):
         Meta(
             min_length=1,
             max_length=8,
-            description="HTTP ports of a pod; several: each is a data-parallel rank of its own, and"
-            " a worker",
+            description="HTTP ports of an engine's pod; with several ports, each is one"
+            " data-parallel rank and counts as a worker",
         ),
     ] = (8000,)
     events_port: Annotated[
@@ -56,21 +62,30 @@ class KubernetesSettings(Settings, frozen=True):
         ),
     ] = 5557
     replay_port: Annotated[
-        Port | None, Meta(description="port of an engine's replay socket; none: there is none")
+        Port | None,
+        Meta(description="port of an engine's replay socket; none: engines have no replay socket"),
     ] = 5558
     role_label: Annotated[
         str,
         Meta(
             pattern=NODE_LABEL,
-            description="label of a pod that has its engine's role: prefill, decode or both",
+            description="name of the pods' label whose value is the engine's role: prefill,"
+            " decode or both",
         ),
     ] = "llm-d.ai/role"
     node_labels: Annotated[
         bool,
-        Meta(description="read zone and rack from labels of nodes; needs the right to get nodes"),
+        Meta(
+            description="read each worker's zone and rack from its node's labels; the router's"
+            " service account needs the right to get nodes"
+        ),
     ] = False
     rack_label: Annotated[
-        str, Meta(pattern=NODE_LABEL, description="label of a node that names its rack")
+        str,
+        Meta(
+            pattern=NODE_LABEL,
+            description="name of the nodes' label whose value is the node's rack",
+        ),
     ] = "topology.kubernetes.io/rack"
     api: Annotated[
         str | None,
@@ -81,7 +96,10 @@ class KubernetesSettings(Settings, frozen=True):
     ] = None
     account_folder: Annotated[
         str,
-        Meta(min_length=1, description="folder of the service account: token, ca.crt, namespace"),
+        Meta(
+            min_length=1,
+            description="folder of the service account's files: token, ca.crt and namespace",
+        ),
     ] = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 

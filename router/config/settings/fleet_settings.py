@@ -15,14 +15,14 @@ TOMBSTONE_MAX_S = 86_400.0
 
 
 class FleetSettings(Settings, frozen=True):
-    """When workers count as there."""
+    """The fleet's name, and when its workers count as present."""
 
     name: Annotated[
         str,
         Meta(
             pattern=r"^[A-Za-z0-9_-]{1,64}$",
-            description="name of the workers that this router serves: relays and routers of a"
-            " fleet have the same",
+            description="name of the fleet that this router serves; all relays and routers of a"
+            " fleet are configured with the same name",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = "default"
@@ -32,24 +32,24 @@ class FleetSettings(Settings, frozen=True):
     register_networks: Annotated[
         str,
         Meta(
-            description="networks (CIDR, with commas between) of engines that RegisterWorker may"
-            " name, by IP address; empty: RegisterWorker is off",
+            description="networks of engines that the RPC RegisterWorker may name, by IP address:"
+            " CIDRs with commas between; empty: RegisterWorker is off",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ""
     state_file: Annotated[
         str | None,
         Meta(
-            description="file that keeps the drains and removals in force for restarts of this"
-            " router, another file for each replica; none: only other replicas have"
-            " them"
+            description="file where this router saves the drains and removals in force, to read"
+            " them again after its restart; each replica needs a file of its own; none: a"
+            " restarted router learns them from other replicas only"
         ),
     ] = None
     inflight: Annotated[
         bool,
         Meta(
-            description="publish this router's reserved load to its replicas, and add theirs to"
-            " the workers' load"
+            description="publish the load that this router reserved to the other replicas, and"
+            " add theirs to the workers' load"
         ),
     ] = True
 
@@ -67,8 +67,8 @@ class IndexSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=MEMORY_MIB_MAX,
-            description="MiB that the index may take; beyond, blocks that no prompt has matched"
-            " lately are forgotten; 64 GiB at most",
+            description="MiB of memory that the index of cached blocks may take, at most 64 GiB;"
+            " when it is full, blocks that no prompt matched lately are forgotten",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = 4096

@@ -11,74 +11,99 @@ Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s,*]+)$")]
 
 
 class GatewaySettings(Settings, frozen=True):
-    """The HTTP face for OpenAI's and Anthropic's clients."""
+    """The gateway, an HTTP server for OpenAI's and Anthropic's clients."""
 
     listen: Annotated[
         str,
         Meta(
-            description="host:port of OpenAI's and Anthropic's API; port 0 picks a free one,"
-            " empty: none",
+            description="host:port where the gateway serves OpenAI's and Anthropic's API; port 0"
+            " picks a free port, empty: no gateway",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ""
     any_address: Annotated[
         bool,
         Meta(
-            description="serve callers without keys on an address that is not loopback: only behind"
-            " something that checks them"
+            description="serve clients without keys on an address that is not loopback; use it"
+            " only behind a proxy that checks clients"
         ),
     ] = False
     pass_keys: Annotated[
         bool,
         Meta(
-            description="pass clients' Authorization and X-Api-Key on to workers, though the"
-            " gateway checks them itself"
+            description="pass clients' headers Authorization and X-Api-Key on to workers, even"
+            " where the gateway checks them itself"
         ),
     ] = False
     reuse_port: Annotated[
         bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
     ] = False
     route_timeout_s: Annotated[
-        Seconds, Meta(description="longest wait for a router's pick, its queue included")
+        Seconds,
+        Meta(
+            description="seconds that a request waits at most for a router's pick, with its time"
+            " in the router's queue"
+        ),
     ] = 30.0
     silence_s: Annotated[
-        Seconds, Meta(description="longest time for which a worker may send nothing")
+        Seconds,
+        Meta(
+            description="seconds for which a worker may send nothing before its request counts as"
+            " failed"
+        ),
     ] = 600.0
     drain_timeout_s: Annotated[
-        Seconds, Meta(description="longest wait for open requests at SIGTERM")
+        Seconds,
+        Meta(description="seconds that the gateway waits at most for open requests after SIGTERM"),
     ] = 300.0
     accept_after_stop_s: Annotated[
         Seconds,
         Meta(
-            description="seconds after SIGTERM in which requests are still served, each as the last"
-            " of its connection; part of gateway.drain_timeout_s"
+            description="seconds after SIGTERM in which new requests are still served, each as"
+            " the last of its connection; these seconds are part of gateway.drain_timeout_s"
         ),
     ] = 5.0
     body_mib_max: Annotated[
-        int, Meta(ge=1, le=1024, description="largest body of a request, unpacked, in MiB")
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="MiB of the largest body of a request, after unpacking; larger ones are"
+            " refused with 413",
+        ),
     ] = 32
     bodies_mib_max: Annotated[
-        int, Meta(ge=1, le=1 << 20, description="bodies of all open requests together, in MiB")
+        int,
+        Meta(
+            ge=1,
+            le=1 << 20,
+            description="MiB that the bodies of all open requests may take together",
+        ),
     ] = 1024
     open_max: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="open requests; more are answered with 429")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="most open requests of the gateway; further ones are answered with 429",
+        ),
     ] = 4096
     client_share: Annotated[
         float,
         Meta(
             gt=0,
             le=1,
-            description="share of gateway.open_max and gateway.bodies_mib_max that one client may"
-            " hold: a key, or an address where clients need none; 1 behind a proxy that is the"
-            " address of all clients",
+            description="share (0 to 1) of gateway.open_max and gateway.bodies_mib_max that one"
+            " client may use; a client is a key, or an IP address where clients need no keys; set"
+            " 1 behind a proxy, whose address all clients have",
         ),
     ] = 0.5
     cors_origins: Annotated[
         tuple[Origin, ...],
         Meta(
-            description="origins whose pages may read answers in a browser, such as"
-            " https://chat.example, or `*` for all; without cookies and certificates; none: only"
-            " the gateway's own"
+            description="origins whose pages may read the gateway's answers in a browser (CORS),"
+            " such as https://chat.example, or `*` for all; cookies and certificates are never"
+            " allowed; none: only the gateway's own origin"
         ),
     ] = ("*",)
     pairs: Annotated[
@@ -88,30 +113,38 @@ class GatewaySettings(Settings, frozen=True):
     forward: Annotated[
         Literal["body", "tokens"],
         Meta(
-            description="tokens: chats go on with their prompt's tokens, so that engines do not"
-            " tokenise again; only tokens that are verified, and only to engines that take them"
+            description="tokens: chats are sent to engines with their prompt's tokens, so that"
+            " engines do not tokenize again; only tokens that were compared with an engine's, and"
+            " only to engines that take tokens"
         ),
     ] = "body"
     priority: Annotated[
         Literal["higher", "lower"],
-        Meta(description="whether a higher or a lower `priority` in a body is sooner"),
+        Meta(
+            description="whether requests with a higher or with a lower `priority` in their body"
+            " go first"
+        ),
     ] = "higher"
     salt: Annotated[
         Literal["client", "tenant"],
         Meta(
-            description="whose `cache_salt` routers and engines get. client: the body's own, so"
-            " that tenants share prefixes and can tell what others have cached; tenant: one made of"
-            " the request's tenant, or of its key where that has none"
+            description="where the `cache_salt` comes from that routers and engines get. client:"
+            " from the body, so tenants share cached prefixes, and can measure what others have"
+            " cached; tenant: made from the request's tenant, or from its key where the key has"
+            " no tenant"
         ),
     ] = "client"
     answer_headers: Annotated[
         bool,
-        Meta(description="answers have X-Kvroute-Worker, -Overlap-Tokens and -Reservation"),
+        Meta(
+            description="send the headers X-Kvroute-Worker, X-Kvroute-Overlap-Tokens and"
+            " X-Kvroute-Reservation with each answer"
+        ),
     ] = False
 
 
 class GatewayProcessSettings(GatewaySettings, frozen=True):
-    """Those of a gateway in a process of its own."""
+    """Settings of a gateway in a process of its own."""
 
     listen: Annotated[
         str,

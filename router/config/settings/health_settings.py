@@ -1,4 +1,4 @@
-"""Settings of what a worker can take: ejections after failures, and its learned capacity."""
+"""Settings of workers' health and capacity: ejection after failures, learned capacity."""
 
 from typing import Annotated
 
@@ -8,14 +8,18 @@ from events.plane.settings import Settings
 
 
 class OutlierSettings(Settings, frozen=True):
-    """Workers at which requests fail get none for a while."""
+    """Ejection of workers whose requests fail: for a while they get none."""
 
-    enabled: Annotated[bool, Meta(description="eject workers at which requests fail")] = True
+    enabled: Annotated[
+        bool,
+        Meta(description="eject workers whose requests fail: for a while they get no requests"),
+    ] = True
 
 
 class CapacitySettings(Settings, frozen=True):
-    """Learning of how much workers can take. A worker over its capacity gets requests only
-    while no worker of its pool has room."""
+    """Learned capacity of workers. A worker at its capacity gets requests only while no worker of
+    its pool has room.
+    """
 
     estimate_slots: Annotated[
         bool,
@@ -28,7 +32,8 @@ class CapacitySettings(Settings, frozen=True):
     count_preemptions: Annotated[
         bool,
         Meta(
-            description="let preemptions lower the share of a worker's KV blocks that picks promise"
+            description="when an engine preempts requests, lower the share of its KV blocks that"
+            " picks may reserve"
         ),
     ] = True
     prefill_budget_factor: Annotated[
@@ -36,32 +41,32 @@ class CapacitySettings(Settings, frozen=True):
         Meta(
             ge=0,
             le=1e6,
-            description="a worker has no room while it has so many times its engine's token"
-            " budget of prompt tokens to compute, where the engine says its budget; 0:"
-            " no such bound",
+            description="a worker takes no further request while its uncomputed prompt tokens"
+            " reach this many times its engine's token budget of a step, where the engine"
+            " publishes its budget; 0: no such bound",
         ),
     ] = 0.0
     prefill_tokens_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="a worker has no room while it has so many prompt tokens to compute, of"
-            " all routers' requests; 0: no such bound",
+            description="a worker takes no further request while it has this many prompt tokens"
+            " to compute, for requests of all routers; 0: no such bound",
         ),
     ] = 0
     prefill_requests_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="a worker has no room while so many requests of this router have their"
-            " prompts computed there; 0: no such bound",
+            description="a worker takes no further request while it computes the prompts of this"
+            " many requests of this router; 0: no such bound",
         ),
     ] = 0
     decode_requests_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="a worker has no room while so many requests of this router, whose"
-            " prompts are computed, run there; 0: no such bound",
+            description="a worker takes no further request while it generates the answers of this"
+            " many requests of this router; 0: no such bound",
         ),
     ] = 0

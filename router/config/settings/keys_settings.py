@@ -8,87 +8,103 @@ from events.plane.settings import FIRST_WEEK, Settings
 
 
 class TlsSettings(Settings, frozen=True):
-    """The certificate that servers of this process show. Changed files are read again by
-    themselves."""
+    """The certificate of this process's servers. Changed files are read again without a restart."""
 
     certificate_file: Annotated[
         str | None,
         Meta(
-            description="PEM file of the server's certificate and its chain; none: plain text",
+            description="PEM file of the server's certificate and its chain; none: no TLS",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
     key_file: Annotated[
         str | None,
-        Meta(description="PEM file of the certificate's key", extra_json_schema=FIRST_WEEK),
+        Meta(
+            description="PEM file of the key of tls.certificate_file", extra_json_schema=FIRST_WEEK
+        ),
     ] = None
     client_ca_file: Annotated[
         str | None,
         Meta(
-            description="PEM file of the CAs of callers' certificates; gRPC then takes only callers"
-            " with such a certificate",
+            description="PEM file of the CAs that sign clients' certificates; the gRPC port then"
+            " takes only clients with such a certificate",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
 
 
 class KeysSettings(Settings, frozen=True):
-    """Keys of callers: bearer tokens, certificates, accounts of issuers, with their rights."""
+    """Keys and rights of callers: bearer tokens, certificates, accounts of issuers."""
 
     file: Annotated[
         str | None,
         Meta(
-            description="YAML file of identities and their rights, read again when it changes;"
-            " none: callers need no keys, or certificates alone",
+            description="YAML file of clients' identities, keys and rights, read again when it"
+            " changes; none: clients need no keys, at most certificates",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
 
 
 class EnginesSettings(Settings, frozen=True):
-    """How this process reaches engines over HTTP, whatever it requests. Changed files are read
-    again by themselves."""
+    """Credentials for HTTP requests to engines. Changed files are read again without a restart."""
 
     api_key: Annotated[
         str | None,
         Meta(
             description="API key of the engines (vLLM's and SGLang's --api-key), sent as a bearer"
-            " token; none: that of api_key_file",
+            " token; none: the key in engines.api_key_file",
             extra_json_schema={"secret": True},
         ),
     ] = None
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="file with the API key of the engines; none: engines need none",
+            description="file with the API key of the engines; none: engines need no key",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None
     ca_file: Annotated[
         str | None,
-        Meta(description="PEM file of the CAs of engines' certificates; none: the system's"),
+        Meta(
+            description="PEM file of the CAs of engines' certificates; none: the CAs of the system"
+        ),
     ] = None
 
 
 class DialSettings(Settings, frozen=True):
-    """How a process proves itself to the routers that it calls, and they to it."""
+    """Credentials for calls to routers, and how routers' certificates are checked."""
 
     tls: Annotated[
-        bool, Meta(description="call over TLS, by the system's CAs unless ca_file is set")
+        bool,
+        Meta(
+            description="call routers over TLS; their certificates are checked by the system's"
+            " CAs unless ca_file is set"
+        ),
     ] = False
     ca_file: Annotated[
         str | None, Meta(description="PEM file of the CAs of routers' certificates; turns TLS on")
     ] = None
     certificate_file: Annotated[
-        str | None, Meta(description="PEM file of the caller's own certificate; turns TLS on")
+        str | None,
+        Meta(description="PEM file of the certificate that is shown to routers; turns TLS on"),
     ] = None
-    key_file: Annotated[str | None, Meta(description="PEM file of that certificate's key")] = None
+    key_file: Annotated[str | None, Meta(description="PEM file of the key of certificate_file")] = (
+        None
+    )
     name: Annotated[
         str | None,
-        Meta(description="name in routers' certificates, where it is not that of the address"),
+        Meta(
+            description="host name in routers' certificates, where it differs from the host in"
+            " their address"
+        ),
     ] = None
     token_file: Annotated[
-        str | None, Meta(description="file with the bearer token, read again when it changes")
+        str | None,
+        Meta(
+            description="file with the bearer token that is sent to routers, read again when it"
+            " changes"
+        ),
     ] = None
 
 
@@ -98,8 +114,8 @@ class ProbesSettings(Settings, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="host:port of /livez and /readyz, which say only serving or not;"
-            " empty: none",
+            description="host:port of the pages /livez and /readyz, which say only whether the"
+            " process serves; empty: no such port",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ""

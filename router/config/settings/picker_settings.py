@@ -9,43 +9,53 @@ from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 
 class PickerSettings(Settings, frozen=True):
-    """The endpoint picker that Envoy asks by ext_proc."""
+    """The endpoint picker, which Envoy calls by ext_proc."""
 
     listen: Annotated[
         str,
         Meta(
-            description="host:port of the endpoint picker for Envoy; port 0 picks a free one,"
-            " empty: none",
+            description="host:port of the endpoint picker (EPP), which Envoy calls; port 0 picks"
+            " a free port, empty: no picker",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ""
     plain: Annotated[
         bool,
         Meta(
-            description="take connections without TLS; those with TLS come on the same port, if"
-            " tls.certificate_file is set"
+            description="take connections without TLS; connections with TLS are taken on the same"
+            " port if tls.certificate_file is set"
         ),
     ] = True
     mutual_tls: Annotated[
         bool,
         Meta(
-            description="take only connections with a certificate of tls.client_ca_file; set plain"
-            " to false beside it"
+            description="take only connections with a certificate signed by a CA of"
+            " tls.client_ca_file; also set epp.plain to false"
         ),
     ] = False
     route_timeout_s: Annotated[
-        Seconds, Meta(description="longest wait for a router's pick, its queue included")
+        Seconds,
+        Meta(
+            description="seconds that a request waits at most for a router's pick, with its time"
+            " in the router's queue"
+        ),
     ] = 30.0
     body_mib_max: Annotated[
-        int, Meta(ge=1, le=1024, description="largest body that is read, in MiB; others go by load")
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="MiB of the largest body that is read; for a larger one the worker is"
+            " picked by load alone",
+        ),
     ] = 64
     bodies_mib_max: Annotated[
         int,
         Meta(
             ge=1,
             le=1 << 20,
-            description="bodies that wait for a pick or go back after it, of all requests, in MiB;"
-            " others go by load",
+            description="MiB that the bodies of all requests may take while they wait for a pick"
+            " or are sent back to Envoy; beyond it, workers are picked by load alone",
         ),
     ] = 1024
     fallbacks: Annotated[
@@ -53,49 +63,55 @@ class PickerSettings(Settings, frozen=True):
         Meta(
             ge=0,
             le=3,
-            description="endpoints named after the pick for Envoy to try next; some gateways take"
-            " one endpoint only",
+            description="most further endpoints that the picker names for Envoy to try when the"
+            " picked one fails; some gateways take only one endpoint, so 0 there",
         ),
     ] = 0
     pairs: Annotated[
         Literal["never", "llm-d"],
         Meta(
-            description="llm-d: requests of fleets with prefill workers get one in the header"
-            " x-prefiller-host-port, for llm-d's routing sidecar beside the decode worker"
+            description="llm-d: where the fleet has prefill workers, a request gets the address"
+            " of one in the header x-prefiller-host-port, for llm-d's routing sidecar beside the"
+            " decode worker"
         ),
     ] = "never"
     priority: Annotated[
         Literal["higher", "lower"],
-        Meta(description="whether a higher or a lower `priority` in a body is sooner"),
+        Meta(
+            description="whether requests with a higher or with a lower `priority` in their body"
+            " go first"
+        ),
     ] = "higher"
     objectives: Annotated[
         Mapping[str, int],
         Meta(
-            description="priorities by the name in x-gateway-inference-objective or"
-            " x-llm-d-inference-objective; higher is sooner"
+            description="priority of each objective, by its name in the header"
+            " x-gateway-inference-objective or x-llm-d-inference-objective; requests with a"
+            " higher priority go first"
         ),
     ] = {}
     unobserved_s: Annotated[
         Seconds,
         Meta(
-            description="how long a request counts as running whose answer the gateway does not"
-            " show"
+            description="seconds for which a request counts as running when Envoy shows the"
+            " picker nothing of its answer"
         ),
     ] = 20.0
     drain_timeout_s: Annotated[
-        Seconds, Meta(description="longest wait for open requests at SIGTERM")
+        Seconds,
+        Meta(description="seconds that the picker waits at most for open requests after SIGTERM"),
     ] = 300.0
     accept_after_stop_s: Annotated[
         Seconds,
         Meta(
-            description="how long new requests are taken after SIGTERM, while health says"
-            " NOT_SERVING and gateways turn to other pickers"
+            description="seconds after SIGTERM in which new requests are still taken, while the"
+            " health service answers NOT_SERVING and gateways change to other pickers"
         ),
     ] = 5.0
 
 
 class PickerProcessSettings(PickerSettings, frozen=True):
-    """Those of a picker in a process of its own."""
+    """Settings of a picker in a process of its own."""
 
     listen: Annotated[
         str,

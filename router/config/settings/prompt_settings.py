@@ -9,44 +9,54 @@ from events.plane.settings import Settings
 
 
 class PromptsSettings(Settings, frozen=True):
-    """Source of the tokens of one model's prompts that come without tokens."""
+    """How the tokens of one model's prompts are made, where prompts come without tokens."""
 
     source: Annotated[
         Literal["auto", "local", "engine", "off"],
         Meta(
-            description="auto: the router's own tokens where they are proven, else an engine's;"
-            " local: its own alone; engine: an engine's alone; off: none, so that lengths are"
-            " estimated"
+            description="where a text prompt's tokens come from. auto: from the router's own"
+            " tokenizer where its tokens were compared with an engine's, else from an engine;"
+            " local: from the router's tokenizer alone; engine: from an engine alone; off: from"
+            " nowhere, so that lengths are estimated"
         ),
     ] = "auto"
     folder: Annotated[
         str | None,
         Meta(
-            description="folder with tokenizer.json, tokenizer_config.json and"
-            " chat_template.jinja, as the model's release has them; none: engines give the tokens"
+            description="folder with the model's tokenizer.json, tokenizer_config.json and"
+            " chat_template.jinja; none: engines give the tokens"
         ),
     ] = None
     chat_template: Annotated[
         str,
-        Meta(description="the engines' --chat-template, a file or a text; empty: the folder's own"),
+        Meta(
+            description="chat template, a file or a text, as in the engines' --chat-template;"
+            " empty: the template in the folder"
+        ),
     ] = ""
     chat_template_kwargs: Annotated[
         dict[str, Any],
-        Meta(description="the engines' default keyword arguments of the chat template"),
+        Meta(
+            description="default keyword arguments of the chat template, as the engines are"
+            " configured"
+        ),
     ] = msgspec.field(default_factory=dict)
     content_format: Annotated[
         Literal["auto", "string", "openai"],
-        Meta(description="vLLM's --chat-template-content-format"),
+        Meta(
+            description="form of messages' content that the chat template gets, as vLLM's"
+            " --chat-template-content-format"
+        ),
     ] = "auto"
     tools_dropped: Annotated[
-        bool, Meta(description="vLLM runs with --exclude-tools-when-tool-choice-none")
+        bool, Meta(description="vLLM was started with --exclude-tools-when-tool-choice-none")
     ] = False
     render: Annotated[
         str,
         Meta(
             pattern=r"^(https?://[^\s/]+)?$",
-            description="address of a render service (vllm launch render), which gives tokens in"
-            " the place of workers; empty: none",
+            description="HTTP base of a render service (`vllm launch render`), which gives tokens"
+            " instead of the workers; empty: the workers give them",
         ),
     ] = ""
     processes: Annotated[

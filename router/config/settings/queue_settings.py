@@ -19,49 +19,68 @@ class BandSettings(Settings, frozen=True):
 
     name: Annotated[
         str,
-        Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="of the band, as metrics show it"),
+        Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the priority band in metrics"),
     ]
     from_priority: Annotated[
         int,
         Meta(
             ge=-(1 << 31),
             lt=1 << 31,
-            description="lowest priority of the band; the lowest band takes all below it, too",
+            description="lowest priority of the band's requests; the lowest band takes all lower"
+            " priorities, too",
         ),
     ]
     weight: Annotated[
         float,
-        Meta(gt=0, le=1e6, description="of the band's turns beside those of other bands"),
+        Meta(
+            gt=0,
+            le=1e6,
+            description="weight of the band: its share of the dispatches, relative to the weights"
+            " of the other bands",
+        ),
     ] = 1.0
     share_percent: Annotated[
         float,
         Meta(
             gt=0,
             le=100,
-            description="percentage of a model's slots and KV blocks up to which requests of the"
-            " band get workers; the rest is kept for other bands",
+            description="percentage of a model's slots and KV blocks that may be in use for"
+            " requests of this band to get workers; the rest is kept for other bands",
         ),
     ] = 100.0
 
 
 class TenantSettings(Settings, frozen=True):
-    """Share and bounds of a tenant."""
+    """Weight and bounds of one tenant."""
 
     weight: Annotated[
         float,
-        Meta(gt=0, le=1e6, description="of the tenant's share beside those of other tenants"),
+        Meta(
+            gt=0,
+            le=1e6,
+            description="weight of the tenant: its share of the dispatches, relative to the"
+            " weights of the other tenants",
+        ),
     ] = 1.0
     in_flight_max: Annotated[
         int,
-        Meta(ge=0, description="requests of the tenant that run at once; 0: any number"),
+        Meta(ge=0, description="most requests of the tenant that run at once; 0: any number"),
     ] = 0
     tokens_per_s: Annotated[
         float,
-        Meta(ge=0, description="uncached prompt tokens of the tenant a second; 0: any number"),
+        Meta(
+            ge=0,
+            description="most uncached prompt tokens a second that requests of the tenant may"
+            " start; 0: any number",
+        ),
     ] = 0.0
     priority: Annotated[
         int,
-        Meta(ge=-(1 << 20), le=1 << 20, description="points added to its requests' priorities"),
+        Meta(
+            ge=-(1 << 20),
+            le=1 << 20,
+            description="points that are added to the priority of each request of the tenant",
+        ),
     ] = 0
 
 
@@ -77,44 +96,62 @@ class TenantsSettings(Settings, frozen=True):
     ] = False
     cached_price: Annotated[
         float,
-        Meta(ge=0, le=1, description="cost of a cached prompt token; an uncached one costs 1"),
+        Meta(
+            ge=0,
+            le=1,
+            description="cost of a cached prompt token in tenants' shares; an uncached token"
+            " costs 1",
+        ),
     ] = 0.0
     default: TenantSettings = TenantSettings()
     named: Annotated[
         dict[str, TenantSettings],
-        Meta(description="tenants that get something else than `default`, by name"),
+        Meta(
+            description="settings of tenants that differ from queue.tenants.default, by the"
+            " tenant's name"
+        ),
     ] = msgspec.field(default_factory=dict)
 
 
 class SiblingsSettings(Settings, frozen=True):
-    """Requests with the same long uncached prefix: the first goes, the others follow it."""
+    """Siblings, requests with the same long uncached prefix: the first goes, the others
+    follow it.
+    """
 
-    enabled: Annotated[bool, Meta(description="hold siblings until the first one's prefill")] = (
-        False
-    )
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="keep requests with the same long prefix waiting until the first one's"
+            " prompt is computed, so that the others reuse its blocks"
+        ),
+    ] = False
 
 
 class QueueSettings(Settings, frozen=True):
-    """Requests that no worker has room for wait here, in an order."""
+    """The queue in which requests wait, in a configured order, while no worker has room for
+    them.
+    """
 
     max_waiting: Annotated[
         int,
         Meta(
             ge=0,
             le=WAITING_MAX,
-            description="requests that wait at once; 0: a request without room is refused at once",
+            description="most requests that wait at once; 0: a request that no worker has room"
+            " for is refused at once",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = 4096
     max_mib: Annotated[
-        int, Meta(ge=1, le=65_536, description="MiB of memory that waiting requests take")
+        int, Meta(ge=1, le=65_536, description="MiB of memory that waiting requests may take")
     ] = 256
     max_waiting_per_tenant: Annotated[
         int,
         Meta(
             ge=0,
             le=WAITING_MAX,
-            description="requests of one tenant that wait at once; 0: as many as queue.max_waiting",
+            description="most requests of one tenant that wait at once; 0: as many as"
+            " queue.max_waiting",
         ),
     ] = 0
     max_mib_per_tenant: Annotated[
@@ -122,32 +159,32 @@ class QueueSettings(Settings, frozen=True):
         Meta(
             ge=0,
             le=65_536,
-            description="MiB of memory that waiting requests of one tenant take; 0: as many as"
-            " queue.max_mib",
+            description="MiB of memory that waiting requests of one tenant may take; 0: as many"
+            " as queue.max_mib",
         ),
     ] = 0
     timeout_s: Annotated[
         Seconds,
         Meta(
-            description="longest wait of a request that names no queue_timeout_ms",
+            description="seconds that a request without queue_timeout_ms waits at most",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = 10.0
     early_refusal: Annotated[
         EarlyRefusal,
         Meta(
-            description="refuse a request as soon as its expected wait is too long, while no worker"
-            " has room. timeout: longer than it may wait; slo: or than its ttft_slo_ms; never: wait"
-            " to the end"
+            description="when to refuse a request before its wait is over, while no worker has"
+            " room. timeout: as soon as its expected wait is longer than it may wait; slo: also"
+            " when longer than its ttft_slo_ms; never: it waits to the end"
         ),
     ] = "never"
     blocks_ahead: Annotated[
         bool,
         Meta(
-            description="a request that may wait gets a worker only once the KV blocks of its"
-            " prompt and expected output fit there beside those in use and those that the answers"
-            " of running requests are still expected to take, unless the worker is idle; false:"
-            " once a block is free"
+            description="before a request that may wait gets a worker, the KV blocks of its whole"
+            " prompt and expected output must be free there, beside those that running requests"
+            " use and are expected to need, unless the worker is idle; false: one free block"
+            " suffices"
         ),
     ] = True
     order: Annotated[
@@ -162,19 +199,23 @@ class QueueSettings(Settings, frozen=True):
     aging: Annotated[
         Annotated[float, Meta(ge=0, le=1e9)] | None,
         Meta(
-            description="score that a request gains in a second of waiting, in the unit of the"
-            " order, which is points for priority; 0: nothing; none: the order's own"
+            description="score that a request gains in each second of waiting, in the unit of the"
+            " order (points for priority); 0: nothing; none: the order's default"
         ),
     ] = None
     bands: Annotated[
         tuple[BandSettings, ...],
-        Meta(max_length=32, description="priority bands; none: all requests are in one, `all`"),
+        Meta(
+            max_length=32,
+            description="priority bands of the queue; none: all requests are in one band, named"
+            " `all`",
+        ),
     ] = ()
     bands_strict: Annotated[
         bool,
         Meta(
-            description="let a band go only while no higher one has requests to try; false: bands"
-            " take turns by their weights"
+            description="dispatch a band's requests only while no higher band has requests that"
+            " could go; false: bands take turns by their weights"
         ),
     ] = False
     bands_aging: Annotated[
@@ -182,8 +223,8 @@ class QueueSettings(Settings, frozen=True):
         Meta(
             ge=0,
             le=1e9,
-            description="points of priority that a second of waiting adds, by which a request comes"
-            " into higher bands; 0: it stays in its own",
+            description="points that each second of waiting adds to a request's priority, so that"
+            " it rises into higher bands; 0: it stays in its band",
         ),
     ] = 0.1
     tenants: TenantsSettings = TenantsSettings()

@@ -13,34 +13,40 @@ class GrpcSettings(Settings, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="host:port of the gRPC server; port 0 picks a free one",
+            description="host:port of the gRPC server; port 0 picks a free port",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = "127.0.0.1:50051"
     unix_socket: Annotated[
-        str | None, Meta(description="path of a unix socket to listen on too")
+        str | None, Meta(description="path of a unix socket that the gRPC server listens on, too")
     ] = None
     unix_socket_mode: Annotated[
         str,
         Meta(
             pattern="^0[0-7]{3}$",
-            description="file permissions of the unix socket, octal: they alone say which users"
-            " may call",
+            description="file permissions of the unix socket, in octal; they alone decide which"
+            " users may call",
         ),
     ] = "0600"
     any_address: Annotated[
         bool,
         Meta(
-            description="serve callers without keys on an address that is not loopback: all that"
-            " reach it may call every method, fleet commands among them"
+            description="serve clients without keys on an address that is not loopback: every"
+            " client that reaches the port may call every RPC, fleet commands among them"
         ),
     ] = False
-    reflection: Annotated[bool, Meta(description="serve the grpc.reflection services")] = True
+    reflection: Annotated[
+        bool,
+        Meta(
+            description="serve the grpc.reflection services, by which tools such as grpcurl list"
+            " the RPCs"
+        ),
+    ] = True
     max_connection_age_s: Annotated[
         Seconds | None,
         Meta(
-            description="age in seconds at which a connection is closed, so that clients spread"
-            " over replicas again; none: never"
+            description="age in seconds at which a gRPC connection is closed, so that clients"
+            " spread over the replicas again; none: never"
         ),
     ] = 300.0
 
@@ -51,16 +57,17 @@ class MetricsSettings(Settings, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="host:port of /metrics and the console; port 0 picks a free one,"
-            " empty: none",
+            description="host:port of /metrics and the console; port 0 picks a free port, empty:"
+            " no such port",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = "127.0.0.1:9464"
     tls: Annotated[
         Literal["off", "server", "mutual"],
         Meta(
-            description="server: HTTPS with the certificate of `tls`; mutual: and only for scrapers"
-            " with a certificate of tls.client_ca_file"
+            description="off: /metrics without TLS; server: over TLS, with the certificate of"
+            " `tls`; mutual: over TLS, and only for clients with a certificate signed by a CA of"
+            " tls.client_ca_file"
         ),
     ] = "off"
 
@@ -73,20 +80,21 @@ class HttpSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="open connections of a port; the next one takes the place of one that is"
-            " idle or has sent no request yet, or is closed at once",
+            description="most open connections of a port; beyond them, a connection that is idle"
+            " or has sent no request is closed for a new one, or else the new one",
         ),
     ] = 10_000
     address_connections_max: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
         Meta(
-            description="open connections of one client address, or one IPv6 /64; none: seven"
-            " times as many as the port has free places, which bounds them in any case"
+            description="most open connections of one client address (an IPv4 address or an IPv6"
+            " /64); none, and in any case at most: seven times as many as the port has free"
+            " places"
         ),
     ] = None
     idle_timeout_s: Annotated[
         Seconds,
-        Meta(description="seconds for which a connection may stay without a request; HTTP/1 alone"),
+        Meta(description="seconds for which an HTTP/1 connection may stay open without a request"),
     ] = 300.0
 
 
@@ -94,7 +102,8 @@ class LogSettings(Settings, frozen=True):
     """Logs, on standard error."""
 
     format: Annotated[
-        Literal["auto", "plain", "json"], Meta(description="auto: plain on a terminal, else json")
+        Literal["auto", "plain", "json"],
+        Meta(description="form of log lines; auto: plain on a terminal, else json"),
     ] = "auto"
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -107,16 +116,33 @@ class DecisionLogSettings(Settings, frozen=True):
 
     file: Annotated[
         str | None,
-        Meta(description="file that decisions are written to; none: they are not written"),
+        Meta(
+            description="file that each decision is written to, a line of JSON each; none:"
+            " decisions are not written"
+        ),
     ] = None
     share: Annotated[
-        float, Meta(gt=0, le=1, description="share of the requests whose decisions are written")
+        float,
+        Meta(gt=0, le=1, description="share (0 to 1) of the requests whose decisions are written"),
     ] = 0.01
-    file_mib: Annotated[int, Meta(ge=1, description="MiB at which the next file begins")] = 64
+    file_mib: Annotated[
+        int,
+        Meta(
+            ge=1, description="MiB at which a file of the decision log is full, and the next begins"
+        ),
+    ] = 64
     files: Annotated[
-        int, Meta(ge=1, le=1000, description="files that are kept, the current file included")
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="files of the decision log that are kept, the current one included",
+        ),
     ] = 4
     hashes: Annotated[
         bool,
-        Meta(description="write hashes of prompts and sessions, too; their text is never written"),
+        Meta(
+            description="write hashes of prompts and sessions to the decision log, too; their"
+            " text is never written"
+        ),
     ] = False

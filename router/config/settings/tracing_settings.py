@@ -8,24 +8,29 @@ from events.plane.settings import Settings
 
 
 class TracingSettings(Settings, frozen=True):
-    """Where spans go, and which requests have some."""
+    """Export of spans, and which requests are sampled."""
 
     endpoint: Annotated[
         str,
         Meta(
-            description="OTLP collector for spans, over gRPC: http://host:4317, or https:// for"
-            " TLS; empty: no spans"
+            description="URL of the OTLP collector that spans are sent to by gRPC:"
+            " http://host:4317, or https:// for TLS; empty: no spans"
         ),
     ] = ""
     ca_file: Annotated[
-        str | None, Meta(description="PEM file of the collector's CAs; none: the system's")
+        str | None,
+        Meta(
+            description="PEM file of the CAs of the collector's certificate; none: the CAs of the"
+            " system"
+        ),
     ] = None
     share: Annotated[
         float,
         Meta(
             ge=0,
             le=1,
-            description="share of the requests without a traceparent that the gateway and the"
-            " endpoint picker begin a trace for; others are sampled as their callers' spans are",
+            description="share (0 to 1) of the requests without a traceparent header for which"
+            " the gateway and the endpoint picker begin a trace; requests with the header are"
+            " sampled as it says",
         ),
     ] = 0.01

@@ -1,1 +1,1 @@
-"""Which prefixes are worth a copy on another worker. Effects out. Pure."""
+"""Decides which prefixes to copy to which workers. Returns effects. Pure."""

@@ -1,4 +1,4 @@
-"""Copies of hot prefixes: those under way, those that wait for their first use, what came of all.
+"""Copies of hot prefixes: each copy's states from its start to its first use, with counts.
 
     begun -> done -> used
           |       +-> useless (evicted, or not used for USE_S)
@@ -34,7 +34,7 @@ WAITING_MAX = 1024
 
 
 class CopyFate(StrEnum):
-    """The fate of a copy; the metric label."""
+    """How a copy ended; its values are values of a metric's label."""
 
     BEGUN = "begun"
     DONE = "done"
@@ -66,18 +66,18 @@ class Prefix:
 
     @property
     def byte_count(self) -> int:
-        """Memory that the prefix takes here."""
+        """Bytes of memory that the prefix takes in this process."""
         return int(self.chain.nbytes) + len(self.token_bytes or b"")
 
     def begins(self, prefixes: HashArray) -> bool:
-        """Whether a prompt with these PrefixHashes begins with it."""
+        """Whether a prompt with these PrefixHashes begins with this prefix."""
         last = len(self.chain) - 1
         return len(prefixes) > last and bool(prefixes[last] == self.chain[last])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """Bring a prefix to a worker; then tell HotPrefixes.ended."""
+    """Effect: have a worker compute or fetch a prefix, then call HotPrefixes.ended."""
 
     id: int
     prefix: Prefix
@@ -90,7 +90,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cancel:
-    """A copy under way is not wanted any more, and counts as cancelled already."""
+    """Effect: stop a copy that has begun; it counts as cancelled already."""
 
     copy: Copy
 
@@ -118,7 +118,7 @@ class Copies:
         return f"<Copies {len(self.under_way)} under way, {len(self._waiting)} not used yet>"
 
     def may_begin(self, now_s: float) -> bool:
-        """Whether the bounds allow one more."""
+        """Whether the bounds in number and rate allow a further copy now."""
         if self._allowed_at_s is not None:
             more = (now_s - self._allowed_at_s) * self._per_s
             self._allowance = min(BURST, self._allowance + more)
@@ -128,7 +128,9 @@ class Copies:
         return self._allowance >= 1.0 and len(self.under_way) < UNDER_WAY_MAX
 
     def may_take(self, worker: WorkerKey, prefix: Prefix) -> bool:
-        """Whether a worker gets no copy at the moment, and had not this one lately."""
+        """Whether a worker is getting no copy now, and did not get this prefix within the last
+        AGAIN_S.
+        """
         if (prefix.key, worker) in self._begun:
             return False
         return all(copy.target != worker for copy in self.under_way.values())
@@ -142,7 +144,7 @@ class Copies:
         cost_s: float,
         now_s: float,
     ) -> Copy:
-        """Begins one that `may_begin`."""
+        """Begins a copy, and returns it; `may_begin` must be true."""
         self._ids += 1
         self._allowance -= 1.0
         self._begun[prefix.key, target] = now_s + AGAIN_S
@@ -152,13 +154,15 @@ class Copies:
         return copy
 
     def cancel(self, copy: Copy) -> Cancel:
-        """Gives up a copy under way."""
+        """Cancels a copy that is under way, and returns the effect that stops it."""
         del self.under_way[copy.id]
         self.fates[CopyFate.CANCELLED] += 1
         return Cancel(copy)
 
     def ended(self, copy: Copy, done: bool, now_s: float) -> bool:
-        """Result of a copy by the shell; False: the copy was cancelled meanwhile."""
+        """Records whether a copy was made (done) or failed. Returns False if it was cancelled
+        before.
+        """
         if self.under_way.pop(copy.id, None) is None:
             return False
         self.fates[CopyFate.DONE if done else CopyFate.FAILED] += 1
@@ -171,18 +175,22 @@ class Copies:
         return True
 
     def waiting(self, waited_s: float, now_s: float) -> list[Copy]:
-        """Copies done so long ago and not used; copies older than USE_S end here."""
+        """Copies that were done at least waited_s ago and are not used yet; copies unused for USE_S
+        are ended first.
+        """
         old = [copy for copy, done_s in self._waiting.values() if now_s - done_s >= USE_S]
         for copy in old:
             self.useless(copy)
         return [copy for copy, done_s in self._waiting.values() if now_s - done_s >= waited_s]
 
     def useless(self, copy: Copy) -> None:
-        """A finished copy is gone before its first use."""
+        """Records that a finished copy was evicted before its first use."""
         self._settle(copy, CopyFate.USELESS)
 
     def on_pick(self, worker: WorkerKey, prefixes: HashArray, held_tokens: int) -> None:
-        """A request goes to a worker that holds so much of its prompt."""
+        """Records the use of a worker's copies by a request; held_tokens of its prompt are cached
+        there.
+        """
         for copy in tuple(self._at.get(worker, ())):
             if held_tokens >= copy.prefix.token_count and copy.prefix.begins(prefixes):
                 self._settle(copy, CopyFate.USED)

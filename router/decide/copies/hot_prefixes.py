@@ -1,4 +1,4 @@
-"""Which prefixes many ask for, and which of them are worth a copy on another worker. Pure.
+"""Which prefixes many requests begin with, and which of them to copy to another worker. Pure.
 
     picks ─on_pick─> rates ─> hot ones ─decide─> Copy ─(a shell carries it out)─> ended
 
@@ -86,7 +86,7 @@ Effect = Copy | Cancel
 
 
 class Means(NamedTuple):
-    """How copies are made here, and what they cost."""
+    """How copies are made in this deployment, and what they cost."""
 
     prefill_s: Callable[[int], float]
     """Seconds that the prefill of a prompt of so many tokens takes."""
@@ -99,7 +99,7 @@ class Means(NamedTuple):
 
 
 def recomputed(prefill_rate: float) -> Means:
-    """Workers compute a copy themselves. prefill_rate: tokens a second."""
+    """Copies that workers compute themselves, at prefill_rate tokens a second."""
 
     def prefill_s(tokens: int) -> float:
         return tokens / prefill_rate
@@ -173,19 +173,21 @@ class HotPrefixes:
         return self._settings.enabled
 
     def reconfigure(self, settings: HotPrefixSettings) -> list[Effect]:
-        """Decides by other settings from now on; returns which copies end with it."""
+        """Puts other settings in force; returns the effects that cancel copies which end
+        with it.
+        """
         self._settings = settings
         return [] if settings.enabled else self.forget()
 
     def forget(self) -> list[Effect]:
-        """Lets go of all prefixes and hits, and of the copies that are under way."""
+        """Forgets all prefixes and hits; returns the effects that cancel copies under way."""
         self._hot.clear()
         self.byte_count = 0
         self.rates.forget()
         return [self.copies.cancel(copy) for copy in list(self.copies.under_way.values())]
 
     def on_pick(self, reservation: Reservation, request: Request, now_s: float) -> None:
-        """A request was routed: counts the beginnings of its prompt."""
+        """Counts the prefixes of a routed request's prompt."""
         reservation = reservation.where_computed()
         prefixes, held_tokens = reservation.prefixes, reservation.predicted_tokens
         self.copies.on_pick(reservation.worker, prefixes, held_tokens)
@@ -208,7 +210,9 @@ class HotPrefixes:
                 self._keep(key, rate, role, request.prompt, prefixes[:blocks], block_size)
 
     def decide(self, now_s: float) -> list[Effect]:
-        """Copies to begin and to give up now. To be called every second or more often."""
+        """Returns copies to begin and to cancel now. The driver calls this every second or more
+        often.
+        """
         self._fleet.pools.refresh()
         if now_s - self._cooled_at_s >= CONSIDER_S:
             self._cooled_at_s = now_s
@@ -230,7 +234,7 @@ class HotPrefixes:
         return effects
 
     def ended(self, copy: Copy, done: bool, now_s: float) -> None:
-        """The end of a copy: of each that began, unless it was cancelled."""
+        """Records the end of a copy. The driver calls this for each copy that was not cancelled."""
         source = self._fleet.view.sources.get(copy.target)
         if self.copies.ended(copy, done, now_s) and done and source is not None:
             # Events confirm the copy, but not of a worker without events.
@@ -246,7 +250,7 @@ class HotPrefixes:
         chain: HashArray,
         block_size: int,
     ) -> None:
-        """Remembers what it takes to copy a prefix, if there is room for it."""
+        """Stores what a copy of a prefix needs, within the bounds."""
         tokens = None
         if self._means.by_relays:
             tokens = prompt.leading_tokens(len(chain) * block_size)

@@ -1,4 +1,4 @@
-"""How often prompts begin with which prefix, lately. Pure, and in bounded memory.
+"""How often recent prompts began with each prefix. Pure, and in bounded memory.
 
     hits   = sum over requests of exp(-seconds since / FADE_S)
     window = FADE_S * (1 - exp(-age / FADE_S)), at least AGE_S_MIN; age: since the first hit
@@ -28,7 +28,7 @@ AGE_S_MIN = 1.0
 
 @dataclass(slots=True)
 class PrefixRate:
-    """The rate of a prefix's hits."""
+    """How often one prefix is hit."""
 
     first_s: float
     hit_s: float
@@ -41,11 +41,11 @@ class PrefixRate:
         self.hit_s = now_s
 
     def rate(self, now_s: float) -> float:
-        """Requests a second."""
+        """Hits a second."""
         return self._hits(now_s) / self._window_s(now_s)
 
     def score(self, now_s: float) -> float:
-        """How hot it is."""
+        """The prefix's score, by the formula above: higher is hotter."""
         return self._hits(now_s) / sqrt(self._window_s(now_s))
 
     def _hits(self, now_s: float) -> float:
@@ -56,7 +56,7 @@ class PrefixRate:
 
 
 class PrefixRates:
-    """All prefixes', those hit last at the end."""
+    """The rates of all prefixes, in the order of their last hits."""
 
     def __init__(self, entries_max: int) -> None:
         self.forgotten = 0
@@ -72,11 +72,11 @@ class PrefixRates:
         return f"<PrefixRates {len(self)} prefixes, {self.forgotten} forgotten>"
 
     def forget(self) -> None:
-        """All hits, of all prefixes."""
+        """Forgets the hits of all prefixes."""
         self._rates.clear()
 
     def hit(self, key: PrefixKey, now_s: float) -> PrefixRate:
-        """A prompt begins with this prefix."""
+        """Counts a prompt that begins with a prefix, and returns the prefix's rate."""
         rate = self._rates.get(key)
         if rate is None:
             if len(self._rates) >= self._entries_max:

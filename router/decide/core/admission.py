@@ -59,22 +59,25 @@ AHEAD_S = 0.01
 
 
 class Job(Protocol):
-    """A request, as its driver decides it. `decide` or `refuse` is the last call of a job, unless
-    `decide` raises."""
+    """What the driver does for one request. The admission queue calls `decide` or `refuse` last,
+    unless `decide` raises.
+    """
 
     @property
     def request_id(self) -> str:
-        """Id of the request, as the caller named it; empty: the caller named none."""
+        """Request id that the caller gave; empty: none."""
 
     @property
     def owner(self) -> str:
-        """Name of the caller's identity; empty: its caller needed no key."""
+        """Name of the caller's identity; empty: the caller needed no key."""
 
     def decide(self, waited_s: float, may_strain: bool) -> Reservation:
-        """Reserves a worker; raises Refusal, and reserves nothing. may_strain: Decider.decide."""
+        """Reserves a worker for the request, and returns the reservation; raises Refusal, and
+        reserves nothing. may_strain: see Decider.decide.
+        """
 
     def refuse(self, refusal: Refusal) -> None:
-        """The request waits no longer, and gets no worker."""
+        """Answers the request with a refusal; it waits no longer."""
 
 
 class Admission:
@@ -103,13 +106,13 @@ class Admission:
         return len(self.queue)
 
     def configure(self, settings: QueueSettings, now_s: float) -> None:
-        """Orders and bounds by other settings from now on. What waits, waits on."""
+        """Puts other settings in force. Requests that wait go on waiting."""
         self.queue.configure(settings, now_s)
         self.fleet_turns.configure()
         self._note_rules()
 
     def may_wait(self, wait: Wait) -> bool:
-        """Whether a request may wait at all."""
+        """Whether a request may wait in the queue at all."""
         return self._takes_waits and wait.timeout_s != 0
 
     def route(
@@ -121,10 +124,11 @@ class Admission:
         job: Callable[[], Job],
         decide: Callable[[bool], Reservation],
     ) -> Waiter | None:
-        """Decides a request, or has it wait; returns its place if it waits. Raises Refusal.
+        """Decides a request, or queues it; returns its Waiter if it is queued. Raises Refusal.
 
-        job: of a request that waits. decide: reserves a worker at once, as Job.decide does later;
-        called with may_strain. size_bytes: of memory, while it waits.
+        job: called for a request that is queued. decide: reserves a worker at once, as Job.decide
+        does later; its argument is may_strain. size_bytes: memory that the request takes while it
+        waits.
         """
         may_wait, decision, rule = self.may_wait(wait), None, None
         if self._has_rules and (rule := self._rule_against(request, wait, now_s)) and not may_wait:
@@ -151,24 +155,26 @@ class Admission:
         return waiter
 
     def waiting(self) -> dict[Pool, int]:
-        """Requests of each pool that wait."""
+        """Number of waiting requests of each pool."""
         pools = self.queue.pools()
         return {pool: self.queue.waiting(pool) for pool in pools if isinstance(pool, Pool)}
 
     def base_model(self, model: str) -> str:
-        """The model of the pool that requests for a name wait in."""
+        """Name of the model in whose pool requests for a name wait."""
         return self._core.fleet.base_model(model)
 
     def leave(self, waiter: Waiter, now_s: float) -> bool:
-        """A caller is gone; returns whether its request waited."""
+        """Removes the request of a caller that has left; returns whether it was waiting."""
         return self.queue.cancel(waiter, now_s)
 
     def owners(self, request_id: str) -> set[str]:
-        """Owners of the waits of a request."""
+        """Names of the identities whose requests with this id wait."""
         return {_job(waiter).owner for waiter in self.queue.find(request_id)}
 
     def cancel(self, request_id: str, now_s: float) -> bool:
-        """Ends the waits of a request, not by its own caller; returns whether it waited."""
+        """Removes and refuses waiting requests with an id, for another caller; returns whether
+        there were any.
+        """
         waiting = self.queue.find(request_id)
         for waiter in waiting:
             self.queue.cancel(waiter, now_s)
@@ -177,7 +183,7 @@ class Admission:
         return bool(waiting)
 
     def reprioritize(self, request_id: str, priority: int, now_s: float) -> ProgressResult:
-        """Gives a request that waits another priority."""
+        """Gives a waiting request another priority."""
         waiting = self.queue.find(request_id)
         if not waiting:
             return ProgressResult.UNKNOWN
@@ -188,7 +194,8 @@ class Admission:
 
     def dispatch(self, now_s: float) -> bool:
         """Decides requests whose turn it is, and ends waits that are over or can't end in time.
-        Returns whether more may have their turn at once."""
+        Returns whether further requests may have their turn at once.
+        """
         self._note_ended()
         over = self.queue.expired(now_s, ENDS_MAX)
         for waiter in over:
@@ -198,7 +205,7 @@ class Admission:
         return more or len(over) == ENDS_MAX
 
     def close(self, refusal: Refusal, now_s: float) -> None:
-        """No request waits any more; those that do are refused."""
+        """Refuses all requests that wait, with this refusal."""
         self._is_closed = True
         self._note_rules()
         self.fleet_turns.stop(now_s)
@@ -328,7 +335,9 @@ class Admission:
     def measured(
         self, reservation_id: str, prompt_tokens: int, cached_tokens: int, now_s: float
     ) -> None:
-        """An engine has counted the tokens of a prompt: they take the place of an estimate."""
+        """Corrects a tenant's charge by the tokens that an engine counted for a prompt, where the
+        router had an estimate.
+        """
         charged = self._estimates.pop(reservation_id, None)
         tenant = self._tenants.get(reservation_id)
         if charged is None or tenant is None:

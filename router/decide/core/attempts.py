@@ -1,4 +1,4 @@
-"""Bound on the cost of attempts in vain. Pure.
+"""Bound on the time spent on attempts to dispatch that fail. Pure.
 
 A request that waits for KV blocks, or for a few workers, may fail at each attempt while its pool
 has room for others, and each report, heartbeat and message of a replica may be the one that helps.
@@ -19,7 +19,7 @@ ROWS_MAX = 10_000
 
 
 class VainAttempts:
-    """Counts attempts in vain, and says when there were enough."""
+    """Budget of failed attempts to dispatch a waiting request."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,12 +27,12 @@ class VainAttempts:
         self._at_s = inf
 
     def may_be(self, now_s: float) -> bool:
-        """Whether there may be another one now."""
+        """Whether the budget allows a further attempt now."""
         self._left = min(ROWS_MAX, self._left + ROWS_PER_S * max(0.0, now_s - self._at_s))
         self._at_s = now_s
         return self._left > 0
 
     def add(self, rows: int) -> None:
-        """An attempt was in vain. rows: workers that it weighed."""
+        """Counts a failed attempt that weighed this many workers (rows)."""
         self.count += 1
         self._left -= ATTEMPT_ROWS + rows

@@ -43,7 +43,7 @@ DRAINED_MAX = 10_000
 
 
 def _no_mark(_stage: str) -> None:
-    """Nobody measures."""
+    """Does nothing: the times of a decision's stages are not measured."""
 
 
 class RouterCore:
@@ -175,7 +175,7 @@ class RouterCore:
         return Repeated(earlier)
 
     def on_priority(self, source: Source) -> None:
-        """A request with a priority got a worker, whose engine may schedule by none."""
+        """Records that a worker got a request with a priority, which its engine may ignore."""
         heartbeat = heartbeat_of(source)
         if not heartbeat.priority_scheduling:
             model = self.fleet.models.names(heartbeat.model)[0]
@@ -231,25 +231,28 @@ class RouterCore:
         return self.decider.decide(request, self.fleet.ready, now_s, mark, may_strain=may_strain)
 
     def reconfigure(self, routing: RoutingSettings, models: tuple[ModelSettings, ...] = ()) -> None:
-        """`use` of settings that are still to be checked; raises ConfigError, and changes nothing,
-        for policies that can't be."""
+        """Checks settings and puts them in force; raises ConfigError, and changes nothing, for
+        policies that can't be used.
+        """
         self.use(DecisionSettings.of(routing, models))
 
     def use(self, settings: DecisionSettings) -> None:
-        """Decides by other settings from now on (those of router/config/reload.py may differ)."""
+        """Puts checked settings in force (those of router/config/reload.py may differ)."""
         self.decider.use(settings)
         self.routing = routing = settings.of_fleet.routing
         self.life.lease_s = routing.lease_s
         self.fleet.reconfigure(routing)
 
     def observe_picks(self, observer: PickObserver, wanted: bool) -> None:
-        """Has a feature learn of each pick, or no longer."""
+        """Has an observer called with each pick (wanted), or no longer."""
         others = [other for other in self._pick_observers if other is not observer]
         self._pick_observers = [*others, observer] if wanted else others
         self.keeps_tokens = any(each.keeps_tokens for each in self._pick_observers)
 
     def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
-        """See ReservationLife.report."""
+        """Applies a reported step to a reservation or a waiting request; see
+        ReservationLife.report.
+        """
         result = self.life.report(progress, now_s, caller)
         if progress.unobserved and result is not ProgressResult.UNKNOWN:
             reservation = self.reservations.get(progress.reservation_id)
@@ -258,11 +261,11 @@ class RouterCore:
         return result
 
     def withdraw(self, reservation: Reservation, now_s: float) -> None:
-        """See ReservationLife.withdraw."""
+        """Ends a reservation whose answer could not be given; see ReservationLife.withdraw."""
         self.life.withdraw(reservation, now_s)
 
     def on_heartbeat(self, key: WorkerKey, now_s: float) -> None:
-        """A worker's heartbeat is in the view."""
+        """Applies a worker's heartbeat, which is in the fleet view already."""
         source = self.fleet.view.sources[key]
         heartbeat = heartbeat_of(source)
         self.fleet.models.on_heartbeat(heartbeat, now_s)
@@ -290,7 +293,7 @@ class RouterCore:
             self.fleet.outliers.on_relay(key, load.external_requests, source.stream.seq, now_s)
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
-        """Another replica tells what it has reserved."""
+        """Applies a message in which another replica says what load it has reserved."""
         self._hear(self.fleet.peers.on_message(payload, now_s))
         if (verdicts := self.fleet.peers.take_verdicts()) is not None:
             self.fleet.outliers.hear(*verdicts, now_s)
@@ -298,13 +301,13 @@ class RouterCore:
         self.fleet.sessions.hear(self.fleet.peers.take_moved(), now_s)
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
-        """Workers that left the view: their reservations end."""
+        """Ends the reservations of workers that left the fleet view."""
         for reservation in self.reservations.on_workers(workers):
             self.life.end(reservation, Ending.WORKER_LOST, now_s)
         self.fleet.forget(workers)
 
     def drain(self, worker_id: str) -> int:
-        """No new picks of a worker. Returns its ranks."""
+        """Gives a worker no new requests. Returns its number of ranks."""
         if worker_id not in self.fleet.drained and len(self.fleet.drained) >= DRAINED_MAX:
             here = {key.worker_id for key in self.fleet.view.sources}
             away = (drained for drained in self.fleet.drained if drained not in here)
@@ -314,32 +317,35 @@ class RouterCore:
         return len(self.fleet.view.ranks(worker_id))
 
     def undrain(self, worker_id: str) -> int:
-        """Takes a worker back in. Returns its ranks."""
+        """Gives a drained worker requests again. Returns its number of ranks."""
         self.fleet.drained.pop(worker_id, None)
         self.fleet.drains += 1
         self.fleet.room += 1
         return len(self.fleet.view.ranks(worker_id))
 
     def remove(self, worker_id: str, tombstone_s: float, now_s: float) -> int:
-        """Forgets a worker, ignores it for a while (0: the configured time). Returns its ranks."""
+        """Forgets a worker, and ignores its heartbeats for tombstone_s (0: the configured time).
+        Returns its number of ranks.
+        """
         removed = self.fleet.view.remove(worker_id, now_s + (tombstone_s or TOMBSTONE_S))
         self.on_forgotten(removed, now_s)
         return len(removed)
 
     def on_time(self, now_s: float) -> Effects:
-        """Time went by: `tick`, and what its driver performs, in a process or in virtual time.
+        """Does what is due by time (`tick`), and returns effects for the driver to perform.
 
-        As long as `behind`, the driver calls `catch_up` with turns for others between.
+        While `behind` is true, the driver calls `catch_up`, and lets other tasks run between the
+        calls.
         """
         expired = self.tick(now_s)
         resyncs = self.fleet.self_check.begin_resyncs(now_s)
         return Effects(expired, resyncs, self.fleet.outliers.take_news())
 
     def tick(self, now_s: float) -> int:
-        """Time went by. Returns the reservations that expired.
+        """Does what is due by time. Returns the number of reservations that expired.
 
-        Leases, memories and sessions whose time is over end in slices: as long as `behind`, more
-        of them wait for `catch_up`.
+        Leases, memories and sessions whose time is over end in slices: while `behind` is true, more
+        of them are left for `catch_up`.
         """
         expired = self.catch_up(now_s)
         self.unobserved.look(now_s)
@@ -356,7 +362,7 @@ class RouterCore:
         return self.reservations.due(now_s) or self.fleet.sessions.due(now_s)
 
     def catch_up(self, now_s: float) -> int:
-        """Ends one slice of what is over. Returns the reservations that expired."""
+        """Ends one slice of what is over. Returns the number of reservations that expired."""
         expired = self.reservations.expired(now_s)
         for reservation in expired:
             self.life.end(reservation, Ending.EXPIRED, now_s)

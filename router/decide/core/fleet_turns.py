@@ -36,7 +36,7 @@ _ROLES = frozenset(map(str, Role))
 
 
 class FleetTurns:
-    """What waits here, and in the peers, by pool and band."""
+    """Requests that wait in this router and in its peers, by pool and band."""
 
     def __init__(self, core: RouterCore, queue: AdmissionQueue) -> None:
         self._core = core
@@ -58,23 +58,26 @@ class FleetTurns:
 
     @property
     def rests(self) -> int:
-        """Bands of peers whose claims ceased to count for a while, since they used no room."""
+        """Number of peers' bands whose claims do not count for a while, because they left free room
+        unused.
+        """
         return self._rests + sum(share.rests for share in self._shares.values())
 
     @property
     def is_contended(self) -> bool:
-        """Whether requests wait in peers."""
+        """Whether any requests wait in peers."""
         if self._demands != self._peers.demands:
             self._refresh()
         return bool(self._shares)
 
     def wanted(self, pool: Pool) -> bool:
-        """Whether requests wait for a pool in peers."""
+        """Whether requests for a pool wait in peers."""
         return self.is_contended and pool in self._shares
 
     def elsewhere(self, model: str = "") -> list[Depth]:
-        """What waits in peers in each of our bands, the lowest first; of a model, if one is named.
-        Waits are those of the peers' last messages."""
+        """Requests that wait in peers, by our bands, the lowest first; of one model, if one is
+        named. The waits are those of the peers' last messages.
+        """
         bands = self._queue.rules.bands
         depths = [Depth() for _ in bands.settings]
         for waiting in self._core.fleet.peers.demand().values():
@@ -86,15 +89,16 @@ class FleetTurns:
         return depths
 
     def configure(self) -> None:
-        """The bands or the tenants are others: shares begin from nothing."""
+        """Starts the shares from nothing, since bands or tenants have changed."""
         self._rests = self.rests
         self._shares.clear()
         self._heard.clear()
         self._demands = -1
 
     def held(self, pool: Hashable, now_s: float) -> Callable[[int], bool] | None:
-        """Returns a check for one round of turns, whether peers' requests have the place of a band
-        of ours; None: nothing waits in peers."""
+        """Returns a function for one round of turns: whether a band of ours has to let peers'
+        requests go first. None: nothing waits in peers.
+        """
         if not self.is_contended or not isinstance(pool, Pool):
             return None
         share = self._share(pool)
@@ -111,23 +115,23 @@ class FleetTurns:
         return is_held
 
     def holds(self, pool: Hashable, level: int, now_s: float) -> bool:
-        """Whether peers' requests have the place of a band of ours, if any worker has room."""
+        """Whether a band of ours has to let peers' requests go first, if any worker has room."""
         if not self.is_contended or not isinstance(pool, Pool):
             return False
         share, free = self._share(pool), self._core.fleet.free(*pool)
         return share is not None and free > 0 and share.holds(level, free, now_s)
 
     def took(self, waiter: Waiter) -> None:
-        """A request that waits has its worker."""
+        """Records that a waiting request has its worker."""
         if self._shares and isinstance(waiter.pool, Pool) and waiter.pool in self._shares:
             self._shares[waiter.pool].took(waiter.level)
 
     def stop(self, now_s: float) -> None:
-        """The router stops, and refuses what waits here."""
+        """Records that this router stops, and refuses what waits."""
         self.stopped = self.demand(now_s)
 
     def demand(self, now_s: float) -> list[Demand]:
-        """What waits here, for the peers."""
+        """Requests that wait in this router, as the message to the peers has them."""
         queue = self._queue
         if not len(queue):
             return []
@@ -179,7 +183,7 @@ class FleetTurns:
         return share
 
     def _refresh(self) -> None:
-        """Takes over what waits in peers now."""
+        """Updates what waits in peers."""
         self._demands = self._peers.demands
         demand = self._peers.demand()
         for replica in [replica for replica in self._heard if replica not in demand]:

@@ -1,4 +1,4 @@
-"""Waits that began in a router which is gone, and what is believed of them. Pure.
+"""Waits that began in another router which is gone, and how much of them counts. Pure.
 
 A caller whose router ends before it answers asks another router, and says how long it has waited
 (RouteRequest.waited_ms). Any caller may say so. So the time counts, as if the request had come here
@@ -30,7 +30,7 @@ _ROLES = frozenset(map(str, Role))
 
 
 class MovedWaits:
-    """Claims of requests that wait, and the requests that may be believed."""
+    """Requests that claim an earlier wait, and the number of claims that may be believed."""
 
     def __init__(self, queue: AdmissionQueue) -> None:
         self.counts: Counter[str] = Counter()
@@ -43,14 +43,16 @@ class MovedWaits:
         """Requests of a pool that may still be believed, and until when."""
 
     def claim(self, waiter: Waiter, waited_s: float) -> None:
-        """A request that waits says that it waited elsewhere before."""
+        """Records a waiting request's claim that it waited waited_s in another router before."""
         self.counts["claimed"] += 1
         self._claims[waiter] = min(waited_s, max(0.0, waiter.expires_s - waiter.arrived_s))
         if len(self._claims) > 2 * len(self._queue) + SPARE:
             self._claims = {waiter: claim for waiter, claim in self._claims.items() if waiter.waits}
 
     def lost(self, demand: Iterable[tuple[float, Demand]]) -> None:
-        """Routers are gone in which this waited, each since a time."""
+        """Records the requests that waited in routers which are gone, each with the time since
+        when.
+        """
         for at_s, each in demand:
             if each.role not in _ROLES:
                 continue
@@ -61,7 +63,7 @@ class MovedWaits:
                 del self._left[next(iter(self._left))]
 
     def settle(self, now_s: float) -> None:
-        """Believes the claims that may be, the first that came first."""
+        """Believes as many claims as may be, the oldest first."""
         if not self._claims or not self._left:
             return
         for waiter in list(self._claims):

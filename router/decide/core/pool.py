@@ -1,4 +1,4 @@
-"""What requests wait for: the name of a pool of workers. Pure."""
+"""The name of a pool of workers that requests wait for. Pure."""
 
 from typing import NamedTuple
 
@@ -6,8 +6,9 @@ from router.request.request import Role
 
 
 class Pool(NamedTuple):
-    """Requests of one pool wait in one order: those for the same model, by any of its names or
-    LoRAs, and for the same role."""
+    """Name of a pool: a model, by any of its names or LoRAs, and a role. Requests of one pool wait
+    in one order.
+    """
 
     model: str
     role: Role

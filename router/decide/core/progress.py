@@ -11,7 +11,7 @@ from router.fleet.reservations.reservations import Ending, Reservation
 
 @dataclass(slots=True)
 class Pick:
-    """A decision that was made, and its reservation."""
+    """A decision with a picked worker, and its reservation."""
 
     reservation: Reservation
     decision: Decision
@@ -21,7 +21,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The same request again: give the same answer."""
+    """A request that came before, and the answer that it got then."""
 
     reservation: Reservation
 
@@ -51,7 +51,7 @@ class Progress(NamedTuple):
 
 
 class WaitStep(NamedTuple):
-    """A step of a request that waits, named by its caller's id."""
+    """A step of a waiting request, named by the id that its caller gave."""
 
     request_id: str
     priority: int | None
@@ -59,7 +59,7 @@ class WaitStep(NamedTuple):
 
 
 class ProgressResult(StrEnum):
-    """The outcome of a step."""
+    """The outcome of a reported step."""
 
     APPLIED = "applied"
     UNCHANGED = "unchanged"

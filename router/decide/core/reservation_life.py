@@ -37,7 +37,7 @@ _FAULTS = {
 
 
 class ReservationLife:
-    """The open reservations of a replica, and all that their steps change."""
+    """All open reservations of a replica, and the changes that their steps make."""
 
     def __init__(
         self,
@@ -67,8 +67,9 @@ class ReservationLife:
         *,
         computes: bool,
     ) -> Reservation:
-        """A reservation of a worker that is not open yet; overlap is that worker's. computes:
-        whether the worker computes the prompt itself."""
+        """Makes a reservation of a worker without opening it. overlap: of the prompt with that
+        worker's cache. computes: whether the worker computes the prompt itself.
+        """
         size, prompt = heartbeat_of(source).block_size, request.prompt
         tokens = prompt.token_count
         return Reservation(
@@ -88,7 +89,9 @@ class ReservationLife:
         )
 
     def hold(self, reservation: Reservation, decision: Decision) -> PrefillHold:
-        """What a reservation will hold of another worker, which computes its prompt."""
+        """The load that a reservation puts on its prefill worker, the other worker of a pair, until
+        that worker has computed the prompt. Reserves nothing yet.
+        """
         row = decision.order[0]
         key, overlap = decision.sources[row].key, decision.overlap(row)
         ranks = max(1, len(self.fleet.view.ranks(key.worker_id)))
@@ -102,15 +105,16 @@ class ReservationLife:
         )
 
     def open(self, source: Source, reservation: Reservation, output_tokens: int = 0) -> None:
-        """Reserves a pick's load. output_tokens: what is expected of its answer. What is open is in
-        the reservations before anything else happens, so that it can be withdrawn."""
+        """Reserves a pick's load. output_tokens: expected length of the answer. The reservation is
+        listed before anything else changes, so that it can be withdrawn.
+        """
         self.picks += 1
         load, columns = self.fleet.load(source.key), self.fleet.pools.written
         about = output_tokens, self.picks, columns, source.slot
         open_reservation(self.reservations, load, reservation, *about)
 
     def open_prefill(self, source: Source, reservation: Reservation, now_s: float) -> None:
-        """Has another worker compute the prompt of what was just reserved."""
+        """Reserves load on the prefill worker of a pair that was just opened."""
         hold = reservation.prefill
         if hold is None:
             raise AssertionError(f"{reservation.id} holds no second worker")
@@ -124,21 +128,24 @@ class ReservationLife:
         self.predict(source, reservation.prefixes, hold.predicted_tokens, now_s)
 
     def predict(self, source: Source, prefixes: HashArray, held_tokens: int, now_s: float) -> None:
-        """A worker will hold a prompt. held_tokens: of the prompt, by the worker's events."""
+        """Predicts that a worker will hold a prompt. held_tokens: tokens of it that the worker's
+        events show already.
+        """
         if size := heartbeat_of(source).block_size:
             # The index knows blocks held beyond these, too, and predicts only the rest.
             news = prefixes[held_tokens // size :] if held_tokens else prefixes
             self.fleet.view.predict(source, news, now_s)
 
     def remember(self, request: Request, reservation: Reservation, now_s: float) -> None:
-        """Where the KV cache of a request's session will be."""
+        """Remembers which worker will have the KV cache of a request's session."""
         size = heartbeat_of(self.fleet.view.sources[reservation.worker]).block_size
         lora_name = request.prompt.lora_name
         self.fleet.sessions.put(request.session_id, reservation, size, lora_name, now_s)
 
     def time(self, reservation: Reservation, now_s: float) -> None:
-        """Tells what timed policies look at of a pick: work under way, and the worker's working
-        set. Of a pair, of the worker that computes the prompt."""
+        """Updates what timed policies read of a worker, work under way and working set; for a pair,
+        that of the prefill worker.
+        """
         seen = reservation.where_computed()
         source = self.fleet.view.sources[seen.worker]
         self.fleet.rates.on_pick(
@@ -153,10 +160,11 @@ class ReservationLife:
         self.fleet.working_sets.on_pick(source.key, source.slot, reservation.prefixes, now_s)
 
     def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
-        """Moves a reservation on. Counts are cumulative, so a repeated step changes nothing.
+        """Applies a reported step to a reservation. Counts are cumulative, so a repeated step
+        changes nothing.
 
-        caller: the reporting client, if known; its reports alone eject no worker that serves
-        others.
+        caller: the reporting client, if known; reports of one client alone eject no worker that
+        serves others.
         """
         reservation = self.reservations.get(progress.reservation_id)
         if reservation is None:
@@ -193,7 +201,7 @@ class ReservationLife:
         return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
 
     def _learn(self, reservation: Reservation, progress: Progress, now_s: float) -> bool:
-        """Takes over what a step tells of counts, once."""
+        """Takes over the token counts of a reported step, once."""
         changed = progress.output_tokens > reservation.output_tokens
         if changed:
             reservation.output_tokens = progress.output_tokens
@@ -210,7 +218,7 @@ class ReservationLife:
         return changed
 
     def prefill_done(self, reservation: Reservation, now_s: float) -> bool:
-        """A prompt is computed. Returns whether that is news."""
+        """Records that a prompt is computed. Returns whether that was not known before."""
         if reservation.prefill_done:
             return False
         reservation.prefill_done = True
@@ -274,7 +282,7 @@ class ReservationLife:
         now_s: float,
         blamed: WorkerKey | None = None,
     ) -> None:
-        """blamed: of a pair that failed, the half by whose fault."""
+        """Ends a reservation. blamed: for a pair that failed, the half at fault."""
         worker, hold = reservation.worker, reservation.prefill
         new_tokens = 0
         if not reservation.prefill_done:
@@ -305,7 +313,7 @@ class ReservationLife:
                 self.fleet.outliers.on_end(key, reservation.id)
 
     def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
-        """The prompt is computed, or nobody wants it any more: once."""
+        """Frees the load of a prompt that is computed, or no longer wanted, once."""
         hold = reservation.prefill
         if hold is None or not hold.open:
             return
@@ -328,11 +336,13 @@ class ReservationLife:
             self.fleet.outliers.on_pick(key, reservation_id, now_s)
 
     def keep_ended(self, keep: bool) -> None:
-        """Whether reservations that end are kept for `take_ended`, which must be called then."""
+        """Switches whether ended reservations are kept for `take_ended`, which must be
+        called then.
+        """
         self._ended = (self._ended or []) if keep else None
 
     def take_ended(self) -> list[Reservation]:
-        """Reservations that ended since the last call, as far as they are kept."""
+        """Returns the reservations that ended since the last call, if they are kept."""
         ended = self._ended
         if ended is None:
             return []

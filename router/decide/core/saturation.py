@@ -24,7 +24,7 @@ _HALVES = {Role.PAIR: (Role.PREFILL, Role.DECODE)}
 
 @dataclass(slots=True)
 class PoolLoad:
-    """The work of one pool, and its room."""
+    """Requests and slots of one pool."""
 
     active: float = 0.0
     waiting: int = 0
@@ -36,20 +36,24 @@ class PoolLoad:
 
     @property
     def slots(self) -> float | None:
-        """Slots of all workers, at the mean of the known ones; None: none are known."""
+        """Slots of all workers; a worker with an unknown number counts the mean of the others.
+        None: none is known.
+        """
         if not self.workers_known:
             return None
         return self.slots_known * self.workers / self.workers_known
 
     @property
     def saturation(self) -> float | None:
-        """0 to 1 and beyond; None: no worker's slots are known."""
+        """(Active + waiting requests) / slots of the pool, 0 or more. None: no worker's slots are
+        known.
+        """
         slots = self.slots
         return None if slots is None else (self.active + self.waiting) / slots
 
 
 def pool_loads(fleet: Fleet, waiting: Mapping[Pool, int]) -> dict[tuple[str, str], PoolLoad]:
-    """Work and room of each pool, by model and role. waiting: requests in the queue."""
+    """Requests and slots of each pool, by model and role. waiting: requests in the queue."""
     loads: dict[tuple[str, str], PoolLoad] = {}
     for key, source in fleet.view.sources.items():
         heartbeat = source.heartbeat

@@ -14,7 +14,7 @@ from router.request.refusal import Refusal
 
 
 class FleetSight(Fleet):
-    """The workers of one replica's core."""
+    """What orders of the queue may read of the workers."""
 
     def __init__(self, core: RouterCore) -> None:
         self._core = core

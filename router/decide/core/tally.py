@@ -22,7 +22,7 @@ OTHER_MODEL = "other"
 
 
 class Durations:
-    """A histogram of seconds."""
+    """A histogram of durations in seconds."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(len(BUCKETS_S) + 1, np.int64)
@@ -30,7 +30,7 @@ class Durations:
 
 
 class PickTally:
-    """Picks since the start. Arrays, in which native code counts (counts.pyx)."""
+    """Counts of picks since the start, in arrays that native code writes (counts.pyx)."""
 
     def __init__(self) -> None:
         self.stages = {stage: Durations() for stage in STAGES}
@@ -50,10 +50,10 @@ class PickTally:
         """and the shortest that each of them could have had."""
 
     def model_row(self, model: str) -> int:
-        """Where the picks of a model are counted in `by_model`; the last row is that of all models
-        beyond MODELS_MAX.
+        """Row of `by_model` in which a model's picks are counted; the last row is that of all
+        models beyond MODELS_MAX.
 
-        model: as the engine of the picked worker calls it, never a name that a request made up.
+        model: the name that the picked worker's engine gives, never a name that a request made up.
         """
         row = self.model_rows.get(model, MODELS_MAX)
         if row == MODELS_MAX and len(self.model_rows) < MODELS_MAX:
@@ -61,7 +61,9 @@ class PickTally:
         return row
 
     def models(self) -> dict[str, list[int]]:
-        """Picks, prompt tokens and usable overlap by model; OTHER_MODEL once there are too many."""
+        """Picks, prompt tokens and usable overlap tokens, by model; models beyond MODELS_MAX are
+        OTHER_MODEL.
+        """
         counts = self.by_model.tolist()
         picks = {model: counts[row] for model, row in self.model_rows.items()}
         if counts[MODELS_MAX][0]:
@@ -70,8 +72,9 @@ class PickTally:
         return picks
 
     def predicted(self, seconds: float, best_s: float) -> None:
-        """A pick was made whose time to the first token was predicted. best_s: the shortest that it
-        could have had."""
+        """Counts a predicted time to the first token. best_s: the shortest predicted for any
+        worker.
+        """
         self.ttfts += 1
         self.ttft_s += seconds
         self.ttft_best_s += best_s

@@ -1,4 +1,4 @@
-"""Requests whose answers their callers do not see, and which of their steps the worker shows.
+"""Requests whose answers their callers do not see: their steps are inferred from the worker.
 
     unobserved ──the worker's events hold the prompt's last block──> prefill done
                ──its engine has fewer requests than are reserved──> finished
@@ -27,7 +27,7 @@ LOOKS = 1024
 
 
 class Unobserved:
-    """The open reservations of a replica whose answers nobody sees."""
+    """Open reservations of a replica whose callers do not see the answers."""
 
     def __init__(self, life: ReservationLife) -> None:
         self._life = life
@@ -45,7 +45,7 @@ class Unobserved:
         return sum(map(len, self._open.values()))
 
     def add(self, reservation: Reservation) -> None:
-        """Its caller sees nothing of its answer from now on."""
+        """Adds a reservation whose caller sees nothing of the answer."""
         here = self._open.setdefault(reservation.worker, {})
         if reservation.id not in here:
             here[reservation.id] = reservation
@@ -53,7 +53,7 @@ class Unobserved:
                 self._prefilling[reservation.id] = reservation
 
     def look(self, now_s: float) -> None:
-        """Which prompts are computed, by what the workers hold now."""
+        """Infers which prompts are computed from the blocks that workers hold now."""
         for reservation_id in list(islice(self._prefilling, LOOKS)):
             reservation = self._prefilling.pop(reservation_id)
             if reservation.prefill_done:
@@ -66,7 +66,9 @@ class Unobserved:
             self._forget(worker)
 
     def on_sample(self, worker: WorkerKey, missing: int, now_s: float) -> None:
-        """An engine reported its load. missing: requests that are reserved there and not in it."""
+        """Ends requests that an engine's load report no longer counts. missing: number of requests
+        that are reserved there, and not in the report.
+        """
         here = self._open.get(worker)
         if here is None or missing <= 0:
             return

@@ -7,26 +7,29 @@ from router.request.request import Request
 
 
 class Watched(Protocol):
-    """How decisions are observed at the moment; a reload may change it."""
+    """What observers of decisions need; a reload may change it."""
 
     @property
     def timed(self) -> bool:
-        """Every pick is timed, for a timed shadow policy or for policies replayed on the decision
-        log; False: only picks of timed policies are."""
+        """Whether every pick is timed, for a timed shadow policy or for replays of the decision
+        log; False: only picks of timed policies are.
+        """
 
 
 class Unwatched:
-    """No observer needs the times of picks."""
+    """The needs of no observer: no pick is timed for one."""
 
     timed = False
 
 
 class PickObserver(Protocol):
-    """A feature that learns of each pick, after its reservation."""
+    """A feature that is called with each pick, after its reservation."""
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether it needs prompts as tokens; answers then invite no one to send hashes alone."""
+        """Whether the feature needs prompts as tokens; answers then don't invite callers to send
+        hashes alone.
+        """
 
     def on_pick(self, reservation: Reservation, request: Request, now_s: float) -> None:
-        """What it raises takes no answer away."""
+        """Called after a pick; an exception that it raises does not fail the request."""

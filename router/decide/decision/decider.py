@@ -71,7 +71,7 @@ class Decider:
         rng: random.Random,
         models: Iterable[ModelSettings] = (),
     ) -> None:
-        """models: may have settings of their own."""
+        """models: configured models, each with its own routing settings or none."""
         self.use(DecisionSettings.of(routing, models))
         self.looks_ahead = False
         """Whether a request that can wait needs a worker with KV blocks for all of it."""
@@ -88,7 +88,7 @@ class Decider:
         self._exclusions = Exclusions(fleet.drained)
 
     def use(self, settings: DecisionSettings) -> None:
-        """Decides by other settings from now on."""
+        """Puts other settings in force."""
         self._of_fleet, self._of_models = settings.of_fleet, settings.of_models
         self._routing = settings.of_fleet.routing
 
@@ -264,7 +264,9 @@ class Decider:
         return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request {counts}")
 
     def take_policy_error(self) -> str:
-        """The error of the last policy that failed since the last call; empty: none did."""
+        """Returns the error of the last policy that failed since the last call of this; empty: none
+        failed.
+        """
         error, self._policy_error = self._policy_error, ""
         return error
 
@@ -274,7 +276,7 @@ class Decider:
         if name != routing.policy and not routing.policy_per_request:
             raise Refusal(
                 Reason.POLICY_NOT_ALLOWED,
-                "requests may not choose a policy here (routing.policy_per_request)",
+                "this router lets no request choose a policy (routing.policy_per_request)",
             )
         if (policy := policies.get(name)) is None:
             known = ", ".join(policies)
@@ -297,7 +299,7 @@ class Decider:
         if not holders.any():
             raise Refusal(
                 Reason.UNKNOWN_SESSION,
-                f"nobody holds session {matched.request.session_id!r} any more",
+                f"no worker holds session {matched.request.session_id!r} any more",
             )
         return holders
 
@@ -422,7 +424,7 @@ class Decider:
         return inputs
 
     def output_tokens(self, request: Request) -> int:
-        """Output tokens expected of a request."""
+        """Number of output tokens expected of a request."""
         expected = request.expected_output_tokens
         if expected is None:
             expected = self._routing.expected_output_tokens
@@ -448,7 +450,7 @@ def _drawn(decision: Decision) -> int:
     """
     chances, draw = decision.scores.chances, decision.scores.shared_terms["draw"]
     if chances is None:
-        raise AssertionError(f"{decision.policy.name} has made no chances")
+        raise AssertionError(f"{decision.policy.name} returned no chances to draw by")
     can = sorted(
         (row for row, reason in enumerate(decision.excluded) if not reason),
         key=decision.pool.workers.__getitem__,

@@ -46,12 +46,12 @@ class Overlap(NamedTuple):
 
     @property
     def by_events(self) -> int:
-        """Usable, by the worker's events, without predictions."""
+        """Usable tokens that the worker's events show, without predictions."""
         return self.device + self.host + self.disk
 
 
 class Decision:
-    """All candidates of a request with their costs, and the pick."""
+    """All candidates for a request with their costs, and the picked one."""
 
     # What most decisions leave as it is has its first value here, which costs them nothing.
     prefill: "Decision | None" = None
@@ -109,19 +109,21 @@ class Decision:
 
     @property
     def table(self) -> npt.NDArray[np.float64]:
-        """Shape (len(COLUMNS), rows): the workers as they were when this was first read; nobody may
-        change it."""
+        """Columns of the workers, shape (len(COLUMNS), rows), as they were when this was first
+        read; read only.
+        """
         return self.ranking.table
 
     @property
     def sources(self) -> Sequence[Source]:
-        """A worker a row."""
+        """The worker of each row."""
         return self.pool.sources
 
     @property
     def rows(self) -> Candidates:
-        """The candidates as policies see them. What few policies read (prefill, blocks in use) is
-        as it is when it is read: before the pick is reserved, of this decision."""
+        """The candidates as policies see them. Columns that few policies read (prefill, blocks in
+        use) are made when they are read: read them before this decision's pick is reserved.
+        """
         if self._rows is None:
             self._rows = Candidates(
                 barred=self.barred,
@@ -137,7 +139,7 @@ class Decision:
 
     @property
     def scores_made(self) -> Scores | None:
-        """Costs with their terms, if they were made; None: a kernel has them, in C."""
+        """Costs with their terms, if Python computed them; None: native code computed them."""
         return self._scores
 
     @property
@@ -152,30 +154,32 @@ class Decision:
         self._scores = scores
 
     def keep(self) -> None:
-        """Makes what is read late as it is now."""
+        """Makes now the columns that are otherwise made when they are read."""
         _ = self.table, self.scores
         if self.prefill is not None:
             self.prefill.keep()
 
     def keep_table(self) -> None:
-        """The same of the workers alone."""
+        """Makes now the columns of `table` alone."""
         _ = self.table
         if self.prefill is not None:
             self.prefill.keep_table()
 
     def affinity_at(self, row: int) -> float:
-        """What is taken off a row's cost since the request's session goes on there."""
+        """Bonus that is subtracted from a row's cost because the request's session goes on
+        there.
+        """
         home = self._further.session_row(self.pool, self.request.session_id)
         return self.policy.affinity_bonus if row == home else 0.0
 
     @property
     def draws(self) -> bool:
-        """Whether the pick is drawn by chances."""
+        """Whether the pick is drawn at random by the rows' chances."""
         return self._scores is not None and self._scores.chances is not None
 
     @property
     def excluded(self) -> Sequence[str]:
-        """Why a row can't be picked; empty when it can."""
+        """Reason for each row why it can't be picked; empty when it can."""
         if self._excluded is None:
             full = self.table[_FULL].tolist()
             reasons = [
@@ -189,12 +193,12 @@ class Decision:
 
     @property
     def tied(self) -> int:
-        """Rows that shared the lowest cost."""
+        """Number of rows that shared the lowest cost."""
         return self.ranking.tied
 
     @property
     def guarded(self) -> Guarded | None:
-        """The row that the guard moved the pick from; None: the pick stayed."""
+        """The pick that the guard replaced; None: the guard let the pick stay."""
         cheapest = self.ranking.moved_from
         if cheapest < 0 or self.guard is None:
             return None
@@ -203,29 +207,31 @@ class Decision:
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds to the first token of the pick; None: the policy predicts none."""
+        """Predicted seconds to the first token of the pick; None: the policy predicts none."""
         seconds = self.ranking.seconds
         return None if seconds is None else seconds.item(self.order[0])
 
     @property
     def computing(self) -> "Decision":
-        """The decision about the worker that computes the prompt."""
+        """The decision about the worker that computes the prompt: for a pair, that of the prefill
+        worker.
+        """
         return self.prefill if self.prefill and self.how is Prefill.REMOTE else self
 
     def overlap(self, row: int) -> Overlap:
         return Overlap._make(self.tokens[:, row].tolist())
 
     def best_overlap_tokens(self) -> int:
-        """The largest usable overlap of any worker."""
+        """Usable overlap of the worker that has the most, in tokens."""
         return self.ranking.best_overlap()
 
     @property
     def waits(self) -> bool:
-        """Whether a worker may take the request once it has room, or by another cost."""
+        """Whether some worker may take the request once it has room or another cost."""
         return self.ranking.full > 0 or self.ranking.not_finite > 0
 
     def exclusions(self) -> Mapping[str, int]:
-        """Reason -> workers."""
+        """Number of excluded workers, by reason."""
         reasons, ranking = dict(self.barred.counts), self.ranking
         for _, reason in self.not_live:
             reasons[reason] = reasons.get(reason, 0) + 1

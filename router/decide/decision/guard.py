@@ -33,7 +33,7 @@ from router.fleet.table import Column, Flags, least
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Input of the guard: a number a row, and the least of the rows that can be picked."""
+    """The guard's input: numbers of each row, and their least over the rows that can be picked."""
 
     settings: GuardSettings
     prompt_tokens: int
@@ -46,7 +46,9 @@ class Waits:
 
     @classmethod
     def of(cls, rows: Candidates, can: Flags | None, settings: GuardSettings) -> "Waits":
-        """can: True for each row that can be picked, at least one; None: all can."""
+        """Reads the input from candidates. can: True for each row that can be picked, at least one;
+        None: all.
+        """
         requests = np.maximum(rows.active_slots, 0.0)
         tokens = settings.request_tokens * requests
         tokens += rows.prefill_tokens_active
@@ -60,12 +62,12 @@ class Waits:
 
     @property
     def passed_over(self) -> Flags:
-        """True for each row that no pick may stay at."""
+        """True for each row from which the guard moves a pick away."""
         longer: Flags = self.tokens > self.least_tokens + self.margin_tokens
         return longer & (self.requests > self.least_requests)
 
     def passes_over(self, row: int) -> bool:
-        """Whether no pick may stay at one row."""
+        """Whether the guard moves a pick away from one row."""
         return (
             self.tokens.item(row) > self.least_tokens + self.margin_tokens
             and self.requests.item(row) > self.least_requests
@@ -73,13 +75,13 @@ class Waits:
 
 
 def kept(rows: Candidates, can: Flags, settings: GuardSettings) -> Flags:
-    """Rows that can be picked and that the guard doesn't pass over."""
+    """True for each row that can be picked and that the guard does not pass over."""
     return can & ~Waits.of(rows, can, settings).passed_over if can.any() else can
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A pick that was moved."""
+    """A pick that the guard moved."""
 
     cheapest: int
     """The row that would have been picked without the guard: by its cost, or drawn by chances."""

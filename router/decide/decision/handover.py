@@ -18,7 +18,7 @@ from events.plane.facts import Heartbeat
 
 
 def is_reachable(prefill: Heartbeat) -> bool:
-    """Whether the heartbeat has all that a decode engine needs to fetch from this engine.
+    """Whether a prefill worker's heartbeat has all that a decode engine needs to fetch from it.
 
     Without the engine's id MooncakeConnector neither fetches nor fails: the request waits for ever.
     """
@@ -26,8 +26,9 @@ def is_reachable(prefill: Heartbeat) -> bool:
 
 
 def bootstrap_server(prefill: Heartbeat) -> tuple[str, int]:
-    """Host and port of the server at which decode engines meet the worker with that heartbeat, as
-    in kvroute.v1.PrefillWorker; a port of 0: it has none."""
+    """Host and port of the bootstrap server of a prefill worker, as in kvroute.v1.PrefillWorker;
+    decode engines connect to it. Port 0: the worker has none.
+    """
     at_once = engine_of(prefill.engine).hand_over is HandOver.AT_ONCE
     if not at_once and prefill.kv_connector != MOONCAKE:
         return prefill.bootstrap_host, prefill.bootstrap_port
@@ -36,8 +37,10 @@ def bootstrap_server(prefill: Heartbeat) -> tuple[str, int]:
 
 
 def transfer_params(prefill: Heartbeat, room: int) -> tuple[str, str]:
-    """The kv_transfer_params of the prefill and of the decode request, as in
-    kvroute.v1.PrefillWorker; empty: it has none. room: of no other request."""
+    """The kv_transfer_params of the prefill request and of the decode request, as in
+    kvroute.v1.PrefillWorker; empty: the worker needs none. room: a number that no other request
+    has.
+    """
     if engine_of(prefill.engine).hand_over is not HandOver.IN_TURN:
         return "", ""
     if prefill.kv_connector != MOONCAKE:

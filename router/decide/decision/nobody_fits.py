@@ -1,4 +1,4 @@
-"""The refusal of a request whose workers were weighed."""
+"""The refusal of a request that no candidate can take."""
 
 from dataclasses import dataclass
 

@@ -69,7 +69,7 @@ class Matched(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """The policies of a pair."""
+    """The policies of a pair's two halves."""
 
     prefill: Policy
     decode: Policy
@@ -82,7 +82,7 @@ class Stages(NamedTuple):
 
 
 class Judge(Protocol):
-    """Scores and orders candidates."""
+    """Interface: scores and orders candidates."""
 
     def __call__(
         self,

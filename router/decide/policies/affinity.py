@@ -1,4 +1,4 @@
-"""Sessions that go on where their last requests went. Pure.
+"""Session affinity: a session's next request goes to the worker of its last one. Pure.
 
 Soft: the cost of that worker is less by a bonus in the policy's own unit, so that whatever else the
 cost weighs can outweigh it.
@@ -31,7 +31,7 @@ _POLICIES_MAX = 256
 
 @lru_cache(_POLICIES_MAX)
 def with_bonus(policy: Policy, bonus: float) -> Policy:
-    """A policy under soft affinity; the policy itself for a bonus of 0."""
+    """Returns a policy with soft affinity added; the policy itself for a bonus of 0."""
     if not bonus:
         return policy
     expression, *clauses = policy.formula.split(";")
@@ -40,8 +40,9 @@ def with_bonus(policy: Policy, bonus: float) -> Policy:
 
 
 def held(barred: Barred, row: int, full: Column) -> Barred:
-    """What is barred under hard affinity: the session's worker leaves all others out, if it may be
-    picked and has room. row: of that worker; -1: it is in no row."""
+    """Returns what is barred under hard affinity: all workers but the session's, if that one may be
+    picked and has room. row: of the session's worker; -1: it is in no row.
+    """
     if row < 0 or full[row] or (barred.mask is not None and barred.mask[row]):
         return barred
     here = np.zeros(len(full), np.bool_)

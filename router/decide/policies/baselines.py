@@ -1,4 +1,4 @@
-"""Policies of routers without a view of caches: the yardsticks."""
+"""Policies that ignore caches, for comparison."""
 
 from router.decide.policies.candidates import Candidates
 from router.decide.policies.policy import Parameters, Policy, Scores

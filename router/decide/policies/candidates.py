@@ -1,4 +1,4 @@
-"""The rows a decision is made of: one for each live worker of a pool, as columns.
+"""The candidates of a decision: a row for each live worker of a pool, stored as columns.
 
 Costs (router/decide/policies) read these and nothing else, so a receipt that shows a row shows
 everything that its worker was judged by.
@@ -76,7 +76,7 @@ class Candidates(Table):
 
     @property
     def excluded(self) -> Sequence[str]:
-        """Why a row can't be picked; empty when it can, unless it is full."""
+        """Reason for each row why it can't be picked; empty when it can, unless it is full."""
         return self.barred.reasons
 
     @property
@@ -104,17 +104,17 @@ class Candidates(Table):
 
     @property
     def block_tokens(self) -> Column:
-        """block_size, and 1 where a worker's is unknown: a divisor."""
+        """Divisor: block_size, or 1 where it is unknown."""
         return np.maximum(self.block_size, 1.0)
 
     @property
     def prompt_blocks(self) -> Column:
-        """Blocks that the prompt fills, the last one perhaps in part."""
+        """Blocks that the prompt takes, a partly filled last block included."""
         return np.ceil(self.prompt_tokens / self.block_tokens)
 
     @property
     def new_blocks(self) -> Column:
-        """The prompt's blocks, but for those that our open requests on that worker use already."""
+        """Blocks of the prompt that our open requests on the worker do not use already."""
         return self.prompt_blocks - self._further.blocks_in_use(self._pool, self.request.prompt)
 
     @property
@@ -124,34 +124,37 @@ class Candidates(Table):
 
     @property
     def others_waiting(self) -> Column:
-        """Requests that wait there and that others have sent, as far as we can tell."""
+        """Estimate of the requests that wait on the worker and were not sent by this router."""
         return self._further.others_waiting(self._pool, self.waiting)
 
     @property
     def prefill(self) -> PrefillColumns:
-        """How fast each worker prefills, and for how long it is busy, in columns."""
+        """How fast each worker computes prompts, and for how long it is busy, as columns."""
         return self._further.prefill(self._pool, self.now_s)
 
     @property
     def recent_blocks(self) -> Column:
-        """Distinct blocks that this replica sent each worker in the last minute, estimated."""
+        """Estimate of the distinct blocks that this replica sent to each worker in the last
+        minute.
+        """
         return self._further.recent_blocks(self._pool)
 
     @property
     def name_hashes(self) -> npt.NDArray[np.uint64]:
-        """Hashes of each worker's id and rank; the same in every process."""
+        """Hash of each worker's id and rank; the same in every process."""
         return self._pool.name_hashes
 
     @property
     def of_session(self) -> Flags:
-        """True for the worker that the session's last request went to, as far as is known here."""
+        """True for the worker that the session's last request went to, as far as this replica
+        knows.
+        """
         return self._further.of_session(self._pool, self.request.session_id)
 
     @property
     def affinity_key(self) -> int:
-        """64 bits that requests which belong together share.
-
-        By session_id; without one by the prompt's first block, or all of a prompt that fills none.
+        """64-bit key that is the same for requests which belong together: made of session_id;
+        without one, of the prompt's first block, or of the whole prompt if that fills no block.
         """
         if self.request.session_id:
             return xxh3_64_intdigest(self.request.session_id.encode())
@@ -166,11 +169,13 @@ class Candidates(Table):
 
     @property
     def kv_distance(self) -> Column:
-        """Distance to where the prompt's KV cache has to come from, on the scale of mean_distance;
-        0 where nothing has to come, and everywhere for requests that are about one worker."""
+        """Distance over which the prompt's KV cache has to come, on the scale of mean_distance; 0
+        where nothing has to come, and everywhere for requests that are served by one worker.
+        """
         return np.zeros(len(self)) if self._kv_distance is None else self._kv_distance
 
     def mean_distance(self, targets: Flags) -> Column:
         """Mean distance from each worker to those where targets is True: 0 the same host, 1 the
-        same rack, 2 the same cluster, 3 beyond or unknown; 0 without targets."""
+        same rack, 2 the same cluster, 3 beyond or unknown; 0 without targets.
+        """
         return self._further.mean_distance(self._pool, targets)

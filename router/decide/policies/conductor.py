@@ -14,20 +14,36 @@ STAGE = 1e6
 
 
 class ConductorParameters(Parameters, frozen=True):
-    """The Conductor's own numbers by default."""
+    """Parameters of `conductor`; the defaults are the Conductor's own numbers."""
 
     hit_ratio_min: Annotated[
-        float, Meta(ge=0, le=1, description="cached share of the prompt that is worth a detour")
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="least share of the prompt that must be cached on some worker for the"
+            " cache to decide",
+        ),
     ] = 0.1
-    queue_max: Annotated[float, Meta(ge=0, description="requests that may wait at a holder")] = 10.0
+    queue_max: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="most requests that may wait at a worker that holds the prefix for it to"
+            " be picked",
+        ),
+    ] = 10.0
     distance_weight: Annotated[
-        float, Meta(ge=0, description="of the mean distance to the holders")
+        float,
+        Meta(ge=0, description="weight of the mean distance to the workers that hold the prefix"),
     ] = 0.7
-    queue_weight: Annotated[float, Meta(ge=0, description="and of the queue beside it")] = 0.3
+    queue_weight: Annotated[
+        float, Meta(ge=0, description="weight of a worker's queue, added to its weighted distance")
+    ] = 0.3
 
 
 def score(rows: Candidates, parameters: ConductorParameters) -> Scores:
-    """Where the cache is, else near to it, else where least is to do.
+    """Cost that prefers a worker with the cached prefix, then one near it, then the least loaded.
 
         hit_ratio = the most overlap_tokens of all workers / prompt_tokens
         queue     = max(0, waiting + reserved)

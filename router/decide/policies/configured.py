@@ -1,4 +1,4 @@
-"""The table of policies as an operator has set it up."""
+"""The policies and their settings, as configured."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from router.decide.policies.policy import Policy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicySettings:
-    """The settings of a request's decision."""
+    """The settings that decide one request."""
 
     routing: RoutingSettings
     policies: dict[str, Policy]
@@ -31,7 +31,7 @@ class PolicySettings:
 
 @dataclass(frozen=True, slots=True)
 class DecisionSettings:
-    """The settings of all requests' decisions, checked."""
+    """The settings of all requests' decisions, after they were checked."""
 
     of_fleet: PolicySettings
     of_models: Mapping[str, PolicySettings]
@@ -39,13 +39,13 @@ class DecisionSettings:
 
     @classmethod
     def of(cls, routing: RoutingSettings, models: Iterable[ModelSettings]) -> "DecisionSettings":
-        """models: of them, `routing` alone counts here. Raises ConfigError."""
+        """Checks the settings, and raises ConfigError. models: only their `routing` is read."""
         fleet = PolicySettings(routing, configured(routing))
         return cls(fleet, configured_of_models(fleet, models))
 
 
 def configured(routing: RoutingSettings) -> dict[str, Policy]:
-    """All policies by name, with the numbers of routing.parameters; raises ConfigError."""
+    """All policies by name, with the parameters of routing.parameters; raises ConfigError."""
     policies = dict(POLICIES)
     for i, name in enumerate(routing.own_policies):
         policies[name] = _own(name, f"$.routing.own_policies[{i}]")
@@ -63,10 +63,9 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
 def configured_of_models(
     fleet: PolicySettings, models: Iterable[ModelSettings]
 ) -> dict[str, PolicySettings]:
-    """The settings of models that have settings of their own, by any of a model's
-    names; raises ConfigError.
-
-    fleet: for all other models; what a model's settings leave out is as there.
+    """Settings of models that have routing settings of their own, by each of a model's names;
+    raises ConfigError. fleet: the settings of all other models, from which missing values are
+    taken.
     """
     by_name = {}
     for i, model in enumerate(models):
@@ -109,9 +108,10 @@ def _check_affinity(routing: RoutingSettings, policies: Mapping[str, Policy]) ->
 
 
 def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> Policy | None:
-    """The one of routing.shadow_policy with its affinity, if there is one; raises ConfigError.
+    """The policy named by routing.shadow_policy, with its affinity; None: none is named. Raises
+    ConfigError.
 
-    One of the operator's own need not be among the policies that requests may name.
+    A policy of the operator's own need not be among those that requests may name.
     """
     name = routing.shadow_policy
     if name is None or name in policies:
@@ -124,7 +124,7 @@ def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> P
 
 
 def that_watches(routing: RoutingSettings, policy: Policy) -> Policy:
-    """A policy as it would decide: with its bonus for the worker of the request's session."""
+    """Returns a policy with its configured bonus for the worker of the request's session."""
     return with_bonus(policy, routing.affinity.bonus.get(policy.name, 0.0))
 
 

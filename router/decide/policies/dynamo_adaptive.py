@@ -18,7 +18,7 @@ class AdaptiveParameters(Parameters, frozen=True):
         float, Meta(ge=0, description="std / mean of load above which the fleet is uneven")
     ] = 0.1
     alpha_balance: Annotated[
-        float, Meta(ge=0, le=1, description="weight of load in an uneven fleet")
+        float, Meta(ge=0, le=1, description="weight of load while the fleet is uneven")
     ] = 0.7
     alpha_cache: Annotated[
         float, Meta(ge=0, le=1, description="weight of load in an even fleet")

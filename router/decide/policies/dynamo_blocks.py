@@ -11,20 +11,37 @@ from router.fleet.table import Column, Flags
 
 
 class BlocksParameters(Parameters, frozen=True):
-    """Dynamo's own numbers by default."""
+    """Parameters of `dynamo-blocks`; the defaults are Dynamo's own numbers."""
 
-    prefill_load_scale: Annotated[float, Meta(ge=0, description="of prefill against decode")] = 1.0
-    overlap_credit: Annotated[float, Meta(ge=0, description="of a block on the device")] = 1.0
-    host_credit: Annotated[float, Meta(ge=0, description="of a block on the host alone")] = 0.75
-    disk_credit: Annotated[float, Meta(ge=0, description="of a block on disk alone")] = 0.25
+    prefill_load_scale: Annotated[
+        float,
+        Meta(ge=0, description="weight of the blocks to prefill, relative to the blocks in use"),
+    ] = 1.0
+    overlap_credit: Annotated[
+        float, Meta(ge=0, description="blocks that a prompt's block cached on the device saves")
+    ] = 1.0
+    host_credit: Annotated[
+        float,
+        Meta(ge=0, description="blocks that a prompt's block cached in host memory alone saves"),
+    ] = 0.75
+    disk_credit: Annotated[
+        float, Meta(ge=0, description="blocks that a prompt's block cached on disk alone saves")
+    ] = 0.25
     credit_decay: Annotated[
-        float, Meta(ge=0, description="of the device's credit, a request length of backlog")
+        float,
+        Meta(ge=0, description="decay of overlap_credit with each backlog of one prompt's length"),
     ] = 0.0
-    request_weight: Annotated[float, Meta(ge=0, description="blocks that a request counts as")] = (
-        0.0
-    )
+    request_weight: Annotated[
+        float,
+        Meta(ge=0, description="blocks that each active request of a worker adds to its cost"),
+    ] = 0.0
     temperature: Annotated[
-        float, Meta(ge=0, description="0: the lowest cost; above: drawn, the more evenly")
+        float,
+        Meta(
+            ge=0,
+            description="0: the worker of the lowest cost is picked; above 0: workers are drawn"
+            " by their costs, the more evenly the higher it is",
+        ),
     ] = 0.0
 
 

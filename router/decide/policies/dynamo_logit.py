@@ -10,9 +10,11 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class LogitParameters(Parameters, frozen=True):
-    """The one weight."""
+    """The one parameter of `dynamo-logit`, a weight."""
 
-    overlap_weight: Annotated[float, Meta(ge=0, description="of the prompt's cached share")] = 2.0
+    overlap_weight: Annotated[
+        float, Meta(ge=0, description="weight of the cached share of the prompt")
+    ] = 2.0
 
 
 def score(rows: Candidates, parameters: LogitParameters) -> Scores:

@@ -1,4 +1,4 @@
-"""When a request's first token would come from each worker, by what was measured there."""
+"""Predicted time to a request's first token at each worker, from measured rates."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ DISK_RATE = 80_000.0
 
 
 class FirstToken(NamedTuple):
-    """Each a column: tokens of work, tokens a second, and seconds."""
+    """The terms of the prediction, a column each: tokens of work, tokens a second, and seconds."""
 
     work: Column
     rate: Column

@@ -22,7 +22,7 @@ Function = Callable[[Candidates], Any]
 
 
 class Failure(StrEnum):
-    """The kind of a policy's failure; the metric label."""
+    """How a policy failed; its values are values of a metric's label."""
 
     RAISED = "raised"
     SHAPE = "shape"
@@ -30,7 +30,7 @@ class Failure(StrEnum):
 
 
 class PolicyFailed(Exception):
-    """A policy of the operator's made no costs."""
+    """A policy of the operator's own raised, or returned unusable scores."""
 
     def __init__(self, failure: Failure, sentence: str) -> None:
         super().__init__(failure, sentence)
@@ -43,7 +43,7 @@ class PolicyFailed(Exception):
 
 
 class NoSuchPolicy(LookupError):
-    """The name of a function leads to none."""
+    """No function has the configured name module:function."""
 
 
 def is_own(name: str) -> bool:
@@ -52,7 +52,9 @@ def is_own(name: str) -> bool:
 
 
 def load_own(name: str) -> Policy:
-    """The policy that is a function, by module:function; raises NoSuchPolicy."""
+    """Imports the function named module:function, and returns it as a policy; raises
+    NoSuchPolicy.
+    """
     module_name, _, function_name = name.partition(":")
     try:
         module = import_module(module_name)

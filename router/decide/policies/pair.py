@@ -14,7 +14,7 @@ NO_ROOM = 1e3
 
 
 def prefill_queue(rows: Candidates, _: Parameters) -> Scores:
-    """Prompt tokens to be computed there until this prompt is.
+    """Cost of a prefill worker: prompt tokens it has to compute until this prompt is computed.
 
         cost = prefill_tokens_active + new_tokens
 
@@ -27,18 +27,25 @@ def prefill_queue(rows: Candidates, _: Parameters) -> Scores:
 
 
 class RoomParameters(Parameters, frozen=True):
-    """Weight of the KV cache's path, and the batch size where none is known."""
+    """Parameters of `decode-room`: a weight of distance, and the slots of workers that name
+    none.
+    """
 
     way_weight: Annotated[
-        float, Meta(ge=0, description="of the KV cache's way, against a share of the worker")
+        float,
+        Meta(
+            ge=0,
+            description="weight of the KV cache's distance to travel, relative to the shares of"
+            " the worker in use",
+        ),
     ] = 0.05
     slots_unknown: Annotated[
-        float, Meta(ge=1, description="requests that run at once, where unknown")
+        float, Meta(ge=1, description="slots of a worker whose number of slots is unknown")
     ] = 256.0
 
 
 def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
-    """The share of a worker that is taken, and how far the KV cache has to travel.
+    """Cost of a decode worker: its share in use, and how far the KV cache has to travel.
 
         need     = blocks of the prompt that are not in use there yet, and of the output expected
         kv_share = (active_blocks + need) / total_blocks        (0 where the total is unknown)
@@ -49,8 +56,8 @@ def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
 
     kv_distance: from where the KV cache is: 0 the same host, or nothing to fetch; 1 the same rack,
     2 the same cluster, 3 beyond or unknown (router/fleet/topology.py). What is cached on a worker
-    does not travel. A request takes about 0.01 of a worker, so that by way_weight a step of the
-    way is worth one request more in the batch.
+    does not travel. A request takes about 0.01 of a worker, so that by way_weight a step of the way
+    is worth one request more in the batch.
 
     Source: ours; Mooncake's Conductor picks decode workers near the KV cache with room for it, too.
     """

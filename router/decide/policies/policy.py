@@ -12,12 +12,12 @@ from router.fleet.table import Column
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The numbers of a policy that an operator may change: each with its range and meaning."""
+    """The parameters of a policy, each with its range and meaning; operators may change them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """A policy's result for the candidates."""
+    """The costs that a policy gives its candidates, and their terms."""
 
     costs: Column
     """A cost a row, finite; the lowest that is not excluded is picked. Ties go at random, or in
@@ -53,17 +53,17 @@ class Policy:
     (router/decide/policies/affinity.py)."""
 
     def described(self) -> dict[str, str]:
-        """Each parameter's meaning and range."""
+        """Meaning and range of each parameter, by its name."""
         hints = get_type_hints(type(self.settings), include_extras=True)
         return {name: _described(hints[name]) for name in self.parameters}
 
     @property
     def parameters(self) -> Mapping[str, float]:
-        """The constants of the formula."""
+        """Values of the formula's constants, by name."""
         return msgspec.structs.asdict(self.settings)
 
     def score(self, rows: Candidates) -> Scores:
-        """Costs of at least one row."""
+        """Returns the costs of candidates, at least one."""
         scores = self.function(rows, self.settings)
         if not self.affinity_bonus:
             return scores

@@ -9,7 +9,7 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 def score(rows: Candidates, _: Parameters) -> Scores:
-    """The less loaded one of two workers at random; blind to caches.
+    """Draws two workers at random and picks the less loaded; ignores caches.
 
         cost   = active_slots
         chance = (workers with more slots in use + half of the others that have as many) / pairs

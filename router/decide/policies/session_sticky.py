@@ -12,15 +12,20 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class StickyParameters(Parameters, frozen=True):
-    """The one bound."""
+    """The one parameter of `session-sticky`, a bound."""
 
     load_factor: Annotated[
-        float, Meta(gt=1, description="requests a worker may have, over the mean")
+        float,
+        Meta(
+            gt=1,
+            description="active requests up to which a session's worker keeps the session, as a"
+            " multiple of the workers' mean",
+        ),
     ] = 1.25
 
 
 def score(rows: Candidates, parameters: StickyParameters) -> Scores:
-    """The same worker for the same session, unless it has more than its share.
+    """Cost that keeps a session on its worker, unless that has more than its share of requests.
 
         cost = distance + over
         distance = 0 where the session's last request went, as far as this replica knows; else
@@ -34,8 +39,8 @@ def score(rows: Candidates, parameters: StickyParameters) -> Scores:
     share, gives its keys to all others evenly, and gets them back: but for sessions that have gone
     on elsewhere meanwhile, since that is where their KV cache is.
 
-    Source: rendezvous hashing (Thaler, Ravishankar 1998); the bound is that of V. Mirrokni,
-    M. Thorup, M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016: a bin holds at most
+    Source: rendezvous hashing (Thaler, Ravishankar 1998); the bound is that of V. Mirrokni, M.
+    Thorup, M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016: a bin holds at most
     ceil(c * m / n) of m balls, the new one among them. Without the ceiling every worker would be
     over its share while the mean is below 1 / load_factor.
     """

@@ -11,36 +11,48 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class TtftParameters(Parameters, frozen=True):
-    """The defaults did best over traces in the simulator (docs/choose-a-policy.md)."""
+    """Parameters of `ttft`; the defaults did best over traces in the simulator
+    (docs/choose-a-policy.md).
+    """
 
     keep: Annotated[
-        float, Meta(ge=0, description="worth to later requests of a recent token that has to go")
+        float,
+        Meta(
+            ge=0,
+            description="weight of computing again what the pick evicts: 1 counts each evicted"
+            " recent token as one token to compute",
+        ),
     ] = 1.0
     crowding: Annotated[
-        float, Meta(ge=0, description="of the delay to prompts that are being computed there")
+        float, Meta(ge=0, description="weight of the delay to prompts that the worker is computing")
     ] = 0.6
     stall: Annotated[
-        float, Meta(ge=0, description="of the delay to each request that is there")
+        float, Meta(ge=0, description="weight of the delay to each active request of the worker")
     ] = 0.06
     step_tokens: Annotated[
-        float, Meta(gt=0, description="that an engine computes at once, at most")
+        float, Meta(gt=0, description="most prompt tokens that an engine computes in one step")
     ] = 8192.0
     decode_s: Annotated[
-        float, Meta(ge=0, description="seconds that a cache full of active blocks is worth")
+        float,
+        Meta(
+            ge=0, description="seconds that a worker's cost gains when all its KV blocks are in use"
+        ),
     ] = 1.0
     stay_s: Annotated[
-        float, Meta(ge=0, description="seconds until a running request gives its blocks back")
+        float,
+        Meta(ge=0, description="seconds until a running request is expected to free its blocks"),
     ] = 5.0
     host_rate: Annotated[
-        float, Meta(gt=0, description="tokens a second, from the host to the device")
+        float,
+        Meta(gt=0, description="tokens a second that are loaded from host memory to the device"),
     ] = HOST_RATE
     disk_rate: Annotated[
-        float, Meta(gt=0, description="tokens a second, from disk to the device")
+        float, Meta(gt=0, description="tokens a second that are loaded from disk to the device")
     ] = DISK_RATE
 
 
 def score(rows: Candidates, parameters: TtftParameters) -> Scores:
-    """When its first token would come, and what the pick costs other requests.
+    """Cost in seconds: the time to the request's first token, and the delay to other requests.
 
         cost      = ttft_s + room_s + keep (1) * evicted_share * prefill_s
                     + crowding (0.6) * crowded_s + stall (0.06) * stalled_s + decode_s (1) * load
@@ -59,12 +71,12 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
 
     ttft_s and room_s are this request's own: an engine begins no prompt that does not fit beside
     those which run. The other terms are what it does to others. evicted_share: a token that takes
-    the place of a token used a minute ago will have that token computed again; a token that takes
-    a free or an old place costs nothing. So a request that lost its cache on a crowded worker
-    goes where there is room, and does not crowd others out in turn. crowded_s: its
-    tokens join the steps of those before it, which become longer. stalled_s: nobody there gets a
-    token while it is computed, which is time between tokens and weighs less. load: its own tokens
-    come the slower, and make those of others slower, the more of the cache is read in each step.
+    the place of a token used a minute ago will have that token computed again; a token that takes a
+    free or an old place costs nothing. So a request that lost its cache on a crowded worker goes
+    where there is room, and does not crowd others out in turn. crowded_s: its tokens join the steps
+    of those before it, which become longer. stalled_s: nobody there gets a token while it is
+    computed, which is time between tokens and weighs less. load: its own tokens come the slower,
+    and make those of others slower, the more of the cache is read in each step.
 
     Source: ours. Workers without reports all have the configured rate.
     """

@@ -49,7 +49,9 @@ full queue, so that two requests can't displace one another."""
 
 
 class QueueFull(Refusal):
-    """A bound of the queue refuses a request, or a request of higher priority took its place."""
+    """Refusal of a request by a bound of the queue, or because a request of higher priority took
+    its place.
+    """
 
 
 class AdmissionQueue:
@@ -62,11 +64,11 @@ class AdmissionQueue:
         fleet: Fleet | None = None,
         look_past: int = LOOK_PAST,
     ) -> None:
-        """Raises ConfigError for an order that there is not, and for two bands of one name.
+        """Raises ConfigError for an unknown order, and for two bands of one name.
 
-        fleet: what the driver knows of the workers, of which some orders make their scores. A
-        driver that names one gives requests their prefixes, too.
-        look_past: requests without room that later ones may overtake at a time.
+        fleet: facts about the workers, which some orders read; a driver that gives them also sets
+        the prefixes of requests. look_past: number of requests without room that later ones may
+        overtake at a time.
         """
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
@@ -101,7 +103,7 @@ class AdmissionQueue:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the waiting requests, as their drivers counted it."""
+        """Bytes of memory of the waiting requests, as their drivers counted them."""
         return self._bounds.size_bytes
 
     @property
@@ -126,12 +128,12 @@ class AdmissionQueue:
             pool.configure(rules, now_s)
 
     def waiting(self, pool: Hashable) -> int:
-        """Requests of a pool that wait."""
+        """Number of waiting requests of a pool."""
         queue = self._pools.get(pool)
         return queue.count if queue is not None else 0
 
     def pools(self) -> list[Hashable]:
-        """Those that requests wait for."""
+        """The pools that requests wait for."""
         return [pool for pool, queue in self._pools.items() if queue.count]
 
     def find(self, request_id: str) -> Sequence[Waiter]:
@@ -139,13 +141,15 @@ class AdmissionQueue:
         return tuple(self._by_id.get(request_id, ()))
 
     def levels(self, pool: Hashable) -> list[Level]:
-        """The bands of a pool, the lowest first, with what waits there; empty: nothing does."""
+        """The bands of a pool with their waiting requests, the lowest first; empty: nothing
+        waits.
+        """
         queue = self._pools.get(pool)
         return queue.levels if queue is not None and queue.count else []
 
     @property
     def rules(self) -> Rules:
-        """What the configuration in force says of turns."""
+        """The configured rules of turns that are in force."""
         return self._rules
 
     @property
@@ -155,29 +159,32 @@ class AdmissionQueue:
 
     @property
     def needs_prefixes(self) -> bool:
-        """Whether some rule in force looks at prompts and at what workers hold of them."""
+        """Whether some rule in force reads prompts and the blocks that workers hold of them."""
         return self._settings.siblings.enabled or self._rules.rankings.need_fleet
 
     def band(self, waiter: Waiter) -> str:
-        """The name of the band that a request is in, or was in at last."""
+        """Name of the band that a request is in, or was in last."""
         return self._rules.bands.settings[waiter.level].name
 
     def share_of(self, waiter: Waiter, now_s: float) -> float:
-        """The share of a pool up to which requests of a waiter's band get workers, 0 to 1. The
-        waiter may be one that was not offered yet."""
+        """Share of a pool, 0 to 1, that may be in use for requests of a waiter's band to get
+        workers. The waiter need not be in the queue.
+        """
         waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
         bands = self._rules.bands
         return bands.settings[bands.level(waiter, now_s)].share_percent / 100
 
     @property
     def has_shares(self) -> bool:
-        """Whether some band gets workers up to a share only."""
+        """Whether some band may use only a share of a pool."""
         return any(band.share_percent < 100 for band in self._rules.bands.settings)
 
     def waiters(
         self, wanted: Callable[[Hashable], bool] = lambda _: True
     ) -> Iterator[tuple[Hashable, Waiter]]:
-        """All that wait, with their pools: in each by band, tenant and line. wanted: of a pool."""
+        """All waiting requests with their pools, by band, tenant and line. wanted: whether a pool
+        is included.
+        """
         return (
             (pool, waiter)
             for pool, queue in self._pools.items()
@@ -188,21 +195,24 @@ class AdmissionQueue:
     def of_bands(
         self, wanted: Callable[[Hashable], bool] = lambda _: True
     ) -> Iterator[tuple[str, list[Waiter]]]:
-        """Each band of each pool that requests wait for, with its requests. wanted: of a pool."""
+        """The waiting requests of each band of each pool, with the band's name. wanted: whether a
+        pool is included.
+        """
         for pool, queue in self._pools.items():
             if queue.count and wanted(pool):
                 yield from ((band, queue.of_band(n)) for n, band in enumerate(self.bands))
 
     def wait_s(self, pool: Hashable, now_s: float) -> float | None:
-        """Expected wait of a request that comes last; None: unknown."""
+        """Expected wait of a request that comes last in a pool, in seconds; None: unknown."""
         queue = self._pools.get(pool)
         if queue is None or not queue.count:
             return 0.0
         return queue.rate.wait_s(queue.count + 1, now_s)
 
     def band_waits_s(self, now_s: float) -> dict[str, float | None]:
-        """Expected wait by band, seconds, of a request that comes last in it, in the pool with the
-        longest; None: no request of some pool with waiting ones went yet."""
+        """Expected wait in seconds of a request that comes last in each band, in the pool where it
+        is longest; None: some pool with waiting requests has dispatched none yet.
+        """
         queues = [queue for queue in self._pools.values() if queue.count]
         waits: dict[str, float | None] = {}
         for number, band in enumerate(self.bands):
@@ -212,7 +222,7 @@ class AdmissionQueue:
         return waits
 
     def offer(self, pool: Hashable, waiter: Waiter, now_s: float) -> Waiter | None:
-        """Lets a request wait; the one whose place it took, if there is one, which waits no longer.
+        """Queues a request; returns the request that had to leave for it, if any.
 
         Raises QueueFull, and ValueError for a request that waits already.
         """
@@ -233,23 +243,23 @@ class AdmissionQueue:
         now_s: float,
         held: Callable[[int], bool] | None = None,
     ) -> Iterator[Waiter]:
-        """Whose turn it is, in order: attempt each, and say `dispatched` or `passed` before the
-        next is taken. Changes nothing.
+        """Yields waiting requests in the order of their turns. The driver attempts each, and calls
+        `dispatched` or `passed` before it takes the next. Changes nothing.
 
-        version: of the room; requests that were passed at it are left out. held: whether those of a
-        band, by number, have no turn now.
+        version: number of the pool's state of room; requests that were passed at it are left out.
+        held: whether a band, by its number, has no turn now.
         """
         queue = self._pools.get(pool)
         return queue.candidates(version, now_s, held) if queue is not None else iter(())
 
     def passed(self, waiter: Waiter, version: int) -> None:
-        """No worker had room for a request at this version of the room."""
+        """Records that no worker had room for a request, at this version of the pool's room."""
         waiter.passed_at = version
 
     def dispatched(
         self, waiter: Waiter, uncached_tokens: int, cached_tokens: int, now_s: float
     ) -> None:
-        """A request has its worker. Raises ValueError if it does not wait."""
+        """Removes a request that has its worker. Raises ValueError if it does not wait."""
         if not waiter.waits:
             raise ValueError(f"{waiter} does not wait")
         cost = self.tenants.cost(uncached_tokens, cached_tokens)
@@ -265,37 +275,39 @@ class AdmissionQueue:
         self._leave(waiter, Fate.DISPATCHED, now_s)
 
     def cancel(self, waiter: Waiter, now_s: float) -> bool:
-        """The caller is gone; whether the request waited."""
+        """Removes the request of a caller that has left; returns whether it waited."""
         if not waiter.waits:
             return False
         self._leave(waiter, Fate.CANCELLED, now_s)
         return True
 
     def unserved(self, waiter: Waiter, now_s: float) -> None:
-        """Something else than want of room refuses a request that waits."""
+        """Removes a request that is refused for another reason than want of room."""
         self._leave(waiter, Fate.UNSERVED, now_s)
 
     @property
     def refuses_early(self) -> bool:
-        """Whether a request is refused whose wait can't end in time: `too_long`."""
+        """Whether requests are refused whose wait can't end in time (see `too_long`)."""
         return self._early.mode != "never"
 
     def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
-        """Outlook of a waiting request: requests of its pool that are to go before it, and its
-        expected wait from now on, seconds; None: no request of the pool went yet."""
+        """Number of requests of the pool that go before a waiting request, and its expected further
+        wait in seconds; None: no request of the pool went yet.
+        """
         queue = self._pools[waiter.pool]
         places = queue.places(waiter, now_s)
         return _before(places), queue.rate.wait_s(places, now_s)
 
     def take_doubtful(self, now_s: float, most: int) -> list[Waiter]:
-        """Waiting requests to be looked at by `too_long` now, so many at most."""
+        """Returns waiting requests that `too_long` should check now, at most `most` of them."""
         return self._early.take(now_s, most)
 
     def too_long(self, pool: Hashable, waiter: Waiter, now_s: float) -> Refusal | None:
-        """Refuses a request that comes, or waits, if its expected wait is too long; None: it is
-        not, or nothing is known of it. The driver calls this only while no worker has room.
+        """The refusal of a new or waiting request whose expected wait is too long; None: it is not
+        too long, or unknown. The driver calls this only while no worker has room.
 
-        A request with none in front of it is never refused: the pace is known by those that wait.
+        A request with no other in front of it is never refused, since the pace is only known from
+        waiting requests.
         """
         queue = self._pools.get(pool)
         if queue is None:
@@ -318,14 +330,14 @@ class AdmissionQueue:
         )
 
     def clear(self, now_s: float) -> list[Waiter]:
-        """All requests that wait; they wait no longer."""
+        """Removes all waiting requests, and returns them."""
         waiting = [waiter for queue in self._pools.values() for waiter in queue]
         for waiter in waiting:
             self._leave(waiter, Fate.UNSERVED, now_s)
         return waiting
 
     def expired(self, now_s: float, most: int) -> list[Waiter]:
-        """Requests whose wait is over, so many at most; they wait no longer."""
+        """Removes requests whose wait is over, at most `most`, and returns them."""
         over: list[Waiter] = []
         while len(over) < most:
             lowest = self._expiries.lowest()
@@ -336,12 +348,12 @@ class AdmissionQueue:
         return over
 
     def next_expiry_s(self) -> float | None:
-        """When the next wait is over; None: no wait ends by itself."""
+        """Time when the next wait is over; None: no wait ends by itself."""
         lowest = self._expiries.lowest()
         return None if lowest is None or lowest[0] == inf else lowest[0]
 
     def reprioritize(self, waiter: Waiter, priority: int, now_s: float) -> bool:
-        """Gives a request another priority; whether it waited."""
+        """Gives a request another priority; returns whether it waited."""
         if not waiter.waits:
             return False
         queue = self._pools[waiter.pool]
@@ -354,14 +366,18 @@ class AdmissionQueue:
         return True
 
     def backdate(self, waiter: Waiter, arrived_s: float, now_s: float) -> None:
-        """A request that waits came earlier, to another router; the end of its wait stays."""
+        """Sets an earlier arrival for a waiting request, which came to another router then; the end
+        of its wait stays.
+        """
         queue = self._pools[waiter.pool]
         queue.remove(waiter)
         waiter.arrived_s = arrived_s
         queue.add(waiter, now_s)
 
     def timeout(self, waiter: Waiter, now_s: float) -> Refusal:
-        """What the caller of an expired request hears; its own deadline is the driver's to say."""
+        """The refusal of a request whose wait is over; a passed deadline of its own is the driver's
+        to report.
+        """
         waited_s = now_s - waiter.arrived_s
         return Refusal(
             Reason.QUEUE_TIMEOUT,
@@ -370,7 +386,7 @@ class AdmissionQueue:
         )
 
     def displacement(self, waiter: Waiter, now_s: float) -> QueueFull:
-        """What the caller of a displaced request hears."""
+        """The refusal of a request whose place a request of higher priority took."""
         return QueueFull(
             Reason.QUEUE_FULL,
             "the queue is full, and a request of higher priority took this one's place",
@@ -379,7 +395,10 @@ class AdmissionQueue:
 
     def _rules_of(self, settings: QueueSettings) -> Rules:
         if settings.siblings.enabled and self._sight.fleet is None:
-            raise ConfigError("more than is known here is needed - at `$.queue.siblings.enabled`")
+            raise ConfigError(
+                "siblings need knowledge of the workers, which this queue lacks"
+                " - at `$.queue.siblings.enabled`"
+            )
         return Rules(
             rankings(settings, self._sight, self.own_failures),
             Bands.of(settings.bands, settings.bands_aging),

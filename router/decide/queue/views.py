@@ -1,4 +1,4 @@
-"""What waits, as metrics and `kvroute queue` show it. Reads only. Pure."""
+"""Waiting requests, as metrics and `kvroute queue` show them. Reads only. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(slots=True)
 class Depth:
-    """A band's waiting requests."""
+    """Waiting requests of one band."""
 
     count: int = 0
     oldest_s: float = 0.0
@@ -46,7 +46,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """How many requests wait."""
+    """Numbers of waiting requests, by band and by tenant."""
 
     bands: dict[str, Depth]
     """Every band of the configuration, the lowest first."""
@@ -54,12 +54,13 @@ class Sums:
 
     @property
     def count(self) -> int:
-        """Waiting requests."""
+        """Number of waiting requests."""
         return self.tenants.total()
 
     def largest_tenants(self, most: int) -> list[tuple[str, int]]:
-        """The tenants with the most waiting requests, so many at most; those of the rest as one,
-        OTHER, at the end."""
+        """The tenants with the most waiting requests, at most `most`, with their numbers; the sum
+        of the other tenants comes last as OTHER.
+        """
         ranked = self.tenants.most_common()
         if rest := sum(count for _, count in ranked[most:]):
             return [*ranked[:most], (OTHER, rest)]
@@ -73,10 +74,10 @@ def rows(
     wanted: Callable[[Hashable], bool] = lambda _: True,
     held: Callable[[Hashable, int, float], bool] = lambda *_: False,
 ) -> Iterator[Row]:
-    """The first waiting requests of each pool, so many in all at most. wanted: of a pool. held: of
-    a band of it, at a time: whether requests of other routers go first.
+    """Yields the first waiting requests of each pool, at most `most` in all. wanted: whether a pool
+    is included. held: whether requests of other routers go before a band of it now.
 
-    Requests, places and bands are those of the call: between two rows requests may come and go.
+    Places and bands are those of the moment of the call; between two rows requests may come and go.
     """
     waiting = islice(queue.waiters(wanted), most)
     bands = queue.bands
@@ -87,7 +88,7 @@ def rows(
 def sums(
     queue: AdmissionQueue, now_s: float, wanted: Callable[[Hashable], bool] = lambda _: True
 ) -> Sums:
-    """All waiting requests by band and by tenant, in one walk. wanted: of a pool."""
+    """Counts all waiting requests by band and by tenant. wanted: whether a pool is included."""
     totals = Sums({band: Depth() for band in queue.bands})
     for band, waiting in queue.of_bands(wanted):
         depth = totals.bands[band]

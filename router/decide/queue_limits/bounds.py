@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class Bound(StrEnum):
-    """A bound, by its key under `queue`."""
+    """A bound of the queue, named by its key under `queue`."""
 
     WAITING = "max_waiting"
     MIB = "max_mib"
@@ -22,7 +22,7 @@ class Bound(StrEnum):
 
 
 class Bounds:
-    """The waiting requests of all, and of each tenant."""
+    """Counts of waiting requests, in all and of each tenant, held against the bounds."""
 
     def __init__(self, settings: QueueSettings, waiting: Iterable[Waiter] = ()) -> None:
         self._settings = settings
@@ -43,17 +43,17 @@ class Bounds:
 
     @property
     def tenant_count(self) -> int:
-        """Tenants that are counted apart."""
+        """Number of tenants that are counted apart."""
         return len(self._tenants)
 
     def add(self, waiter: Waiter) -> None:
-        """Counts a request that waits from now on."""
+        """Counts a request that begins to wait."""
         self._all.add(waiter)
         if self._by_tenant:
             self._tenants.setdefault(waiter.tenant, _Tally()).add(waiter)
 
     def remove(self, waiter: Waiter) -> None:
-        """Counts a request no longer."""
+        """Removes a request from the counts."""
         self._all.remove(waiter)
         if self._by_tenant:
             tally = self._tenants[waiter.tenant]
@@ -62,7 +62,9 @@ class Bounds:
                 del self._tenants[waiter.tenant]
 
     def breached(self, waiter: Waiter, without: Waiter | None = None) -> Bound | None:
-        """The first bound that a newcomer would break, if another request left for it."""
+        """The first bound that a new request would exceed, if the request `without` left for it;
+        None: none.
+        """
         settings = self._settings
         tenant = self._tenants.get(waiter.tenant, _NONE)
         leaves_tenant = without if without and without.tenant == waiter.tenant else None
@@ -79,14 +81,15 @@ class Bounds:
         return None
 
     def worst(self, waiter: Waiter, bound: Bound) -> Waiter | None:
-        """The request of the lowest priority, of equal ones the last that came, among those that a
-        bound counts with a newcomer; None: there is none."""
+        """The waiting request of the lowest priority, of equal ones the last that came, that a
+        bound counts together with the new request; None: there is none.
+        """
         of_tenant = bound in (Bound.TENANT_WAITING, Bound.TENANT_MIB)
         tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all
         return tally.worst()
 
     def sentence(self, bound: Bound) -> str:
-        """Why a request was refused."""
+        """Sentence for a refusal: which bound was reached."""
         settings = self._settings
         match bound:
             case Bound.WAITING:

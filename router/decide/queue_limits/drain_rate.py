@@ -1,4 +1,4 @@
-"""How fast waiting requests go. Pure.
+"""How many waiting requests are dispatched a second. Pure.
 
     rate = dispatches / time, both weighted by exp(-age / WINDOW_S)
 
@@ -12,7 +12,7 @@ WINDOW_S = 5.0
 
 
 class DrainRate:
-    """Dispatches per second of waiting."""
+    """Dispatches a second, over the time in which requests wait."""
 
     __slots__ = ("_at_s", "_count", "_span_s")
 
@@ -24,16 +24,16 @@ class DrainRate:
         """Time up to which time was counted; None: no request waits."""
 
     def began(self, now_s: float) -> None:
-        """The first request waits."""
+        """Records that the first request waits."""
         self._at_s = now_s
 
     def ended(self, now_s: float) -> None:
-        """The last one left."""
+        """Records that no request waits any more."""
         self._pass(now_s)
         self._at_s = None
 
     def went(self, now_s: float) -> None:
-        """A request was dispatched."""
+        """Counts a dispatched request."""
         self._pass(now_s)
         self._count += 1.0
 
@@ -43,7 +43,7 @@ class DrainRate:
         return count / span_s if span_s > 0 else 0.0
 
     def wait_s(self, places: float, now_s: float) -> float | None:
-        """Time in which so many requests go; None: no request went yet."""
+        """Seconds in which this many requests are dispatched; None: none was dispatched yet."""
         rate = self.per_s(now_s)
         return places / rate if rate > 0 else None
 

@@ -21,7 +21,7 @@ LOOK_EACH_S = 1.0
 
 
 class EarlyRefusals:
-    """Which requests are to be looked at, and by how much a wait is too long."""
+    """The waiting requests to check for a wait that can't end in time."""
 
     def __init__(self, mode: EarlyRefusal, waiting: Iterable[Waiter], now_s: float) -> None:
         """waiting: requests that wait already."""
@@ -32,17 +32,17 @@ class EarlyRefusals:
             self.add(waiter, now_s)
 
     def add(self, waiter: Waiter, now_s: float) -> None:
-        """A request waits."""
+        """Adds a waiting request."""
         if self.mode != "never":
             self._looks.put(waiter, now_s + LOOK_EACH_S)
 
     def discard(self, waiter: Waiter) -> None:
-        """A request waits no longer."""
+        """Removes a request that waits no longer."""
         if self.mode != "never":
             self._looks.discard(waiter)
 
     def take(self, now_s: float, most: int) -> list[Waiter]:
-        """Requests to be looked at now, so many at most; each has its next look in LOOK_EACH_S."""
+        """Returns requests to check now, at most `most`; each is due again after LOOK_EACH_S."""
         due: list[Waiter] = []
         while len(due) < most:
             lowest = self._looks.lowest()
@@ -53,7 +53,7 @@ class EarlyRefusals:
         return due
 
     def short_s(self, waiter: Waiter, wait_s: float, now_s: float) -> float:
-        """Seconds by which an expected wait is too long; 0 or less: the request may go in time."""
+        """Seconds by which an expected wait is too long; 0 or less: the request can go in time."""
         due_s = waiter.expires_s
         if self.mode == "slo":
             due_s = min(due_s, waiter.deadline_s)

@@ -1,4 +1,4 @@
-"""The tenants whose requests waited most recently: the names that metrics have. Pure.
+"""The tenants whose requests waited most recently, which metrics show by name. Pure.
 
 Law: TENANTS_MAX names at most.
 """
@@ -9,7 +9,7 @@ TENANTS_MAX = 32
 
 
 class RecentTenants:
-    """Names, the one that waited most recently last."""
+    """Names of tenants, the most recent last."""
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
@@ -18,7 +18,7 @@ class RecentTenants:
         return iter(self._names)
 
     def add(self, tenant: str) -> None:
-        """A request of a tenant begins to wait."""
+        """Adds the tenant of a request that begins to wait."""
         self._names.pop(tenant, None)
         self._names[tenant] = None
         if len(self._names) > TENANTS_MAX:

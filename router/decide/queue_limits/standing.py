@@ -1,4 +1,4 @@
-"""Requests by a number of theirs, the lowest first: a heap from which any request may go. Pure.
+"""A heap of requests, each with a number, from which any request can be removed. Pure.
 
 An entry whose request is gone, or whose number changed, stays in the heap until it comes to the
 front or until such entries are more than the live ones.
@@ -16,7 +16,7 @@ SPARE = 64
 
 
 class Standing:
-    """Each live request with its number."""
+    """Live requests with their numbers."""
 
     def __init__(self) -> None:
         self._live: dict[Waiter, float] = {}
@@ -27,18 +27,18 @@ class Standing:
 
     @property
     def entry_count(self) -> int:
-        """Entries of the heap, those of requests that are gone included."""
+        """Entries of the heap, those of removed requests included."""
         return len(self._heap)
 
     def put(self, waiter: Waiter, number: float) -> None:
-        """Adds a request, or gives it another number."""
+        """Adds a request, or changes its number."""
         self._live[waiter] = number
         heappush(self._heap, (number, waiter.seq, waiter))
         if len(self._heap) > 2 * len(self._live) + SPARE:
             self._compact()
 
     def discard(self, waiter: Waiter) -> None:
-        """Forgets a request, if it is there."""
+        """Removes a request, if it is there."""
         gone = self._live.pop(waiter, None) is not None
         if gone and len(self._heap) > 2 * len(self._live) + SPARE:
             self._compact()

@@ -25,7 +25,7 @@ BURST_S = 1.0
 
 
 class Tenants:
-    """Shares by settings, quotas by what was taken."""
+    """Tenants' settings, and what counts against their quotas."""
 
     def __init__(self, settings: TenantsSettings) -> None:
         self._in_flight: Counter[str] = Counter()
@@ -34,8 +34,9 @@ class Tenants:
         self.configure(settings)
 
     def configure(self, settings: TenantsSettings) -> None:
-        """Puts other settings in force. What is in flight stays counted as long as any tenant has a
-        quota."""
+        """Puts other settings in force. Requests in flight stay counted as long as any tenant has a
+        quota.
+        """
         self._settings = settings
         every = (settings.default, *settings.named.values())
         self.have_quotas = any(tenant.in_flight_max or tenant.tokens_per_s for tenant in every)
@@ -46,7 +47,7 @@ class Tenants:
 
     @property
     def bucket_count(self) -> int:
-        """Tenants whose buckets are remembered."""
+        """Number of tenants whose buckets are remembered."""
         return len(self._buckets)
 
     @property
@@ -68,7 +69,7 @@ class Tenants:
         return max(1.0, uncached_tokens + self._settings.cached_price * cached_tokens)
 
     def took(self, tenant: str, cost: float, now_s: float) -> None:
-        """A request of a tenant has its worker, whether or not it waited."""
+        """Charges a tenant for a request that has its worker, whether or not it waited."""
         of_tenant = self.of(tenant)
         if of_tenant.in_flight_max:
             self._in_flight[tenant] += 1
@@ -80,20 +81,20 @@ class Tenants:
                 del self._buckets[next(iter(self._buckets))]
 
     def corrected(self, tenant: str, more: float, now_s: float) -> None:
-        """A request of a tenant, charged by an estimate, has cost so much more; or less."""
+        """Adds `more` to the charge of a request that was estimated; negative: subtracts."""
         of_tenant = self.of(tenant)
         if of_tenant.tokens_per_s and tenant in self._buckets:
             self._buckets[tenant] = self._left(tenant, of_tenant, now_s) - more, now_s
 
     def ended(self, tenant: str) -> None:
-        """A request in flight of a tenant is over."""
+        """Records that a request of a tenant in flight has ended."""
         if self._in_flight[tenant] > 1:
             self._in_flight[tenant] -= 1
         else:
             del self._in_flight[tenant]
 
     def held_by(self, tenant: str, now_s: float) -> str | None:
-        """The key of the quota that holds a tenant; None: none does."""
+        """Key of the quota that a tenant has used up, so that its requests wait; None: none."""
         of_tenant = self.of(tenant)
         if of_tenant.in_flight_max and self._in_flight[tenant] >= of_tenant.in_flight_max:
             return "in_flight_max"

@@ -29,7 +29,7 @@ LAST = -1e300
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A sort key, with an operator's notes on it."""
+    """An order of the queue: its score function, with notes for operators."""
 
     name: str
     formula: str

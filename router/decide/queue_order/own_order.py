@@ -23,7 +23,7 @@ LENGTH_MAX = 256
 
 
 class OwnFailure(StrEnum):
-    """The kind of a function's failure; the metric label."""
+    """How an order's function failed; its values are values of a metric's label."""
 
     RAISED = "raised"
     NOT_A_NUMBER = "not_a_number"
@@ -31,7 +31,7 @@ class OwnFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OwnView:
-    """A waiting request, as a function gets it."""
+    """A waiting request, as an order's function gets it."""
 
     waited_s: float
     load: float
@@ -51,7 +51,9 @@ def is_own(name: str) -> bool:
 
 
 def own_order(name: str, where: str, failures: Counter[OwnFailure]) -> Order:
-    """The order that is a function; raises ConfigError."""
+    """Imports the function named module:function, and returns it as an order; raises
+    ConfigError.
+    """
     module_name, _, function_name = name.partition(":")
     try:
         function = getattr(import_module(module_name), function_name, None)

@@ -23,7 +23,9 @@ WHERE = "$.queue.order"
 
 
 class Ranking:
-    """An order, or several of which the next decides between equals, with their aging."""
+    """An order, or several of which each decides between requests that are equal by those before
+    it.
+    """
 
     def __init__(self, parts: Sequence[tuple[Order, float]], sight: Sight) -> None:
         self.name = "+".join(order.name for order, _ in parts)
@@ -43,7 +45,7 @@ class Ranking:
         return f"<Ranking {self.name}>"
 
     def key(self, waiter: Waiter) -> Key:
-        """Where a request stands by what is known of it alone, lower is sooner."""
+        """Sort key of a request by its own fields alone; lower goes first."""
         if self.is_dynamic:
             return self.last
         if len(self._parts) == 1:
@@ -55,7 +57,7 @@ class Ranking:
         )
 
     def rank(self, waiters: Sequence[Waiter], now_s: float) -> None:
-        """Sets the keys of requests, given in the order of arrival."""
+        """Sets the sort keys of requests, which are given in the order of arrival."""
         self._sight.now_s = now_s
         columns = [self._column(order, aging, waiters) for order, aging in self._parts]
         if len(columns) == 1:
@@ -77,7 +79,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Rankings:
-    """The configured ranking, and that of pools which are too long for it."""
+    """The configured ranking, and the ranking of pools that are too long for it."""
 
     configured: Ranking
     length_max: float
@@ -87,16 +89,16 @@ class Rankings:
 
     @property
     def look_at_service(self) -> bool:
-        """Whether the order looks at what tenants got."""
+        """Whether the order reads the service that tenants got."""
         return self.configured.looks_at_service
 
     @property
     def need_fleet(self) -> bool:
-        """Whether the order looks at the workers, or at what prompts are made of."""
+        """Whether the order reads the workers, or the blocks of prompts."""
         return self.configured.needs_fleet
 
     def of(self, length: int) -> Ranking:
-        """The one for a pool with so many waiting requests."""
+        """The ranking for a pool with `length` waiting requests."""
         return self.configured if length <= self.length_max else self.longer
 
 
@@ -118,7 +120,10 @@ def _ranking(
         if order is None:
             raise ConfigError(f"unknown order {part!r} at `{WHERE}`; {_known(sight)}")
         if order.needs_fleet and sight.fleet is None:
-            raise ConfigError(f"order {part!r} needs more than is known here - at `{WHERE}`")
+            raise ConfigError(
+                f"order {part!r} needs knowledge of the workers, which this queue lacks"
+                f" - at `{WHERE}`"
+            )
         if order.length_max is not None:
             length_max = min(length_max, order.length_max)
         parts.append((order, _aging(order, place, len(names), settings)))

@@ -1,4 +1,4 @@
-"""Facts for orders beside the request itself. Pure."""
+"""Facts beside the request itself that orders read. Pure."""
 
 from math import exp
 from random import Random
@@ -14,20 +14,22 @@ SERVICE_WINDOW_S = 60.0
 
 
 class Fleet(Protocol):
-    """The driver's facts about the workers of a request's pool."""
+    """Interface: facts about the workers of a request's pool."""
 
     def overlap_tokens(self, waiter: Waiter) -> int:
-        """Leading prompt tokens that some worker with room holds: the most of any."""
+        """Leading prompt tokens cached on the worker with room that has the most of them."""
 
     def load(self, waiter: Waiter) -> float:
-        """Work in flight over work that can be taken, 0 to 1 and beyond."""
+        """Load of the request's pool: work in flight / work that its workers can take, 0 or
+        more.
+        """
 
     def is_prefilling(self, reservation_id: str) -> bool:
         """Whether a reservation is open, and its prompt is not known to be computed."""
 
 
 class Service:
-    """Tokens that tenants got lately."""
+    """Tokens that each tenant's requests got lately."""
 
     def __init__(self) -> None:
         self._attained: dict[str, tuple[float, float]] = {}
@@ -37,7 +39,7 @@ class Service:
         return len(self._attained)
 
     def add(self, tenant: str, tokens: float, now_s: float) -> None:
-        """A request of a tenant has its worker."""
+        """Counts the tokens of a tenant's request that has its worker."""
         attained = self.of(tenant, now_s) + tokens
         self._attained.pop(tenant, None)
         self._attained[tenant] = attained, now_s
@@ -51,7 +53,7 @@ class Service:
 
 
 class Sight:
-    """Everything that a score may be made of."""
+    """All facts that a score may be made of."""
 
     def __init__(self, rng: Random, fleet: Fleet | None) -> None:
         self.rng = rng
@@ -62,7 +64,7 @@ class Sight:
         """Time of the ranking under way."""
 
     def overlap_tokens(self, waiter: Waiter) -> int:
-        """Leading prompt tokens that some worker with room holds."""
+        """Leading prompt tokens cached on the worker with room that has the most of them."""
         return self.fleet.overlap_tokens(waiter) if self.fleet is not None else 0
 
     def load(self, waiter: Waiter) -> float:
@@ -74,9 +76,9 @@ class Sight:
         return self.fleet is not None and self.fleet.is_prefilling(reservation_id)
 
     def waited_s(self, waiter: Waiter) -> float:
-        """How long a request has waited."""
+        """Seconds that a request has waited."""
         return self.now_s - waiter.arrived_s
 
     def attained(self, waiter: Waiter) -> float:
-        """Tokens that the request's tenant got lately."""
+        """Tokens that the requests of this request's tenant got lately."""
         return self.service.of(waiter.tenant, self.now_s)

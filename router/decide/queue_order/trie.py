@@ -31,7 +31,7 @@ class _Node:
 
 
 def depth_first(waiters: Sequence[Waiter]) -> list[int]:
-    """Numbers of requests that are given in the order of arrival, in the order of dfs-weight."""
+    """Indices of the requests in the order of dfs-weight; `waiters` are in the order of arrival."""
     root = _Node(None, 0)
     for number, waiter in enumerate(waiters):
         _insert(root, number, waiter.prefixes)

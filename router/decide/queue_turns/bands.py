@@ -24,7 +24,7 @@ ALL = BandSettings(name="all", from_priority=0)
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """The bands of the configuration, the lowest first."""
+    """The configured bands, the lowest first."""
 
     settings: tuple[BandSettings, ...]
     from_priorities: tuple[int, ...]
@@ -33,7 +33,7 @@ class Bands:
 
     @classmethod
     def of(cls, bands: Sequence[BandSettings], aging: float) -> "Bands":
-        """Raises ConfigError for two bands of one name or one from_priority."""
+        """Makes the bands; raises ConfigError for two bands with the same name or from_priority."""
         for key in ("name", "from_priority"):
             values = [getattr(band, key) for band in bands]
             for i, value in enumerate(values):
@@ -43,18 +43,18 @@ class Bands:
         return cls(tuple(ascending), tuple(band.from_priority for band in ascending), aging)
 
     def level(self, waiter: Waiter, now_s: float) -> int:
-        """The band of a request, by number; the lowest one takes all priorities below it, too."""
+        """Number of a request's band; the lowest band takes all lower priorities, too."""
         if len(self.settings) == 1:
             return 0
         priority = waiter.points + self.aging * max(0.0, now_s - waiter.arrived_s)
         return max(0, bisect_right(self.from_priorities, priority) - 1)
 
     def level_of(self, priority: int) -> int:
-        """The band of a priority."""
+        """Number of the band of a priority."""
         return max(0, bisect_right(self.from_priorities, priority) - 1)
 
     def rises_at_s(self, waiter: Waiter, level: int) -> float:
-        """When a request of a band comes into the next higher one; inf: never."""
+        """Time when a request of a band rises into the next higher band; inf: never."""
         if level + 1 >= len(self.settings) or self.aging <= 0:
             return inf
         points = self.settings[level + 1].from_priority - waiter.points

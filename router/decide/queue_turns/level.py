@@ -17,7 +17,7 @@ from router.decide.waiter import Waiter
 
 
 class Level:
-    """Requests of one band; tenant names are empty where tenants don't share."""
+    """Waiting requests of one band; the tenant's name is empty where tenants don't share."""
 
     __slots__ = ("_lines", "_number", "_shares", "_weights", "count")
 
@@ -35,33 +35,34 @@ class Level:
 
     @property
     def line_count(self) -> int:
-        """Lines with waiting requests."""
+        """Number of tenants' lines with waiting requests."""
         return len(self._lines)
 
     def largest(self, most: int) -> list[tuple[str, int]]:
-        """Tenants that share with their waiting requests, those with the most; so many at most."""
+        """Tenants with the most waiting requests, at most `most`, with their numbers."""
         counts = ((tenant, len(line)) for tenant, line in self._lines.items() if tenant)
         return nlargest(most, counts, key=itemgetter(1))
 
     def oldest_s(self) -> float:
-        """Arrival of the request that waits longest; inf: none waits. Looks at all of them."""
+        """Arrival time of the request that waits longest; inf: none waits. Reads all requests."""
         lines = self._lines.values()
         return min((entry[1] for line in lines for entry in line.entries), default=inf)
 
     def lines(self) -> Iterator[Line]:
-        """Lines in the order of their turns; none may come or go meanwhile."""
+        """Yields the lines in the order of their turns; none may be added or removed meanwhile."""
         return (self._lines[tenant] for tenant in self._shares)
 
     def places(self, tenant: str, weight: float, waiter: Waiter) -> float:
-        """Requests of the band that go until a request does, itself included, by its place in its
-        tenant's line and by that tenant's share. weight: of the tenant."""
+        """Number of the band's requests that go until a request has gone, itself included, by its
+        place in its tenant's line and that tenant's share. weight: of the tenant.
+        """
         line = self._lines.get(tenant)
         of_line = 1 if line is None else line.place(waiter) + 1
         others = self._weights - (0.0 if line is None else line.weight)
         return min(of_line * (others + weight) / weight, self.count + (not waiter.waits))
 
     def add(self, tenant: str, weight: float, waiter: Waiter) -> None:
-        """A request waits in its tenant's line. weight: of the tenant."""
+        """Adds a waiting request to its tenant's line. weight: of the tenant."""
         line = self._lines.get(tenant)
         if line is None:
             line = self._lines[tenant] = Line(self._number, tenant, weight)
@@ -71,7 +72,7 @@ class Level:
         self.count += 1
 
     def remove(self, tenant: str, waiter: Waiter) -> None:
-        """A request leaves its tenant's line."""
+        """Removes a request from its tenant's line."""
         line = self._lines[tenant]
         line.remove(waiter)
         self.count -= 1
@@ -81,10 +82,10 @@ class Level:
             self._shares.leave(tenant)
 
     def rank(self, ranking: Ranking, now_s: float) -> None:
-        """Sorts each line by keys that are made for all its requests together."""
+        """Sorts each line by new keys for all its requests."""
         for line in self._lines.values():
             line.rank(ranking, now_s)
 
     def charge(self, tenant: str, cost: float, weight: float) -> None:
-        """A request of a tenant goes; it is still in its line."""
+        """Charges a tenant for a request that goes, and that is still in its line."""
         self._shares.charge(tenant, cost, weight)

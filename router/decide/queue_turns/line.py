@@ -19,7 +19,7 @@ Entry = tuple[Key, float, int, Waiter]
 
 
 class Line:
-    """Requests that one order ranks."""
+    """Waiting requests, sorted by one order."""
 
     __slots__ = ("entries", "level", "narrowings", "tenant", "weight")
 
@@ -43,13 +43,13 @@ class Line:
         return f"<Line {len(self.entries)} waiting>"
 
     def add(self, waiter: Waiter) -> None:
-        """Puts a request at the place that its key gives it."""
+        """Adds a request at the place of its key."""
         insort(self.entries, (waiter.key, waiter.arrived_s, waiter.seq, waiter))
         if waiter.narrowing is not None:
             self.narrowings[waiter.narrowing] += 1
 
     def remove(self, waiter: Waiter) -> None:
-        """Takes a request out; its key must be the one that it was added with."""
+        """Removes a request; its key must be the one with which it was added."""
         place = 0 if self.entries and self.entries[0][3] is waiter else self.place(waiter)
         if place == len(self.entries) or self.entries[place][3] is not waiter:
             raise LookupError(f"{waiter} is not in {self}")
@@ -60,7 +60,7 @@ class Line:
                 del self.narrowings[waiter.narrowing]
 
     def rank(self, ranking: Ranking, now_s: float) -> None:
-        """Sorts by keys that are made for all requests together."""
+        """Sorts the line by new keys for all its requests."""
         waiters = [entry[3] for entry in self.entries]
         waiters.sort(key=lambda waiter: (waiter.arrived_s, waiter.seq))
         ranking.rank(waiters, now_s)
@@ -69,11 +69,11 @@ class Line:
         )
 
     def place(self, waiter: Waiter) -> int:
-        """How many are in front of a request, whether or not it is in this line yet."""
+        """Number of requests in front of a request, whether or not it is in this line."""
         return bisect_left(self.entries, (waiter.key, waiter.arrived_s, waiter.seq))
 
     def after(self, place: int, entry: Entry) -> int:
-        """The place behind an entry that was at a place, whether or not it still is there."""
+        """The place behind an entry that was at `place`, whether or not it is still there."""
         if place < len(self.entries) and self.entries[place] is entry:
             return place + 1
         return bisect_right(self.entries, entry)

@@ -1,4 +1,4 @@
-"""Requests of one pool that wait: those that the same workers could serve. Pure.
+"""Waiting requests of one pool, which the same workers can serve. Pure.
 
 A band has the turn, then a tenant of that band, then the first request of its line.
 
@@ -27,7 +27,7 @@ RISES_MAX = 256
 
 
 class PoolQueue:
-    """The bands of a pool."""
+    """The bands of a pool, with their waiting requests."""
 
     def __init__(self, rules: Rules) -> None:
         self.rate = DrainRate()
@@ -55,7 +55,7 @@ class PoolQueue:
         return f"<PoolQueue {self.count} waiting, {self._ranking.name}>"
 
     def configure(self, rules: Rules, now_s: float) -> None:
-        """Ranks all that wait by other rules; shares begin from nothing."""
+        """Sorts all waiting requests by other rules; shares begin from nothing."""
         waiting = sorted(self, key=lambda waiter: waiter.seq)
         self._rules = rules
         self._ranking, self._rank_again_s = rules.rankings.of(self.count), -inf
@@ -72,17 +72,20 @@ class PoolQueue:
                 yield entry[3]
 
     def of_band(self, number: int) -> list[Waiter]:
-        """Requests that wait in a band, in the order of `__iter__`."""
+        """Waiting requests of a band, in the order of `__iter__`."""
         return [entry[3] for line in self._levels[number].lines() for entry in line.entries]
 
     def wait_s(self, number: int, now_s: float) -> float | None:
-        """Expected wait of a request that comes last in a band; None: no request went yet."""
+        """Expected wait of a request that comes last in a band, in seconds; None: no request went
+        yet.
+        """
         of_band = self._levels[number].count + 1.0
         return self.rate.wait_s(self._of_all_bands(number, of_band, self.count + 1.0), now_s)
 
     def places(self, waiter: Waiter, now_s: float) -> float:
-        """Requests of the pool that go until a request does, itself included, as order and shares
-        are now. A request that does not wait yet gets its key and its band by this."""
+        """Number of the pool's requests that go until a request has gone, itself included, by the
+        present order and shares. Sets the key and the band of a request that is not queued yet.
+        """
         comes = not waiter.waits
         if comes:
             waiter.key = self._ranking.key(waiter)
@@ -106,13 +109,13 @@ class PoolQueue:
         return min(of_band * weights / weight, most)
 
     def add(self, waiter: Waiter, now_s: float) -> None:
-        """Puts a request into its line."""
+        """Adds a request to its line."""
         waiter.key = self._ranking.key(waiter)
         self._is_stale = True
         self._put(waiter, self._rules.bands.level(waiter, now_s))
 
     def remove(self, waiter: Waiter) -> None:
-        """Takes a request out of its line."""
+        """Removes a request from its line."""
         level = self._levels[waiter.level]
         level.remove(waiter.tenant if self._shares_by_tenant else "", waiter)
         if len(self._levels) > 1:
@@ -123,7 +126,7 @@ class PoolQueue:
             self._weigh()
 
     def charge(self, waiter: Waiter, cost: float) -> None:
-        """A request goes, at the cost of its tenant and its band; it is still in its line."""
+        """Charges tenant and band for a request that goes, and that is still in its line."""
         if len(self._levels) > 1:
             weight = self._rules.bands.settings[waiter.level].weight
             self._shares.charge(waiter.level, 1.0, weight)
@@ -133,13 +136,13 @@ class PoolQueue:
 
     @property
     def levels(self) -> list[Level]:
-        """The bands, the lowest first; the caller changes nothing."""
+        """The bands, the lowest first; read only."""
         return self._levels
 
     def candidates(
         self, version: int, now_s: float, held: Callable[[int], bool] | None = None
     ) -> Iterator[Waiter]:
-        """Requests by turn, one after the other; each may leave its line before the next is taken.
+        """Yields requests by their turns; each may leave its line before the next is taken.
 
         Leaves out requests that no worker had room for at this version of the room, those whose
         wait is over, and bands that are held as their turn comes. Changes nothing but the bands of

@@ -1,4 +1,4 @@
-"""Which of a pool's free places are this router's to fill, by what waits in all routers. Pure.
+"""How many of a pool's free places this router may fill, by what waits in all routers. Pure.
 
 A flow is what waits for the pool in one band of one router. With room for `free` more requests
 
@@ -49,7 +49,7 @@ REST = 0
 
 @dataclass(slots=True)
 class Band:
-    """Waiting requests for a pool in a band of a router."""
+    """Waiting requests of one router for a pool, in one band."""
 
     waiting: int
     went: int = 0
@@ -59,7 +59,7 @@ class Band:
     """Waiting requests by number of the tenant; the others count as one tenant, REST."""
 
     def by_tenant(self) -> dict[int, int]:
-        """All of them."""
+        """Number of waiting requests of each tenant."""
         others = self.waiting - sum(self.tenants.values())
         return {**self.tenants, REST: others} if others > 0 else dict(self.tenants)
 
@@ -91,7 +91,7 @@ OURS = ""
 
 
 class PoolShare:
-    """The flows of a pool, as a router knows them."""
+    """What this router knows of the requests that wait for a pool in all routers."""
 
     def __init__(
         self,
@@ -101,8 +101,9 @@ class PoolShare:
         strict: bool,
         weight_of: Callable[[int], float] = lambda _: 1.0,
     ) -> None:
-        """replica: our name, by which equal wants are ordered. weights: of bands, by number.
-        weight_of: of a tenant, by its number."""
+        """replica: this router's name, which orders equal claims. weights: of the bands, by number.
+        weight_of: weight of a tenant, by its number.
+        """
         self._replica = replica
         self._weights = weights
         self._strict = strict
@@ -130,12 +131,12 @@ class PoolShare:
         return any(replica for replica, _ in self._flows)
 
     def ours(self, level: int) -> Band | None:
-        """Waiting requests here in a band, as set last."""
+        """Requests that wait in this router in a band, as last set by `wait`."""
         flow = self._flows.get((OURS, level))
         return flow.band if flow is not None else None
 
     def wait(self, bands: Mapping[int, Band]) -> None:
-        """Sets the waiting requests here, by band; went and credit are kept."""
+        """Sets the requests that wait in this router, by band; counts and credit are kept."""
         for level in range(len(self._weights)):
             key, now = (OURS, level), bands.get(level)
             if now is None:
@@ -153,8 +154,9 @@ class PoolShare:
         self._went = False
 
     def hear(self, replica: str, bands: Mapping[int, Band]) -> None:
-        """Sets the waiting requests of another router, by band; empty: nothing, or the router is
-        gone. The bands are ours from now on."""
+        """Sets the requests that wait in another router, by band; empty: none, or that router is
+        gone. `bands` becomes this object's.
+        """
         for level, band in bands.items():
             flow = self._flows.get((replica, level))
             if flow is not None and (went := band.went - flow.band.went) > 0:
@@ -167,7 +169,7 @@ class PoolShare:
             self._flows.setdefault((replica, level), _Flow(band)).band = band
 
     def took(self, level: int) -> None:
-        """A request of a band of ours has its worker."""
+        """Records that a request of a band of this router has its worker."""
         self.went += 1
         self._turned(level, 1, theirs=True)
         flow = self._flows.get((OURS, level))
@@ -183,12 +185,12 @@ class PoolShare:
             self._shares = None
 
     def filled(self) -> None:
-        """No worker has room: none is left to the peers."""
+        """Records that no worker has room, so that none is left to peers."""
         for flow in self._flows.values():
             flow.owed_s = None
 
     def may_go(self, level: int, free: int, now_s: float) -> bool:
-        """Whether a request of a band of ours may have one of the free places now."""
+        """Whether a request of a band of this router may take one of the free places now."""
         while (front := self._in_front(level, free, now_s)) is not None:
             for flow in front:
                 if flow.owed_s is None:
@@ -204,7 +206,7 @@ class PoolShare:
         return True
 
     def holds(self, level: int, free: int, now_s: float) -> bool:
-        """Whether peers' requests are in front of a band of ours; changes nothing that counts."""
+        """Whether peers' requests go before a band of this router; changes no count."""
         return self._in_front(level, free, now_s) is not None
 
     def _in_front(self, level: int, free: int, now_s: float) -> list[_Flow] | None:
@@ -235,7 +237,7 @@ class PoolShare:
         return None if left > ahead else front
 
     def _turned(self, level: int, went: int, *, theirs: bool) -> None:
-        """So many requests of a band went: all flows that share with it are owed a part of each.
+        """Updates credits after `went` requests of a band went: each flow gains its share of them.
 
         theirs: the peers' flows, too, until they send their credits again, which count it by
         then; requests that other peers took may be counted before.

@@ -26,7 +26,7 @@ FAILURES_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of turns."""
+    """Settings of the turns."""
 
     rankings: Rankings
     bands: Bands
@@ -37,7 +37,7 @@ class Rules:
 
 
 class Round:
-    """Where a round stands in each line."""
+    """The attempts and skips of one round, by line."""
 
     __slots__ = (
         "_done",
@@ -76,11 +76,11 @@ class Round:
         """Requests without room, by band or line, and narrowing."""
 
     def over(self) -> bool:
-        """Whether enough requests had no room, or were skipped."""
+        """Whether the round has failed or skipped as many requests as its bounds allow."""
         return self._failures >= self._failures_max or self._skips >= LOOKS_MAX
 
     def may_go(self, line: Line) -> bool:
-        """Whether some request of a line is still to be tried."""
+        """Whether some request of a line is still to be tried in this round."""
         return not (
             line in self._done
             or (line.tenant and self._holds(line.tenant))
@@ -88,7 +88,9 @@ class Round:
         )
 
     def of_line(self, line: Line) -> Iterator[Waiter]:
-        """Requests of a line up to the first that goes; then another line may have the turn."""
+        """Yields requests of a line until one is dispatched; then another line may have the
+        turn.
+        """
         self.went = False
         entries = line.entries
         place = self._places.get(line, 0)

@@ -31,7 +31,7 @@ is forgiven."""
 
 
 class Shares(Generic[Flow]):
-    """Flows with waiting requests, the next one first."""
+    """Flows (tenants or bands) with waiting requests, in the order of their turns."""
 
     def __init__(self) -> None:
         self._virtual = 0.0
@@ -54,15 +54,17 @@ class Shares(Generic[Flow]):
 
     @property
     def overdrawn_count(self) -> int:
-        """Flows without waiting requests that are remembered."""
+        """Number of flows without waiting requests that are remembered, since they overdrew their
+        share.
+        """
         return len(self._finishes)
 
     def enter(self, flow: Flow) -> None:
-        """The first request of a flow waits."""
+        """Adds a flow whose first request waits."""
         self._put(flow, max(self._virtual, self._finishes.pop(flow, 0.0)))
 
     def leave(self, flow: Flow) -> None:
-        """The last request of a flow left."""
+        """Removes a flow whose last request has left."""
         start = self._take(flow)
         if not self._starts:
             self._finishes.clear()
@@ -73,7 +75,7 @@ class Shares(Generic[Flow]):
             self._finishes[flow] = start
 
     def charge(self, flow: Flow, cost: float, weight: float) -> None:
-        """A request of a flow that waits goes."""
+        """Charges a flow for a request that goes."""
         if len(self._starts) == 1 and flow in self._starts and not self._finishes:
             return  # there is nothing to share
         start = max(self._take(flow), self._virtual - self._largest / weight)

@@ -28,7 +28,9 @@ know only the blocks that workers held when they came."""
 
 
 class Siblings:
-    """Leads: requests that went, and whose prefill is not known to be done."""
+    """Requests that were dispatched first of their siblings, and whose prompts are not computed
+    yet.
+    """
 
     def __init__(self, enabled: bool, sight: Sight, min_blocks: int = MIN_BLOCKS) -> None:
         self.enabled = enabled
@@ -42,7 +44,9 @@ class Siblings:
         return len(self._leads)
 
     def run_of(self, waiter: Waiter) -> int | None:
-        """PrefixHash of the run by which a request has siblings; None: it has none."""
+        """PrefixHash of the run of blocks that makes requests siblings; None: the request
+        has none.
+        """
         chain = waiter.prefixes
         if not self.enabled or chain is None or waiter.block_size <= 0:
             return None
@@ -51,7 +55,7 @@ class Siblings:
         return int(chain[last]) if last < len(chain) else None
 
     def went(self, waiter: Waiter, now_s: float) -> None:
-        """A request has its worker, and leads its siblings unless one of them does."""
+        """Records that a request has its worker; it leads its siblings unless one of them does."""
         run = waiter.run
         if run is None:
             return
@@ -60,7 +64,7 @@ class Siblings:
             self._leads[run] = now_s, waiter.reservation_id
 
     def holds(self, waiter: Waiter, now_s: float) -> bool:
-        """Whether a request waits for the prefill of a sibling."""
+        """Whether a request has to wait until the prompt of a sibling is computed."""
         if waiter.run is None:
             return False
         lead = self._leads.get(waiter.run)
@@ -72,7 +76,7 @@ class Siblings:
         )
 
     def _forget(self, now_s: float) -> None:
-        """Leads whose time is over, and those beyond the bound."""
+        """Forgets leads whose time is over, and those beyond the bound."""
         while self._leads:
             run, (went_s, _) = next(iter(self._leads.items()))
             if went_s + KEPT_S > now_s and len(self._leads) < LEADS_MAX:

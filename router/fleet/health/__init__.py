@@ -1,1 +1,1 @@
-"""Which workers answer, fail, or hold less than they say. Pure."""
+"""Which workers answer, fail, or hold fewer blocks than their events say. Pure."""

@@ -48,7 +48,7 @@ first step, half of the cache; Chitu goes on halving, but decides about running 
 
 
 class Room(NamedTuple):
-    """The part of a worker that picks may fill. NaN: unknown."""
+    """The part of a worker that picks may use. NaN: unknown."""
 
     slots: float
     """Requests; of an estimate, one more than it."""
@@ -124,7 +124,7 @@ class _Learned:
 
 
 class Capacities:
-    """All workers' learned capacities."""
+    """The learned capacities of all workers."""
 
     def __init__(self, settings: CapacitySettings) -> None:
         self._settings = settings
@@ -141,12 +141,12 @@ class Capacities:
         return len(self._learned)
 
     def reconfigure(self, settings: CapacitySettings) -> None:
-        """Learns, and uses what was learned, by other settings from now on."""
+        """Puts other settings in force."""
         self._settings = settings
 
     @property
     def bounds_phases(self) -> bool:
-        """Whether a worker may be full of one phase of requests."""
+        """Whether settings bound the requests of a worker that are in prefill or in decode."""
         settings = self._settings
         return bool(
             settings.prefill_budget_factor
@@ -156,7 +156,7 @@ class Capacities:
         )
 
     def on_heartbeat(self, key: WorkerKey, heartbeat: Heartbeat) -> bool:
-        """Takes over a heartbeat. Returns whether the worker's room may have changed by it."""
+        """Learns from a heartbeat. Returns whether the worker's capacity may have changed."""
         if heartbeat.sampled_at_s is None:
             return False
         known = self._learned.get(key)
@@ -174,7 +174,9 @@ class Capacities:
         return before != (known.slots, known.running_max, known.block_share)
 
     def on_served(self, key: WorkerKey) -> bool:
-        """A request was served to its end. Returns whether the worker's room changed by it."""
+        """Learns from a request that was served to its end. Returns whether the worker's capacity
+        changed.
+        """
         known = self._learned.get(key)
         if known is None or known.block_share >= 1.0:
             self.preempted.discard(key)
@@ -184,7 +186,7 @@ class Capacities:
         return True
 
     def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
-        """Workers that left the view."""
+        """Forgets workers that left the fleet view."""
         for key in workers:
             self.preempted.discard(key)
             known = self._learned.pop(key, None)
@@ -192,10 +194,11 @@ class Capacities:
                 self._weigh(known.kind)
 
     def slots(self, key: WorkerKey, heartbeat: Heartbeat) -> int | None:
-        """A worker's estimated slots; None: they are known, or can't be estimated yet.
+        """Estimated slots of a worker; None: its slots are configured or reported, or can't be
+        estimated yet.
 
-        Without an estimate of its own it has that of its kind, so that it isn't preferred to
-        others for a queue that is as long and counts as none.
+        A worker without an estimate of its own has that of workers configured alike, so that it is
+        not preferred to them because its queue counts as none.
         """
         known = self._of(key, heartbeat)
         if known is None or heartbeat.total_slots or not self._settings.estimate_slots:
@@ -206,14 +209,14 @@ class Capacities:
         return known.slots
 
     def block_share(self, key: WorkerKey, heartbeat: Heartbeat) -> float:
-        """Share of a worker's KV blocks that picks may promise, BLOCK_PERCENT_MIN / 100 to 1."""
+        """Share of a worker's KV blocks that picks may reserve, BLOCK_PERCENT_MIN / 100 to 1."""
         known = self._of(key, heartbeat)
         if known is None or not self._settings.count_preemptions:
             return 1.0
         return known.block_share
 
     def room(self, key: WorkerKey, heartbeat: Heartbeat) -> Room:
-        """The part of a worker that picks may fill."""
+        """Slots and blocks of a worker that picks may use."""
         slots_known = heartbeat.total_slots or nan
         estimated = self.slots(key, heartbeat)
         return Room(

@@ -14,7 +14,7 @@ _KEPT = 16
 
 
 class FirstTokens:
-    """Times to first tokens, and since when workers owe a first token."""
+    """Times to the first token of all workers, and since when each worker has owed one."""
 
     def __init__(self) -> None:
         self.mean_s = 0.0
@@ -24,7 +24,7 @@ class FirstTokens:
         """Time since which a worker owes a first token, and how many of all workers came before."""
 
     def on_first(self, after_s: float) -> None:
-        """A first token has come, so long after its pick."""
+        """Records the first token of a request, after_s seconds after its pick."""
         count = self._count = self._count + 1
         kept = count if count < _KEPT else _KEPT  # noqa: FURB136  # half a call, for each request
         self.mean_s += (after_s - self.mean_s) / kept
@@ -44,9 +44,11 @@ class FirstTokens:
         return now_s - since_s if self.may_judge(self._count - count) else 0.0
 
     def may_judge(self, since: int = LEARNED_MIN) -> bool:
-        """Whether callers report first tokens. since: how many came while one was owed."""
+        """Whether callers report first tokens at all. since: number of first tokens that came while
+        one was owed.
+        """
         return self._count >= LEARNED_MIN and since >= 3
 
     def forget(self, worker: WorkerKey) -> None:
-        """Nothing waits there any more."""
+        """Forgets what a worker owed, since no request waits there for a first token."""
         self._owed.pop(worker, None)

@@ -1,4 +1,4 @@
-"""Requests with a priority at engines that schedule by none. Pure.
+"""Requests with a priority that were sent to engines which ignore priorities. Pure.
 
 Such a priority counts in the router's queue alone: once the request has its worker, the engine
 serves it in the order of arrival. That may be intended, so it is a warning of one worker a model.
@@ -16,7 +16,7 @@ MODELS_MAX = 64
 
 
 class IgnoredPriorities:
-    """First worker of each model that got a request with a priority and schedules by none."""
+    """The first worker of each model that got a request with a priority and ignores priorities."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerKey] = {}
@@ -25,16 +25,16 @@ class IgnoredPriorities:
         return len(self._workers)
 
     def note(self, model: str, worker: WorkerKey) -> None:
-        """A worker that schedules by no priority got a request with one."""
+        """Records that a worker which ignores priorities got a request with one."""
         if model not in self._workers and len(self._workers) < MODELS_MAX:
             self._workers[model] = worker
 
     def holds(self, model: str, worker: WorkerKey) -> bool:
-        """Whether a worker was the first of its model."""
+        """Whether this worker was the first of its model."""
         return self._workers.get(model) == worker
 
     def forget(self, workers: Iterable[WorkerKey]) -> None:
-        """Workers left."""
+        """Forgets workers that left the fleet."""
         gone = set(workers)
         if any(worker in gone for worker in self._workers.values()):
             self._workers = {

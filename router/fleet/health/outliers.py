@@ -44,7 +44,7 @@ RELAY = "its relay"
 
 
 class Fault(StrEnum):
-    """Evidence of a failed request on its worker."""
+    """What shows that a request failed by its worker's fault."""
 
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -52,7 +52,7 @@ class Fault(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a worker was ejected; the metric label, and what WorkerStatus says."""
+    """Why a worker was ejected; a metric's label and WorkerStatus have these values."""
 
     REFUSED = "refused"
     FAILURES_IN_A_ROW = "failures_in_a_row"
@@ -77,7 +77,7 @@ BEING_PROBED = "ejected: being probed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierBounds:
-    """When a worker is ejected, and for how long: constants, of which only tests have others.
+    """When a worker is ejected, and for how long: constants that only tests change.
 
     docs/operate.md#workers-at-which-requests-fail says how they work together.
     """
@@ -154,7 +154,7 @@ class _Voice:
 
 @dataclass(slots=True)
 class Standing:
-    """Evidence against a worker, and its consequences."""
+    """The evidence against a worker, and whether it is ejected."""
 
     voices: dict[str, _Voice] = field(default_factory=dict)
     failures: int = 0
@@ -200,7 +200,7 @@ class Standing:
 
 
 class Outliers:
-    """The standing of every worker."""
+    """The evidence against every worker."""
 
     def __init__(
         self,
@@ -211,10 +211,11 @@ class Outliers:
         sampled_at_s: Callable[[WorkerKey], float | None],
         on_change: Callable[[WorkerKey], None],
     ) -> None:
-        """group: the workers of a worker's model and role that beat and answer, ejected or not.
+        """group: returns the workers of a worker's model and role that beat and answer, ejected or
+        not.
 
-        sampled_at_s: when an engine last answered its relay; None: the relay takes no samples.
-        on_change: called when a worker's `reason` has changed.
+        sampled_at_s: returns when an engine last answered its relay; None: the relay takes no
+        samples. on_change: called when a worker's `reason` has changed.
         """
         self.enabled = enabled
         self.bounds = bounds or OutlierBounds()
@@ -242,7 +243,7 @@ class Outliers:
         return f"<Outliers {ejected or 'none'}>"
 
     def reason(self, worker: WorkerKey) -> str:
-        """Why a worker is kept out; empty when it isn't."""
+        """Why a worker is ejected; empty when it isn't."""
         standing = self._out.get(worker)
         if standing is None or standing.cause is None:
             return ""
@@ -251,16 +252,16 @@ class Outliers:
         return BEING_PROBED if self._busy(standing) else ""
 
     def standing(self, worker: WorkerKey) -> Standing | None:
-        """Standing of a worker that is ejected or being probed; None of any other."""
+        """The evidence against a worker that is ejected or being probed; None for any other."""
         return self._out.get(worker)
 
     def served_s(self, worker: WorkerKey) -> float:
-        """When a caller last said that a worker serves; -inf: never."""
+        """Time when a caller last reported that a worker served a request; -inf: never."""
         standing = self._standings.get(worker)
         return -inf if standing is None else standing.served_s
 
     def reconfigure(self, enabled: bool) -> None:
-        """Judges from now on, or no longer: switched off, all workers are in use at once."""
+        """Switches outlier detection on or off; switched off, all workers are in use at once."""
         self.enabled = enabled
         if not enabled:
             for worker in list(self._standings):
@@ -269,7 +270,7 @@ class Outliers:
     def on_served(
         self, worker: WorkerKey, reservation_id: str, caller: str, opened_s: float, now_s: float
     ) -> None:
-        """A request that was picked at opened_s has its first token, or its whole answer."""
+        """Records that a request picked at opened_s has its first token, or its whole answer."""
         if not self.enabled:
             return
         standing = self._standings.get(worker) or self._standing(worker)
@@ -304,7 +305,7 @@ class Outliers:
     def on_failed(
         self, worker: WorkerKey, fault: Fault, caller: str, opened_s: float, now_s: float
     ) -> None:
-        """A request that was picked at opened_s failed by the worker's fault."""
+        """Records that a request picked at opened_s failed by the worker's fault."""
         if not self.enabled:
             return
         standing = self._standing(worker)
@@ -331,10 +332,11 @@ class Outliers:
             self._eject(worker, standing, Cause.FAILURE_SHARE, now_s)
 
     def on_relay(self, worker: WorkerKey, others: float, seq: int, now_s: float) -> None:
-        """A worker's heartbeat. others: requests there that are none of ours, nor of our peers.
+        """Records what a worker's heartbeat shows. others: requests at the worker that neither this
+        router nor its peers sent.
 
-        seq: of the last facts message. A worker that computes blocks while it has requests of
-        others does serve.
+        seq: number of the worker's last facts message. A worker that computes blocks while it has
+        requests of others does serve.
         """
         standing = self._standings.get(worker)
         if standing is None:
@@ -346,7 +348,7 @@ class Outliers:
         standing.relay_s, standing.relay_seq = now_s, seq
 
     def on_overdue(self, worker: WorkerKey, now_s: float) -> None:
-        """No first token has come from a worker for far longer than was to be expected."""
+        """Records that a worker's first tokens are far later than expected."""
         if not self.enabled:
             return
         standing = self._standing(worker)
@@ -356,14 +358,14 @@ class Outliers:
             self._eject(worker, standing, Cause.NO_FIRST_TOKEN, now_s)
 
     def on_pick(self, worker: WorkerKey, reservation_id: str, now_s: float) -> None:
-        """A request goes to a worker of `probing`."""
+        """Records that a request was sent to a worker that is being probed."""
         standing = self.probing[worker]
         standing.probes[reservation_id] = now_s
         if self._busy(standing):
             self._on_change(worker)
 
     def on_end(self, worker: WorkerKey, reservation_id: str) -> None:
-        """A reservation has ended; any, of any worker."""
+        """Records that a reservation has ended, on any worker."""
         standing = self.probing.get(worker)
         if standing is None or reservation_id not in standing.probes:
             return
@@ -373,7 +375,7 @@ class Outliers:
             self._on_change(worker)
 
     def hear(self, replica: str, verdicts: Iterable[Verdict], now_s: float) -> None:
-        """All that another replica has ejected, by what its own callers report."""
+        """Records the workers that another replica has ejected by what its own callers reported."""
         if not self.enabled:
             return
         verdict_of = {verdict.worker: verdict for verdict in verdicts}
@@ -391,7 +393,7 @@ class Outliers:
                 self._believe(worker, standing, replica, verdict.cause, until_s, now_s)
 
     def verdicts(self, now_s: float) -> list[Verdict]:
-        """Ejections by this replica's own evidence, for the other replicas."""
+        """Ejections by this replica's own evidence, for the message to other replicas."""
         return [
             Verdict(worker, max(0.0, standing.until_s - now_s), standing.cause)
             for worker, standing in self._out.items()
@@ -399,16 +401,16 @@ class Outliers:
         ]
 
     def judge(self, now_s: float) -> None:
-        """Ejects those that were accused by one caller, and of which nobody said otherwise in time.
+        """Ejects workers that one caller accused, and that no other evidence cleared in time.
 
-        To be called more often than `tick`: half a second is all that a dead worker gets.
+        The driver calls this more often than `tick`: a dead worker has half a second.
         """
         for worker, standing in list(self._accused.items()):
             if standing.accused is not None and now_s >= standing.due_s:
                 self._eject(worker, standing, standing.accused, now_s, standing.accused_by)
 
     def tick(self, now_s: float) -> None:
-        """Time went by."""
+        """Does what is due by time."""
         self.judge(now_s)
         for worker, standing in list(self._out.items()):
             if standing.probing or now_s < standing.until_s:
@@ -421,13 +423,13 @@ class Outliers:
                 self._on_change(worker)
 
     def take_news(self) -> list[str]:
-        """Changes since the last call, a sentence each; NEWS_MAX of them at most."""
+        """Sentences about the changes since the last call, at most NEWS_MAX."""
         news = list(self._news)
         self._news.clear()
         return news
 
     def forget(self, worker: WorkerKey) -> None:
-        """A worker that left the view."""
+        """Forgets a worker that left the fleet view."""
         self._standings.pop(worker, None)
         self._accused.pop(worker, None)
         self.probing.pop(worker, None)

@@ -1,4 +1,4 @@
-"""Which workers fell silent, and which came back, as lines for the log. Pure.
+"""Log lines about workers whose heartbeats stop or begin again. Pure.
 
 Law: a worker has a line when its stream falls silent, and when it beats again; of more than
 NAMED_MAX at once the line has the number.
@@ -14,13 +14,15 @@ NAMED_MAX = 8
 
 
 class SilenceLog:
-    """Log lines of one router about workers that fall silent, and that beat again."""
+    """Makes the log lines of one router about workers whose heartbeats stop or begin again."""
 
     def __init__(self) -> None:
         self._silent: set[WorkerKey] = set()
 
     def lines(self, sources: Iterable[Source]) -> list[str]:
-        """What has changed since the last call. Forgotten workers have a line elsewhere."""
+        """Log lines about the changes since the last call. Workers that were forgotten have a line
+        elsewhere.
+        """
         states = {source.key: source.stream.state for source in sources}
         silent = {key for key, state in states.items() if state is StreamState.SILENT}
         fell, came = silent - self._silent, (self._silent - silent) & states.keys()

@@ -1,4 +1,4 @@
-"""Whether first tokens come when predicted: predicted times held against measured ones.
+"""Compares predicted with measured times to the first token.
 
 Predicted is what the policy that picked said of its pick; measured is the time from the pick to the
 report of PREFILL_DONE. A request whose first token nobody reports says nothing. Pure.
@@ -15,7 +15,7 @@ RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
 
 
 class TtftCheck:
-    """Checks of one router's predicted times to the first token."""
+    """The predictions of one router's open reservations, and the counted comparisons."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(RATIOS) + 1)
@@ -35,11 +35,11 @@ class TtftCheck:
         return len(self.predicted_s)
 
     def on_pick(self, reservation_id: str, predicted_s: float) -> None:
-        """predicted_s: above 0."""
+        """Records a pick's predicted time to the first token, in seconds, above 0."""
         self.predicted_s[reservation_id] = predicted_s
 
     def on_done(self, reservation_id: str, measured_s: float) -> None:
-        """A first token is said to be out just now."""
+        """Compares a prediction with the measured time, when the first token is reported."""
         predicted_s = self.predicted_s.pop(reservation_id, None)
         if predicted_s is None:
             return
@@ -51,5 +51,5 @@ class TtftCheck:
         self.early_s += max(0.0, predicted_s - measured_s)
 
     def on_end(self, reservation_id: str) -> None:
-        """A reservation ended, measured or not."""
+        """Forgets the prediction of a reservation that ended, measured or not."""
         self.predicted_s.pop(reservation_id, None)

@@ -47,7 +47,7 @@ _EAGLE = (
 
 
 class WarningCode(StrEnum):
-    """The kind of fault; the metric label."""
+    """The kind of a worker's fault; its values are values of a metric's label."""
 
     NO_EVENTS = "no_events"
     BLOCK_SIZE = "block_size"
@@ -79,14 +79,14 @@ RELAY_CODES = {"relay_failing": WarningCode.RELAY_FAILING, "ranks": WarningCode.
 
 
 class WorkerWarning(NamedTuple):
-    """A fault to mend."""
+    """A worker's fault that an operator should mend."""
 
     code: WarningCode
     sentence: str
 
 
 class Experience(NamedTuple):
-    """This router's knowledge of a worker besides the relay's heartbeats."""
+    """What this router observed of a worker, besides the heartbeats of its relay."""
 
     record: Record
     unheard_s: float | None
@@ -100,7 +100,7 @@ class Experience(NamedTuple):
 
 
 def warnings_of(source: Source, known: Experience, now_s: float) -> list[WorkerWarning]:
-    """A worker's faults now; none before its first heartbeat."""
+    """Present faults of a worker; none before its first heartbeat."""
     heartbeat = source.heartbeat
     if heartbeat is None:
         return []
@@ -253,12 +253,12 @@ def _only_commonest(block_sizes: Mapping[int, int]) -> list[int]:
 
 
 class FleetWatch:
-    """Keeps what warnings need to know of the whole fleet."""
+    """Keeps what warnings need to know of all workers."""
 
     def __init__(
         self, view: FleetView, self_check: SelfCheck, canonical: Callable[[str], str]
     ) -> None:
-        """canonical: a model's one name, of all it has."""
+        """canonical: returns the canonical name of a model from any of its names."""
         self._view = view
         self._self_check = self_check
         self._canonical = canonical
@@ -270,7 +270,7 @@ class FleetWatch:
         when a later pick was seen."""
 
     def on_tick(self, loads: Mapping[WorkerKey, WorkerLoad], now_s: float) -> None:
-        """Looks at every worker, once in LOOK_S."""
+        """Updates what is known of every worker, once in LOOK_S seconds at most."""
         if now_s - self._looked_at_s < LOOK_S:
             return
         self._looked_at_s = now_s
@@ -291,7 +291,7 @@ class FleetWatch:
         self._block_sizes, self._unheard = sizes, unheard
 
     def warnings(self, source: Source, now_s: float) -> list[WorkerWarning]:
-        """A worker's faults now."""
+        """Present faults of a worker."""
         _, since_s = self._unheard.get(source.key, (0, None))
         model = self._canonical(source.heartbeat.model) if source.heartbeat is not None else ""
         known = Experience(
@@ -305,10 +305,10 @@ class FleetWatch:
 
 
 class WarningLog:
-    """Turns what holds into lines, without saying the same again and again.
+    """Turns present faults into log lines, without repeating them often.
 
-    A worker's code gets a line when it appears, and again after REPEAT_S if it holds then; a
-    sentence of SAID_ONCE gets one line, whichever worker it is of.
+    A worker's code gets a line when it appears, and again after REPEAT_S if it still holds; a
+    sentence of SAID_ONCE gets one line for all workers.
     """
 
     def __init__(self) -> None:
@@ -321,7 +321,7 @@ class WarningLog:
         return f"<WarningLog {len(self._said)} said lately>"
 
     def lines(self, warnings: Iterable[tuple[WorkerKey, WorkerWarning]], now_s: float) -> list[str]:
-        """LINES_MAX lines at most, and one that counts the rest."""
+        """Log lines, LINES_MAX at most, and one more with the number of those left out."""
         self._said = {
             warning: said_s for warning, said_s in self._said.items() if now_s - said_s < REPEAT_S
         }

@@ -1,1 +1,1 @@
-"""This replica's promises: open requests, their load, sessions. Pure."""
+"""This replica's reservations: open requests, their load, sessions. Pure."""

@@ -1,4 +1,4 @@
-"""Names of reservations: `<replica>-<token>`, of which nobody can guess another.
+"""Ids of reservations, `<replica>-<token>`, which can't be guessed.
 
 A Report may end a reservation, and its id is the right to do so: a token is 64 bits of a source
 that nobody can predict, as 16 hexadecimal digits. It holds no `-`, so that the replica's name is
@@ -15,17 +15,17 @@ DRAWN = 256
 
 
 class ReservationIds:
-    """The ids of one replica's reservations, in turn."""
+    """Makes the ids of one replica's reservations."""
 
     def __init__(self, replica: str, random_bytes: Callable[[int], bytes]) -> None:
-        """random_bytes: os.urandom, or one with a seed for simulations and tests."""
+        """random_bytes: os.urandom, or a seeded function in simulations and tests."""
         self._prefix = f"{replica}-"
         self._random_bytes = random_bytes
         self._drawn: list[str] = []
         """Ids that come next, from the end on."""
 
     def next(self) -> str:
-        """An id that no reservation has had."""
+        """Returns an id that no reservation has had."""
         if not self._drawn:
             self._draw()
         return self._drawn.pop()

@@ -30,7 +30,7 @@ _NOTHING = Totals()
 
 @dataclass(slots=True)
 class WorkerLoad:
-    """A worker's load."""
+    """The load of one worker."""
 
     requests: int = 0
     """Ours: open reservations."""
@@ -66,7 +66,7 @@ class WorkerLoad:
 
     @property
     def blocks(self) -> int:
-        """Ours: distinct prompt blocks of open reservations."""
+        """Number of distinct prompt blocks of this router's open reservations."""
         return len(self._users) + self._tails
 
     @property
@@ -75,23 +75,25 @@ class WorkerLoad:
 
     @property
     def prefill_tokens_active(self) -> int:
-        """Prompt tokens sent there, by us and by peers, and not computed yet."""
+        """Prompt tokens that this router and its peers sent to the worker, and that are not
+        computed yet.
+        """
         return self.prefill_tokens + self.peers.prefill_tokens
 
     def steps(self, since_s: float) -> list[Step]:
-        """(when, our requests, our blocks): the one of that time, and each change after it."""
+        """Load at since_s and each later change, as (time, our requests, our blocks)."""
         return self._history[self._held_at(since_s) :]
 
     def open(self, prefixes: HashArray, own_blocks: int, new_tokens: int, now_s: float) -> None:
-        """A reservation begins."""
+        """Adds the load of a reservation that begins."""
         open_load(self, prefixes, own_blocks, new_tokens, now_s)
 
     def in_use(self, prefixes: HashArray) -> int:
-        """How many blocks of a prompt our open reservations use already, from its first on."""
+        """Number of a prompt's leading blocks that our open requests on the worker use already."""
         return self._users.leading(prefixes)
 
     def prefill_done(self, new_tokens: int) -> None:
-        """A reservation's prompt is computed."""
+        """Subtracts the prompt tokens of a reservation whose prompt is computed."""
         self.prefill_tokens -= new_tokens
         self.prefills -= new_tokens > 0
         self.changed = True
@@ -99,7 +101,9 @@ class WorkerLoad:
     def close(
         self, prefixes: HashArray, own_blocks: int, now_s: float, new_tokens: int = 0
     ) -> None:
-        """A reservation ends. new_tokens: of its prompt that are not computed yet."""
+        """Subtracts the load of a reservation that ends. new_tokens: its prompt tokens that are not
+        computed yet.
+        """
         close_load(self, prefixes, own_blocks, new_tokens, now_s)
 
     def sample(
@@ -111,7 +115,8 @@ class WorkerLoad:
         peers: Totals = _NOTHING,
         peers_then: tuple[int, int] = (0, 0),
     ) -> None:
-        """The engine reported: as of then, on our clock. used_blocks None: unknown.
+        """Takes over the engine's load report, whose time sampled_at_s is on this router's clock.
+        used_blocks None: unknown.
 
         peers, peers_then: as for `hear`.
         """
@@ -129,32 +134,37 @@ class WorkerLoad:
         self.missing = max(0.0, requests - began + peers_then[0] - running - waiting)
 
     def hear(self, peers: Totals, peers_then: tuple[int, int]) -> None:
-        """Reservations of peers, now and (requests, blocks) at the time of the last sample."""
+        """Takes over the reservations of peers: those of now, and (requests, blocks) at the time of
+        the last load report.
+        """
         self.peers = peers
         self.external_requests = max(0.0, self._reported[0] - peers_then[0])
         self.external_blocks = max(0.0, self._reported[1] - peers_then[1])
 
     def active_requests(self) -> float:
-        """Running, waiting, and under way."""
+        """Requests at the worker: running, waiting, and sent but not counted yet."""
         return self.external_requests + self.requests + self.peers.requests
 
     def active_blocks(self) -> float:
-        """Canonical blocks that requests hold, or will."""
+        """Canonical blocks that requests use, or will use once they run."""
         return self.external_blocks + self.blocks + self.peers.blocks
 
     def of_all(self) -> float:
-        """Requests that replicas have reserved here, for each of ours; 1 without any of ours."""
+        """Requests that all replicas have reserved here, divided by ours; 1 where we have none."""
         return 1.0 + self.peers.requests / self.requests if self.requests else 1.0
 
     def guessed(self) -> tuple[float, float]:
-        """`unheard` in requests and blocks, if such requests are like the others that are open
-        there."""
+        """Estimated (requests, blocks) of `unheard`, if such requests are like the others that are
+        open there.
+        """
         requests = self.requests + self.peers.requests
         blocks = self.blocks + self.peers.blocks
         return self.unheard, self.unheard * blocks / requests if requests else 0.0
 
     def reserved(self) -> float:
-        """Ours and theirs that the engine's sample did not count; less those that ended since."""
+        """Our and the peers' requests that the engine's load report did not count, less those that
+        ended since.
+        """
         return self.active_requests() - self.running - self.waiting
 
     def _forget_some(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""KV cache that the answers of a worker's open requests have yet to take.
+"""KV cache that the answers of a worker's open requests will still need.
 
 All running requests of an engine grow by about a token a step. So the most that they hold at once
 comes just before one of them ends, and a new request has to fit beside that:
@@ -20,7 +20,9 @@ import numpy as np
 
 @dataclass(slots=True)
 class ExpectedOutputs:
-    """Expected outputs of our open requests on one worker that have several tokens to come."""
+    """Expected lengths of the answers of our open requests on one worker, those of several
+    tokens.
+    """
 
     tokens: int = 0
     """Sum of what is expected of them, what is out already included."""
@@ -31,13 +33,13 @@ class ExpectedOutputs:
         return iter(self._open.values())
 
     def add(self, reservation_id: str, now_s: float, tokens: int) -> None:
-        """A reservation began. One of a single token is nothing to reckon with."""
+        """Adds a reservation that began, unless its answer is a single token."""
         if tokens > 1:
             self._open[reservation_id] = (now_s, tokens)
             self.tokens += tokens
 
     def drop(self, reservation_id: str) -> None:
-        """A reservation ended; it may never have been added."""
+        """Removes a reservation that ended, if it was added."""
         if (ended := self._open.pop(reservation_id, None)) is not None:
             self.tokens -= ended[1]
 

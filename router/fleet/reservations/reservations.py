@@ -27,7 +27,7 @@ from router.request.request import CLIENT_ID_END, Fingerprint
 
 
 class Ending(StrEnum):
-    """How a reservation ended; the metric label."""
+    """How a reservation ended; its values are values of a metric's label."""
 
     FINISHED = "finished"
     FAILED_WORKER = "failed_worker"
@@ -58,7 +58,7 @@ FORGOTTEN_SLICE = 256
 
 @dataclass(slots=True)
 class PrefillHold:
-    """A pair's hold on the worker that computes the prompt for the decode worker."""
+    """The part of a pair's reservation that is on the prefill worker."""
 
     worker: WorkerKey
     predicted_tokens: int
@@ -71,8 +71,9 @@ class PrefillHold:
 
 
 class Reservation(msgspec.Struct, eq=False, gc=False):
-    """A request's hold on a worker, or on a pair of workers. It refers to nothing that could refer
-    to it, so that the collector need not look at it."""
+    """A request's reserved load on a worker, or on a pair of workers. It has no references that
+    could form a cycle, so that the garbage collector need not track it.
+    """
 
     id: str
     request_id: str
@@ -149,12 +150,12 @@ class Reservations:
         return f"<Reservations {len(self._open)} open, {len(self._ended)} remembered>"
 
     def full(self) -> bool:
-        """Whether there is no room for another open one."""
+        """Whether the number of open reservations has reached its bound."""
         many = len(self._open) >= self._entries_max
         return many or self._open_hash_bytes >= self._hash_bytes_max
 
     def add(self, reservation: Reservation) -> None:
-        """Opens one; its request id must be free, and there must be room for it."""
+        """Adds an open reservation; its request id must be free, and `full` false."""
         add_reservation(self, reservation)
 
     def _make_room(self) -> None:
@@ -166,19 +167,21 @@ class Reservations:
             self._forget_oldest()
 
     def of_request(self, request_id: str) -> Reservation | None:
-        """Open or remembered."""
+        """The open or remembered reservation of a request id; None: there is none."""
         return self._by_request.get(request_id)
 
     def get(self, reservation_id: str) -> Reservation | None:
-        """Open or remembered."""
+        """The open or remembered reservation with an id; None: there is none."""
         reservation = self._open.get(reservation_id)
         if reservation is None and reservation_id in self._ended:
             reservation = self._ended[reservation_id][1]
         return reservation
 
     def find(self, wanted: str) -> Generator[None, None, list[Reservation]]:
-        """Open and remembered ones of an id, the newest first, FIND_MAX at most: of a reservation,
-        a request, or a client whose requests' ids begin with it (CLIENT_ID_END). In steps."""
+        """Finds open and remembered reservations by an id, the newest first, FIND_MAX at most: the
+        id of a reservation, of a request, or of a client whose request ids begin with it
+        (CLIENT_ID_END). A generator, whose result is the list; it yields between slices.
+        """
         fitting = []
         known = [*self._open.values(), *(ended for _, ended in self._ended.values())]
         for first in range(0, len(known), FIND_SLICE):
@@ -193,12 +196,16 @@ class Reservations:
         return fitting[:FIND_MAX]
 
     def renew(self, reservation: Reservation, lease_ends_s: float) -> None:
-        """Moves a lease's end; leases are all equally long, so the last renewed ends last."""
+        """Moves the end of a reservation's lease; all leases are equally long, so the last renewed
+        ends last.
+        """
         reservation.lease_ends_s = lease_ends_s
         self._open.move_to_end(reservation.id)
 
     def end(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
-        """Closes a reservation, and remembers it for a while; the request id only if finished."""
+        """Ends a reservation, and remembers it for a while; its request id only if the request
+        finished.
+        """
         del self._open[reservation.id]
         self._open_hash_bytes -= reservation.prefixes.nbytes
         reservation.ended = ending
@@ -220,7 +227,7 @@ class Reservations:
         return expired
 
     def due(self, now_s: float) -> bool:
-        """Whether a lease has ended, or a memory is older than the window."""
+        """Whether a lease has ended, or a memory is older than its time."""
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and oldest.lease_ends_s <= now_s:
             return True
@@ -228,7 +235,7 @@ class Reservations:
         return now_s - ended_at_s >= self._memory_window_s
 
     def on_workers(self, workers: Collection[WorkerKey]) -> list[Reservation]:
-        """Open ones of some workers; looks at each once, however many workers go at once."""
+        """The open reservations of some workers."""
         wanted = frozenset(workers)
         return [reservation for reservation in self._open.values() if reservation.holds(wanted)]
 

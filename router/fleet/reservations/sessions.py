@@ -39,7 +39,7 @@ HASH_BYTES_MAX = 1 << 28
 
 
 class Sessions:
-    """All remembered sessions."""
+    """The remembered sessions."""
 
     def __init__(
         self, ttl_s: float, entries_max: int, hash_bytes_max: int = HASH_BYTES_MAX
@@ -61,7 +61,7 @@ class Sessions:
 
     @property
     def elsewhere(self) -> int:
-        """Sessions whose last request went through another replica."""
+        """Number of sessions whose last request went through another replica."""
         return len(self._learned)
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Sessions:
         lora_name: str,
         now_s: float,
     ) -> None:
-        """A pick for a request of a session; an empty id: none."""
+        """Records a session's pick; nothing is recorded for an empty id."""
         if not session_id or not self._entries_max:
             return
         announced_at_s = self._announced_at_s(session_id, reservation.worker)
@@ -114,27 +114,27 @@ class Sessions:
         return known.announced_at_s if known.worker == worker else -inf
 
     def get(self, session_id: str) -> Session | None:
-        """The last request of a session."""
+        """What is remembered of a session's last request; None: nothing."""
         return self._known.get(session_id)
 
     def worker_of(self, session_id: str) -> WorkerKey | None:
-        """Where a session's last request went, through whichever replica."""
+        """Worker of a session's last request, through whichever replica; None: unknown."""
         if self._learned and (other := self._learned.get(_hash(session_id))) is not None:
             return other[0]
         known = self._known.get(session_id)
         return None if known is None else known.worker
 
     def announce_all(self) -> None:
-        """A new replica, which knows no session yet."""
+        """Has all sessions announced again, for a new replica."""
         self._unannounced = dict.fromkeys(self._known)
 
     @property
     def unannounced(self) -> int:
-        """Count of sessions that other replicas must still get."""
+        """Number of sessions that are still to be announced to other replicas."""
         return len(self._unannounced)
 
     def take_moved(self) -> list[Moved]:
-        """Sessions for the next message to other replicas, as many as it has room for."""
+        """Sessions for the next message to other replicas, as many as fit in it."""
         moved: list[Moved] = []
         names: dict[WorkerKey, None] = {}
         size = 0
@@ -151,7 +151,7 @@ class Sessions:
         return moved
 
     def hear(self, moved: Iterable[Moved], now_s: float) -> None:
-        """Sessions' last requests went to these workers a moment ago, by another replica."""
+        """Records the workers of sessions' last requests, as another replica announced them."""
         if not self._entries_max:
             return
         for session, worker in moved:

@@ -1,1 +1,1 @@
-"""Envoy's endpoint picker: an HTTP request in steps of ext_proc, and the worker that serves it."""
+"""Envoy's endpoint picker: picks a worker for each HTTP request that Envoy shows by ext_proc."""

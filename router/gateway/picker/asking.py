@@ -1,4 +1,4 @@
-"""Asks routers for endpoints.
+"""Calls routers for picks.
 
 Law: what a router can't read goes by load, counted; every other refusal is raised.
 """
@@ -23,7 +23,7 @@ _MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 
 
 class Asking:
-    """Questions of one picker to its routers."""
+    """A picker's calls to its routers."""
 
     def __init__(
         self,
@@ -47,8 +47,9 @@ class Asking:
         trace: FrontTrace | None = None,
         only: tuple[str, ...] = (),
     ) -> RoutedRequest:
-        """The request with its worker. only: ids of the workers that it may have; empty: any.
-        Raises KvRouteError."""
+        """The routed request, with its worker. only: ids of the workers that may be picked; empty:
+        any. Raises KvRouteError.
+        """
         by_load = not exchange.has_body
         while True:
             try:
@@ -62,8 +63,9 @@ class Asking:
                 by_load = True
 
     async def endpoints_of(self, pick: Pick) -> tuple[list[str], Mapping[str, str]]:
-        """The endpoints to name, that of the pick in front, and headers for the worker; empty: the
-        pick has none."""
+        """The endpoints to name to Envoy, the picked one first, and headers for the worker; no
+        endpoints: the pick has none.
+        """
         endpoints = self._endpoints
         first = await endpoints.of(pick.address)
         named = [first] if first else []

@@ -39,14 +39,14 @@ _broken = Seldom(log)
 
 
 class Health:
-    """Whether the picker serves, for all connections."""
+    """The picker's serving state, for all connections."""
 
     def __init__(self) -> None:
         self.serving = False
         self._watchers: dict[Stream, Calls] = {}
 
     def set(self, *, serving: bool) -> None:
-        """Tells it to all that watch."""
+        """Sets the state, and sends it to all clients that watch."""
         if serving == self.serving:
             return
         self.serving = serving
@@ -56,7 +56,7 @@ class Health:
                 calls.send(stream, self.of(name))
 
     def of(self, name: str) -> bytes:
-        """The answer for a service's name; raises KeyError for a name that there is not."""
+        """The health answer for a service's name; raises KeyError for an unknown name."""
         if name != LIVENESS and name not in READY_NAMES:
             raise KeyError(name)
         status = _SERVING if self.serving or name == LIVENESS else _NOT_SERVING
@@ -104,7 +104,7 @@ class _Channel:
 
 
 class Calls:
-    """The calls of one connection."""
+    """The gRPC calls of one connection."""
 
     def __init__(self, protocol: Http2Protocol, picker: Picker, health: Health) -> None:
         self._protocol = protocol
@@ -114,7 +114,7 @@ class Calls:
         self._deadlines = Deadlines(protocol)
 
     def send(self, stream: Stream, message: bytes) -> None:
-        """A message, written with others that come at the same time."""
+        """Queues a message, which is written together with others of the same time."""
         self._protocol.http2.send(stream, message)
         self._protocol.flush()
 
@@ -187,13 +187,13 @@ class Calls:
             self._health.leave(stream)
 
     def hold(self, stream: Stream, *, held: bool) -> None:
-        """Whether a stream's gateway can send no more than its window has room for."""
+        """Sets whether a stream's gateway may send no more than its window has room for."""
         if not stream.finished:
             self._protocol.http2.hold(stream, held=held)
             self._protocol.flush()
 
     def abandon(self, stream: Stream, call: PickedRequest, status: Status, message: str) -> None:
-        """Ends a stream with an error, and its request."""
+        """Ends a stream and its request with an error."""
         call.stream.reset()
         call.left()
         self.finish(stream, status, message)
@@ -223,7 +223,7 @@ class Calls:
             self.finish(stream)
 
     def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
-        """Ends this side of a stream, after what was sent."""
+        """Ends this side of a stream, after what was sent before."""
         call = stream.call
         self._protocol.http2.finish(stream, status, message)
         self._protocol.flush()

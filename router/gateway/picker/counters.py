@@ -1,4 +1,4 @@
-"""What the picker counts."""
+"""The picker's metrics."""
 
 from enum import StrEnum
 
@@ -30,7 +30,7 @@ PROGRAM = "epp"
 
 
 class Early(StrEnum):
-    """Why a stream ended on which no request's headers came."""
+    """Why a stream ended before the headers of any request."""
 
     TIMEOUT = "timeout"
     """Not within HEAD_TIMEOUT_S, or the call's own deadline."""

@@ -1,4 +1,4 @@
-"""Workers by endpoint: the `ip:port` by which a gateway knows them.
+"""Workers by endpoint, the `ip:port` that a gateway uses for them.
 
 Law: an old list stays while no router answers, and an old address while its name can't be resolved.
 """
@@ -38,19 +38,19 @@ class Endpoints:
         sent there by load since."""
 
     async def keep(self) -> None:
-        """Lists again and again, until cancelled."""
+        """Lists the workers repeatedly, until cancelled."""
         while True:
             await self.refresh()
             await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self._roster.workers)))
 
     async def refresh(self) -> None:
-        """One list; without an answer the old one stays."""
+        """Lists the workers at a router once; if no router answers, the last list stays."""
         await self._roster.refresh()
         if self._roster.listed:
             await self.use(self._roster.workers)
 
     async def use(self, workers: Iterable[WorkerStatus]) -> None:
-        """Takes a new list."""
+        """Replaces the list of workers."""
         ids: dict[str, list[str]] = {}
         loads: dict[str, float] = {}
         for each in workers:
@@ -80,12 +80,12 @@ class Endpoints:
             return await self._resolved(host, port)
 
     def worker_at(self, endpoint: str) -> str | None:
-        """The worker at an endpoint, one of several; None: there is none."""
+        """Id of a worker at an endpoint, any of several; None: there is none."""
         ids = self._workers.get(endpoint)
         return ids[0] if ids else None
 
     def among(self, subset: frozenset[str]) -> tuple[str, ...]:
-        """Ids of the workers whose endpoint, or whose address without a port, is named."""
+        """Ids of the workers whose endpoint, or whose IP address alone, is in the subset."""
         return tuple(
             worker_id
             for endpoint, ids in self._workers.items()
@@ -94,8 +94,9 @@ class Endpoints:
         )
 
     def least_loaded(self, subset: frozenset[str] | None) -> str:
-        """The endpoint with the fewest requests, which counts one more from now on; empty: none may
-        be picked."""
+        """The endpoint with the fewest requests, to which one is added; empty: none may be
+        picked.
+        """
         loads = self._loads
         able = [each for each in loads if subset is None or _is_named(each, subset)]
         if not able:

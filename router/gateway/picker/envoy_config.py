@@ -30,7 +30,7 @@ _LIMITS = {
 
 
 class Address(NamedTuple):
-    """Host and port."""
+    """A host and a port."""
 
     host: str
     port: int
@@ -46,12 +46,12 @@ def envoy_config(
     tls_ca_file: str = "",
     retries: int = 2,
 ) -> dict[str, Any]:
-    """The configuration, as YAML or JSON has it.
+    """The configuration of Envoy, as a tree for YAML or JSON.
 
-    shows_answers: False: answers don't pass through the picker, which then costs them nothing and
-    can't cut them, but learns neither their end nor their cached tokens. tls_ca_file: with which
-    the pickers' certificates are checked; empty: without TLS. retries: further endpoints of the
-    picker's list that a request is tried on (epp.fallbacks).
+    shows_answers False: answers don't pass through the picker, which then costs them nothing and
+    can't cut them, but sees neither their end nor their cached tokens. tls_ca_file: CAs by which
+    the pickers' certificates are checked; empty: no TLS. retries: further endpoints of the picker's
+    list on which a request is tried (epp.fallbacks).
     """
     config: dict[str, Any] = {
         "static_resources": {

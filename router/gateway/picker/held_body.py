@@ -15,7 +15,7 @@ SMALL_BYTES = 1000
 
 
 class HeldBody:
-    """Parts of one request's body that have not gone back to the gateway."""
+    """Parts of one request's body that were not yet sent back to the gateway."""
 
     def __init__(self) -> None:
         self._parts: deque[Part] = deque()
@@ -30,11 +30,11 @@ class HeldBody:
         self._parts.append(part)
 
     def pieces(self) -> tuple[bytes | memoryview, ...]:
-        """What is here of it, not copied."""
+        """The held parts of the body, not copied."""
         return tuple(part.body for part in self._parts)
 
     def take(self) -> list[bytes]:
-        """The messages that give its next slice back."""
+        """Removes the next slice, and returns the messages that send it back."""
         out: list[bytes] = []
         parts, left = self._parts, SLICE_BYTES
         while parts and left > 0:

@@ -1,4 +1,4 @@
-"""ext_proc's messages as bytes. Pure.
+"""Reads and writes messages of ext_proc as bytes. Pure.
 
 A part of a body is never parsed twice: StreamedBodyResponse has the fields of HttpBody, so that the
 bytes that came are the bytes that go, within four more wrappers.
@@ -41,7 +41,7 @@ _OVERWRITE = pb.HeaderValueOption.APPEND_ACTION_OVERWRITE_OR_ADD
 
 
 class Part(NamedTuple):
-    """A part of a body."""
+    """A part of a request's or an answer's body."""
 
     body: bytes | memoryview
     """A view of the message: of LONG_BYTES or more."""
@@ -52,8 +52,9 @@ class Part(NamedTuple):
 
 
 def read(message: bytes) -> tuple[pb.ProcessingRequest, memoryview | None]:
-    """A message of a gateway, and the body of LONG_BYTES or more that was taken out of it; None: it
-    has none. Raises ValueError."""
+    """Reads a message of a gateway; a body of LONG_BYTES or more is taken out and returned beside
+    it (None: there is none). Raises ValueError.
+    """
     long = None
     if len(message) > ASIDE_BYTES_MAX:
         start, body, after = _body_place(message)
@@ -90,12 +91,14 @@ def _without_body(message: bytes, fields: range, after: int) -> bytes:
 
 
 def answer_part(message: bytes) -> Part | None:
-    """The answer's part in a message; None: it holds something else, or needs a whole look."""
+    """The part of an answer's body in a message; None: the message holds something else, or has to
+    be read whole.
+    """
     return _part(message, RESPONSE_BODY_TAG)
 
 
 def request_part(message: bytes) -> Part | None:
-    """The same of the request's."""
+    """The part of a request's body in a message; None as for `answer_part`."""
     return _part(message, REQUEST_BODY_TAG)
 
 
@@ -120,14 +123,16 @@ def _part(message: bytes, tag: int) -> Part | None:
 
 
 def part_of(body: pb.HttpBody, long: memoryview | None) -> Part:
-    """The part of a message that was read whole. long: its body, if that was taken out."""
+    """The part of a body in a message that was read whole. long: the body that was taken out, if
+    any.
+    """
     if long is not None:
         return Part(long, body.end_of_stream, None)
     return Part(body.body, body.end_of_stream, body.SerializeToString())
 
 
 def streamed(part: Part, *, of_answer: bool) -> list[bytes]:
-    """A part as it came, in as many messages as its length needs."""
+    """Messages that send a part of a body unchanged, as many as its length needs."""
     tag = b"\x22" if of_answer else b"\x1a"
     if part.raw is not None and len(part.body) <= PART_BYTES_MAX:
         return [_wrapped(part.raw, tag)]
@@ -154,7 +159,7 @@ def headers_of(headers: pb.HttpHeaders) -> dict[str, str]:
 
 
 def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
-    """The endpoints among which a gateway wants the pick; None: it says nothing."""
+    """The endpoints among which a gateway wants the pick; None: it names no subset."""
     space = message.metadata_context.filter_metadata
     if SUBSET_HINT not in space or SUBSET not in space[SUBSET_HINT].fields:
         return None
@@ -167,7 +172,7 @@ def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
 
 
 def served_of(message: pb.ProcessingRequest) -> str:
-    """The endpoint that served, as the gateway says; empty: it says nothing."""
+    """The endpoint that served the request, as the gateway reports; empty: it reports none."""
     space = message.metadata_context.filter_metadata
     if LB not in space or SERVED not in space[LB].fields:
         return ""
@@ -181,8 +186,9 @@ def picked(
     *,
     with_body: bool = False,
 ) -> bytes:
-    """Names the endpoints, in the answer to the request's headers or to its buffered body.
-    headers: for the worker. taken_out: names of headers that it does not get."""
+    """A message that names the endpoints, as the answer to the request's headers or to its buffered
+    body. headers: to add for the worker. taken_out: names of headers to remove.
+    """
     answer = pb.ProcessingResponse()
     kind = answer.request_body if with_body else answer.request_headers
     common = kind.response
@@ -196,7 +202,9 @@ def picked(
 
 
 def unpicked(taken_out: Iterable[str] = (), *, with_body: bool = False) -> bytes:
-    """Names no endpoint, and takes out one that the client named, and taken_out."""
+    """A message that names no endpoint; it removes the headers taken_out, and one in which the
+    client named an endpoint.
+    """
     answer = pb.ProcessingResponse()
     kind = answer.request_body if with_body else answer.request_headers
     kind.response.header_mutation.remove_headers.extend((ENDPOINT, *taken_out))
@@ -204,7 +212,7 @@ def unpicked(taken_out: Iterable[str] = (), *, with_body: bool = False) -> bytes
 
 
 def refused(answer: Answer, reason: str) -> bytes:
-    """An answer to the client in the place of a worker's."""
+    """A message by which the client gets this answer instead of a worker's."""
     immediate = pb.ImmediateResponse(
         status=pb.HttpStatus(code=answer.status), body=answer.body, details=f"kvroute_{reason}"
     )

@@ -1,4 +1,4 @@
-"""How long a stream of ext_proc may be without the next step of its request.
+"""How long a stream of ext_proc may wait for the next step of its request.
 
     opened -> request headers -> body -> pending, picked, answered -> over -> ended
 
@@ -19,7 +19,7 @@ from math import inf
 
 
 class Wait(Enum):
-    """What a gateway is waited for."""
+    """The step that a stream is waiting for."""
 
     HEADERS = auto()
     BODY = auto()
@@ -33,8 +33,9 @@ class Patience:
     __slots__ = ("_due", "_late", "_timer")
 
     def __init__(self, due: Callable[[], float], late: Callable[[], None]) -> None:
-        """due: when the stream is late as things are, by the loop's clock; inf: never. late: it
-        is."""
+        """due: returns when the stream is late, by the loop's clock; inf: never. late: called when
+        it is late.
+        """
         self._due = due
         self._late = late
         self._timer: asyncio.TimerHandle | None = None
@@ -44,7 +45,9 @@ class Patience:
         return self._timer is not None
 
     def await_deadline(self) -> None:
-        """Sets the timer, or sets it again for an earlier time: for a later one it looks again."""
+        """Sets the timer, or moves it to an earlier time; if the time became later, the timer
+        checks when it runs.
+        """
         due_s, timer = self._due(), self._timer
         if due_s == inf or (timer is not None and timer.when() <= due_s):
             return
@@ -53,7 +56,7 @@ class Patience:
         self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
 
     def stop(self) -> None:
-        """The stream is over."""
+        """Cancels the timer, since the stream is over."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

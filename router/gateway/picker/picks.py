@@ -1,4 +1,4 @@
-"""Endpoints for requests: asks a router, reports to it, and says what became of each request.
+"""Picks endpoints for requests: calls a router, reports each request's progress and end to it.
 
 Laws:
 - a fault of the picker, or of a router, refuses no request that some worker could serve: it goes
@@ -64,26 +64,27 @@ log = logging.getLogger("kvroute.picker")
 
 
 class Channel(Protocol):
-    """A stream's channel to its gateway."""
+    """Interface: a stream's connection to its gateway."""
 
     def send(self, message: bytes) -> None: ...
 
     def close(self) -> None:
-        """Ends this side of it."""
+        """Ends this side of the stream."""
 
     def end(self, status: Status, about: str) -> None:
-        """Ends it with an error."""
+        """Ends the stream with an error."""
 
     def when_room(self, go_on: Callable[[], None]) -> None:
-        """Calls go_on() in another turn, once what was sent has room at the gateway. Till `resume`
-        the gateway can send a window's bytes at most."""
+        """Calls go_on() in another turn of the loop, once the gateway has room for more. Until
+        `resume` the gateway can send a window's bytes at most.
+        """
 
     def resume(self) -> None:
-        """The gateway may send."""
+        """Lets the gateway send again."""
 
 
 class Picker:
-    """What all requests of one picker share."""
+    """State that all requests of one picker share."""
 
     def __init__(
         self,
@@ -96,8 +97,9 @@ class Picker:
         *,
         head_timeout_s: float,
     ) -> None:
-        """spawn: runs what a request waits for. begin_trace: the spans of a request, by its
-        traceparent or ""; None: no request has spans. head_timeout_s: see patience.py."""
+        """spawn: starts a task of a request. begin_trace: makes the spans of a request from its
+        traceparent or ""; None: no request has spans. head_timeout_s: see patience.py.
+        """
         self.head_timeout_s = head_timeout_s
         self.begin_trace = begin_trace
         self.endpoints = endpoints
@@ -121,26 +123,27 @@ class Picker:
         repeats: Repeats,
         deadline_s: float,
     ) -> "PickedRequest":
-        """One stream, for one request. repeats: of its connection. deadline_s: of the call, by the
-        loop's clock; inf: there is none."""
+        """Makes the object for one stream and its request. repeats: of its connection. deadline_s:
+        of the call, by the loop's clock; inf: none.
+        """
         call = PickedRequest(self, channel, repeats, deadline_s)
         self._streams_idle[call] = None
         return call
 
     @property
     def open(self) -> int:
-        """Requests under way."""
+        """Number of requests under way."""
         return self._open
 
     def began(self, call: "PickedRequest") -> None:
-        """A stream has a request."""
+        """Records that a stream's request has begun."""
         del self._streams_idle[call]
         self._open += 1
         self.idle.clear()
         self.counters.open.set(self._open)
 
     def over(self, call: "PickedRequest") -> None:
-        """A stream's request is over; it may end now."""
+        """Records that a stream's request is over; the stream may end now."""
         self._streams_idle[call] = None
         self._open -= 1
         self.counters.open.set(self._open)
@@ -148,7 +151,7 @@ class Picker:
             self.idle.set()
 
     def left(self, call: "PickedRequest") -> None:
-        """A stream is over that had no request under way."""
+        """Records the end of a stream without a request under way."""
         del self._streams_idle[call]
 
     async def end_idle(self) -> None:
@@ -159,19 +162,21 @@ class Picker:
             call.give_up(Early.STOPPING)
 
     def may_hold(self, size: int) -> bool:
-        """Whether bodies may grow by so many bytes; they do, then."""
+        """Whether `size` more bytes of bodies may be held; if so, they are counted as held."""
         if self._held_bytes + size > self.settings.bodies_mib_max * _MIB:
             return False
         self.let_go(-size)
         return True
 
     def let_go(self, size: int) -> None:
-        """Bytes of bodies are held no longer."""
+        """Subtracts bytes of bodies that are no longer held."""
         self._held_bytes -= size
         self.counters.held_bytes.set(self._held_bytes)
 
     def warn_of(self, picked: str, served: str) -> None:
-        """Says once in a while that a gateway does not follow picks."""
+        """Logs once in a while that a gateway sends requests to other endpoints than the picked
+        ones.
+        """
         now_s = self.clock()
         if now_s < self._warned_s + NOT_FOLLOWED_LOG_S:
             return
@@ -185,7 +190,7 @@ class Picker:
 
 
 class PickedRequest:
-    """One request: the Driver of a RequestStream."""
+    """One request of Envoy: the Driver of its RequestStream."""
 
     def __init__(
         self,
@@ -230,7 +235,7 @@ class PickedRequest:
         )
 
     def left(self) -> None:
-        """The stream is over, on both sides."""
+        """Records that the stream is over on both sides."""
         if self._gone:
             return
         self._gone = True
@@ -255,7 +260,7 @@ class PickedRequest:
             trace.end("kvroute.epp", about, "" if self._outcome == "finished" else self._outcome)
 
     def _over(self) -> None:
-        """The request is under way no longer."""
+        """Records that the request is no longer under way."""
         if self._is_open:
             self._is_open = False
             self._since_s = self._picker.clock()
@@ -269,7 +274,7 @@ class PickedRequest:
             self._patience.await_deadline()
 
     def due_s(self) -> float:
-        """When the stream ends as things are, by the loop's clock; inf: never."""
+        """When the stream is late, by the loop's clock; inf: never."""
         wait = self.stream.wait
         if wait is Wait.NOTHING:
             return self._deadline_s
@@ -277,7 +282,7 @@ class PickedRequest:
         return min(self._since_s + most_s, self._deadline_s)
 
     def late(self) -> None:
-        """The stream ends, since that time has come."""
+        """Ends the stream, which is late."""
         now_s = self._picker.clock()
         if now_s >= self._deadline_s:
             self._early = self._early and Early.TIMEOUT
@@ -298,7 +303,7 @@ class PickedRequest:
         self._channel.end(*_ENDS[why])
 
     def malformed(self, about: str) -> None:
-        """A message can't be read, or is out of order."""
+        """Ends the stream after a message that can't be read, or is out of order."""
         self._early = self._early and Early.MALFORMED
         self._channel.end(Status.INVALID_ARGUMENT, about)
 
@@ -488,7 +493,7 @@ def _reason_of(error: KvRouteError) -> str:
 
 
 def _unobserved(routed: RoutedRequest, picker: Picker) -> None:
-    """The answer is under way, and nothing will be seen of it."""
+    """Reports to the router that the picker will see nothing of the answer."""
     spawn, loop = picker.spawn, asyncio.get_running_loop()
     _ = spawn(routed.unobserved())
     loop.call_later(picker.settings.unobserved_s, lambda: spawn(routed.finished(wait=False)))
@@ -497,7 +502,7 @@ def _unobserved(routed: RoutedRequest, picker: Picker) -> None:
 async def _report(
     routed: RoutedRequest, exchange: Exchange, outcome: Outcome, lengths: OutputLengths
 ) -> None:
-    """The last report of a request whose answer was seen."""
+    """Sends the last report of a request whose answer the picker saw."""
     routed.prompt_tokens = outcome.usage.prompt_tokens
     if outcome.blame is not None:
         routed.output_tokens = outcome.output_tokens

@@ -1,4 +1,4 @@
-"""Requests for which a gateway asks twice: the second stream gets the first one's pick. Pure.
+"""Requests that a gateway sends to the picker twice: the second stream gets the first's pick. Pure.
 
 Envoy AI Gateway has the picker's filter once for each route of a pool, so that one request comes by
 several streams of ext_proc, each later one with the headers that the one before it has set.
@@ -19,7 +19,7 @@ _Key = tuple[str, str, str]
 
 
 class Answered(NamedTuple):
-    """A pick, as it was answered."""
+    """A pick as it was sent to the gateway."""
 
     endpoints: str
     headers: Mapping[str, str]
@@ -27,7 +27,7 @@ class Answered(NamedTuple):
 
 
 class Repeats:
-    """The picks of one connection whose streams are open."""
+    """The picks of one connection's open streams."""
 
     def __init__(self) -> None:
         self._picks: dict[_Key, Answered] = {}
@@ -43,7 +43,9 @@ class Repeats:
         headers: Mapping[str, str],
         now_s: float,
     ) -> _Key | None:
-        """A request has its pick; returns what `left` takes. of_client: headers in lower case."""
+        """Records a request's pick; returns the key to call `left` with. of_client: headers in
+        lower case.
+        """
         set_now = {name.lower(): value for name, value in headers.items()}
         request_id = set_now.get(REQUEST_ID, of_client.get(REQUEST_ID, ""))
         if not request_id or ENDPOINT in of_client:
@@ -53,12 +55,12 @@ class Repeats:
         return key
 
     def take(self, path: str, of_client: Mapping[str, str], now_s: float) -> Answered | None:
-        """The pick that a request has already; None: it has none."""
+        """The pick that a request got by an earlier stream; None: none."""
         key = of_client.get(REQUEST_ID, ""), path, of_client.get(ENDPOINT, "")
         known = self._picks.pop(key, None)
         return known if known is not None and now_s < known.until_s else None
 
     def left(self, key: _Key | None) -> None:
-        """A request's first stream is over."""
+        """Forgets the pick of a request whose first stream is over."""
         if key is not None:
             self._picks.pop(key, None)

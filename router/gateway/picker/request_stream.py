@@ -1,4 +1,4 @@
-"""One HTTP request as Envoy tells of it, a step after the other. Pure.
+"""One HTTP request, whose steps Envoy sends as messages of an ext_proc stream. Pure.
 
     request headers -> body -> (trailers) -> pending -> picked | refused
                                                  -> answer's headers -> its body -> ended
@@ -45,7 +45,7 @@ log = logging.getLogger("kvroute.picker")
 
 
 class Blind(Enum):
-    """Why a request is routed by load, without a look at its body."""
+    """Why a request is routed by load, without reading its body."""
 
     UNKNOWN_PATH = "unknown_path"
     """A GET, or a path that no engine computes a prompt for."""
@@ -56,7 +56,7 @@ class Blind(Enum):
 
 
 class Question(NamedTuple):
-    """What an endpoint is wanted for."""
+    """A request for an endpoint."""
 
     path: str
     headers: Mapping[str, str]
@@ -67,7 +67,7 @@ class Question(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A request's whole body, which is not read yet."""
+    """A request's whole body that is not parsed yet."""
 
     size: int
     make: Callable[[], Exchange]
@@ -75,39 +75,42 @@ class Reading(NamedTuple):
 
 
 class Driver(Protocol):
-    """The sockets and the router around a request."""
+    """Interface: the sockets and the router around a request."""
 
     def send(self, message: bytes) -> None:
-        """A message for Envoy."""
+        """Sends a message to Envoy."""
 
     def close(self) -> None:
-        """Nothing more comes from here."""
+        """Ends this side of the stream."""
 
     def began(self) -> None:
-        """The request's headers have come."""
+        """Called when the request's headers have come."""
 
     def ask(self, question: Question, reading: Reading | None) -> None:
         """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
         what `reading` makes. None: the request is routed by load, see Question.blind."""
 
     def when_room(self) -> None:
-        """`flow` is wanted once a gateway has room for more; till then it can't send more."""
+        """Calls `flow` once the gateway has room for more; until then the gateway can't
+        send more.
+        """
 
     def let_go(self) -> None:
-        """Nothing of the request's body is held any more."""
+        """Called when nothing of the request's body is held any more."""
 
     def served(self, endpoint: str) -> None:
-        """The endpoint that serves the request, as the gateway says."""
+        """Called with the endpoint that served the request, as the gateway reports it."""
 
     def first_token(self) -> None:
-        """The first token has come."""
+        """Called when the first token of the answer has come."""
 
     def progress(self, output_tokens: int) -> None:
-        """Tokens of the answer so far."""
+        """Called with the number of the answer's tokens so far."""
 
     def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
-        """The request is over. outcome: None if it had no exchange. observed: False: the answer is
-        under way, and nothing will be seen of it."""
+        """Called at the request's end. outcome: None if it had no exchange. observed False: the
+        answer is under way, and the picker will see nothing of it.
+        """
 
 
 class _Nobody:
@@ -145,7 +148,7 @@ _WAITS = {_At.START: Wait.HEADERS, _At.BODY: Wait.BODY, _At.OVER: Wait.END}
 
 
 class RequestStream:
-    """One stream of ext_proc."""
+    """The state of one ext_proc stream and its request."""
 
     def __init__(
         self,
@@ -155,8 +158,10 @@ class RequestStream:
         may_hold: Callable[[int], bool] = lambda size: True,
         low_first: bool = False,
     ) -> None:
-        """body_bytes_max: of a request's body; a longer one is routed by load. may_hold: whether a
-        body may grow by so many bytes, for a bound over all streams. low_first: see Exchange."""
+        """body_bytes_max: bytes of a request's body beyond which it is routed by load. may_hold:
+        whether a body may grow by a number of bytes, for a bound over all streams. low_first: see
+        Exchange.
+        """
         self._driver = driver
         self._body_bytes_max = body_bytes_max
         self._may_hold = may_hold
@@ -182,16 +187,18 @@ class RequestStream:
         self._seen_first = False
 
     def let_go(self) -> None:
-        """Refers to its driver no longer, which refers to it: a cycle would wait for a full look of
-        the collector, and those are hours apart (router/app/cli/run.py)."""
+        """Drops the reference to its driver, which refers to this: the garbage collector frees
+        cycles hours later only (router/app/cli/run.py).
+        """
         self._driver = _NOBODY
         self._may_hold = _hold_nothing
         self._body.clear()
         self._flows = False
 
     def message(self, raw: bytes) -> None:
-        """A message of Envoy's; raises ValueError for one that can't be read, or comes out of
-        order."""
+        """Handles a message of Envoy; raises ValueError for one that can't be read, or is out of
+        order.
+        """
         if self._answer_began:
             if self._answer_mode == _DUPLEX and (part := messages.answer_part(raw)) is not None:
                 self._answer_part(part)
@@ -222,8 +229,9 @@ class RequestStream:
                 raise ValueError("a message holds no step of a request that is known here")
 
     def half_closed(self) -> None:
-        """Nothing more comes from Envoy: the client left, or the gateway shows no answer. A gateway
-        that says no modes closes its side before the pick, and waits for it."""
+        """Handles the end of Envoy's side: the client left, or the gateway shows no answer. A
+        gateway that names no modes closes its side before the pick, and waits for it.
+        """
         waits_for_pick = self._at is _At.PENDING and not self._says_modes
         if waits_for_pick or (self._at is _At.PICKED and self._flows):
             self._closes = True
@@ -235,7 +243,7 @@ class RequestStream:
         self._driver.close()
 
     def reset(self) -> None:
-        """The stream broke: the client left, a worker broke its answer, or Envoy is gone."""
+        """Handles a broken stream: the client left, a worker broke its answer, or Envoy is gone."""
         if self._at is _At.PICKED and self._unseen() and self._answer_mode == _NONE:
             self._end(None, observed=False)
         else:
@@ -244,18 +252,19 @@ class RequestStream:
     # The pick
 
     def picked(self, endpoints: str, headers: Mapping[str, str]) -> None:
-        """endpoints: `ip:port`, several in the order in which they are to be tried. headers: for
-        the worker."""
+        """Sends the picked endpoints to Envoy: `ip:port`, several in the order in which to try
+        them. headers: for the worker.
+        """
         own = {name.lower() for name in headers}
         taken = [name for name in of_plane(self._headers) if name not in own]
         self._go_on(messages.picked(endpoints, headers, taken, with_body=self._in_body))
 
     def unpicked(self) -> None:
-        """No endpoint is known; the gateway balances by itself."""
+        """Sends that no endpoint is known; the gateway balances by itself."""
         self._go_on(messages.unpicked(of_plane(self._headers), with_body=self._in_body))
 
     def refused(self, answer: Answer, reason: str) -> None:
-        """The client gets an answer from here, before the pick or in its place."""
+        """Has Envoy give the client this answer, before the pick or instead of it."""
         if self._at not in (_At.BODY, _At.PENDING):
             return
         self._driver.send(messages.refused(answer, reason))
@@ -270,12 +279,12 @@ class RequestStream:
 
     @property
     def wait(self) -> Wait:
-        """What the gateway is waited for now."""
+        """The step that the stream is waiting for now."""
         return _WAITS.get(self._at, Wait.NOTHING)
 
     @property
     def body_wait_s(self) -> float:
-        """How long the body may be waited for, after what has come of it."""
+        """Seconds for which the body may be waited for in all, given the bytes that have come."""
         return wait_s(self._body.bytes) if self._request_mode == _DUPLEX else BODY_S
 
     @property
@@ -283,7 +292,7 @@ class RequestStream:
         return self._request_mode in _BUFFERED and bool(self._body)
 
     def read(self, exchange: Exchange) -> None:
-        """What was made of the request's body."""
+        """Takes the exchange made of the request's body."""
         if self._at is _At.PENDING:
             self._exchange = exchange
 
@@ -298,7 +307,7 @@ class RequestStream:
         self.flow()
 
     def flow(self) -> None:
-        """Passes the next slice of the request's body on."""
+        """Sends the next slice of the request's body on."""
         if not self._flows:
             return
         for message in self._body.take():

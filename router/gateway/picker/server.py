@@ -1,4 +1,4 @@
-"""A picker put together: client, workers' endpoints, Envoy's connections; its start and its end.
+"""Assembles, starts and stops a picker: its client, endpoints and connections.
 
 At SIGTERM health says NOT_SERVING at once, new requests are taken a while longer, then gateways get
 a GOAWAY, streams without a request end, and open answers run to their end: a picker that closes its
@@ -63,10 +63,11 @@ class PickerServer:
         certificates: Certificates | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
-        the picker's own tasks. bounds: of connections. certificates: for connections with TLS.
-        keepalive_s, connection_age_s: of connections, as the constants. tracing: spans of requests;
-        None: no spans. Raises ConfigError for what is no address."""
+        """router: entered by start(), and left by stop(). clock: Unix time. broke: called with an
+        error of the picker's own tasks. bounds: of connections. keepalive_s, connection_age_s: of
+        connections, in seconds. certificates: for connections with TLS. tracing: spans of requests;
+        None: no spans. Raises ConfigError for an invalid address.
+        """
         self._followed = Followed()
         if certificates is not None:
             self._followed.add("certificates", certificates)
@@ -104,16 +105,16 @@ class PickerServer:
 
     @property
     def connections(self) -> Connections:
-        """Its open connections, and those that it closed."""
+        """The picker's connections: the open ones, and counts of closed ones."""
         return self._port.connections
 
     @property
     def ready(self) -> bool:
-        """Whether some worker can be picked, as health says it."""
+        """Whether some worker can be picked, which the health service answers."""
         return self._health.serving
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be had. Doesn't wait for routers."""
+        """Listens; raises ConfigError when the address can't be used. Doesn't wait for routers."""
         await self._stack.enter_async_context(self.client)
         endpoints = Endpoints(self.roster)
         self._picker = Picker(
@@ -138,7 +139,7 @@ class PickerServer:
         self._tasks.spawn(self._keep_health(), "health of the picker")
 
     async def stop(self) -> None:
-        """Ends after the open requests, or after epp.drain_timeout_s."""
+        """Stops after the open requests, or after epp.drain_timeout_s."""
         self._leaving = True
         self._health.set(serving=False)
         picker = self._picker

@@ -1,4 +1,4 @@
-"""One request on the worker, or the pair, of one pick: performs what an Exchange decides.
+"""Sends one request to the picked worker or pair, and performs what its Exchange decides.
 
 Laws:
 - a client that leaves takes the worker's connection with it, and the reservation ends CANCELLED;
@@ -60,7 +60,7 @@ class _Answer(web.StreamResponse):
 
 
 class WorkerAttempt:
-    """One request on the worker, or the pair, of one pick."""
+    """The attempt to serve one request on one picked worker or pair."""
 
     def __init__(
         self,
@@ -87,7 +87,9 @@ class WorkerAttempt:
         """Whether the decode worker's request has what a prefill worker handed over."""
 
     async def run(self) -> web.StreamResponse:
-        """The answer, which the client has by then; raises what Forwarder.serve names."""
+        """Passes the worker's answer to the client, and returns it; raises what Forwarder.serve
+        names.
+        """
         try:
             return await self._run()
         except WorkerAnswered as error:

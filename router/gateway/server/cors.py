@@ -1,4 +1,4 @@
-"""Which pages of other origins may read answers in a browser (CORS, in WHATWG's Fetch). Pure.
+"""CORS: which origins' pages may read answers in a browser (WHATWG's Fetch). Pure.
 
 Laws:
 - every answer to a head that can be read has the headers of the gateway's own rule, a refusal too,
@@ -30,18 +30,21 @@ _NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]*", re.ASCII)
 
 
 class Cors:
-    """The rule of one gateway."""
+    """The CORS rule of one gateway."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
-        """origins: scheme://host[:port] each, or "*"; empty: pages of others read nothing."""
+        """origins: allowed ones, scheme://host[:port] each, or "*"; empty: pages of other origins
+        read nothing.
+        """
         self._any = ANY in origins
         self._origins = frozenset(origins)
 
     def apply(
         self, request: Mapping[str, str], answer: MutableMapping[str, str], *, methods: str = ""
     ) -> None:
-        """request: headers of a request. answer: headers of its answer, which are changed. methods:
-        of the path, for the answer to OPTIONS."""
+        """Sets the CORS headers of an answer. request: headers of the request. answer: headers of
+        its answer, which are changed. methods: methods of the path, for the answer to OPTIONS.
+        """
         for name in ENGINES:
             if name in answer:
                 del answer[name]  # each of that name

@@ -1,4 +1,4 @@
-"""What the gateway counts, and the numbers of its client."""
+"""The gateway's metrics, and those of its client."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -125,13 +125,13 @@ class GatewayCounters:
         self.moved = events.labels("moved")
 
     def watch(self, room: Room) -> None:
-        """The gauges of open requests are read at a scrape."""
+        """Has the gauges of open requests read this room at each scrape."""
         self.open.set_function(lambda: room.open)
         self.body_bytes.set_function(lambda: room.bytes)
 
 
 class ClientCollector(Collector):
-    """The counters of the gateway's kvroute.client."""
+    """Exports the counters of the gateway's kvroute.client."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts

@@ -1,4 +1,4 @@
-"""The one entrance of a gateway: lets a request in, then reads its body.
+"""Admits each request of a gateway, then reads its body.
 
     head        its bounds (router/net/http), its expectations
     identity    the client's key or certificate, and the right that the path needs
@@ -38,10 +38,10 @@ _BEARER = "bearer "
 
 
 class Entrance:
-    """Entrance of one gateway: checks heads and clients, and reads bodies."""
+    """Checks heads and clients of one gateway's requests, and reads their bodies."""
 
     def __init__(self, settings: GatewaySettings, door: Door | None) -> None:
-        """door: keys of clients; None: they need none."""
+        """door: checks clients' keys; None: they need none."""
         self._door = door
         self.room = Room(
             open_max=settings.open_max,
@@ -51,16 +51,21 @@ class Entrance:
         )
 
     def check_head(self, request: web.Request) -> None:
-        """Raises FrontRefusal for a head that no request may have."""
+        """Raises FrontRefusal for an invalid head of a request."""
         target = request.raw_path
         if not target.isascii() and not _is_text(target):
-            raise FrontRefusal("MALFORMED_REQUEST", "the request's target is no UTF-8")
+            raise FrontRefusal(
+                "MALFORMED_REQUEST", "the request's path or query is not valid UTF-8"
+            )
         expected = request.headers.getall("Expect", ())
         if any(value.strip().lower() != "100-continue" for value in expected):
-            raise FrontRefusal("EXPECTATION_FAILED", "100-continue is the only Expect that is met")
+            raise FrontRefusal(
+                "EXPECTATION_FAILED",
+                "the gateway supports no other value of Expect than 100-continue",
+            )
 
     async def usage(self, request: web.Request, right: Right) -> Usage | None:
-        """Whose request it is; None: clients need no keys. Raises FrontRefusal."""
+        """The usage of the request's client; None: clients need no keys. Raises FrontRefusal."""
         if self._door is None:
             return None
         try:
@@ -69,8 +74,10 @@ class Entrance:
             raise front_refusal(refusal) from None
 
     def place(self, request: web.Request, usage: Usage | None, held: Held) -> Place:
-        """Room for a request, until it is left; raises FrontRefusal for a limit of its key, or of
-        the gateway. held: the request, of those that its key has open."""
+        """Reserves the request's room among open requests, until it is left; raises FrontRefusal
+        for a limit of its key, or of the gateway. held: the request, counted among those of its
+        key.
+        """
         length = request.content_length or 0
         self.room.check_size(length)
         if usage is not None:
@@ -86,7 +93,7 @@ class Entrance:
         return place
 
     async def body(self, request: web.Request, usage: Usage | None, place: Place) -> bytes:
-        """The body, unpacked; raises FrontRefusal."""
+        """Reads the body and unpacks it; raises FrontRefusal."""
         length = request.content_length or 0
         place.announced(length)
         reader = BodyReader(request, place, encoding_of(request.headers))
@@ -115,19 +122,21 @@ async def _entered(door: Door, request: web.Request, right: Right) -> Usage:
 
 
 def query_of(request: web.Request) -> str:
-    """What follows `?`, byte for byte."""
+    """The query of a request's target, what follows `?`, byte for byte."""
     return request.raw_path.partition("#")[0].partition("?")[2]
 
 
 def front_refusal(refusal: Refusal) -> FrontRefusal:
-    """A refusal of the router's own kind, as the gateway answers it."""
+    """Turns a router's Refusal into the gateway's FrontRefusal."""
     front = FrontRefusal(refusal.reason.value, refusal.message)
     front.retry_after_s = refusal.retry_after_s
     return front
 
 
 def without_keys(headers: Mapping[str, str], but: Collection[str] = ()) -> CIMultiDict[str]:
-    """A request's headers for a worker. but: credentials that go on."""
+    """A request's headers for a worker, without the client's credentials. but: credentials that are
+    passed on.
+    """
     kept = CIMultiDict(headers)
     for name in CREDENTIALS:
         if name not in but:

@@ -1,4 +1,4 @@
-"""Requests of a gateway: what it asks a router for, and what it learns of each answer."""
+"""Forwards a gateway's requests: gets a pick from a router, and records each answer."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger("kvroute.gateway")
 
 
 class Forwarder:
-    """Serves the requests of one gateway."""
+    """Forwards the requests of one gateway."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Forwarder:
         accesses: EngineAccesses,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """spawn: runs a report beside its request."""
+        """spawn: starts a task that sends a report while its request goes on."""
         self._client = client
         self._upstreams = upstreams
         self._roster = roster
@@ -60,9 +60,10 @@ class Forwarder:
         began_s: float,
         trace: FrontTrace | None = None,
     ) -> web.StreamResponse:
-        """The answer, which the client has by then. Raises KvRouteError or FrontRefusal for a
-        request without a worker, one of WORKER_ERRORS when none answered, and ClientLeft. trace:
-        its spans; None: it is not sampled."""
+        """Serves a request, and returns the answer, which the client has by then. Raises
+        KvRouteError or FrontRefusal for a request without a worker, one of WORKER_ERRORS when none
+        answered, and ClientLeft. trace: its spans; None: it is not sampled.
+        """
         by_load = not exchange.has_body
         while True:
             try:
@@ -111,7 +112,9 @@ class Forwarder:
                     self, request, exchange, routed, began_s, trace, movable=not holder
                 )
                 return await work.run()
-        raise RuntimeError("attempts ended without an answer and without an error")
+        raise RuntimeError(
+            "all attempts of the request ended without an answer and without an error"
+        )
 
     def _pairs(self, exchange: Exchange) -> bool:
         engines = self._roster.pair_engines(exchange.facts.model)
@@ -129,7 +132,10 @@ class Forwarder:
             previous, now_s, exchange.owner
         )
         if worker_id is None and (is_fenced or self._roster.count(exchange.facts.model) > 1):
-            raise _gone(previous, "this gateway passed on no such answer lately")
+            raise _gone(
+                previous,
+                "this gateway knows no such response: it is too old, or was given elsewhere",
+            )
         return worker_id
 
     def _check_possible(self, exchange: Exchange, error: KvRouteError) -> None:
@@ -139,7 +145,9 @@ class Forwarder:
             return
         if self._holder(exchange) is not None:
             previous = exchange.facts.previous_response_id
-            raise _gone(previous, f"its worker is away: {error.message}") from error
+            raise _gone(
+                previous, f"the worker that holds the response can't serve: {error.message}"
+            ) from error
         if self._roster.pair_engines(exchange.facts.model) and not self._pairs(exchange):
             message = (
                 f"the model's workers serve in pairs, which {exchange.path} can't use here:"
@@ -148,12 +156,13 @@ class Forwarder:
             raise FrontRefusal("PAIR_UNSUPPORTED", message) from error
 
     def model_missing(self, worker_id: str) -> None:
-        """A worker answered that it lacks the request's model: its list is read again now, if its
-        relay is one of this router; another relay reads it within MODELS_S."""
+        """Handles a worker's answer that it lacks the request's model: its list of models is read
+        again now, if this router runs its relay; another relay reads it within MODELS_S.
+        """
         self._accesses.on_model_missing(worker_id)
 
     def finished(self, exchange: Exchange, output_tokens: int, worker_id: str) -> None:
-        """An answer was passed on whole."""
+        """Records an answer that was passed on whole."""
         if exchange.has_body:
             self._lengths.add(exchange.facts.model, output_tokens)
         if response_id := exchange.response_id:
@@ -162,11 +171,13 @@ class Forwarder:
             self._counters.responses.set(len(self._responses))
 
     def first_token(self, routed: RoutedRequest, *, answering: bool) -> None:
-        """Reports PREFILL_DONE; the stream doesn't wait for the router."""
+        """Reports PREFILL_DONE to the router, in a task of its own."""
         self._spawn(routed.prefill_done(answering=answering))
 
     def token_fields(self, pick: Pick) -> dict[str, Any]:
-        """Fields with the prompt's tokens, for a worker whose engine takes them; mostly empty."""
+        """Fields of the body with the prompt's tokens, for a worker whose engine takes them; else
+        empty.
+        """
         prompt = pick.prompt
         if prompt is None or not prompt.verified or not prompt.token_bytes:
             return {}
@@ -178,13 +189,15 @@ class Forwarder:
         return chat_tokens(prompt.token_ids.tolist())
 
     def post(self, upstream: Upstream, seat: Seat) -> Sent:
-        """Sends a request to a worker, with that worker's key if it has one."""
+        """Sends a request to a worker, with that worker's API key if it has one."""
         access = self._accesses.of_worker(seat.worker_id, upstream.url)
         headers = access.headers(upstream.headers)
         return self._upstreams.post(upstream._replace(headers=headers), seat, access.tls)
 
     def unusable_hand_over(self, worker_id: str, error: Exception) -> None:
-        """A prefill worker's answer is no hand-over; the decode worker computes the prompt."""
+        """Records that a prefill worker's answer was no hand-over; the decode worker computes the
+        prompt.
+        """
         self._counters.unusable_hand_overs.inc()
         log.warning("%s handed nothing over: %s: %s", worker_id, type(error).__name__, error)
 

@@ -1,4 +1,4 @@
-"""A gateway put together: client, workers' connections, roster, HTTP server."""
+"""Assembles, starts and stops a gateway: its client, connections, roster and HTTP server."""
 
 import asyncio
 import ssl
@@ -45,11 +45,12 @@ class Gateway:
         tracing: Tracing | None = None,
         accesses: EngineAccesses | None = None,
     ) -> None:
-        """router: entered by start(), and left by stop(). clock: Unix time. broke: takes a fault of
-        the gateway's own tasks. bounds: on connections; None: the defaults. certificates: for
-        HTTPS. door: keys of clients. tracing: spans of
-        requests; None: no spans. accesses: to workers; None: those of the settings alone. Raises
-        ConfigError for an address that is none."""
+        """router: entered by start(), and left by stop(). clock: Unix time. broke: called with an
+        error of the gateway's own tasks. bounds: on connections; None: the defaults. certificates:
+        for HTTPS. door: checks clients' keys. tracing: spans of requests; None: no spans. accesses:
+        credentials for workers; None: those of the settings alone. Raises ConfigError for an
+        invalid address.
+        """
         tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:
             self._followed.add("certificates", certificates)
@@ -93,7 +94,7 @@ class Gateway:
         return self.server.port
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be had. Doesn't wait for routers."""
+        """Listens; raises ConfigError when the address can't be used. Doesn't wait for routers."""
         await self._stack.enter_async_context(self.client)
         await self._stack.enter_async_context(self._upstreams)
         await self.server.start()
@@ -104,7 +105,7 @@ class Gateway:
             self._tasks.spawn(self._door.run(), "keys of issuers")
 
     async def stop(self) -> None:
-        """Ends after the open requests, or after gateway.drain_timeout_s."""
+        """Stops after the open requests, or after gateway.drain_timeout_s."""
         try:
             await self.server.stop(self._settings.drain_timeout_s)
             await self._tasks.close()

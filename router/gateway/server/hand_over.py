@@ -24,7 +24,7 @@ NO_HAND_OVER = (
 
 
 async def read(content: aiohttp.StreamReader) -> dict[str, Any]:
-    """The answer's JSON object; raises NO_HAND_OVER."""
+    """Reads a prefill worker's answer as a JSON object; raises one of NO_HAND_OVER."""
     text = bytearray()
     async with asyncio.timeout(HAND_OVER_S):
         while chunk := await content.readany():

@@ -1,4 +1,4 @@
-"""Work that takes as long as a body has bytes: a long body's is done beside the loop.
+"""Runs work on a body of LONG_BYTES or more in a thread, beside the event loop.
 
 Law: no turn of the loop reads or writes a body of LONG_BYTES or more.
 """
@@ -14,5 +14,7 @@ Made = TypeVar("Made")
 
 
 async def made(size: int, make: Callable[[], Made]) -> Made:
-    """What is made of a body of so many bytes; raises what `make` raises."""
+    """Calls `make`, in a thread if the body of `size` bytes is long; returns its result, and raises
+    what it raises.
+    """
     return make() if size < LONG_BYTES else await asyncio.to_thread(make)

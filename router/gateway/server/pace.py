@@ -1,4 +1,4 @@
-"""How long the bytes of a client's body may be waited for. Pure.
+"""How long the gateway waits for the bytes of a client's body. Pure.
 
 Law: bytes that come at PACE_BYTES_PER_S are never too late before BODY_S, and none is waited for
 after it.
@@ -13,12 +13,12 @@ PACE_BYTES_PER_S = 1024
 
 
 def wait_s(came: int) -> float:
-    """How long bytes of a body may be waited for, in all, after so many came."""
+    """Seconds for which a body may be waited for in all, after `came` bytes of it have come."""
     return min(GRACE_S + came / PACE_BYTES_PER_S, BODY_S)
 
 
 def too_slow(waited_s: float) -> str:
-    """What a client reads whose body was waited for that long."""
+    """Error message for a client whose body was too slow."""
     if waited_s >= BODY_S:
         return f"no whole body within {BODY_S:g} s"
     return f"the body came at less than {PACE_BYTES_PER_S} bytes a second"

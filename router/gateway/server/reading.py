@@ -22,10 +22,10 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class BodyReader:
-    """Reads one body."""
+    """Reads one request's body."""
 
     def __init__(self, request: web.Request, place: Place, encoding: str) -> None:
-        """encoding: of unpacking.ENCODINGS; empty: the body is not packed."""
+        """encoding: one of unpacking.ENCODINGS; empty: the body is not packed."""
         self._request = request
         self._content = request.content
         self._place = place
@@ -41,7 +41,7 @@ class BodyReader:
         return max(self._came, self._place.bytes)
 
     async def read(self) -> bytes:
-        """The body, unpacked; raises FrontRefusal."""
+        """Reads the whole body and unpacks it; raises FrontRefusal."""
         try:
             while chunk := await self._next():
                 self._came += len(chunk)
@@ -58,7 +58,7 @@ class BodyReader:
         return b"".join(self._parts)
 
     async def _next(self) -> bytes:
-        """Bytes that are there, or the next ones; empty: there are no more."""
+        """The next bytes of the body; empty: there are no more."""
         content = self._content
         if chunk := content.read_nowait():
             return chunk
@@ -95,7 +95,7 @@ class BodyReader:
 
 
 async def go_on(request: web.Request) -> None:
-    """Answers `Expect: 100-continue`, unless bytes of the body are there already."""
+    """Answers `Expect: 100-continue`, unless bytes of the body have come already."""
     content, is_old = request.content, request.version < HttpVersion11
     if "Expect" in request.headers and not (is_old or content.total_bytes or content.is_eof()):
         writer = request.writer

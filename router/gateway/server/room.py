@@ -1,4 +1,4 @@
-"""Room for open requests and for the bytes of their bodies: in all, and of one client. Pure.
+"""Bounds on open requests and the bytes of their bodies, in all and of one client. Pure.
 
 Laws:
 - a byte takes room from when it comes until its request ends; an announced byte takes none;
@@ -18,7 +18,7 @@ _MIB = 1 << 20
 
 
 class Client(NamedTuple):
-    """A client, by which room is shared out."""
+    """A client, as the bounds count it."""
 
     kind: str
     """`key` or `address`."""
@@ -26,7 +26,7 @@ class Client(NamedTuple):
 
 
 class _Holding:
-    """What the open requests of one client hold."""
+    """Numbers of one client's open requests and their bytes."""
 
     __slots__ = ("bytes", "open", "turn")
 
@@ -38,12 +38,12 @@ class _Holding:
 
 
 class Room:
-    """The room of one gateway."""
+    """Open requests and bytes of one gateway, held against their bounds."""
 
     def __init__(
         self, *, open_max: int, bodies_mib_max: int, body_mib_max: int, share: float
     ) -> None:
-        """share: of open_max and bodies_mib_max that one client may hold."""
+        """share: share (0 to 1) of open_max and bodies_mib_max that one client may use."""
         self.open = 0
         self.bytes = 0
         self.body_max = body_mib_max * _MIB
@@ -55,11 +55,14 @@ class Room:
         """Holdings of clients with open requests."""
 
     def enter(self, client: Client) -> "Place":
-        """The place of a request; raises FrontRefusal."""
+        """Counts a request as open; raises FrontRefusal when a bound is reached."""
         holding = self._holdings.get(client)
         if holding is not None and holding.open >= self._client_open_max:
             most = self._client_open_max
-            raise FrontRefusal("TOO_MANY_REQUESTS", f"this {client.kind} has {most} open requests")
+            raise FrontRefusal(
+                "TOO_MANY_REQUESTS",
+                f"this {client.kind} has {most} open requests, which is the limit",
+            )
         if self.open >= self._open_max:
             message = f"all clients together have {self._open_max} open requests"
             raise FrontRefusal("TOO_MANY_REQUESTS", message)
@@ -68,12 +71,12 @@ class Room:
         return Place(self, client, holding)
 
     def check_size(self, size: int) -> None:
-        """Raises FrontRefusal for a body over the bound of one."""
+        """Raises FrontRefusal for a body larger than one may be."""
         if size > (most := self.body_max):
             raise FrontRefusal("BODY_TOO_LARGE", f"the body is over {most // _MIB} MiB")
 
     def _check(self, client: Client, holding: _Holding, size: int) -> None:
-        """Whether so many bytes more find room; raises FrontRefusal."""
+        """Raises FrontRefusal if `size` more bytes would exceed a bound."""
         if holding.bytes + size > (most := self._client_bytes_max):
             message = f"bodies of open requests of this {client.kind} hold {most // _MIB} MiB"
             raise FrontRefusal("TOO_MANY_BYTES", message)
@@ -83,7 +86,7 @@ class Room:
 
 
 class Place:
-    """The room that one request holds until it is left."""
+    """An open request with its bytes, which count until it is left."""
 
     __slots__ = ("_client", "_holding", "bytes", "room")
 
@@ -97,15 +100,19 @@ class Place:
 
     @property
     def turn(self) -> asyncio.Lock:
-        """Held while a large body of this client is unpacked."""
+        """Lock that is held while a large body of this client is unpacked."""
         return self._holding.turn
 
     def announced(self, size: int) -> None:
-        """Raises FrontRefusal for a body that finds no room now; takes none."""
+        """Raises FrontRefusal for a body of `size` bytes that would exceed a bound now; counts
+        nothing.
+        """
         self.room._check(self._client, self._holding, size)
 
     def add(self, size: int) -> None:
-        """Bytes came; raises FrontRefusal, and takes no room, if there is none."""
+        """Counts bytes of the body that came; raises FrontRefusal, and counts nothing, beyond a
+        bound.
+        """
         self.room.check_size(self.bytes + size)
         self.room._check(self._client, self._holding, size)
         self.bytes += size
@@ -133,8 +140,9 @@ class Place:
 
 
 def client_of(identity: str | None, address: str | None) -> Client:
-    """identity: the name of the client's key; None: clients need none. address: of its connection;
-    None, as of a unix socket: all of these are one client."""
+    """The client of a request. identity: the name of its key; None: clients need none. address: of
+    its connection; None: a unix socket, all of which count as one client.
+    """
     if identity is not None:
         return Client("key", identity)
     return Client("address", address_client(address) if address else "")

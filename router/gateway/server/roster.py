@@ -1,4 +1,4 @@
-"""The workers behind the routers, listed now and then: for /v1/models, /ready, and pairs.
+"""The list of workers, refreshed from a router at an interval: for /v1/models, /ready, and pairs.
 
 Law: an old list stays while no router answers; requests go on with the client's fallback then.
 """
@@ -23,7 +23,7 @@ log = logging.getLogger("kvroute.gateway")
 
 
 class Roster:
-    """The last list of workers."""
+    """The list of workers that a router gave last."""
 
     def __init__(self, client: Router, clock: Callable[[], float]) -> None:
         """clock: Unix time, for `created` of models."""
@@ -46,13 +46,13 @@ class Roster:
         """Whether the last call for a list was answered."""
 
     async def keep(self) -> None:
-        """Lists again and again, until cancelled."""
+        """Refreshes the list repeatedly, until cancelled."""
         while True:
             await self.refresh()
             await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self._workers)))
 
     async def refresh(self) -> None:
-        """One list; without an answer the old list stays."""
+        """Lists the workers at a router once; if no router answers, the last list stays."""
         try:
             workers = await self._client.list_workers()
         except KvRouteError as error:
@@ -66,7 +66,7 @@ class Roster:
         self.use(workers)
 
     def use(self, workers: Iterable[WorkerStatus]) -> None:
-        """Takes a new list."""
+        """Replaces the list of workers."""
         self._workers = list(workers)
         self._pair_engines = {}
         for each in self._workers:
@@ -95,20 +95,21 @@ class Roster:
         return self._workers
 
     def pair_engines(self, model: str) -> frozenset[str]:
-        """Engines of the model's prefill workers; without a name: of any model's."""
+        """Engines of the model's prefill workers; without a model's name, of any model's."""
         return self._pair_engines.get(model, frozenset())
 
     def engine(self, worker_id: str) -> str:
-        """A worker's engine; empty: the last list does not have it."""
+        """Name of a worker's engine; empty: the worker is not in the list."""
         return self._engines.get(worker_id, "")
 
     def count(self, model: str) -> int:
-        """Workers of the model; without a name: of all."""
+        """Number of the model's workers; without a model's name, of all."""
         return self._counts[model]
 
     def has_other(self, model: str, role: str, gone: Collection[tuple[str, int]]) -> bool:
-        """Whether a worker of this model and role may be picked that is not among these, by id and
-        rank. Without a model's name: of any model."""
+        """Whether another worker of this model and role may be picked than those in `gone`, which
+        are (id, rank). Without a model's name: of any model.
+        """
         return any(
             each.schedulable
             and each.role == role

@@ -85,7 +85,7 @@ log = logging.getLogger("kvroute.gateway")
 
 
 class _Call:
-    """A client's request, and what is said of it at its end."""
+    """A client's request, with what is counted and logged at its end."""
 
     def __init__(self, request: web.Request, began_s: float) -> None:
         self.request = request
@@ -115,7 +115,7 @@ class _Call:
 
 
 class GatewayServer:
-    """Serves HTTP; knows no sockets to workers."""
+    """The HTTP server of a gateway; connections to workers are not its part."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class GatewayServer:
 
     @property
     def connections(self) -> Connections:
-        """Its open connections, and those that it closed."""
+        """The server's connections: the open ones, and counts of closed ones."""
         return self._http.connections
 
     def _app(self) -> web.Application:
@@ -184,7 +184,7 @@ class GatewayServer:
         return app
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be had."""
+        """Listens; raises ConfigError when the address can't be used."""
         await self._http.start()
 
     async def stop(self, drain_s: float) -> None:
@@ -499,7 +499,7 @@ def _response(answer: Answer, request_id: str) -> web.Response:
 
 
 def check_address(settings: GatewaySettings, keyed: bool) -> None:
-    """Raises ConfigError for an address that is none, or that the settings forbid."""
+    """Raises ConfigError for an invalid address, or one that the settings forbid."""
     split_address(settings.listen, "gateway.listen")
     check_exposure(
         settings.listen,

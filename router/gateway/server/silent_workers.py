@@ -20,7 +20,7 @@ LOOK_S = 1.0
 
 
 class SilentWorkers:
-    """Those of one gateway."""
+    """Moves one gateway's requests away from silent workers."""
 
     def __init__(
         self, client: Router, upstreams: Upstreams, roster: Roster, counters: GatewayCounters
@@ -31,7 +31,7 @@ class SilentWorkers:
         self._counters = counters
 
     async def keep(self) -> None:
-        """Looks again and again, until cancelled."""
+        """Looks for silent workers repeatedly, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look(asyncio.get_running_loop().time() - LOOK_S)

@@ -26,14 +26,16 @@ WINDOW_LOG_MAX = 23
 
 
 class CannotUnpack(Exception):
-    """The bytes are no body of that coding."""
+    """The bytes are not valid in the named encoding."""
 
 
 class Frame(Protocol):
-    """One frame, from its first byte to its end."""
+    """One compressed frame, from its first byte to its end."""
 
     def step(self, packed: bytes) -> tuple[bytes, bytes, bool]:
-        """The next bytes, the packed bytes that are left, and whether more may come of them."""
+        """Unpacks a step: returns the next bytes, the packed bytes that are left, and whether more
+        may follow.
+        """
 
     @property
     def ended(self) -> bool: ...
@@ -79,7 +81,7 @@ class _Zstd:
 
 @cache
 def zstd_library() -> Any:
-    """The library, which is loaded for the first body that needs it."""
+    """Imports and returns the zstd library, at the first body that needs it."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -115,7 +117,7 @@ class Unpacker:
         return f"<Unpacker {self._encoding}, frame {self._frames}>"
 
     def steps(self, packed: bytes) -> Iterator[bytes]:
-        """The bytes that these packed ones bring, a step each; a step may bring none."""
+        """Yields the bytes that packed bytes unpack to, a step each; a step may yield none."""
         for start in range(0, len(packed), PIECE_BYTES):
             piece = packed[start : start + PIECE_BYTES]
             more = False
@@ -130,7 +132,7 @@ class Unpacker:
                 yield given
 
     def end(self) -> None:
-        """No bytes come any more; raises CannotUnpack for a body that is not whole."""
+        """Ends the body; raises CannotUnpack if it is not whole."""
         if self._frame is not None:
             raise CannotUnpack(f"the {self._encoding} of the body ends early")
 
@@ -143,8 +145,9 @@ class Unpacker:
 
 
 def encoding_of(headers: MultiMapping[str]) -> str:
-    """The coding of a request's body, one of ENCODINGS; empty: it is not packed. Raises
-    FrontRefusal for one that is not taken, and for several in a row."""
+    """The encoding of a request's body, one of ENCODINGS; empty: not packed. Raises FrontRefusal
+    for an unsupported encoding, and for several.
+    """
     named = ",".join(headers.getall("Content-Encoding", ())).strip().lower()
     named = _ALSO.get(named, named)
     if named and named not in ENCODINGS:

@@ -50,24 +50,26 @@ FAILED_BODY_S = 1.0
 
 
 class WorkerGone(Exception):
-    """The router says that the worker is silent, and nothing has come from it."""
+    """The router reports a worker silent that has sent nothing of its answer."""
 
     failure = Kind.GONE
 
 
 class HeadTooLong(UnusableAnswer):
-    """An answer for the client whose head is too long to be passed on."""
+    """The head of a worker's answer is too long to be passed on."""
 
     failure = Kind.LONG_HEAD
 
 
 class WorkerAnswered(Exception):
-    """A worker's answer that another worker may better; passed on if there is none."""
+    """A worker's answer with which the request may be tried on another worker; passed on if there
+    is none.
+    """
 
     def __init__(
         self, status: int, headers: Sequence[tuple[str, str]], body: bytes, model: str = ""
     ) -> None:
-        """model: that the request names, where the worker may not have it."""
+        """model: the model of the request, if the worker may lack it."""
         super().__init__(f"the worker answered with status {status}")
         self.status = status
         self.headers = headers
@@ -77,10 +79,13 @@ class WorkerAnswered(Exception):
 
     @classmethod
     async def read(cls, answer: aiohttp.ClientResponse, model: str = "") -> Self:
-        """Reads the answer as far as its bounds. Raises UnusableAnswer for a status that no
-        client may get."""
+        """Reads the answer within its bounds. Raises UnusableAnswer for a status that no client may
+        get.
+        """
         if of_status(answer.status) is Kind.UNUSABLE:
-            raise UnusableAnswer(f"status {answer.status} is no answer to the request")
+            raise UnusableAnswer(
+                f"the worker answered with status {answer.status}, which no client may get"
+            )
         body = bytearray()
         try:
             async with asyncio.timeout(FAILED_BODY_S):
@@ -93,7 +98,7 @@ class WorkerAnswered(Exception):
 
 
 class Seat(NamedTuple):
-    """Where a request is, and whether another worker may take it."""
+    """The worker that a request is sent to, and whether another worker may take the request."""
 
     worker_id: str
     dp_rank: int
@@ -102,7 +107,7 @@ class Seat(NamedTuple):
 
 
 class Upstreams:
-    """The gateway's connections to all workers."""
+    """A gateway's connections to all workers."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -137,16 +142,18 @@ class Upstreams:
                 await session.close()
 
     def post(self, upstream: Upstream, seat: Seat, tls: ssl.SSLContext | bool = True) -> "Sent":
-        """Sends a request when it is entered; leaving it before the answer's end closes its
-        connection. tls: see EngineAccess."""
+        """A request that is sent when it is entered; leaving it before the answer's end closes its
+        connection. tls: see EngineAccess.
+        """
         assert self._session is not None
         assert self._fresh is not None
         sessions = (self._session, self._fresh)
         return Sent(sessions, upstream, self._settings.silence_s, self._open, seat, tls)
 
     def waiting(self, since_s: float) -> Iterator["Sent"]:
-        """Requests that may move, that were sent before since_s, and of whose answer no byte has
-        come."""
+        """Requests sent before since_s that may move to another worker and have no byte of an
+        answer.
+        """
         return (sent for sent in list(self._open) if sent.waits(since_s))
 
 
@@ -266,7 +273,7 @@ class Sent:
             await self._answer.wait_for_close()
 
     def waits(self, since_s: float) -> bool:
-        """Whether it may move, was sent before since_s, and no byte of its answer has come."""
+        """Whether the request may move, was sent before since_s, and has no byte of an answer."""
         movable = self.seat.movable and self._sent_s <= since_s
         if not movable or self._answer is None:
             return movable
@@ -274,7 +281,7 @@ class Sent:
         return not content.total_bytes and not content.is_eof()
 
     def leave(self) -> None:
-        """Ends it by WorkerGone; call for one that waits."""
+        """Ends the request with WorkerGone; only for one that `waits`."""
         error = WorkerGone("the worker is silent to the router, and sent no byte")
         if self._answer is not None:
             self._answer.content.set_exception(error)

@@ -1,1 +1,1 @@
-"""Sockets of HTTP ports: addresses, TLS, and bounds on connections."""
+"""HTTP ports: their addresses, TLS, and bounds on connections."""

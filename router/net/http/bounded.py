@@ -1,5 +1,5 @@
-"""An HTTP connection with bounds: time for each request's head, time without requests, and a body
-that nobody reads.
+"""An HTTP connection with bounds on the time for each request's head, the time without requests,
+and the rest of a body that no handler reads.
 
 Laws:
 - a head has HEAD_TIMES as many bytes as its line or a header at most, whether it ends or not;
@@ -36,7 +36,7 @@ sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
 
 
 def malformed(error: HttpProcessingError) -> web.Response:
-    """The answer of most ports to what is no HTTP, or a head past its bounds."""
+    """The answer of most ports to bytes that are no HTTP, or to a head past its bounds."""
     status = 431 if isinstance(error, LineTooLong) else 400
     return web.Response(status=status, text="malformed request\n")
 
@@ -67,8 +67,9 @@ class BoundedHandler(web.RequestHandler):
         head_bytes_max: int,
         malformed: Callable[[HttpProcessingError], web.Response],
     ) -> None:
-        """left: is called at the connection's end. head_bytes_max: of the request line, and of each
-        header. malformed: the answer to what is no HTTP."""
+        """left: called at the connection's end. head_bytes_max: of the request line, and of each
+        header. malformed: makes the answer to bytes that are no HTTP.
+        """
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -93,7 +94,7 @@ class BoundedHandler(web.RequestHandler):
 
     @property
     def begun(self) -> bool:
-        """Whether its first head is whole; until then the listener has its time."""
+        """Whether the first request's head is complete; until then the listener's timer runs."""
         return self._request_count > 0
 
     @override
@@ -131,7 +132,9 @@ class BoundedHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """aiohttp would log and send back bytes of the request, which may be many."""
+        """The answer to an error; aiohttp's own would log and send back bytes of the request, which
+        may be many.
+        """
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         self._connections.closed["malformed"] += 1
@@ -153,8 +156,9 @@ class BoundedHandler(web.RequestHandler):
 
     @override
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resumes in a turn of its own: aiohttp would parse what waits while its reader takes the
-        rest."""
+        """Resumes in a later turn of the loop; aiohttp would parse buffered bytes at once, while
+        its reader takes the rest.
+        """
         if not resume_parser:
             super().resume_reading(resume_parser=False)
         elif self._reading_paused and not self._resumes:
@@ -192,11 +196,11 @@ class BoundedHandler(web.RequestHandler):
 
     @property
     def idle(self) -> bool:
-        """Whether it has begun, and no request is on it, and no part of one."""
+        """Whether a request was served, and no request or part of one is on the connection."""
         return self.begun and self._waiter is not None and self._head_timer is None
 
     def close_if_idle(self) -> None:
-        """Ends a connection that no request is on, and no part of one."""
+        """Closes the connection if no request or part of one is on it."""
         if self.idle:
             self.force_close()
 

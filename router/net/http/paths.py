@@ -1,4 +1,4 @@
-"""Finds the handler of a path, at a cost that no head makes large.
+"""Finds the handler of a path in bounded time, whatever the request's head.
 
 Laws:
 - a path with more parts than any of ours is not searched for: aiohttp's search takes each of its
@@ -14,8 +14,9 @@ PARTS_MAX = 8
 
 
 class Paths(web.UrlDispatcher):
-    """Dispatcher of a port with few paths: one of too many parts is a 404, an expectation other
-    than 100-continue a 417."""
+    """Dispatcher of a port with few paths: a path of too many parts is answered with 404, an Expect
+    other than 100-continue with 417.
+    """
 
     @override
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
@@ -28,7 +29,7 @@ class Paths(web.UrlDispatcher):
 
 
 def application() -> web.Application:
-    """An application that searches so."""
+    """A new aiohttp application with this dispatcher."""
     app = web.Application()
     app._router = Paths()
     return app

@@ -18,7 +18,7 @@ _HEAD_BYTES_MAX = 8190
 
 
 class HttpPort:
-    """Serves one application."""
+    """A port that serves one aiohttp application."""
 
     def __init__(
         self,
@@ -34,9 +34,11 @@ class HttpPort:
         shutdown_timeout_s: float = 60.0,
         malformed: Callable[[HttpProcessingError], web.Response] = malformed,
     ) -> None:
-        """name: in metrics and errors, and of the configuration's section. cancels: a request whose
-        client leaves is cancelled. head_bytes_max: of the request line, and of each header.
-        malformed: the answer to what is no HTTP. Raises ConfigError for an address that is none."""
+        """name: of the port in metrics and errors, and of its section in the configuration.
+        cancels: whether a request is cancelled when its client leaves. head_bytes_max: of the
+        request line, and of each header. malformed: makes the answer to bytes that are no HTTP.
+        Raises ConfigError for an invalid address.
+        """
         self._host, self._port = split_address(listen)
         app.on_response_prepare.append(_named)
         self._bounds = bounds
@@ -58,7 +60,7 @@ class HttpPort:
         return self._listener.port
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be had."""
+        """Listens; raises ConfigError when the address can't be used."""
         await self._runner.setup()
         try:
             await self._listener.start(self._host, self._port, reuse_port=self._reuse_port)
@@ -71,13 +73,14 @@ class HttpPort:
             ) from error
 
     async def stop(self) -> None:
-        """Accepts no more; open requests may go on for shutdown_timeout_s."""
+        """Accepts no more connections; open requests may go on for shutdown_timeout_s."""
         await self._listener.stop()
         await self._runner.cleanup()
 
     def close_idle(self) -> frozenset[object]:
-        """Ends every connection that no request is on, and returns the others, each of which is the
-        `protocol` of its requests."""
+        """Closes every connection without a request, and returns the others, each of which is the
+        `protocol` of its requests.
+        """
         server = self._runner.server
         connections = [] if server is None else list(server.connections)
         for connection in connections:

@@ -53,7 +53,7 @@ log = logging.getLogger("kvroute.grpc")
 
 
 class Call(Received):
-    """One call, and its handler's context."""
+    """One gRPC call, which is also its handler's context."""
 
     __slots__ = (
         "_calls", "_deadline_s", "_entering", "_head", "_late", "_runs", "_task", "_unsent",
@@ -68,7 +68,7 @@ class Call(Received):
         head: Head,
         deadline_s: float | None,
     ) -> None:
-        """deadline_s: by the loop's clock; None: there is none."""
+        """deadline_s: by the loop's clock; None: no deadline."""
         super().__init__(calls.protocol, stream, streams=handler.request_streaming)
         self._calls = calls
         self.handler = handler
@@ -97,11 +97,11 @@ class Call(Received):
         return max(0.0, self._deadline_s - self._calls.clock())
 
     def invocation_metadata(self) -> Metadata:
-        """What the caller sent beside the message; values of `-bin` keys as bytes."""
+        """The call's metadata; values of `-bin` keys are bytes."""
         return self._head.metadata or ()
 
     def peer(self) -> str:
-        """The caller's address, as gRPC writes it."""
+        """The caller's address in gRPC's form."""
         return self._calls.peer.address
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
@@ -116,12 +116,12 @@ class Call(Received):
         raise grpc.aio.AbortError
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Sends the headers of the answer, if they were not sent, with metadata beside them."""
+        """Sends the headers of the answer with this metadata, if they were not sent before."""
         self._protocol.http2.accept(self._stream, _fields(metadata))
         self._protocol.flush()
 
     def send(self, content: bytes) -> bool:
-        """Sends a message. Returns whether there is room for the next; else `room` waits for it."""
+        """Sends a message. Returns whether there is room for a further one; else await `room`."""
         stream, protocol = self._stream, self._protocol
         if stream.finished:
             raise asyncio.CancelledError  # the peer has left: its call's task is being cancelled
@@ -142,13 +142,15 @@ class Call(Received):
         await protocol.room()
 
     def when_unsent(self, end: Callable[[], None]) -> None:
-        """Calls end() if the answer can't be sent any more: the caller is gone, or too late."""
+        """Has end() called if the answer can't be sent any more: the caller is gone, or the
+        deadline passed.
+        """
         self._unsent = end
 
     # What the connection brings
 
     def enter_after(self, entering: Coroutine[Any, Any, None]) -> None:
-        """The gate lets the call in, or not, once this is through."""
+        """Awaits the gate's check, then lets the call in or ends it."""
         self._entering = asyncio.get_running_loop().create_task(entering)
         self._entering.add_done_callback(self._through)
 
@@ -165,16 +167,16 @@ class Call(Received):
 
     @property
     def path(self) -> str:
-        """/package.Service/Method"""
+        """Path of the call's method, /package.Service/Method."""
         return self._head.path
 
     def too_large(self, refused: RefusedError) -> None:
-        """A message, or the begin of one, has more bytes than the method takes."""
+        """Ends the call, since a message has more bytes than its method may get."""
         self.refuse(refused)
         self.reset()
 
     def refuse(self, error: BaseException) -> None:
-        """Ends a call that the gate does not let in."""
+        """Ends a call that the gate refused."""
         if isinstance(error, RefusedError):
             self._finish(error.status, error.message, error.metadata)
         else:
@@ -201,14 +203,14 @@ class Call(Received):
         return False
 
     def message(self, content: bytes, *, packed: bool) -> None:
-        """A message of the request."""
+        """Takes a message of the request."""
         if self._came is None and self._content is not None:
             self._finish(Status.INTERNAL, "a unary request of two messages")
         else:
             self.keep(content, packed=packed, waits=packed or self._entering is not None)
 
     def half_closed(self) -> None:
-        """The request is whole."""
+        """Called when the request is complete."""
         self._ended = True
         if self._came is not None:
             self._came.set()
@@ -245,7 +247,7 @@ class Call(Received):
             await self._rest(handler.unary_unary(content, self))
 
     def reset(self) -> None:
-        """The peer has left, or the connection is gone."""
+        """Called when the peer has left, or the connection is gone."""
         self._close()
         if self._task is not None:
             if self._runs:
@@ -305,7 +307,7 @@ class Call(Received):
             self._task = None
 
     def await_deadline(self) -> None:
-        """Ends the call at its deadline, if it is not over by now."""
+        """Sets a timer that ends the call at its deadline, if the call is still open."""
         if self._deadline_s is not None and not self._stream.finished:
             loop = asyncio.get_running_loop()
             self._late = loop.call_at(self._deadline_s, self._past_deadline)
@@ -332,7 +334,7 @@ class Call(Received):
         self._calls.over(self._stream)
 
     def _close(self) -> None:
-        """The call is over, or about to be: what it keeps goes."""
+        """Drops what the call keeps, since it is over, or about to be."""
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -347,7 +349,7 @@ class Call(Received):
 
 
 class Calls:
-    """The calls of one connection."""
+    """The gRPC calls of one connection."""
 
     def __init__(
         self,
@@ -358,7 +360,8 @@ class Calls:
         gate: Gate,
     ) -> None:
         """methods: /package.Service/Method -> handler. at_once: unary methods whose handlers' first
-        steps need no task around them. open_calls: of all connections."""
+        steps need no task. open_calls: set of the open calls of all connections.
+        """
         self.protocol = protocol
         self.clock = asyncio.get_running_loop().time
         self._methods = methods
@@ -370,7 +373,7 @@ class Calls:
 
     @property
     def peer(self) -> Peer:
-        """The other side."""
+        """Address and certificate names of the connection's peer."""
         if self._peer is None:
             self._peer = Peer(self.protocol.socket)
         return self._peer
@@ -430,7 +433,7 @@ class Calls:
             call.reset()
 
     def over(self, stream: Stream) -> None:
-        """A call has ended here."""
+        """Called when a call has ended."""
         call, stream.call = stream.call, None
         self._open.discard(call)
 

@@ -1,4 +1,4 @@
-"""How often a peer may send what carries nothing. Pure.
+"""Bounds on the rate of a peer's frames that carry no request. Pure.
 
 Law: every frame that carries nothing counts, of whatever kind: PING, SETTINGS, WINDOW_UPDATE,
 PRIORITY, GOAWAY, acknowledgements, unknown kinds, empty DATA, small parts of header blocks, and all
@@ -23,11 +23,13 @@ from router.net.http2.frames import (
 
 
 class Calm:
-    """Counters of one connection's frames that carry nothing, and of its resets."""
+    """Counts one connection's frames that carry no request, and its resets."""
 
     def __init__(self, ping_every_s: float, sent: Callable[[], int]) -> None:
-        """ping_every_s: between two pings with no answer of a call between them; PING_STRIKES may
-        come sooner, as gRPC's own server has it. sent: frames of answers so far."""
+        """ping_every_s: least seconds between two pings without an answer of a call between them;
+        PING_STRIKES may come sooner, as in gRPC's own server. sent: number of answers' frames so
+        far.
+        """
         self._ping_every_s = ping_every_s
         self._sent = sent
         self._pinged_s = -inf
@@ -44,7 +46,7 @@ class Calm:
         self._resets = 0
 
     def control(self, count: int = 1) -> None:
-        """Counts frames; raises ConnectionFault."""
+        """Counts frames that carry no request; raises ConnectionFault beyond the bound."""
         self._left -= count
         if self._left < 0:
             self._add()
@@ -62,7 +64,7 @@ class Calm:
         self._left_at_s, self._left_at_sent = self.now_s, sent
 
     def ping(self) -> None:
-        """Counts a PING; raises ConnectionFault."""
+        """Counts a PING; raises ConnectionFault beyond the bound."""
         pinged_s, self._pinged_s = self._pinged_s, self.now_s
         if (sent := self._sent()) != self._pinged_sent:
             self._pinged_sent, self._strikes = sent, 0
@@ -75,7 +77,7 @@ class Calm:
                 raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too_many_pings")
 
     def reset(self) -> None:
-        """Counts an RST_STREAM; raises ConnectionFault."""
+        """Counts an RST_STREAM; raises ConnectionFault beyond the bound."""
         if (second := int(self.now_s)) != self._second:
             self._second, self._resets = second, 0
         self._resets += 1

@@ -29,10 +29,10 @@ from router.net.listener.held import Held
 
 
 class Control(Streams):
-    """One connection's control frames: windows, settings, pings, resets and GOAWAY."""
+    """Handles one connection's control frames: windows, settings, pings, resets and GOAWAY."""
 
     def __init__(self, service: Service, held: Held, ping_every_s: float) -> None:
-        """held: the account of this connection. ping_every_s: see Calm."""
+        """held: counts the bytes that this connection holds. ping_every_s: see Calm."""
         super().__init__(service, held)
         sending = self._sending
         self._calm = Calm(ping_every_s, lambda: sending.sent)
@@ -47,9 +47,9 @@ class Control(Streams):
 
     def _rst_stream(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM must have 4 bytes")
         if self._is_idle(number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "RST_STREAM of no stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "RST_STREAM names no open stream")
         self._calm.reset()
         self._work += RESET_WORK
         if (stream := self.streams.get(number)) is not None:
@@ -63,9 +63,11 @@ class Control(Streams):
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS must be on stream 0")
         if len(payload) % 6 or (flags & ACK and payload):
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
+            raise ConnectionFault(
+                Code.FRAME_SIZE_ERROR, "the length of SETTINGS must be a multiple of 6"
+            )
         self._calm.control()
         if flags & ACK:
             return
@@ -73,7 +75,7 @@ class Control(Streams):
         sending = self._sending
         last = dict(SETTING.iter_unpack(payload))
         if last.get(2, 0) > 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH must be 0 or 1")
         window = last.get(4, sending.window)
         if window != sending.window:
             streams = len(self.streams)
@@ -86,9 +88,9 @@ class Control(Streams):
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "PING of a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PING must be on stream 0")
         if len(payload) != 8:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING has 8 bytes")
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING must have 8 bytes")
         if flags & ACK:
             self._calm.control()
             self.acknowledged |= payload == FAREWELL
@@ -99,7 +101,7 @@ class Control(Streams):
     def _priority(self, number: int, payload: bytes) -> None:
         self._calm.control()
         if not number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY of no stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY must not be on stream 0")
         if len(payload) == 5:
             if U32.unpack_from(payload)[0] & WINDOW_MAX != number:
                 return
@@ -115,24 +117,24 @@ class Control(Streams):
 
     def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE must have 4 bytes")
         self._calm.control()
         room = U32.unpack(payload)[0] & WINDOW_MAX
         if not number:
             if not room:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE must add more than 0")
             self._sending.grant_all(room)
         elif self._is_idle(number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE of no stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE names no open stream")
         elif (stream := self.streams.get(number)) is not None:
             if not room:
-                self._reset(stream, Code.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
+                self._reset(stream, Code.PROTOCOL_ERROR, "WINDOW_UPDATE must add more than 0")
             elif not self._sending.grant(stream, room):
-                self._reset(stream, Code.FLOW_CONTROL_ERROR, "a window of over 2^31 - 1")
+                self._reset(stream, Code.FLOW_CONTROL_ERROR, "a stream's window exceeds 2^31 - 1")
 
     def _other(self, kind: int, number: int, payload: bytes) -> None:
         self._calm.control()
         if kind == GOAWAY and number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY of a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY must be on stream 0")
         if kind == GOAWAY and len(payload) < 8:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY has 8 bytes or more")
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY must have 8 bytes or more")

@@ -16,18 +16,18 @@ _UNITS_S = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
 
 
 class NoTimeoutError(ValueError):
-    """A `grpc-timeout` that is none; ends its call as INTERNAL."""
+    """A call's `grpc-timeout` is invalid; the call ends with INTERNAL."""
 
 
 class Timed(Protocol):
-    """A call that has to be over by some time."""
+    """Interface: a call with a deadline."""
 
     def await_deadline(self) -> None:
-        """Sets a timer, if the call is not over by now."""
+        """Sets a timer for the deadline, if the call is still open."""
 
 
 class Deadlines:
-    """Deadlines of one connection's open calls, and their timers."""
+    """The deadlines of one connection's open calls, and their timers."""
 
     def __init__(self, protocol: Http2Protocol) -> None:
         self._protocol = protocol
@@ -36,16 +36,18 @@ class Deadlines:
         """Calls of this turn: few are open still at its end, and only those get a timer."""
 
     def of(self, head: Head) -> float | None:
-        """A call's deadline by the loop's clock; None: there is none. Raises NoTimeoutError."""
+        """Deadline of a call by the loop's clock; None: it has none. Raises NoTimeoutError."""
         if head.timeout is None:
             return None
         seconds = timeout_s(head.timeout)
         if seconds is None:
-            raise NoTimeoutError(f"no grpc-timeout: {head.timeout[:32]!r}")
+            raise NoTimeoutError(
+                f"the header grpc-timeout has no valid value: {head.timeout[:32]!r}"
+            )
         return self.clock() + seconds
 
     def add(self, call: Timed) -> None:
-        """A call was opened in this turn, and has to be over by some time."""
+        """Adds a call with a deadline that was opened in this turn."""
         self._new.append(call)
         self._protocol.on_turn_over = self._await_all
 
@@ -57,7 +59,7 @@ class Deadlines:
 
 @lru_cache(maxsize=1024)
 def timeout_s(text: str) -> float | None:
-    """Seconds of a `grpc-timeout`; None: it is none."""
+    """Seconds of a `grpc-timeout` value; None: it is invalid."""
     unit = _UNITS_S.get(text[-1:])
     digits = text[:-1]
     if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:

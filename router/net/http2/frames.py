@@ -109,7 +109,7 @@ class Status(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer broke HTTP/2, or a bound; the connection ends."""
+    """The peer broke HTTP/2's rules or a bound; the connection ends."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -122,7 +122,7 @@ def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
 
 
 def reset_frame(number: int, code: Code) -> bytes:
-    """RST_STREAM."""
+    """Bytes of an RST_STREAM frame."""
     return frame(RST_STREAM, 0, number, U32.pack(code))
 
 
@@ -155,7 +155,7 @@ MESSAGE_BYTES_MAX = 1024
 
 
 def percent(message: str) -> bytes:
-    """gRPC's form of a status message."""
+    """A status message in gRPC's percent encoding."""
     encoded = message.encode(errors="replace")
     if len(encoded) > MESSAGE_BYTES_MAX:  # up to a whole character
         encoded = encoded[:MESSAGE_BYTES_MAX].decode(errors="ignore").encode()
@@ -166,7 +166,7 @@ def percent(message: str) -> bytes:
 
 
 def unpadded(payload: bytes) -> bytes:
-    """The payload of a frame with padding; raises ConnectionFault."""
+    """Payload of a padded frame without its padding; raises ConnectionFault."""
     if not payload or payload[0] >= len(payload):
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame has more padding than payload")
     return payload[1 : len(payload) - payload[0]]

@@ -1,4 +1,4 @@
-"""What a call must pass before anything of it is kept: whose it is, and how much it may send."""
+"""The check of a call before anything of it is kept: its caller, and how much it may send."""
 
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -9,7 +9,7 @@ Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
 
 class RefusedError(Exception):
-    """A call that is not let in, or whose message is too large."""
+    """A call that the gate refuses, or that has too large a message."""
 
     def __init__(self, status: Status, message: str, metadata: Metadata = ()) -> None:
         super().__init__(message)
@@ -20,22 +20,24 @@ class RefusedError(Exception):
 
 
 class Gate(Protocol):
-    """Stands before the methods of a server, which are named /package.Service/Method. A call is a
-    router.net.http2.calls.Call; the gate may keep whose it is in its `entered`."""
+    """Interface: checks the calls of a server's methods, which are named /package.Service/Method. A
+    call is a router.net.http2.calls.Call; the gate may store its caller in `entered`.
+    """
 
     def enter(self, call: Any, method: str) -> Coroutine[Any, Any, None] | None:
-        """Lets a call in by its headers; a coroutine: only once this is through. Both raise
-        RefusedError."""
+        """Checks a call's headers. Returns a coroutine if the check has to wait. Both raise
+        RefusedError.
+        """
 
     def bytes_max(self, method: str) -> int:
-        """The most bytes that a message of a method may have."""
+        """Most bytes that a message of a method may have."""
 
     def too_large(self, call: Any, method: str, size: int) -> RefusedError:
-        """How a call with a message of so many bytes ends."""
+        """The error that ends a call with a message of `size` bytes."""
 
 
 class Open:
-    """A gate that lets all in."""
+    """A gate that lets all calls in."""
 
     def __init__(self, bytes_max: int = MESSAGE_MAX) -> None:
         self._bytes_max = bytes_max

@@ -25,11 +25,12 @@ DECODED_WORK_SHIFT = 3
 
 
 class KnownHeaders:
-    """The decoder of one connection."""
+    """The HPACK decoder of one connection, with a cache of decoded blocks."""
 
     def __init__(self, list_bytes_max: int, hard_max: int) -> None:
-        """list_bytes_max: of a block's fields, once decoded, with 32 bytes for each (RFC 9113,
-        6.5.2). hard_max: the same, past which the block is not decoded to its end."""
+        """list_bytes_max: bytes of a block's decoded fields, plus 32 for each (RFC 9113, 6.5.2).
+        hard_max: the same, past which the block is not decoded to its end.
+        """
         self._bytes_max = list_bytes_max
         self._decoder = Decoder(max_header_list_size=hard_max)
         self._known: dict[bytes, Head] = {}
@@ -37,8 +38,9 @@ class KnownHeaders:
         """Work of decoding the last block; 0: it was known. See frames.TURN_WORK."""
 
     def read(self, block: bytes) -> Head | None:
-        """A block's fields, in their order. None: there are more than list_bytes_max. Raises
-        HPACKError, also past hard_max: then no further block can be decoded."""
+        """Decoded fields of a block, in their order. None: they exceed list_bytes_max. Raises
+        HPACKError, also past hard_max: then no further block can be decoded.
+        """
         known = self._known.get(block)
         if known is not None:
             self.work = 0
@@ -69,7 +71,7 @@ def _check_sizes(block: bytes) -> None:
     while at < len(block) and block[at] & 0xE0 == 0x20:
         count += 1
         if count > SIZES_MAX:
-            raise HPACKDecodingError("too many sizes of the table")
+            raise HPACKDecodingError("a header block changes the size of the table too often")
         at = _after_integer(block, at, 0x1F)
 
 

@@ -67,7 +67,7 @@ _GIVEN_BACK = CONNECTION_WINDOW // 4
 
 
 class HeaderBlock:
-    """Headers of one stream, whose end has not come."""
+    """Header block of one stream that is not complete."""
 
     def __init__(self, number: int, flags: int, trouble: str, bytes_max: int) -> None:
         """trouble: what is wrong with it already."""
@@ -79,7 +79,7 @@ class HeaderBlock:
         self.content = bytearray()
 
     def add(self, payload: bytes) -> None:
-        """A further part; raises ConnectionFault."""
+        """Adds a further part; raises ConnectionFault."""
         self.content += payload
         if len(self.content) > self._bytes_max:
             about = f"headers of over {self._bytes_max} bytes"
@@ -87,7 +87,7 @@ class HeaderBlock:
 
 
 class Connection(Control):
-    """One HTTP/2 connection."""
+    """The state of one HTTP/2 connection."""
 
     def __init__(
         self,
@@ -99,9 +99,10 @@ class Connection(Control):
         ping_every_s: float = 0.0,
         held: Held | None = None,
     ) -> None:
-        """message_max: bytes of a gRPC message, where the service says nothing else of a stream.
+        """message_max: bytes of a gRPC message, where the service sets no bound for a stream.
         headers_max: bytes of a call's headers, past which the call is refused. ping_every_s: see
-        Calm. held: the account of this connection; None: one of its own."""
+        Calm. held: counts the bytes that this connection holds; None: a new counter.
+        """
         if held is None:
             held = Held(PortHeld(), lambda: None)
             held.open()
@@ -128,8 +129,10 @@ class Connection(Control):
         self.out.append(opening + frame(WINDOW_UPDATE, 0, 0, grant))
 
     def receive(self, data: bytes, now_s: float) -> bool:
-        """Bytes of the peer. Returns whether some of them wait for the next call, since this one
-        has done its work. Raises ConnectionFault, after which `out` has the last bytes."""
+        """Takes bytes of the peer. Returns whether some of them are left for the next call, since
+        this one has done its share of work. Raises ConnectionFault, after which `out` has the last
+        bytes.
+        """
         try:
             return self._receive(data, now_s)
         except ConnectionFault as fault:
@@ -137,12 +140,13 @@ class Connection(Control):
             raise
 
     def ping(self) -> None:
-        """Asks the peer for a sign of life."""
+        """Sends a PING, to see whether the peer is alive."""
         self.out.append(frame(PING, 0, 0, bytes(8)))
 
     def go_away(self, *, last: bool) -> None:
-        """Tells the peer to open no more streams. last: new ones are refused from now on; else
-        `acknowledged` says when no more will come."""
+        """Sends a GOAWAY, so that the peer opens no more streams. last: whether new streams are
+        refused from now on; else `acknowledged` says when no more will come.
+        """
         if self._leaving:
             return  # the number of the last stream was named, and may not rise again
         self._leaving = last
@@ -167,7 +171,9 @@ class Connection(Control):
             size_kind, flags, number = HEAD.unpack_from(data, at)
             size = size_kind >> 8
             if size > FRAME_MAX:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+                raise ConnectionFault(
+                    Code.FRAME_SIZE_ERROR, f"a frame has {size} bytes, which is over the bound"
+                )
             begin, after = at + 9, at + 9 + size
             if after > end:
                 break
@@ -185,7 +191,9 @@ class Connection(Control):
         unread = self._unread
         if not self.began:
             if not PREFACE.startswith(unread[: len(PREFACE)]):
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "no HTTP/2")
+                raise ConnectionFault(
+                    Code.PROTOCOL_ERROR, "the connection does not begin with HTTP/2's preface"
+                )
             if len(unread) < len(PREFACE):
                 return False
             unread = self._unread = unread[len(PREFACE) :]
@@ -193,14 +201,16 @@ class Connection(Control):
         if len(unread) < 9:
             return False
         if unread[3] != SETTINGS or unread[4] & ACK:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a first frame that is not SETTINGS")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         self._greeted = True
         return True
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Any frame but DATA, which is taken without a step more."""
         if self._block is not None and (kind != CONTINUATION or number != self._block.number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block was not ended")
+            raise ConnectionFault(
+                Code.PROTOCOL_ERROR, "another frame came before the end of a header block"
+            )
         if kind == WINDOW_UPDATE:
             self._window_update(number, payload)
         elif kind == HEADERS:
@@ -214,7 +224,7 @@ class Connection(Control):
         elif kind == PING:
             self._ping(flags, number, payload)
         elif kind == PUSH_PROMISE:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a client can't push")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE came from a client")
         elif kind == PRIORITY:
             self._priority(number, payload)
         else:
@@ -223,7 +233,7 @@ class Connection(Control):
     def _data(self, flags: int, number: int, payload: bytes) -> None:
         stream = self.streams.get(number)
         if stream is None and self._is_idle(number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA outside a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA came on no open stream")
         size = len(payload)
         self._received += size
         if self._received > _GIVEN_BACK:
@@ -274,7 +284,9 @@ class Connection(Control):
         trouble = ""
         if flags & HAS_PRIORITY:
             if len(payload) < 5:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a priority has 5 bytes")
+                raise ConnectionFault(
+                    Code.FRAME_SIZE_ERROR, "the priority in HEADERS must have 5 bytes"
+                )
             if U32.unpack_from(payload)[0] & WINDOW_MAX == number:
                 trouble = "its own dependency"
             payload = payload[5:]
@@ -287,7 +299,9 @@ class Connection(Control):
     def _continuation(self, flags: int, payload: bytes) -> None:
         block = self._block
         if block is None:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION without headers")
+            raise ConnectionFault(
+                Code.PROTOCOL_ERROR, "CONTINUATION came without HEADERS before it"
+            )
         if len(payload) < SMALL_FRAME:
             self._calm.control()
         block.add(payload)

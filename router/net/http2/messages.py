@@ -11,27 +11,32 @@ from router.net.listener.held import Held
 
 
 class Service(Protocol):
-    """What is served."""
+    """Interface: what a connection's streams call."""
 
     def opened(self, stream: Stream, head: Head) -> None:
-        """A call begins; `Connection.finish` refuses it. Sets the stream's bytes_max."""
+        """Called when a call begins; `Connection.finish` refuses it. Sets the stream's
+        bytes_max.
+        """
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
-        """A whole message. packed: `Connection.unpacked` or `unpacking` has its
-        bytes."""
+        """Called with a complete message. packed: whether it is compressed; `Connection.unpacked`
+        or `unpacking` gives its bytes.
+        """
 
     def too_large(self, stream: Stream, size: int) -> None:
-        """A message of more than the stream's bytes_max, which ends its call. size: at least."""
+        """Called for a message of more than the stream's bytes_max, at least `size` bytes, which
+        ends its call.
+        """
 
     def half_closed(self, stream: Stream) -> None:
-        """No more messages come."""
+        """Called when no more messages come."""
 
     def reset(self, stream: Stream) -> None:
-        """The call is over: its peer broke it off, or is gone."""
+        """Called when the call is over because its peer reset it, or is gone."""
 
 
 class Over:
-    """What is served on a connection that is gone, with all of its calls: nothing. See Service."""
+    """The service of a connection that is gone; does nothing."""
 
     def opened(self, stream: Stream, head: Head) -> None: ...
 
@@ -63,11 +68,11 @@ class Messages:
         self._held = held
 
     def let_go(self) -> None:
-        """The connection is gone."""
+        """Called when the connection is gone."""
         self._service, self._end = Over(), lambda _stream, _status, _about: None
 
     def take(self, stream: Stream, payload: bytes) -> None:
-        """Bytes of a stream."""
+        """Takes bytes of a stream."""
         if stream.finished:
             return  # its answer is whole, and waits for the peer's room
         inbox = stream.inbox
@@ -100,18 +105,20 @@ class Messages:
             self._service.message(stream, content, packed=packed)
 
     def full(self, stream: Stream) -> None:
-        """Ends a call for which nothing more can be held."""
+        """Ends a call because the bound on held bytes is reached."""
         about = f"over {self._held.bytes_max} bytes wait on this connection"
         self._end(stream, Status.RESOURCE_EXHAUSTED, about)
 
     def forget(self, stream: Stream) -> None:
-        """A call is over: what its peer had begun to send is dropped."""
+        """Drops an incomplete message of a call that is over."""
         if stream.inbox:
             self._held.free(len(stream.inbox))
             stream.inbox.clear()
 
     def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
-        """The bytes of a packed message, in steps; None: it ends its call."""
+        """A generator that unpacks a compressed message in steps; its result is the bytes, or None
+        if that ended the call.
+        """
         try:
             return (yield from unpacking(content, stream.encoding, stream.bytes_max))
         except TooLargeError:

@@ -12,15 +12,16 @@ _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 
 
 class TooLargeError(ValueError):
-    """A message of more bytes than the bound."""
+    """A message is larger than its bound."""
 
 
 def unpacking(content: bytes, encoding: str, bytes_max: int) -> Generator[None, None, bytes]:
-    """A message's bytes, in steps of STEP_BYTES. encoding: the call's `grpc-encoding`. Raises
-    TooLargeError, LookupError for an encoding that is not read here, and ValueError for bytes that
-    are not of it."""
+    """A generator that unpacks a message in steps of STEP_BYTES; its result is the bytes. encoding:
+    the call's `grpc-encoding`. Raises TooLargeError, LookupError for an unsupported encoding, and
+    ValueError for bytes that are not valid in the encoding.
+    """
     if encoding == "identity":
-        raise ValueError("a message that says it is compressed, in a call without compression")
+        raise ValueError("a message is marked as compressed, but the call names no grpc-encoding")
     reader = zlib.decompressobj(_WINDOW_BITS[encoding])
     parts, left, at = [], STEP_BYTES, 0
     while not reader.eof:
@@ -31,7 +32,7 @@ def unpacking(content: bytes, encoding: str, bytes_max: int) -> Generator[None, 
         try:
             part = reader.decompress(packed, min(left, bytes_max + 1))
         except zlib.error as error:
-            raise ValueError(f"no {encoding}: {error}") from None
+            raise ValueError(f"a message is not valid {encoding}: {error}") from None
         if not part and not packed:
             break
         parts.append(part)
@@ -43,5 +44,5 @@ def unpacking(content: bytes, encoding: str, bytes_max: int) -> Generator[None, 
             left = STEP_BYTES
             yield
     if not reader.eof or reader.unused_data or at < len(content):
-        raise ValueError(f"no whole {encoding}")
+        raise ValueError(f"a message's {encoding} ends early")
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""The other side of a connection: its address, and the names in its certificate."""
+"""The peer of a connection: its address, and the names in its certificate."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

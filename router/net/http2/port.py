@@ -1,4 +1,4 @@
-"""One port of HTTP/2: its connections and those of a Unix socket, their signs of life and ages.
+"""One HTTP/2 port: the connections of a TCP port and a unix socket, their pings and ages.
 
 Laws:
 - a connection that answers no ping for KEEPALIVE_TIMEOUT_S after keepalive_s of silence is closed;
@@ -44,7 +44,7 @@ class ServerBounds:
 
 
 class Http2Port:
-    """One port."""
+    """One HTTP/2 port."""
 
     def __init__(
         self,
@@ -57,9 +57,10 @@ class Http2Port:
         allows_plain: bool = True,
         came: Callable[[str], None] = lambda _kind: None,
     ) -> None:
-        """name: in metrics. service: made for each connection. rng: draws how much older or
-        younger than age_s each connection gets. tls: in force now; None: connections with TLS are
-        closed. came: see Listener."""
+        """name: in metrics. service: made for each connection. rng: draws by how much each
+        connection's age differs from age_s. tls: the present context; None: connections with TLS
+        are closed. came: see Listener.
+        """
         self._service = service
         self._bounds = bounds
         self._rng = rng
@@ -85,8 +86,9 @@ class Http2Port:
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
     def start_unix(self, path: Path, mode: int) -> None:
-        """Listens on a Unix socket, too, without TLS. mode: permissions of its file. Raises
-        OSError."""
+        """Listens on a unix socket, too, without TLS. mode: permissions of its file. Raises
+        OSError.
+        """
         self._unix.start_unix(path, mode)
 
     async def stop_accepting(self) -> None:
@@ -94,13 +96,14 @@ class Http2Port:
         await self._unix.stop()
 
     def go_away(self, *, last: bool) -> None:
-        """Has every peer open no more streams here. last: new ones are refused from now on."""
+        """Sends every peer a GOAWAY. last: whether new streams are refused from now on."""
         for connection in list(self.open):
             self._go_away(connection, last=last)
 
     async def farewell(self) -> None:
-        """Has every peer open no more streams here, and refuses new ones once those on their way
-        have come: each peer has acknowledged, or FAREWELL_S is over."""
+        """Sends every peer a GOAWAY, and refuses new streams once those on their way have come:
+        when each peer has acknowledged, or after FAREWELL_S.
+        """
         self.go_away(last=False)
         try:
             with suppress(TimeoutError):
@@ -116,7 +119,7 @@ class Http2Port:
             await asyncio.sleep(0.01)  # nothing says so
 
     def close(self) -> None:
-        """Closes the connections after what was written."""
+        """Closes the connections after the bytes that were written."""
         if self._looking is not None:
             self._looking.cancel()
         for connection in list(self.open):
@@ -145,7 +148,7 @@ class Http2Port:
         self._leaving.pop(connection, None)
 
     async def _look(self) -> None:
-        """Looks at all connections, again and again."""
+        """Checks the age and silence of all connections repeatedly."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -185,5 +188,5 @@ class Http2Port:
 
 
 def _reads_on(connection: Http2Protocol) -> bool:
-    """Whether a GOAWAY may be on its way to the peer still."""
+    """Whether a GOAWAY may still be on its way to the peer."""
     return connection.begun and not connection.http2.acknowledged

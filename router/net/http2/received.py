@@ -1,4 +1,4 @@
-"""What has come of a call's request and its handler has not taken.
+"""Messages of a call's request that have come, and that its handler has not taken.
 
 Laws:
 - messages are held (held.Held) as they came until they are taken, and unpacked then;
@@ -17,7 +17,7 @@ from router.net.listener.held import HANDLER_BYTES, MESSAGE_BYTES
 
 
 class Received:
-    """The received part of one call's request: messages that its handler has not taken."""
+    """Messages of one call's request that its handler has not taken."""
 
     __slots__ = (
         "_came", "_content", "_ended", "_held", "_messages", "_packed", "_protocol", "_stream",
@@ -64,13 +64,15 @@ class Received:
         return plain
 
     def end_reading(self) -> None:
-        """No message of a streaming request is read but those that have come by now."""
+        """Has a streaming request end after the messages that have come by now."""
         assert self._came is not None
         self._ended = True
         self._came.set()
 
     def keep(self, content: bytes, *, packed: bool, waits: bool) -> None:
-        """A message has come. waits: it is not taken at once, though the request is whole."""
+        """Stores a message that has come. waits: whether it is not taken at once, though the
+        request is complete.
+        """
         stream = self._stream
         if self._came is None and stream.ended and not waits:
             self._content, self._packed = content, packed
@@ -89,29 +91,31 @@ class Received:
             self._came.set()
 
     def keep_handler(self) -> bool:
-        """The handler of a stream begins, of requests or of answers; False: there is no room for
-        it."""
+        """Counts a streaming call's handler that begins; False: there is no room for it within the
+        bound.
+        """
         held = self._protocol.http2.held.take(HANDLER_BYTES)
         self._held = HANDLER_BYTES if held else 0
         return held
 
     def take(self) -> bytes | None:
-        """The message of a unary request that is not packed, held no longer; None: there is
-        none."""
+        """Takes the message of a unary request that is not compressed; None: there is none."""
         content, self._content = self._content, None
         if self._held:
             self._free()
         return content
 
     async def take_packed(self) -> bytes | None:
-        """The same of one that is packed; None: it has ended the call."""
+        """Takes and unpacks the compressed message of a unary request; None: that ended the
+        call.
+        """
         assert self._content is not None
         plain = await self._unpacked(self._content)
         self.take()
         return plain
 
     def drop(self) -> None:
-        """The call is over."""
+        """Drops all messages, since the call is over."""
         self._content = None
         if self._held:
             self._free()

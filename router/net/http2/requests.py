@@ -27,7 +27,7 @@ _GRPC = "application/grpc"
 
 
 class Head:
-    """A header block's fields, and what they mean at the begin of a stream."""
+    """The fields of a header block, and their meaning at the start of a stream."""
 
     __slots__ = (
         "content_length", "encoding", "fault", "fields", "is_grpc", "metadata", "path", "timeout",
@@ -49,7 +49,7 @@ class Head:
 
 
 def trailers_fault(fields: Iterable[Field]) -> str:
-    """Why these can't end a request; empty: they can."""
+    """Why these fields are no valid trailers of a request; empty: they are."""
     for name, value in fields:
         if name.startswith(":"):
             return "a pseudo-header in trailers"

@@ -1,4 +1,4 @@
-"""What goes to an HTTP/2 peer: as far as it has room, and the rest when it has. Pure.
+"""Sends frames to an HTTP/2 peer within its windows, and keeps the rest until it has room. Pure.
 
 Laws:
 - a stream gets no more credit while STREAM_WAITING_MAX bytes wait for its peer to read;
@@ -49,7 +49,7 @@ CREDIT_MIN = STREAM_WINDOW // 2
 
 
 class Stream:
-    """One call."""
+    """The sending state of one stream, which is one call."""
 
     __slots__ = (
         "aside", "began", "bytes_max", "call", "content_left", "credit", "encoding", "ended",
@@ -98,7 +98,7 @@ class Stream:
 
 
 class Sending:
-    """One connection's way to the peer."""
+    """Sends the frames of one connection."""
 
     def __init__(
         self,
@@ -106,8 +106,9 @@ class Sending:
         over: Callable[[Stream, bool], object],
         refuse: Callable[[Stream], object],
     ) -> None:
-        """over: is called when a stream needs nothing more from here, with whether the peer's side
-        was open still. refuse: ends a call whose bytes have no room here."""
+        """over: called when nothing more is to be sent on a stream, with whether the peer's side
+        was still open. refuse: ends a call whose bytes exceed the bound on held bytes.
+        """
         self._held = held
         self._over = over
         self._refuse = refuse
@@ -132,12 +133,12 @@ class Sending:
         """Frames of answers, but for small ones of an answer that the peer lets trickle."""
 
     def let_go(self) -> None:
-        """The connection is gone."""
+        """Called when the connection is gone."""
         self._over = lambda _stream, _early: None
         self._refuse = lambda _stream: None
 
     def send(self, stream: Stream, message: bytes) -> None:
-        """A message; dropped if this side of the stream is over."""
+        """Sends a message, unless this side of the stream is over."""
         if stream.finished:
             return
         packed = MESSAGE.pack(0, len(message)) + message
@@ -154,7 +155,7 @@ class Sending:
             self._refuse(stream)
 
     def reply(self, stream: Stream, message: bytes) -> None:
-        """The only message of an answer, and its end with OK."""
+        """Sends the only message of an answer, and ends the answer with OK."""
         size = 5 + len(message)
         if stream.began or stream.finished or not stream.ended or not self._has_room(stream, size):
             self.send(stream, message)
@@ -182,7 +183,9 @@ class Sending:
         message: str = "",
         metadata: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Ends this side of a stream, after what waits. metadata: trailers beside the status."""
+        """Ends this side of a stream after its waiting bytes. metadata: trailers beside the
+        status.
+        """
         if stream.finished:
             return
         stream.finished = True
@@ -191,20 +194,20 @@ class Sending:
             self._close(stream)
 
     def cut(self, stream: Stream, status: Status, message: str) -> None:
-        """Ends this side of a stream at once, without what waits."""
+        """Ends this side of a stream at once, without its waiting bytes."""
         stream.finished = True
         self.forget(stream)
         stream.trailers = _trailers(status, message, ())
         self._close(stream)
 
     def no_grpc(self, stream: Stream) -> None:
-        """Answers what is no call of gRPC."""
+        """Answers a request that is no call of gRPC."""
         stream.began = stream.finished = True
         stream.trailers = NO_GRPC
         self._close(stream)
 
     def accept(self, stream: Stream, metadata: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Sends the headers of this side, if they were not sent. metadata: beside them."""
+        """Sends the headers of an answer with this metadata, if they were not sent before."""
         if not stream.began and not stream.finished:
             stream.began = True
             self.sent += 1
@@ -212,12 +215,12 @@ class Sending:
             self.out.append(self._headers(stream.number, 0, block))
 
     def go_away(self, number: int, code: Code = Code.NO_ERROR, message: str = "") -> None:
-        """GOAWAY. number: of the last stream that is served."""
+        """Sends a GOAWAY. number: of the last stream that is served."""
         payload = U32.pack(number) + U32.pack(code) + message.encode()[:200]
         self.out.append(frame(GOAWAY, 0, 0, payload))
 
     def forget(self, stream: Stream) -> None:
-        """A stream is over, or its bytes are dropped."""
+        """Removes a stream that is over, or whose bytes are dropped."""
         if size := len(stream.waiting):
             stream.waiting.clear()
             self._sent_or_dropped(size)
@@ -227,7 +230,7 @@ class Sending:
             stream.on_room()
 
     def unread(self, before_s: float) -> Iterator[Stream]:
-        """Streams of which nothing was sent since a time, though bytes wait."""
+        """Streams of which nothing was sent since before_s, though bytes wait."""
         for stream in self._waiting.values():
             if stream.since_s > before_s:
                 return
@@ -235,13 +238,13 @@ class Sending:
 
     @property
     def waiting(self) -> int:
-        """Streams with bytes that wait."""
+        """Number of streams with bytes that wait."""
         return len(self._waiting)
 
     # Room
 
     def grant(self, stream: Stream, room: int) -> bool:
-        """The peer has more room for a stream; False: more than there may be."""
+        """Adds to the window of a stream; False: it exceeds HTTP/2's bound."""
         stream.granted += room
         if self.window + stream.granted > WINDOW_MAX:
             return False
@@ -251,31 +254,37 @@ class Sending:
         return True
 
     def grant_all(self, room: int) -> None:
-        """The peer has more room on the connection. Raises ConnectionFault."""
+        """Adds to the window of the connection. Raises ConnectionFault."""
         self._room += room
         if self._room > WINDOW_MAX:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of over 2^31 - 1")
+            raise ConnectionFault(
+                Code.FLOW_CONTROL_ERROR, "the connection's window exceeds 2^31 - 1"
+            )
 
     def resize(self, window: int, streams: Collection[Stream]) -> None:
-        """The peer has another window for each stream. Raises ConnectionFault."""
+        """Sets another initial window for each stream. Raises ConnectionFault."""
         if window > WINDOW_MAX:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of over 2^31 - 1")
+            raise ConnectionFault(
+                Code.FLOW_CONTROL_ERROR, "the initial window in SETTINGS exceeds 2^31 - 1"
+            )
         if window + self._granted_most > WINDOW_MAX:
             self._granted_most = max((stream.granted for stream in streams), default=0)
             if window + self._granted_most > WINDOW_MAX:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window of over 2^31 - 1")
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window exceeds 2^31 - 1")
         if window > self.window:
             self._ready.update(self._waiting)
         self.window = window
 
     def frames_of(self, size: int) -> None:
-        """The largest frame that the peer takes. Raises ConnectionFault."""
+        """Sets the size of the largest frame that the peer takes. Raises ConnectionFault."""
         if not FRAME_MAX <= size < 1 << 24:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"frames of {size} bytes")
+            raise ConnectionFault(
+                Code.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {size}, which is out of range"
+            )
         self._frame_max = min(size, 1 << 16)
 
     def give_credit(self, stream: Stream) -> None:
-        """Lets the peer of a stream send more, if it reads what it gets."""
+        """Lets the peer of a stream send more, if it reads what is sent to it."""
         if (
             stream.credit > CREDIT_MIN
             and not stream.held
@@ -286,7 +295,9 @@ class Sending:
             stream.credit = 0
 
     def pump(self) -> bool:
-        """Sends some of what waits, a frame of each stream in turn; True: more could be sent."""
+        """Sends some of the waiting bytes, a frame of each stream in turn; True: more could be
+        sent.
+        """
         ready = self._ready
         if not ready:
             return False
@@ -317,7 +328,7 @@ class Sending:
         return frame(HEADERS, END_HEADERS, stream.number, OPENING)
 
     def _flush(self, stream: Stream, most: int) -> int:
-        """Sends what waits of a stream, `most` bytes at most; returns how many."""
+        """Sends waiting bytes of a stream, `most` at most; returns their number."""
         waiting, number = stream.waiting, stream.number
         if not stream.began:
             self.out.append(self._opening(stream))

@@ -21,7 +21,7 @@ from router.net.listener.connections import Connections
 
 
 class Http2Server:
-    """One port."""
+    """A gRPC server on one port."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Http2Server:
         allows_plain: bool = True,
         gate: Gate | None = None,
     ) -> None:
-        """rng: draws how much older or younger than age_s each connection gets. at_once: see
-        Calls. gate: lets calls in by their headers; None: all. tls: in force now; None: connections
-        with TLS are closed."""
+        """rng: draws by how much each connection's age differs from age_s. at_once: see Calls.
+        gate: checks calls' headers; None: all are let in. tls: the present context; None:
+        connections with TLS are closed.
+        """
         doorway = gate or Open(bounds.connection.message_max)
         self._methods: dict[str, Handler] = {}
         self._open: set[Call] = set()
@@ -54,23 +55,29 @@ class Http2Server:
 
     @property
     def connections(self) -> Connections:
-        """Its open connections, and those that it closed."""
+        """The server's connections: the open ones, and counts of closed ones."""
         return self._port.connections
 
     @property
     def calls(self) -> int:
-        """Open ones."""
+        """Number of open calls."""
         return len(self._open)
 
     def add(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Serves the methods of a service, whose handlers take and give bytes. Raises
-        NotImplementedError for a handler that is called in another way."""
+        """Registers the methods of a service; their handlers take and give bytes. Raises
+        NotImplementedError for a handler that yields its answers, or that takes or gives other
+        objects than bytes.
+        """
         for name, handler in handlers.items():
             method = f"/{service}/{name}"
             if any(map(isasyncgenfunction, (handler.unary_stream, handler.stream_stream))):
-                raise NotImplementedError(f"{method}: answers that are yielded, not written")
+                raise NotImplementedError(
+                    f"the handler of {method} yields its answers; handlers here must write them"
+                )
             if handler.request_deserializer or handler.response_serializer:
-                raise NotImplementedError(f"{method}: messages that are not bytes")
+                raise NotImplementedError(
+                    f"the handler of {method} takes or gives other objects than bytes"
+                )
             self._methods[method] = handler
 
     async def start(self, host: str, port: int) -> None:
@@ -78,13 +85,15 @@ class Http2Server:
         await self._port.start(host, port)
 
     def start_unix(self, path: Path, mode: int) -> None:
-        """Listens on a Unix socket, too, without TLS. mode: permissions of its file. Raises
-        OSError."""
+        """Listens on a unix socket, too, without TLS. mode: permissions of its file. Raises
+        OSError.
+        """
         self._port.start_unix(path, mode)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more connections and calls, and ends after the open ones and the last bytes of
-        their answers, at the latest after grace_s."""
+        """Takes no more connections and calls, and stops after the open calls and the last bytes of
+        their answers, or after grace_s.
+        """
         await self._port.stop_accepting()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):

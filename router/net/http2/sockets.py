@@ -1,4 +1,4 @@
-"""Sockets of HTTP/2.
+"""The sockets of HTTP/2 connections.
 
 Laws:
 - nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait for
@@ -43,7 +43,7 @@ class Bounds:
 
 
 class Http2Protocol(asyncio.Protocol):
-    """One connection."""
+    """The asyncio protocol of one HTTP/2 connection."""
 
     def __init__(
         self,
@@ -54,8 +54,9 @@ class Http2Protocol(asyncio.Protocol):
         held: PortHeld,
         unpacking: asyncio.Lock,
     ) -> None:
-        """service: made for each connection. left: is called when the connection is gone. held:
-        the account of its port. unpacking: see port_unpacking."""
+        """service: made for each connection. left: called when the connection is gone. held: counts
+        the bytes of its port. unpacking: see port_unpacking.
+        """
         self.unpacking = asyncio.Lock()
         """Held while a message of this connection is unpacked, or waits for that."""
         self.port_unpacking = unpacking
@@ -131,8 +132,9 @@ class Http2Protocol(asyncio.Protocol):
         self._write()
 
     def flush(self) -> None:
-        """Writes what is to be written, all at once: after the bytes that are being read, else in
-        the loop's next turn, so that an endpoint and the body behind it are one write."""
+        """Writes all pending bytes at once: after the bytes that are being read, else in the loop's
+        next turn, so that an endpoint and the body behind it are one write.
+        """
         if not self._receiving and not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._write)
@@ -152,11 +154,11 @@ class Http2Protocol(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the socket takes bytes."""
+        """Whether the socket takes more bytes."""
         return self._room is None
 
     async def room(self) -> None:
-        """Returns once the socket takes bytes, or is closed."""
+        """Returns once the socket takes more bytes, or is closed."""
         if self._room is not None:
             await asyncio.shield(self._room)
 
@@ -202,13 +204,13 @@ class Http2Protocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Closes the connection after what was written."""
+        """Closes the connection after the bytes that were written."""
         self._write()
         if self._transport is not None:
             self._transport.close()
 
     def ping(self) -> None:
-        """Asks the peer for a sign of life."""
+        """Sends a PING, to see whether the peer is alive."""
         self.pinged = True
         self.http2.ping()
         self.flush()
@@ -220,7 +222,7 @@ class Http2Protocol(asyncio.Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether HTTP/2's preface is whole."""
+        """Whether HTTP/2's preface has come whole."""
         return self.http2.began
 
     @property
@@ -230,7 +232,7 @@ class Http2Protocol(asyncio.Protocol):
         return self.http2.began and len(self.http2.streams) == self.http2.aside
 
     def give_up(self) -> None:
-        """Closes an idle connection: the peer may send again what is on its way."""
+        """Closes an idle connection; the peer may send again what is on its way."""
         self.http2.go_away(last=True)
         self.close()
 
@@ -243,12 +245,12 @@ class Http2Protocol(asyncio.Protocol):
 
     @property
     def socket(self) -> Any:
-        """The asyncio transport, for what it knows of its other side."""
+        """The asyncio transport."""
         return self._transport
 
     @property
     def peer(self) -> str:
-        """Address of the other side."""
+        """Address of the peer."""
         name = self._transport.get_extra_info("peername") if self._transport else None
         return f"{unmapped(name[0])}:{name[1]}" if isinstance(name, tuple) else str(name or "?")
 

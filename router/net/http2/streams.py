@@ -28,10 +28,10 @@ _Known = TypeVar("_Known")
 
 
 class Streams:
-    """Open streams of one connection, and the REMEMBERED_MAX that were over last."""
+    """The open streams of one connection, and the last REMEMBERED_MAX that ended."""
 
     def __init__(self, service: Service, held: Held) -> None:
-        """held: the account of this connection."""
+        """held: counts the bytes that this connection holds."""
         self._service = service
         self.held = held
         self._messages = Messages(service, self.end, held)
@@ -59,37 +59,42 @@ class Streams:
         message: str = "",
         metadata: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Ends this side of a stream, after what waits. metadata: trailers beside the status."""
+        """Ends this side of a stream after its waiting bytes. metadata: trailers beside the
+        status.
+        """
         self._messages.forget(stream)
         self._sending.finish(stream, status, message, metadata)
 
     def end(self, stream: Stream, status: Status, message: str) -> None:
-        """Ends a call from here: its service learns that it is over."""
+        """Ends a call from this side, and informs its service."""
         self._service.reset(stream)
         _give_up(stream)
         self.finish(stream, status, message)
 
     def hold(self, stream: Stream, *, held: bool) -> None:
-        """Whether a stream's peer may send more only once what it sent is taken."""
+        """Sets whether a stream's peer may send more only once earlier messages are taken."""
         stream.held = held
         if not held:
             self._sending.give_credit(stream)
 
     def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
-        """The bytes of a packed message, in steps, for a turn each; None: it has ended its call."""
+        """A generator that unpacks a compressed message in steps; its result is the bytes, or None
+        if that ended the call.
+        """
         return self._messages.unpacking(stream, content)
 
     def full(self, stream: Stream) -> None:
-        """Ends a call for which nothing more can be held."""
+        """Ends a call because the bound on held bytes is reached."""
         self._messages.full(stream)
 
     def stuff(self, *, full: bool) -> None:
-        """Whether the socket takes no bytes now."""
+        """Sets whether the socket is full."""
         self._sending.full = full
 
     def end_unread(self, now_s: float, read_s: float) -> int:
         """Ends streams of which the peer has taken nothing for read_s, though bytes wait; returns
-        how many. REMEMBERED_MAX at most."""
+        their number, at most REMEMBERED_MAX.
+        """
         self._sending.now_s = now_s
         unread = list(islice(self._sending.unread(now_s - read_s), REMEMBERED_MAX))
         for stream in unread:
@@ -102,8 +107,9 @@ class Streams:
         return len(unread)
 
     def lost(self) -> bool:
-        """The connection is gone, with TURN_STREAMS of its calls. Returns whether others are left,
-        for the next calls."""
+        """Called when the connection is gone: ends at most TURN_STREAMS of its streams. Returns
+        whether open streams are left, which further calls of this function end.
+        """
         for stream in list(islice(self.streams.values(), TURN_STREAMS)):
             self._forget(stream)
         if not self.streams:
@@ -120,7 +126,7 @@ class Streams:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that the peer has no room for yet."""
+        """Bytes that wait because the peer has no room for them."""
         return self._sending.waiting_bytes
 
     # Ends of streams
@@ -149,7 +155,7 @@ class Streams:
         _give_up(stream)
 
     def _over(self, stream: Stream, early: bool) -> None:
-        """The end of a stream's answer is on its way."""
+        """Called when the end of a stream's answer was sent."""
         self._leave(stream)
         if early:
             _remember(self._early, stream.number, None)

@@ -22,7 +22,7 @@ SUITES = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 class Pem(NamedTuple):
-    """The content of the files."""
+    """The contents of the certificate, key and CA files."""
 
     certificate: bytes
     key: bytes
@@ -30,16 +30,17 @@ class Pem(NamedTuple):
 
 
 class Contexts:
-    """The TLS context of one server that is not gRPC, as the files are now: each connection takes
-    the newest, so that a CA which left its file counts for no new one. Sessions of a context can't
-    be resumed with the next."""
+    """The TLS contexts of one server that is not gRPC. Each new connection takes the context made
+    of the files as they are now, so that a removed CA counts for no new connection; sessions of one
+    context can't be resumed with the next.
+    """
 
     def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
         self._make = make
         self.now = make()
 
     def renew(self) -> None:
-        """The files changed."""
+        """Takes over changed files."""
         self.now = self._make()
 
 
@@ -64,7 +65,7 @@ class Certificates:
 
     @classmethod
     def of(cls, settings: TlsSettings) -> "Certificates | None":
-        """The certificate that the settings name; None: plain text. Raises ConfigError."""
+        """The configured certificate; None: no TLS. Raises ConfigError."""
         if settings.certificate_file is None and settings.key_file is None:
             if settings.client_ca_file is not None:
                 raise ConfigError(
@@ -134,7 +135,7 @@ class Certificates:
 
 
 def metrics_tls(settings: MetricsSettings, certificates: Certificates | None) -> Contexts | None:
-    """TLS of a metrics endpoint; None: plain text. Raises ConfigError."""
+    """TLS contexts of the metrics port; None: no TLS. Raises ConfigError."""
     if settings.tls == "off":
         return None
     if certificates is None:

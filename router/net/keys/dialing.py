@@ -1,4 +1,4 @@
-"""How a process calls a router: TLS, its own certificate, its token."""
+"""Credentials with which a process calls routers: TLS, its own certificate, its token."""
 
 import logging
 import ssl
@@ -17,7 +17,7 @@ log = logging.getLogger("kvroute.keys")
 
 
 def dial_options(settings: DialSettings, clock: Callable[[], float]) -> dict[str, Any]:
-    """Arguments of KvRouteClient; raises ConfigError. clock: of seconds that only go forward."""
+    """Arguments of KvRouteClient; raises ConfigError. clock: monotonic seconds."""
     options: dict[str, Any] = {}
     try:
         if settings.tls or settings.ca_file or settings.certificate_file:
@@ -32,7 +32,7 @@ def dial_options(settings: DialSettings, clock: Callable[[], float]) -> dict[str
 
 
 class TokenFile:
-    """The token in a file, which may change."""
+    """A bearer token in a file, which is read again when it changes."""
 
     def __init__(self, file: str, clock: Callable[[], float]) -> None:
         """Raises OSError or ValueError."""
@@ -42,7 +42,7 @@ class TokenFile:
         self._read_s = clock()
 
     def __call__(self) -> str:
-        """The present token; while the file can't be read, the one before."""
+        """The token; while the file can't be read, the last one read."""
         if self._clock() - self._read_s >= FOLLOW_S:
             self._read_s = self._clock()
             try:
@@ -53,7 +53,7 @@ class TokenFile:
 
 
 class CredentialFiles:
-    """The credentials in files, which may change."""
+    """TLS credentials in files, which are read again when they change."""
 
     def __init__(self, settings: DialSettings, clock: Callable[[], float]) -> None:
         """Raises OSError or ValueError."""
@@ -66,7 +66,7 @@ class CredentialFiles:
         self._read_s = clock()
 
     def __call__(self) -> grpc.ChannelCredentials:
-        """The present ones; while the files can't be used, those before."""
+        """The credentials; while the files can't be used, the last ones read."""
         if self._clock() - self._read_s >= FOLLOW_S:
             self._read_s = self._clock()
             try:

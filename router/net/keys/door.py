@@ -1,4 +1,4 @@
-"""Whose call it is: from a key, a certificate or a unix socket to an identity.
+"""Finds the identity of a caller from its key, its certificate or a unix socket.
 
     bearer token     -> the identity that has its hash, or the account of its issuer
     certificate      -> the identity that has one of its names; without a key file: its own name
@@ -40,7 +40,7 @@ CURRENT: ContextVar[Usage | None] = ContextVar("kvroute_caller", default=None)
 
 
 class Door:
-    """The keys of one process."""
+    """Checks the keys of one process's callers."""
 
     def __init__(
         self,
@@ -48,8 +48,9 @@ class Door:
         *,
         clock: Callable[[], float],
     ) -> None:
-        """file: None: callers' certificates alone let in, with all rights. clock: Unix time that
-        only goes forward. Raises ConfigError."""
+        """file: the key file; None: callers need certificates alone, and have all rights. clock:
+        Unix time that never goes back. Raises ConfigError.
+        """
         self._file = None if file is None else Path(file)
         self._clock = clock
         self._content = b""
@@ -81,7 +82,7 @@ class Door:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether there is a key file, so that a caller needs no certificate."""
+        """Whether there is a key file, so that callers may have a key instead of a certificate."""
         return self._file is not None
 
     def refused(self) -> dict[tuple[str, str], int]:
@@ -103,7 +104,7 @@ class Door:
         with self._file.open("rb") as opened:
             content = opened.read(FILE_BYTES_MAX + 1)
         if len(content) > FILE_BYTES_MAX:
-            raise ConfigError(f"more than {FILE_BYTES_MAX >> 20} MiB")
+            raise ConfigError(f"the key file has more than {FILE_BYTES_MAX >> 20} MiB")
         if content == self._content:
             return False
         ring = KeyRing.of(parse_yaml(content.decode(), ""))
@@ -116,7 +117,7 @@ class Door:
     def enter(
         self, token: str | None, names: Callable[[], Iterable[str]], *, is_unix: bool
     ) -> Usage:
-        """The caller of a call; raises Refusal, or UnknownKeyError.
+        """The usage of a caller; raises Refusal, or UnknownKeyError.
 
         names: of its verified certificate, if it has one: see KeyRing.of_certificate.
         """
@@ -171,7 +172,7 @@ class Door:
             followed.add("keys", self)
 
     async def run(self) -> None:
-        """Keeps the keys of issuers fresh until it is cancelled."""
+        """Fetches the keys of issuers repeatedly, until it is cancelled."""
         while True:
             issuers = self.issuers
             await issuers.refresh()

@@ -1,5 +1,5 @@
-"""How the engines of one process are reached: one key and one CA for all of them, and those of
-single workers that have their own.
+"""Credentials with which one process calls engines: a key and a CA for all of them, and those of
+workers that have their own.
 
 Law: the gateway, relays, warmers and questions for tokens all have an engine's access from here.
 """
@@ -19,7 +19,9 @@ log = logging.getLogger("kvroute")
 
 
 class EngineAccesses:
-    """Accesses of one process to its engines: the shared one, and those of single workers."""
+    """The credentials of one process for its engines: the shared ones, and those of single
+    workers.
+    """
 
     def __init__(self, settings: EnginesSettings | None = None) -> None:
         """Raises OSError or ValueError for files that can't be used."""
@@ -37,8 +39,9 @@ class EngineAccesses:
         gateway: GatewaySettings | None = None,
         workers: Iterable[EngineSettings] = (),
     ) -> Self:
-        """The accesses that the settings describe; raises ConfigError for files that can't be used.
-        workers: those with files that are checked now."""
+        """Makes the configured accesses; raises ConfigError for files that can't be used. workers:
+        those whose files are checked now.
+        """
         if settings.api_key and settings.api_key_file is not None:
             raise ConfigError(
                 "give the engines' key or its file - at `$.engines.api_key`,"
@@ -65,8 +68,9 @@ class EngineAccesses:
         return accesses
 
     def of_engine(self, worker: EngineSettings) -> EngineAccess:
-        """The access of a worker with a relay here; it counts for all callers from now on. Raises
-        OSError or ValueError for files that can't be used."""
+        """The access of a worker whose relay runs here, which all callers use from now on. Raises
+        OSError or ValueError for files that can't be used.
+        """
         self._own.pop(worker.id, None)
         if worker.api_key_file is not None or worker.ca_file is not None:
             settings = self.settings
@@ -78,15 +82,15 @@ class EngineAccesses:
         return self.of_worker(worker.id, worker.http or worker.address)
 
     def of_worker(self, worker_id: str, base: str) -> EngineAccess:
-        """The access of any worker at this base URL."""
+        """The access of a worker, at this base URL."""
         return EngineAccess(base, self._own.get(worker_id, self._default))
 
     def forget(self, worker_id: str) -> None:
-        """A worker's relay has ended for good."""
+        """Forgets the access of a worker whose relay has ended for good."""
         self._own.pop(worker_id, None)
 
     def reload(self) -> bool:
-        """See Readable: the files of all workers."""
+        """Reads the files of all workers again; see Readable."""
         changed, failed = False, []
         for credentials in (self._default, *self._own.values()):
             try:

@@ -10,8 +10,9 @@ _PORT = re.compile("[0-9]{1,5}").fullmatch
 
 
 def is_private(listen: str) -> bool:
-    """Whether an address to listen on is loopback or a unix socket; a name other than localhost is
-    not: it may resolve to anything."""
+    """Whether an address to listen on is loopback or a unix socket. A name other than localhost is
+    not: it may resolve to any address.
+    """
     if listen.startswith(UNIX):
         return True
     for scheme in ("ipv4:", "ipv6:", "dns:///", "dns:"):
@@ -20,7 +21,7 @@ def is_private(listen: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """host: an IP address or a name; empty: every address."""
+    """Whether a host is loopback: an IP address or a name; empty means every address."""
     if host == "localhost":
         return True
     try:
@@ -30,11 +31,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(listen: str, *, key: str, guarded: bool, switch: str, allowed: bool) -> bool:
-    """Whether all that reach an address are served without keys; raises ConfigError where they
-    would be, and the switch is off.
+    """Whether callers without keys are served on an address that is not loopback; raises
+    ConfigError where they would be, and the switch is off.
 
-    key: of `listen` in the configuration. guarded: whether callers need keys. switch, allowed: the
-    key that allows it, and its value.
+    key: the configuration key of `listen`. guarded: whether callers need keys. switch, allowed: the
+    key that allows this, and its value.
     """
     if guarded or is_private(listen):
         return False
@@ -47,7 +48,9 @@ def check_exposure(listen: str, *, key: str, guarded: bool, switch: str, allowed
 
 
 def split_address(address: str, key: str = "") -> tuple[str, int]:
-    """host:port, or [v6]:port; raises ConfigError. key: of the address in the configuration."""
+    """Splits host:port, or [v6]:port; raises ConfigError. key: the address's key in the
+    configuration.
+    """
     host, separator, port = address.rpartition(":")
     if not separator or not _PORT(port) or int(port) > 65535:
         at = f" - at `$.{key}`" if key else ""

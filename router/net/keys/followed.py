@@ -16,7 +16,7 @@ log = logging.getLogger("kvroute.keys")
 
 
 class Readable(Protocol):
-    """What was read from files."""
+    """Interface: something read from files."""
 
     def reload(self) -> bool:
         """Reads the files again; returns whether they changed. Raises OSError or ValueError, and
@@ -24,7 +24,7 @@ class Readable(Protocol):
 
 
 class Followed:
-    """The files that one process follows."""
+    """The files that one process reads again when they change."""
 
     def __init__(self) -> None:
         self._files: dict[str, Readable] = {}
@@ -56,7 +56,7 @@ class Followed:
                 log.info("%s read again", name)
 
     async def run(self) -> None:
-        """Follows the files until it is cancelled."""
+        """Reads the files again at an interval, until it is cancelled."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             self.look()

@@ -1,4 +1,4 @@
-"""An identity: a caller that brought a key, and what it may do. Pure."""
+"""An identity: the owner of a key, and its rights. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -56,19 +56,22 @@ class Identity:
         return self.models != EVERYTHING or self.limits != NO_LIMITS
 
     def check_right(self, right: Right) -> None:
-        """Raises Refusal."""
+        """Raises Refusal if the identity lacks a right."""
         if right not in self.rights:
             raise _denied(f"this key lacks the right `{right}`", "right", right)
 
     def check_model(self, model: str) -> None:
-        """Raises Refusal. A request that names no model needs the right to all."""
+        """Raises Refusal if the identity may not use a model. A request without a model needs the
+        right to all.
+        """
         if not self.may_use(model):
             raise _denied("this key is not for the model of the request", "field", "model")
 
     def check_body(self, model: str, adapters: Iterable[str], engine_fields: Sequence[str]) -> None:
         """Checks the models and fields of a request to an engine; raises Refusal. adapters: models
-        in the place of the named one. engine_fields: those in the body by which engines and routers
-        speak to each other."""
+        that the body names instead of its model. engine_fields: names of the body's fields that are
+        internal to engines and routers.
+        """
         for name in (model, *adapters):
             self.check_model(name)
         if engine_fields and Right.ENGINE_FIELDS not in self.rights:
@@ -78,15 +81,15 @@ class Identity:
 
     @property
     def priority_max(self) -> int:
-        """The greatest priority through a gateway."""
+        """The highest priority that the identity's requests may have through a gateway."""
         return PRIORITY_MAX if self.limits.priority is None else self.limits.priority
 
     def may_use(self, model: str) -> bool:
-        """Whether requests may name a model."""
+        """Whether requests of the identity may name a model."""
         return _matches(model, self.models)
 
     def check_worker(self, worker_id: str) -> None:
-        """Raises Refusal."""
+        """Raises Refusal if the identity may not command a worker."""
         if not _matches(worker_id, self.workers):
             raise _denied("this key is not for this worker", "field", "worker_id")
 
@@ -97,7 +100,9 @@ class Identity:
         return None if patterns == (EVERYTHING, EVERYTHING) else patterns
 
     def may_see(self, worker_id: str, names: Iterable[str]) -> bool:
-        """Whether lists show a worker. names: of the models that it serves."""
+        """Whether lists show a worker to the identity. names: of the models that the worker
+        serves.
+        """
         return _matches(worker_id, self.workers) and (
             self.models == EVERYTHING or any(map(self.may_use, names))
         )
@@ -110,7 +115,7 @@ UNIX = Identity("unix socket")
 
 
 def unauthenticated() -> Refusal:
-    """The one refusal of a caller without a valid key: it says nothing about the reason."""
+    """The refusal of every caller without a valid key; it gives no reason."""
     return Refusal(Reason.UNAUTHENTICATED, "the call has no valid key")
 
 

@@ -43,11 +43,11 @@ log = logging.getLogger("kvroute.keys")
 
 
 class UnknownKeyError(Exception):
-    """A token of a known issuer, signed by a key that is not there so far."""
+    """A token of a known issuer is signed by a key that was not fetched yet."""
 
 
 class Issuers:
-    """Verifies tokens."""
+    """Verifies the tokens of the configured issuers."""
 
     def __init__(self, issuers: tuple[Issuer, ...], clock: Callable[[], float]) -> None:
         """clock: Unix time. Raises ConfigError where the library is missing, or a file of keys
@@ -64,7 +64,10 @@ class Issuers:
             try:
                 import jwt
             except ImportError:
-                raise ConfigError("issuers need the extra kvroute[oidc] - at `$.issuers`") from None
+                raise ConfigError(
+                    "issuers need a package that is not installed: pip install 'kvroute[oidc]'"
+                    " - at `$.issuers`"
+                ) from None
             self._jwt: Any = jwt
         for issuer in issuers:
             if urlsplit(issuer.jwks).scheme == "file":
@@ -77,8 +80,9 @@ class Issuers:
         return len(self._issuers)
 
     def verify(self, token: str) -> tuple[str, str] | None:
-        """Issuer and subject of a token; None: it is none of these issuers', or it is not valid.
-        Raises UnknownKeyError."""
+        """Issuer and subject of a token; None: it is invalid, or of no configured issuer. Raises
+        UnknownKeyError.
+        """
         if not self._issuers or len(token) > TOKEN_MAX or token.count(".") != 2:
             return None
         now_s = self._clock()
@@ -129,7 +133,9 @@ class Issuers:
                     await self._fetch(issuer)
 
     def _checked(self, token: str, claims: dict[str, Any], now_s: float) -> tuple[str, str] | None:
-        """Times are checked by our clock, which tests turn."""
+        """Issuer and subject of a token with a valid signature; None: it has no readable times, or
+        is not valid at now_s. Tests set now_s; otherwise it is this process's clock.
+        """
         try:
             ends_s = float(claims["exp"]) + LEEWAY_S
             begins_s = float(claims.get("nbf", 0)) - LEEWAY_S
@@ -167,7 +173,9 @@ class Issuers:
                 if key.get("use", "sig") == "sig" and key.get("kty") != "oct":
                     keys[str(key.get("kid", ""))] = self._jwt.PyJWK(key)
         except (KeyError, TypeError, AttributeError, self._jwt.PyJWTError) as error:
-            raise ValueError(f"no set of keys: {type(error).__name__}") from error
+            raise ValueError(
+                f"the answer is no JSON Web Key Set: {type(error).__name__}"
+            ) from error
         if keys.keys() != self._keys[issuer.issuer].keys():
             self._verified.clear()  # of a key that is taken back no token counts
         self._keys[issuer.issuer] = keys
@@ -190,12 +198,12 @@ async def _get(issuer: Issuer) -> bytes:
         session.get(issuer.jwks, ssl=context, headers=headers, allow_redirects=False) as answer,
     ):
         if answer.status != 200:
-            raise ValueError(f"status {answer.status}")
+            raise ValueError(f"the answer has HTTP status {answer.status}")
         content = await answer.content.read(BYTES_MAX + 1)
         while len(content) <= BYTES_MAX and (more := await answer.content.read(BYTES_MAX)):
             content += more
     if len(content) > BYTES_MAX:
-        raise ValueError(f"over {BYTES_MAX} bytes")
+        raise ValueError(f"the answer has more than {BYTES_MAX} bytes")
     return content
 
 

@@ -89,10 +89,10 @@ class KeyFile(Settings, frozen=True):
 
 
 class KeyRing:
-    """Finds the identity of a key."""
+    """Finds the identity of a token, a certificate or an account."""
 
     def __init__(self, file: KeyFile) -> None:
-        """Raises ConfigError for a key that two identities have, and for what can't be used."""
+        """Raises ConfigError for a key of two identities, and for invalid entries."""
         self.issuers = file.issuers
         self.names: set[str] = set()
         self._tokens: dict[bytes, Identity] = {}
@@ -117,41 +117,45 @@ class KeyRing:
 
     @classmethod
     def of(cls, tree: object) -> "KeyRing":
-        """tree: of a file in YAML. Raises ConfigError for what is no key file."""
+        """Makes the key ring from a parsed YAML file. Raises ConfigError for an invalid key
+        file.
+        """
         try:
             return cls(msgspec.convert(tree, KeyFile))
         except msgspec.ValidationError as error:
             raise ConfigError(of_value(error, KeyFile)) from error
         except RecursionError as error:
-            raise ConfigError("nested too deep") from error
+            raise ConfigError("the key file is nested too deep") from error
 
     @property
     def has_certificates(self) -> bool:
         return bool(self._certificates)
 
     def of_token(self, digest: bytes) -> Identity | None:
-        """digest: SHA-256 of the token."""
+        """The identity of a token, by its SHA-256; None: none has it."""
         return self._tokens.get(digest)
 
     def of_certificate(self, names: Iterable[str]) -> Identity | None:
-        """names: alternative names of a verified certificate, and cn: with its common name."""
+        """The identity of a verified certificate, by its alternative names, or cn: with its common
+        name; None: none has it.
+        """
         for name in names:
             if (identity := self._certificates.get(name)) is not None:
                 return identity
         return None
 
     def of_account(self, issuer: str, subject: str) -> Identity | None:
-        """issuer, subject: of a verified token."""
+        """The identity of a verified token's issuer and subject; None: none has them."""
         return self._accounts.get((issuer, subject))
 
 
 def digest(token: str) -> bytes:
-    """SHA-256 of a token; one that is no text, as of bytes that are no UTF-8, has one, too."""
+    """SHA-256 of a token, also of one that is not valid UTF-8."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 def new_token() -> tuple[str, str]:
-    """A random token, and its hash as the key file has it."""
+    """A new random token, and its hash as the key file has it."""
     token = "kvr_" + secrets.token_urlsafe(TOKEN_BYTES)
     return token, PREFIX + digest(token).hex()
 
@@ -183,7 +187,7 @@ def _check_issuers(file: KeyFile) -> None:
     """Raises ConfigError."""
     names: Collection[str] = [issuer.issuer for issuer in file.issuers]
     if len(set(names)) != len(names):
-        raise ConfigError("an issuer is there twice - at `$.issuers`")
+        raise ConfigError("an issuer is listed twice - at `$.issuers`")
     for i, issuer in enumerate(file.issuers):
         url = urlsplit(issuer.jwks)
         if url.scheme not in ("https", "file") or (url.scheme == "https" and not url.hostname):
@@ -194,7 +198,7 @@ def _check_issuers(file: KeyFile) -> None:
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> Iterator[str]:
-    """Names of a client's verified certificate, as KeyRing takes them."""
+    """Names of a client's verified certificate, in the form that KeyRing takes."""
     if not certificate:
         return
     for kind, name in certificate.get("subjectAltName", ()):

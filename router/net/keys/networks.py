@@ -1,4 +1,4 @@
-"""Addresses that a caller may have a router call: RegisterWorker's engines. Pure.
+"""Which engines' addresses a caller of RegisterWorker may have the router connect to. Pure.
 
 Laws:
 - only IP addresses count: a name may resolve to another address after it was looked at;
@@ -26,7 +26,7 @@ METADATA = frozenset(
 
 
 def networks_of(text: str) -> tuple[Network, ...]:
-    """Networks as CIDR, with commas between; raises ConfigError."""
+    """Parses networks as CIDRs with commas between; raises ConfigError."""
     names = filter(None, (part.strip() for part in text.split(",")))
     try:
         return tuple(map(ipaddress.ip_network, names))
@@ -35,7 +35,7 @@ def networks_of(text: str) -> tuple[Network, ...]:
 
 
 def check_engine_networks(settings: EngineSettings, networks: tuple[Network, ...]) -> None:
-    """Raises Refusal for an engine that the router may not call."""
+    """Raises Refusal for an engine outside the networks that the router may connect to."""
     if not networks:
         raise Refusal(
             Reason.PERMISSION_DENIED,

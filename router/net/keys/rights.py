@@ -1,4 +1,4 @@
-"""Which right each method needs. Pure.
+"""The right that each RPC needs. Pure.
 
 Law: a method that is not in the table is refused to every caller with keys.
 """
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Right(StrEnum):
-    """A group of methods."""
+    """A right, which allows a group of RPCs."""
 
     ROUTE = "route"
     """Picks a worker and reserves load there; makes tokens of prompts."""

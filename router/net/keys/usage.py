@@ -1,4 +1,4 @@
-"""The use that one identity makes of this process, against its limits. Pure.
+"""Counts what one identity uses in this process, and holds it against its limits. Pure.
 
 Law: what goes past a limit is refused before anything is done for it, and takes nothing of it.
 """
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Held(Protocol):
-    """A reservation."""
+    """Interface: an open reservation of the identity."""
 
     @property
     def id(self) -> str: ...
@@ -28,7 +28,7 @@ class Held(Protocol):
 
 
 class Bucket:
-    """Lets pass `rate` a second, and what one second allows at once."""
+    """A token bucket: lets `rate` pass in each second, and at most one second's amount at once."""
 
     def __init__(self, rate: float, now_s: float) -> None:
         self.rate = rate
@@ -36,8 +36,9 @@ class Bucket:
         self._at_s = now_s
 
     def take(self, amount: float, now_s: float) -> float:
-        """0, or the seconds after which it may be tried again. What is larger than the burst passes
-        when the bucket is full, and the next ones wait longer."""
+        """Takes an amount. Returns 0, or the seconds after which to try again. An amount above one
+        second's passes when the bucket is full, and later ones wait longer.
+        """
         burst = max(1.0, self.rate)
         self._left = min(burst, self._left + (now_s - self._at_s) * self.rate)
         self._at_s = now_s
@@ -48,7 +49,7 @@ class Bucket:
         return 0.0
 
     def owe(self, amount: float, now_s: float) -> None:
-        """Takes what is gone already; the next ones wait longer."""
+        """Takes an amount that was used already, even if later ones have to wait."""
         self.take(0, now_s)
         self._left -= amount
 
@@ -57,7 +58,7 @@ class Usage:
     """One identity's use of the process: requests, bytes, streams and open reservations."""
 
     def __init__(self, identity: Identity, clock: Callable[[], float]) -> None:
-        """clock: of seconds that only go forward."""
+        """clock: monotonic seconds."""
         self.identity = identity
         self._clock = clock
         self.streams = 0
@@ -70,21 +71,21 @@ class Usage:
         self._bytes = _bucket(limits.mib_per_s and limits.mib_per_s * MIB, now_s)
 
     def check_model(self, model: str) -> None:
-        """Raises Refusal."""
+        """Raises Refusal if the identity may not use a model."""
         self.identity.check_model(model)
 
     def message(self, size: int) -> None:
-        """A message came; raises Refusal."""
+        """Counts a message of `size` bytes; raises Refusal beyond a limit."""
         if self._bytes is not None and (wait_s := self._bytes.take(size, self._clock())):
             raise self._over("mib_per_s", wait_s)
 
     def came(self, size: int) -> None:
-        """Bytes came that no message had announced: later messages wait for them."""
+        """Counts bytes that no message announced, so that later messages wait for them."""
         if self._bytes is not None:
             self._bytes.owe(size, self._clock())
 
     def request(self) -> None:
-        """A request came; raises Refusal."""
+        """Counts a request; raises Refusal beyond a limit."""
         now_s, most = self._clock(), self.identity.limits.reservations
         if most is not None and len(self._open) >= most:
             self._prune(now_s)
@@ -94,13 +95,13 @@ class Usage:
             raise self._over("requests_per_s", wait_s)
 
     def reserved(self, reservation: Held) -> None:
-        """A request got a worker."""
+        """Adds the reservation of a request that got a worker."""
         if self.identity.limits.reservations is not None:
             self._open[reservation.id] = reservation
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Counts a stream while it is open; raises Refusal."""
+        """Counts a stream while it is open; raises Refusal beyond a limit."""
         most = self.identity.limits.streams
         if most is not None and self.streams >= most:
             raise self._over("streams", 1.0)

@@ -1,4 +1,4 @@
-"""Sockets that listen, and how clients' addresses are counted.
+"""Opens listening sockets, and groups clients by address.
 
 Laws:
 - `[::]`, like no host at all, is every address of both families; on a host without IPv6, every IPv4
@@ -31,7 +31,9 @@ UNIX_CLIENT = "unix"
 
 
 async def listening(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
-    """Sockets for each address of a host, on one port; port 0: a free one. Raises OSError."""
+    """Listening sockets for each address of a host, on one port; port 0: a free one. Raises
+    OSError.
+    """
     if _is_every(host):
         try:
             return [_bound(socket.AF_INET6, ("::", port), reuse_port, dual=True)]
@@ -53,8 +55,9 @@ async def listening(host: str, port: int, *, reuse_port: bool = False) -> list[s
 
 
 def listening_unix(path: Path, mode: int) -> socket.socket:
-    """A Unix socket, whose file has the permissions `mode` from the first moment. Raises
-    OSError."""
+    """A listening unix socket, whose file has the permissions `mode` from the first moment. Raises
+    OSError.
+    """
     _remove_stale(path)
     before = os.umask(0o777 & ~mode)
     try:
@@ -64,7 +67,7 @@ def listening_unix(path: Path, mode: int) -> socket.socket:
 
 
 def unmapped(host: str) -> str:
-    """A client's address as it is in its own family: 10.0.0.1 for ::ffff:10.0.0.1."""
+    """A client's address without its IPv4-mapped form: 10.0.0.1 for ::ffff:10.0.0.1."""
     return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 

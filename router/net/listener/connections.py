@@ -1,4 +1,4 @@
-"""Which connections of a port are open, and which makes room for the next. Owns no sockets.
+"""The open connections of a port, and which of them is closed for a new one. Owns no sockets.
 
 Laws:
 - a connection counts from its acceptance to its end, by port and by client;
@@ -38,7 +38,9 @@ held most of a port that held too much, see held.PortHeld."""
 
 @dataclass(frozen=True, slots=True)
 class PortBounds:
-    """Bounds of one port's connections: open ones, those of one client, and seconds to begin."""
+    """Bounds of one port: open connections, those of one client, and seconds until a connection
+    must begin.
+    """
 
     connections_max: int
     address_max: int | None = None
@@ -47,19 +49,21 @@ class PortBounds:
 
 
 class Begins(Protocol):
-    """What serves a connection."""
+    """Interface: the protocol object that serves a connection."""
 
     @property
     def begun(self) -> bool:
-        """Whether its first request's head, or HTTP/2's preface, is whole."""
+        """Whether the first request's head, or HTTP/2's preface, has come whole."""
 
     @property
     def idle(self) -> bool:
-        """Whether it has begun, and no request or part of one is on it, but calls of health."""
+        """Whether the connection has begun, and has no request or part of one, but calls of
+        health.
+        """
 
 
 class Place:
-    """One connection's."""
+    """The entry of one connection."""
 
     __slots__ = ("client", "close", "open", "served_by", "until_s")
 
@@ -92,10 +96,10 @@ class _Client:
 
 
 class Connections:
-    """Those of one port."""
+    """The connections of one port."""
 
     def __init__(self, port: str, bounds: PortBounds) -> None:
-        """port: its name in metrics."""
+        """port: name of the port in metrics."""
         self.port = port
         self.bounds = bounds
         self.open = 0
@@ -111,25 +115,27 @@ class Connections:
 
     @property
     def incomplete(self) -> int:
-        """Open ones that have not begun."""
+        """Number of open connections that have not begun."""
         return sum(not place.begun for place in self._waiting)
 
     @property
     def most_of_one(self) -> int:
-        """Open ones of the client with most."""
+        """Number of open connections of the client with the most."""
         return max((client.open for client in self._clients.values()), default=0)
 
     @property
     def late_s(self) -> float | None:
-        """When a connection may be late next."""
+        """Time when the next connection may be late; None: no connection can be."""
         return next(iter(self._waiting)).until_s if self._waiting else None
 
     def unserved(self) -> list[Place]:
-        """Those whose TLS handshake is not over."""
+        """Connections whose TLS handshake is not over."""
         return [place for place in self._waiting if place.served_by is None]
 
     def admit(self, client: str, now_s: float) -> tuple[Place | None, Place | None]:
-        """A place for a connection, or None; and the one that another connection left for it."""
+        """Returns a place for a new connection, or None if it is to be closed; and the connection
+        to close for it, if any.
+        """
         reason, left = self._room(client)
         if reason:
             self.closed[reason] += 1
@@ -144,7 +150,7 @@ class Connections:
         return place, left
 
     def leave(self, place: Place) -> None:
-        """The connection is over; once more changes nothing."""
+        """Removes a connection that is over; a second call changes nothing."""
         if not place.open:
             return
         place.open = False
@@ -159,7 +165,7 @@ class Connections:
             del self._clients[place.client]
 
     def give_up_one(self) -> Place | None:
-        """The connection that leaves since the host has no room for another."""
+        """The connection to close because the host has no room for another; None: there is none."""
         place = self._heaviest()
         if place is not None:
             self.closed["full"] += 1
@@ -167,7 +173,7 @@ class Connections:
         return place
 
     async def none_left(self, wait_s: float) -> None:
-        """Returns when no connection is open, or after so many seconds."""
+        """Returns when no connection is open, or after wait_s."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while self.open:
@@ -175,7 +181,7 @@ class Connections:
                     await self._left.wait()
 
     def late(self, now_s: float, most: int) -> list[Place]:
-        """Those that are late and leave, of the `most` oldest."""
+        """Connections to close because they are late, among the `most` oldest."""
         due = [place for place in islice(self._waiting, most) if place.until_s <= now_s]
         for place in due:
             self._looked_at(place)

@@ -1,4 +1,4 @@
-"""Bytes that a port keeps of its peers, and for them. Pure.
+"""Bounds on the bytes that a port keeps in memory, received or to be sent. Pure.
 
 Held are: messages until their handlers take them, as they came, packed or not; bytes that a peer
 has no room for yet; and open streams, by STREAM_BYTES each, and HANDLER_BYTES more for each that a
@@ -24,7 +24,7 @@ MESSAGE_BYTES = 128
 
 
 class PortHeld:
-    """Bytes that all connections of one port hold."""
+    """Bytes kept for all connections of one port."""
 
     def __init__(self, bytes_max: int = PORT_HELD_MAX) -> None:
         self.bytes_max = bytes_max
@@ -32,7 +32,9 @@ class PortHeld:
         self.connections: set[Held] = set()
 
     def relieve(self) -> None:
-        """Ends connections, the one that holds most first, until the rest is within the bound."""
+        """Closes connections, the one with the most bytes first, until the port is within its
+        bound.
+        """
         while self.bytes > self.bytes_max and self.connections:
             most = max(self.connections, key=lambda held: held.bytes)
             drop = most.drop
@@ -41,10 +43,10 @@ class PortHeld:
 
 
 class Held:
-    """Bytes that one connection holds, counted for its port as well."""
+    """Bytes kept for one connection, counted for its port as well."""
 
     def __init__(self, port: PortHeld, drop: Callable[[], None], bytes_max: int = HELD_MAX) -> None:
-        """drop: ends the connection, since its port holds too much."""
+        """drop: closes the connection, when its port holds too much."""
         self.bytes = 0
         self.bytes_max = bytes_max
         self.drop = drop
@@ -52,12 +54,12 @@ class Held:
         self._open = False
 
     def open(self) -> None:
-        """The connection has begun."""
+        """Called when the connection has begun."""
         self._open = True
         self._port.connections.add(self)
 
     def take(self, size: int) -> bool:
-        """Holds so many bytes more; False: there is no room for them."""
+        """Adds bytes; False: they would exceed the bound, and are not added."""
         held = self.bytes + size
         if held > self.bytes_max or not self._open:
             return False
@@ -69,13 +71,13 @@ class Held:
         return True
 
     def free(self, size: int) -> None:
-        """Holds so many bytes less."""
+        """Subtracts bytes."""
         if self._open:
             self.bytes -= size
             self._port.bytes -= size
 
     def close(self) -> None:
-        """The connection is over."""
+        """Subtracts all bytes of the connection, which is over."""
         if self._open:
             self._open = False
             self.drop = lambda: None

@@ -12,7 +12,7 @@ long."""
 
 
 class HttpKeys(Protocol):
-    """The section `http` of a configuration."""
+    """The section `http` of the configuration."""
 
     @property
     def connections_max(self) -> int: ...
@@ -24,7 +24,7 @@ class HttpKeys(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBounds:
-    """The keys of `http`, and the bounds that no key turns."""
+    """Bounds of an HTTP port: those of the section `http`, and fixed ones."""
 
     connections_max: int = 10_000
     address_connections_max: int | None = None
@@ -36,7 +36,9 @@ class HttpBounds:
 
     @classmethod
     def of(cls, keys: HttpKeys) -> "HttpBounds":
-        """The bounds that the section `http` sets; no key sets head_timeout_s and linger_s."""
+        """The bounds with the values of the section `http`; head_timeout_s and linger_s are
+        fixed.
+        """
         return cls(
             connections_max=keys.connections_max,
             address_connections_max=keys.address_connections_max,
@@ -46,5 +48,5 @@ class HttpBounds:
 
     @property
     def port(self) -> PortBounds:
-        """Those on connections as such."""
+        """The bounds on the number and age of connections."""
         return PortBounds(self.connections_max, self.address_connections_max, self.head_timeout_s)

@@ -65,7 +65,7 @@ log = logging.getLogger("kvroute.connections")
 
 
 class Serves(Protocol):
-    """What serves a connection: an asyncio protocol that calls `left` of its making at its end."""
+    """Interface: an asyncio protocol that serves a connection, and calls `left` at its end."""
 
     @property
     def begun(self) -> bool:
@@ -76,7 +76,7 @@ class Serves(Protocol):
         """See connections.Begins."""
 
     def give_up(self) -> None:
-        """Closes the connection while it is idle."""
+        """Closes the connection if it is idle."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
 
@@ -94,7 +94,7 @@ class Speaks:
 
 
 class Listener:
-    """One port."""
+    """Accepts the connections of one port."""
 
     def __init__(
         self,
@@ -104,8 +104,10 @@ class Listener:
         *,
         came: Callable[[str], None] = lambda _kind: None,
     ) -> None:
-        """make: takes `left`, which must be called at the connection's end. came: is called with
-        `tls`, `plain` or `refused` for each connection that sends something."""
+        """make: makes the protocol of a connection; its argument `left` must be called at the
+        connection's end. came: called with `tls`, `plain` or `refused` for each connection that
+        sends anything.
+        """
         self._make = make
         self._connections = connections
         self._speaks = speaks
@@ -128,7 +130,7 @@ class Listener:
         self.port = self._sockets[0].getsockname()[1]
 
     def start_unix(self, path: Path, mode: int) -> None:
-        """Listens on a Unix socket. mode: permissions of its file. Raises OSError."""
+        """Listens on a unix socket. mode: permissions of its file. Raises OSError."""
         self._listen([listening_unix(path, mode)])
         self._path = path
 
@@ -139,7 +141,7 @@ class Listener:
             self._loop.add_reader(each, self._accept, each)
 
     async def stop(self) -> None:
-        """Accepts no more, and closes connections that nothing serves yet."""
+        """Accepts no more connections, and closes those whose handshake is not over."""
         for each in self._sockets:
             self._loop.remove_reader(each)
             each.close()
@@ -198,7 +200,7 @@ class Listener:
         peer.close()
 
     def _watch(self) -> None:
-        """Has the loop look for connections that are late."""
+        """Sets a timer that checks for connections which are late."""
         late_s = self._connections.late_s
         if self._late is None and late_s is not None:
             self._late = self._loop.call_at(late_s, self._end_late)

@@ -1,4 +1,4 @@
-"""Log lines that anybody may cause, as often as they like."""
+"""Limits the rate of log lines that any client can cause."""
 
 import logging
 from math import inf
@@ -8,7 +8,7 @@ LOG_S = 10.0
 
 
 class Seldom:
-    """Log lines of one subject: one in LOG_S at most."""
+    """Logs lines of one subject, at most one in LOG_S seconds."""
 
     def __init__(self, log: logging.Logger, level: int = logging.WARNING) -> None:
         self._log = log
@@ -18,7 +18,7 @@ class Seldom:
         """Lines left out since the last one."""
 
     def log(self, now_s: float, words: str, *about: object) -> None:
-        """now_s: of a clock that only goes forward."""
+        """Logs the words unless the last line was less than LOG_S ago. now_s: monotonic seconds."""
         if now_s - self._logged_s < LOG_S:
             self._more += 1
             return

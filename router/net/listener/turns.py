@@ -1,4 +1,4 @@
-"""Long work on the event loop, with turns for other calls."""
+"""Runs long work on the event loop in steps, so that other tasks run between them."""
 
 import asyncio
 from collections.abc import Generator
@@ -9,7 +9,9 @@ Result = TypeVar("Result")
 
 
 async def turned(steps: Generator[None, None, Result]) -> Result:
-    """Runs steps with a turn for other calls between them."""
+    """Runs the steps of a generator, with other tasks between them; returns the generator's
+    result.
+    """
     with closing(steps):  # what they hold goes at once, should the call be cancelled
         while True:
             try:

@@ -1,1 +1,1 @@
-"""Looks at decisions: receipts, log, shadow policies. Changes none."""
+"""Observers of decisions: receipts, decision log, shadow policies. Changes no decision."""

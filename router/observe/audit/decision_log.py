@@ -46,7 +46,7 @@ class _Switch:
 
 
 class DecisionLog:
-    """A decision log. `use` sets the file; `watch` from the event loop; `close` last."""
+    """The decision log. `use` sets its file; `watch` is called on the event loop; `close` last."""
 
     def __init__(self, replica: str, labels: PlaceLabels) -> None:
         self.lines: Counter[str] = Counter()
@@ -65,7 +65,7 @@ class DecisionLog:
         return self._settings.file is not None
 
     def use(self, settings: DecisionLogSettings) -> None:
-        """Writes there from now on; what waits goes where it would have gone.
+        """Writes to the configured file from now on; queued lines go to the file of their time.
 
         Raises ConfigError, and changes nothing, when the file can't be written, or the disk hangs.
         """
@@ -75,28 +75,29 @@ class DecisionLog:
                 self._queue.put_nowait(_Switch(files))
             except Full:
                 raise ConfigError(
-                    "the disk hangs, and many changes wait for it - at `$.decision_log.file`"
+                    "the disk takes no writes, and too many changes of the log wait for it"
+                    " - at `$.decision_log.file`"
                 ) from None
             if not self._thread.is_alive():
                 self._thread.start()
         self._settings = settings
 
     def watch(self, decision: Decision) -> None:
-        """A decision that is about to be carried out."""
+        """Queues the line of a decision that is about to be carried out."""
         if self._has_room():
             self._queue.put_nowait(
                 capture(decision, self._replica, self._labels, self._settings.hashes)
             )
 
     def watch_refused(self, refused: Refused) -> None:
-        """A request that got no worker."""
+        """Queues the line of a request that got no worker."""
         if self._has_room():
             self._queue.put_nowait(
                 capture_refusal(refused, self._replica, self._labels, self._settings.hashes)
             )
 
     def close(self) -> None:
-        """Writes what waits, for a while at most. Safe if nothing was ever written."""
+        """Writes queued lines, for a bounded time. Safe if nothing was ever written."""
         if self._thread.is_alive():
             with suppress(Full):  # a disk that hangs; the thread ends with the process
                 self._queue.put(None, timeout=CLOSE_S)
@@ -152,7 +153,7 @@ def _opened(settings: DecisionLogSettings, file: Path) -> "RotatedFiles":
 
 
 class RotatedFiles:
-    """A file, and the ones before it: FILE, FILE.1 and so on, the newest first."""
+    """The log's file, and the full ones before it: FILE, FILE.1 and so on, the newest first."""
 
     def __init__(self, file: Path, bytes_max: int, files_max: int) -> None:
         self.file = file
@@ -162,24 +163,26 @@ class RotatedFiles:
         self._size = 0
 
     def open(self) -> None:
-        """Goes on with a file that is there. Raises OSError."""
+        """Opens the file, and appends to an existing one. Raises OSError."""
         self._open = self.file.open("ab", buffering=0)
         self._size = self._open.tell()
 
     def write(self, line: bytes) -> None:
-        """Raises OSError, for a line that is larger than a file, too; the next one tries again."""
+        """Writes a line. Raises OSError, also for a line larger than a file; the next call tries
+        again.
+        """
         if len(line) > self._bytes_max:
-            raise OSError(f"a line of {len(line)} bytes fits no file")
+            raise OSError(f"a line has {len(line)} bytes, more than a file may have")
         if self._open is None:
             self.open()
         if self._size + len(line) > self._bytes_max:
             self._rotate()
         if self._open is None:
-            raise OSError("no file is open")
+            raise OSError("no file of the decision log is open")
         try:
             written = self._open.write(line)
             if written != len(line):
-                raise OSError(f"{written} of {len(line)} bytes written")
+                raise OSError(f"only {written} of a line's {len(line)} bytes were written")
         except OSError:
             with suppress(OSError):  # half a line would spoil the next one
                 self._open.truncate(self._size)

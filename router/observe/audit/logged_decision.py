@@ -42,11 +42,11 @@ Numbers: TypeAlias = list[float | None]
 
 
 class NoHashes(LookupError):
-    """A policy asks for a hash that the line does not have."""
+    """A policy needs a hash that the line does not have."""
 
 
 class LoggedRates(msgspec.Struct, frozen=True):
-    """PrefillColumns."""
+    """The PrefillColumns of a line."""
 
     mean_work: float
     rate: list[float]
@@ -109,9 +109,11 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool) -> LoggedDecision:
-    """A decision of some rows as it will be written; call before any of it is reserved.
+    """Takes from a decision what its line needs; call it before anything of the decision is
+    reserved.
 
-    labels: what the labels of places are called. hashes: take those of prompt and session, too.
+    labels: names of the labels for places. hashes: whether to take those of prompt and session,
+    too.
     """
     rows, request = decision.rows, decision.request
     prefill = rows.prefill
@@ -165,20 +167,20 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
 
 
 def encode(line: msgspec.Struct) -> bytes:
-    """JSON, with the end of the line."""
+    """The line as JSON, with its line end."""
     return msgspec.json.encode(line) + b"\n"
 
 
 def decode(content: bytes) -> LoggedDecision:
-    """A line; raises ValueError for one that is none, or does not hold together."""
+    """Reads a line; raises ValueError for an invalid or inconsistent one."""
     line = checked(_DECODER.decode(content))
     if line.picked is None:
-        raise ValueError("a decision without a pick, and no refusal")
+        raise ValueError("the line is of a decision without a pick, and is no refusal")
     return line
 
 
 def checked(line: LoggedDecision) -> LoggedDecision:
-    """The line of some bytes, checked to be consistent; raises ValueError."""
+    """Returns the line if it is consistent; raises ValueError otherwise."""
     count = len(line.workers)
     rates = line.prefill
     columns: list[Sized] = [line.costs, *line.columns.values(), *line.overlap_tokens.values()]
@@ -186,20 +188,20 @@ def checked(line: LoggedDecision) -> LoggedDecision:
     columns += filter(None, (line.blocks_in_use, line.others_waiting, line.recent_blocks))
     columns += filter(None, (line.kv_distance, line.places))
     if line.v != VERSION:
-        raise ValueError(f"version {line.v}; this release reads {VERSION}")
+        raise ValueError(f"the line has version {line.v}, but this release reads version {VERSION}")
     if any(len(column) != count for column in columns):
-        raise ValueError(f"columns that don't fit {count} workers")
+        raise ValueError(f"a column's length differs from the number of workers, {count}")
     picked = () if line.picked is None else (line.picked,)
     rows = (*picked, *line.of_session, *(row for row, _ in line.excluded))
     if line.prompt_tokens < 1 or not all(0 <= row < count for row in rows):
-        raise ValueError("rows that there are not, or a prompt without tokens")
+        raise ValueError("the line names a row that does not exist, or its prompt has no tokens")
     if not all(rate > 0 and isfinite(rate) for rate in line.prefill.rate):
-        raise ValueError("rates that are not above 0")
+        raise ValueError("a rate in the line is not above 0")
     return line
 
 
 def candidates(line: LoggedDecision) -> Candidates:
-    """The candidates that the policy saw."""
+    """The candidates that the policy saw, made from the line."""
     count = len(line.workers)
     table = np.tile(np.array(_UNSAID)[:, np.newaxis], count)
     for i, name in enumerate(COLUMNS):
@@ -215,7 +217,7 @@ def candidates(line: LoggedDecision) -> Candidates:
 
 
 def reasons(line: LoggedDecision) -> list[str]:
-    """Why each row could not be picked; empty where it could."""
+    """Reason for each row why it could not be picked; empty where it could."""
     excluded = [""] * len(line.workers)
     for row, why in line.excluded:
         excluded[row] = why
@@ -263,9 +265,7 @@ class _LoggedCandidates(Candidates):
     @override
     def affinity_key(self) -> int:
         if self._affinity_key is None:
-            raise NoHashes(
-                "the log has no hashes (decision_log.hashes), which this policy asks for"
-            )
+            raise NoHashes("this policy needs hashes, which the log lacks (decision_log.hashes)")
         return int(self._affinity_key, 16)
 
 

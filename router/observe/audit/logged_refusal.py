@@ -15,7 +15,9 @@ from router.request.refusal import Refused
 
 
 class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line. Fields that a request did not name, or that can't be read, are left out."""
+    """A line about a refused request. Fields that the request left out, or that can't be read, are
+    left out.
+    """
 
     v: int
     at_s: float
@@ -41,7 +43,7 @@ class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
 def capture_refusal(
     refused: Refused, replica: str, labels: PlaceLabels, hashes: bool
 ) -> LoggedRefusal:
-    """A refusal as it will be written; labels and hashes: see `capture`."""
+    """Takes from a refusal what its line needs; labels and hashes: see `capture`."""
     refusal = refused.refusal
     decision = refusal.decision if isinstance(refusal, NobodyFits) else None
     scored = decision is not None and len(decision.pool) > 0
@@ -63,14 +65,14 @@ def capture_refusal(
 
 
 def decode(content: bytes) -> LoggedDecision | LoggedRefusal:
-    """A line of the log; raises ValueError for one that is none, or does not hold together."""
+    """Reads a line of the log; raises ValueError for an invalid or inconsistent one."""
     if _PROBE.decode(content).reason is None:
         return logged_decision.decode(content)
     line = _DECODER.decode(content)
     if line.v != VERSION:
-        raise ValueError(f"version {line.v}; this release reads {VERSION}")
+        raise ValueError(f"the line has version {line.v}, but this release reads version {VERSION}")
     if line.decision is not None and logged_decision.checked(line.decision).picked is not None:
-        raise ValueError("a refusal with a pick")
+        raise ValueError("the line is of a refusal, but has a pick")
     return line
 
 

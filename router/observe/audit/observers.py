@@ -1,4 +1,4 @@
-"""The watchers of a router's decisions: its shadow policy, its decision log, and the console."""
+"""The observers of a router's decisions: its shadow policy, its decision log, and the console."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from router.observe.audit.shadow_policy import Shadow
 
 
 class Watchers:
-    """Starts, stops and changes the watchers of decisions."""
+    """Starts, stops and changes the observers of decisions."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Watchers:
         rng: random.Random,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """rng: for sampling only. on_failure: gets the first error of a watcher."""
+        """rng: for sampling only. on_failure: called with the first error of an observer."""
         self.shadow: Shadow | None = None
         self.log = DecisionLog(replica, labels)
         self._watch = Watch((), rng, on_failure)
@@ -35,11 +35,11 @@ class Watchers:
 
     @property
     def failures(self) -> int:
-        """Times that a watcher failed."""
+        """Number of times that an observer failed."""
         return self._watch.failures
 
     def use(self, config: ServeConfig) -> None:
-        """Watches as configured from now on; raises ConfigError, and changes nothing."""
+        """Puts the configured observers in force; raises ConfigError, and changes nothing."""
         routing, settings = config.routing, config.decision_log
         policy = shadow_policy(routing, configured(routing))
         self.log.use(settings)  # the last that may fail
@@ -58,8 +58,9 @@ class Watchers:
         self.timed = self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
 
     def look(self, looking: Sampled | None, viewer: str = "console") -> None:
-        """A viewer's watcher beside the configured ones, in the place of the one before; None: it
-        looks no longer."""
+        """Sets the console's observer beside the configured ones, and replaces its earlier one;
+        None: it observes no longer.
+        """
         self._looking.pop(viewer, None)
         if looking is not None:
             self._looking[viewer] = looking

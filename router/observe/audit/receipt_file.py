@@ -17,7 +17,7 @@ from router.observe.audit.logged_refusal import LoggedRefusal
 
 
 class Receipts(NamedTuple):
-    """Receipts of one request: of its answer, and of a pair's prefill worker."""
+    """The receipts of one request: that of its answer, and that of a pair's prefill worker."""
 
     answer: router_pb2.Receipt
     prefill: router_pb2.Receipt | None = None

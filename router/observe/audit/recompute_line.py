@@ -1,4 +1,4 @@
-"""A line of the decision log recomputed, by the policy that it names. Pure."""
+"""Recomputes a line of the decision log, by the policy that it names. Pure."""
 
 from collections import Counter
 from dataclasses import replace
@@ -18,9 +18,9 @@ ROWS = 2
 
 
 def check_line(line: LoggedDecision) -> Verdict:
-    """All costs of a line, and whether its pick follows. Raises FormulaError.
+    """Recomputes all costs of a line, and whether its pick follows from them. Raises FormulaError.
 
-    Costs are those of the policy's code, to the last bit, not of the formula that people read.
+    Costs are computed by the policy's code, to the last bit, not by the formula that people read.
     """
     picked = line.picked
     assert picked is not None, "a decision as it is read has a pick"
@@ -84,7 +84,7 @@ def _policy(line: LoggedDecision) -> Policy:
     try:
         policy = replace(policy, settings=msgspec.convert(numbers, type(policy.settings)))
     except msgspec.ValidationError as error:
-        raise FormulaError(f"parameters of {policy.name}: {error}") from error
+        raise FormulaError(f"parameters of policy {policy.name} are invalid: {error}") from error
     return with_bonus(policy, line.affinity_bonus or 0.0)
 
 

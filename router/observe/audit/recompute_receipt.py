@@ -1,4 +1,4 @@
-"""A receipt's costs recomputed, from the numbers that it shows and the formula that it names.
+"""Recomputes a receipt's costs, from the numbers that it shows and the formula that it names.
 
 Formulas are arithmetic: numbers, names, + - * / **, comparisons, `and`, `or`, `not`,
 `a if b else c`, min, max, abs. After a semicolon a name is given its own formula: `alpha * x;
@@ -37,12 +37,12 @@ _CALLS: dict[str, Callable[..., float]] = {"min": min, "max": max, "abs": abs}
 
 
 class FormulaError(ValueError):
-    """A formula that can't be worked out; the message says why."""
+    """A formula can't be computed; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """One row of a receipt."""
+    """The recomputed cost of one row of a receipt."""
 
     worker_id: str
     dp_rank: int
@@ -59,7 +59,9 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class MovedFrom:
-    """The worker that would have been picked by cost (router/decide/decision/guard.py)."""
+    """The worker of the least cost, where the guard moved the pick
+    (router/decide/decision/guard.py).
+    """
 
     row: Recomputed
     requests: float
@@ -81,7 +83,7 @@ class MovedFrom:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A receipt's numbers, and complaints about those that do not hold."""
+    """The recomputed costs of a receipt, and sentences about numbers that do not match."""
 
     policy: str
     formula: str
@@ -105,7 +107,7 @@ class Verdict:
 
 
 def check(receipt: router_pb2.Receipt) -> Verdict:
-    """Works out a receipt's rows, and whether the pick follows. Raises FormulaError."""
+    """Recomputes a receipt's rows, and whether the pick follows from them. Raises FormulaError."""
     if not receipt.HasField("picked"):
         raise FormulaError("the receipt has no row of a picked worker")
     shown = [receipt.picked, *([receipt.runner_up] if receipt.HasField("runner_up") else [])]
@@ -143,15 +145,15 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
 
 
 def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
-    """A formula's value. Names that it defines itself count before those that are given."""
+    """Value of a formula. Names that it defines itself win over the given numbers."""
     if len(formula) > FORMULA_MAX:
-        raise FormulaError(f"a formula of more than {FORMULA_MAX} characters")
+        raise FormulaError(f"the formula has more than {FORMULA_MAX} characters")
     expression, *clauses = [part.strip() for part in formula.split(";")]
     known = dict(numbers)
     for clause in reversed(clauses):  # what is defined last may be used by what comes before
         name, separator, value = clause.partition(" = ")
         if not separator or not name.isidentifier():
-            raise FormulaError(f"{clause!r} defines nothing")
+            raise FormulaError(f"the clause {clause!r} of the formula defines no name")
         known[name] = _value(_parsed(value), known)
     return _value(_parsed(expression), known)
 
@@ -224,7 +226,7 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise FormulaError(f"{text!r} is no formula") from error
+        raise FormulaError(f"{text!r} is no valid formula") from error
 
 
 def _value(node: ast.expr, known: Mapping[str, float]) -> float:
@@ -258,7 +260,7 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> float:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _CALLS:
             values = [_value(argument, known) for argument in arguments]
             if len(values) < (1 if name == "abs" else 2):
-                raise FormulaError(f"{name} of too few numbers")
+                raise FormulaError(f"{name} in the formula has too few arguments")
             return float(_CALLS[name](*values))
         case _:
             raise FormulaError(f"{ast.unparse(node)!r} is not arithmetic")

@@ -24,7 +24,7 @@ RefusalWatcher = Callable[[Refused], None]
 
 @dataclass(slots=True)
 class Sampled:
-    """A watcher, and its share of the decisions: above 0, at most 1."""
+    """An observer, and its share of the decisions: above 0, at most 1."""
 
     watcher: Watcher
     share: float
@@ -35,7 +35,7 @@ class Sampled:
 
 
 class Watch:
-    """All watchers of a router."""
+    """All observers of a router."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Watch:
         rng: random.Random,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """watchers: see `use`. rng: for sampling only, so that watchers do not change picks."""
+        """watchers: see `use`. rng: for sampling only, so that observers do not change picks."""
         self._rng = rng
         self._on_failure = on_failure
         self.failures = 0
@@ -51,13 +51,13 @@ class Watch:
         self.use(watchers)
 
     def use(self, watchers: Sequence[Sampled]) -> None:
-        """Others watch from now on."""
+        """Replaces the observers."""
         self._watchers = watchers
         for sampled in watchers:
             sampled.left = self._gap(sampled)
 
     def take(self) -> "Due | None":
-        """The watchers that get the next request's outcome; None: no watcher does."""
+        """The observers that get the next request's outcome; None: no observer does."""
         due = []
         for sampled in self._watchers:
             if sampled.left > 0:
@@ -80,7 +80,7 @@ class Watch:
 
 
 class Due:
-    """The watchers that get one request's outcome."""
+    """The observers that get one request's outcome."""
 
     def __init__(
         self, watchers: Sequence[Sampled], on_failure: Callable[[Exception], None]
@@ -91,7 +91,7 @@ class Due:
         """Seconds that the request spent in the router's queue before its outcome."""
 
     def __call__(self, decision: Decision) -> None:
-        """A decision, before anything of it is reserved."""
+        """Gives the observers a decision, before anything of it is reserved."""
         decision.waited_s = self.waited_s
         for sampled in self._watchers:
             try:
@@ -100,7 +100,7 @@ class Due:
                 self._on_failure(error)
 
     def refused(self, refused: Refused) -> None:
-        """The request got no worker."""
+        """Gives the observers a request that got no worker."""
         if self.waited_s:
             refused = replace(refused, waited_s=self.waited_s)
         for sampled in self._watchers:
@@ -112,15 +112,15 @@ class Due:
 
 
 class Observed(Protocol):
-    """What is sampled at the moment; a reload may change it."""
+    """Interface: the present observers; a reload may change them."""
 
     @property
     def watch(self) -> Watch | None:
-        """None: there are no watchers, and no decision pays for them."""
+        """The present observers; None: there are none, and decisions are not sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedBy:
-    """The same watchers for good."""
+    """Observers that never change."""
 
     watch: Watch | None = None

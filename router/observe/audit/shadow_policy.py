@@ -26,7 +26,9 @@ from router.fleet.table import Column, Flags
 
 
 class Agreement(StrEnum):
-    """A policy's view of another policy's pick; the metric label."""
+    """Whether a policy would have made another policy's pick; its values are values of a metric's
+    label.
+    """
 
     SAME = "same"
     """The same worker would have been picked."""
@@ -58,11 +60,11 @@ def difference(
     guard: GuardSettings | None = None,
     ttft_s: Column | None = None,
 ) -> Difference:
-    """Holds a policy's scores against a pick.
+    """Compares a policy's scores with a pick.
 
-    excluded: why a row could not be picked; empty where it could. taken: the row that was. guard:
-    what would look at the policy's picks; None: nothing would. ttft_s: times to the first token, a
-    row, if they were predicted before.
+    excluded: reason for each row why it could not be picked; empty where it could. taken: the
+    picked row. guard: the guard of the policy's picks; None: it has none. ttft_s: predicted seconds
+    to the first token of each row, if they were computed before.
     """
     chances = guarded_chances(rows, excluded, scores, guard)
     if chances is None:
@@ -89,7 +91,7 @@ def guarded_chances(
     scores: Scores,
     guard: GuardSettings | None = None,
 ) -> Column | None:
-    """The chance of each row to be picked by a policy and its guard; None if no row could be.
+    """Chance of each row to be picked by a policy and its guard; None if no row could be picked.
 
     excluded, guard: see `difference`.
     """
@@ -101,9 +103,9 @@ def guarded_chances(
 
 
 def would_pick(scores: Scores, can: Flags) -> Column | None:
-    """The chance of each row to be picked, 1 in sum; None if no row could be.
+    """Chance of each row to be picked, 1 in sum; None if no row could be picked.
 
-    can: True for each row that may be, all of finite costs.
+    can: True for each row that may be picked; these have finite costs.
     """
     if not can.any():
         return None
@@ -128,7 +130,7 @@ def _moved(chances: Column, costs: Column, can: Flags, passed_over: Flags) -> Co
 
 
 class Shadow:
-    """A shadow policy with its counts so far."""
+    """A shadow policy, with its counts so far."""
 
     def __init__(self, policy: Policy, guard: GuardSettings) -> None:
         self.policy = policy
@@ -140,12 +142,12 @@ class Shadow:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """The settings that the counts depend on: policy, numbers, affinity, guard."""
+        """The settings that the counts depend on: policy, parameters, affinity, guard."""
         policy = self.policy
         return policy.name, policy.settings, policy.affinity_bonus, self._guard
 
     def watch(self, decision: Decision) -> None:
-        """A decision that is about to be carried out."""
+        """Scores a decision that is about to be carried out."""
         if decision.policy.name == DECODE_ROOM.name:
             return  # made for room to decode in, about a prompt that may be computed elsewhere
         try:
@@ -160,7 +162,7 @@ class Shadow:
 
 
 class Balance:
-    """Gains and losses, each in sum: two numbers that only rise."""
+    """The sums of gains and of losses, two numbers that only rise."""
 
     def __init__(self) -> None:
         self.gain = 0.0

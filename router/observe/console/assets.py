@@ -1,4 +1,4 @@
-"""The console's own files: a page, its modules, its styles. Read once; nothing else is served."""
+"""The console's files: a page, its modules, its styles. Read once; no other file is served."""
 
 from hashlib import sha256
 from importlib.resources import files
@@ -14,7 +14,7 @@ TYPES = {
 
 
 class Asset(NamedTuple):
-    """One file."""
+    """One file of the console."""
 
     body: bytes
     content_type: str
@@ -22,7 +22,7 @@ class Asset(NamedTuple):
 
 
 def read_assets() -> dict[str, Asset]:
-    """Name -> file, of router/observe/console/static."""
+    """Files of router/observe/console/static, by name."""
     assets = {}
     for entry in files("router.observe.console").joinpath("static").iterdir():
         suffix = entry.name[entry.name.rfind(".") :]

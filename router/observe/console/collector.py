@@ -13,7 +13,7 @@ from router.observe.metrics.families import failed, watchers
 
 
 class ConsoleCollector(Collector):
-    """Reads viewers and sign-ins."""
+    """Exports the numbers of viewers and sign-ins."""
 
     def __init__(self, console: Console, pages: ConsolePages) -> None:
         self._console = console

@@ -36,7 +36,7 @@ log = logging.getLogger("kvroute.console")
 
 
 class Console:
-    """Everything but its HTTP pages (router/observe/console/pages.py)."""
+    """The console's state and messages; its HTTP pages are in router/observe/console/pages.py."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Console:
         self._first_tokens = 0.0
 
     def join(self, cut: Callable[[], None]) -> Viewer | None:
-        """A new viewer, which gets everything at once; None: there are too many."""
+        """Adds a viewer, which gets everything at once; None: there are too many."""
         viewer = self.viewers.join(cut)
         if viewer is not None:
             if self.rounds.is_fresh:
@@ -75,7 +75,7 @@ class Console:
         return viewer
 
     async def run(self) -> None:
-        """Rounds until it is cancelled."""
+        """Makes rounds, until it is cancelled."""
         while True:
             try:
                 await self.step()
@@ -94,7 +94,7 @@ class Console:
         self._sample(0.0)
 
     async def step(self) -> None:
-        """What is due now."""
+        """Does what is due now: a round, a point of history."""
         now_s = self._clock()
         sources = self._subject.core.fleet.view.sources.values()
         self.news.look(
@@ -118,13 +118,15 @@ class Console:
             await asyncio.sleep(0)  # other calls have a turn
 
     def watch(self, decision: Decision) -> None:
-        """A sampled decision, which is about to be carried out."""
+        """Takes a sampled decision that is about to be carried out."""
         self.sampled += 1
         self.decisions.watch(decision)
         self.prefixes.watch(decision)
 
     def find(self, wanted: str) -> Generator[None, None, list[ShownDecision]]:
-        """The picks of an id (Reservations.find), the newest first. In steps."""
+        """The picks of an id (Reservations.find), the newest first. A generator that yields between
+        steps.
+        """
         known = yield from self._subject.core.reservations.find(wanted)
         return [shown for reservation in known for shown in shown_of(reservation)]
 

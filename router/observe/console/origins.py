@@ -1,7 +1,7 @@
 """Which Host and Origin headers a browser may send. Pure.
 
 A page of another site can send a browser here, and a name of that site can be made to resolve to
-this address (DNS rebinding): the headers tell both.
+this address (DNS rebinding): the headers show both.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,10 +21,10 @@ def host_of(header: str) -> str:
 
 
 def host_fits(header: str, hosts: Collection[str], *, guarded: bool) -> bool:
-    """Whether a request is for a name of this router.
+    """Whether a request's Host header names this router.
 
-    hosts: names beside those of loopback. guarded: callers need keys, so that without `hosts` any
-    name will do: a name of another site has no cookie of ours.
+    hosts: names beside those of loopback. guarded: whether callers need keys; then, without
+    `hosts`, any name is accepted, since a name of another site has no cookie of this router.
     """
     host = host_of(header)
     if not host:
@@ -33,7 +33,9 @@ def host_fits(header: str, hosts: Collection[str], *, guarded: bool) -> bool:
 
 
 def origin_fits(headers: Mapping[str, str], scheme: str, *, needed: bool) -> bool:
-    """Whether a request comes from our own page. needed: a request without an Origin does not."""
+    """Whether a request comes from the console's own page. needed: whether a request without an
+    Origin is refused.
+    """
     site = headers.get("Sec-Fetch-Site")
     if site is not None and site not in ("same-origin", "none"):
         return False

@@ -75,7 +75,7 @@ class _SignIn(msgspec.Struct):
 
 
 class ConsolePages:
-    """The routes of one console."""
+    """The HTTP routes of one console."""
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class ConsolePages:
         clock: Callable[[], float],
     ) -> None:
         """door: None: callers need no keys, and the port is on loopback. secure: whether the port
-        has TLS. clock: of seconds that only go forward."""
+        has TLS. clock: monotonic seconds.
+        """
         self.sign_ins: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         self.turned_away = 0
         """Requests with a Host or an Origin of another site."""
@@ -102,7 +103,7 @@ class ConsolePages:
         self._cookie = COOKIE + console.about["replica"][-8:]
 
     def add_to(self, app: web.Application) -> None:
-        """Adds the routes."""
+        """Adds the routes to an application."""
         app.router.add_get(PATH, self._moved)
         app.router.add_get(PATH + "/", self._checked(self._page))
         app.router.add_get(PATH + "/session", self._checked(self._session))
@@ -291,12 +292,12 @@ class ConsolePages:
 async def _body(request: web.Request) -> bytes:
     """A small body; raises ValueError for a large one."""
     if request.content_type != "application/json":
-        raise ValueError("a sign-in is JSON")
+        raise ValueError("the body of a sign-in must be JSON")
     body = await request.content.read(BODY_MAX + 1)
     while len(body) <= BODY_MAX and not request.content.at_eof():
         body += await request.content.read(BODY_MAX + 1 - len(body))
     if len(body) > BODY_MAX:
-        raise ValueError(f"a sign-in has {BODY_MAX} bytes at most")
+        raise ValueError(f"the body of a sign-in has at most {BODY_MAX} bytes")
     return body
 
 

@@ -22,10 +22,10 @@ class Session(NamedTuple):
 
 
 class Sessions:
-    """All sign-ins of a router."""
+    """All sign-ins to a router's console."""
 
     def __init__(self, session_s: float, random_bytes: Callable[[int], bytes]) -> None:
-        """random_bytes: unpredictable, unless for a test."""
+        """random_bytes: an unpredictable source, unless for a test."""
         self.session_s = session_s
         self._random_bytes = random_bytes
         self._sessions: dict[str, Session] = {}
@@ -34,7 +34,7 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, token: str, now_s: float) -> str:
-        """A session's id."""
+        """Begins a session for a key, and returns the session's id."""
         self._forget_old(now_s)
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
@@ -43,7 +43,7 @@ class Sessions:
         return session_id
 
     def find(self, session_id: str, now_s: float) -> Session | None:
-        """None: there is no such session, or its time is over."""
+        """The session with an id; None: there is none, or its time is over."""
         session = self._sessions.get(session_id)
         if session is not None and now_s >= session.until_s:
             del self._sessions[session_id]

@@ -1,4 +1,4 @@
-"""The browsers that watch: a bounded queue each. Imports asyncio for its queues; does no I/O.
+"""The browsers that view the console, each with a bounded queue. Does no I/O.
 
 Law: a viewer whose queue is full is dropped and counted; no other viewer, and no round, waits.
 """
@@ -16,7 +16,7 @@ VIEWERS_MAX = 64
 
 
 class Viewer:
-    """One browser's messages."""
+    """The messages for one browser."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_MAX)
@@ -26,18 +26,18 @@ class Viewer:
         """Whether it got the whole of a round, so that ticks go on from there."""
 
     async def next(self) -> bytes | None:
-        """The next message; None: the viewer has ended."""
+        """Waits for the next message; None: the viewer has ended."""
         return None if self.end else await self._queue.get()
 
     def put(self, message: bytes) -> bool:
-        """Whether there was room for a message."""
+        """Queues a message; returns whether there was room for it."""
         if self._queue.full():
             return False
         self._queue.put_nowait(message)
         return True
 
     def stop(self, end: str) -> None:
-        """No message comes any more, and those that wait are dropped."""
+        """Ends the viewer, and drops waiting messages."""
         self.end = self.end or end
         while not self._queue.empty():
             self._queue.get_nowait()
@@ -45,7 +45,7 @@ class Viewer:
 
 
 class Viewers:
-    """All viewers of a router."""
+    """All viewers of a router's console."""
 
     def __init__(self, most: int = VIEWERS_MAX) -> None:
         self.most = most
@@ -58,8 +58,7 @@ class Viewers:
         return len(self._viewers)
 
     def join(self, cut: Callable[[], None]) -> Viewer | None:
-        """A new viewer; None: there are too many. cut: ends its connection at once, whatever is
-        under way there."""
+        """Adds a viewer; None: there are too many. cut: closes its connection at once."""
         if len(self._viewers) >= self.most:
             self.refused += 1
             return None
@@ -68,14 +67,16 @@ class Viewers:
         return viewer
 
     def leave(self, viewer: Viewer, end: str = "left") -> None:
-        """A viewer's end; no effect on a viewer that has ended before."""
+        """Removes a viewer; no effect on one that has ended before."""
         if self._viewers.pop(viewer, None) is None:
             return
         viewer.stop(end)
         self.ended[viewer.end] += 1
 
     def publish(self, tick: bytes, whole: Callable[[], bytes]) -> None:
-        """A round for all: its tick, or the whole of it for a viewer that has nothing yet."""
+        """Queues a round for all viewers: its tick, or `whole` for a viewer that has
+        nothing yet.
+        """
         for viewer, cut in list(self._viewers.items()):
             message = tick if viewer.has_all else whole()
             viewer.has_all = True
@@ -84,7 +85,7 @@ class Viewers:
                 cut()
 
     def stop(self) -> None:
-        """Ends all of them; none comes any more."""
+        """Ends all viewers, and takes no further ones."""
         self.most = 0
         for viewer in list(self._viewers):
             self.leave(viewer, "stopped")

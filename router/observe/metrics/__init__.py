@@ -1,1 +1,1 @@
-"""Reads the state at each scrape, and serves it. Decides nothing."""
+"""Metrics: collectors that read the state at each scrape, and their HTTP port. Decides nothing."""

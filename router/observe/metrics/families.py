@@ -23,7 +23,9 @@ def gauge(name: str, description: str, value: float) -> GaugeMetricFamily:
 
 
 def change(name: str, description: str, balance: Balance) -> CounterMetricFamily:
-    """Two counters, since one of their difference could fall."""
+    """A counter family with two series, the gains and the losses, since a counter of their
+    difference could fall.
+    """
     family = CounterMetricFamily(name, description, labels=["change"])
     family.add_metric(["gain"], balance.gain)
     family.add_metric(["loss"], balance.loss)
@@ -33,7 +35,9 @@ def change(name: str, description: str, balance: Balance) -> CounterMetricFamily
 def counter(
     name: str, description: str, label: str, counts: dict[str, int], known: tuple[str, ...]
 ) -> CounterMetricFamily:
-    """A counter of one label, known values from 0 on, so that alerts work before the first."""
+    """A counter family of one label; known values start at 0, so that alerts see their first
+    increase.
+    """
     family = CounterMetricFamily(name, description, labels=[label])
     for value in dict.fromkeys((*known, *sorted(counts))):
         family.add_metric([value], counts.get(value, 0))

@@ -14,7 +14,7 @@ from router.observe.metrics.scrape import Scrapes
 
 
 class MetricsServer:
-    """Serves a registry."""
+    """Serves a registry of metrics over HTTP."""
 
     def __init__(
         self,
@@ -25,7 +25,9 @@ class MetricsServer:
         *,
         also: Callable[[web.Application], None] | None = None,
     ) -> None:
-        """also: adds routes beside /metrics. Raises ConfigError for an address that is none."""
+        """also: adds further routes to the application. Raises ConfigError for an invalid
+        address.
+        """
         self._scrapes = Scrapes(registry)
         app = application()
         app.router.add_get("/metrics", self._metrics)
@@ -34,7 +36,7 @@ class MetricsServer:
         self._http = HttpPort(app, listen, name="metrics", bounds=bounds, tls=tls)
 
     def add(self, registry: CollectorRegistry) -> None:
-        """Serves the families of this registry, too."""
+        """Adds a registry whose metrics are served, too."""
         self._scrapes.add(registry)
 
     @property
@@ -46,7 +48,7 @@ class MetricsServer:
         return self._http.port
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be had."""
+        """Listens; raises ConfigError when the address can't be used."""
         await self._http.start()
 
     async def stop(self) -> None:

@@ -13,7 +13,7 @@ from router.observe.metrics.families import change, counter, failed
 
 
 class WatchCollector(Collector):
-    """Counters of the shadow policy and the decision log; nothing while both are off."""
+    """Exports counters of the shadow policy and the decision log; nothing while both are off."""
 
     def __init__(self, watchers: Watchers) -> None:
         self._watchers = watchers

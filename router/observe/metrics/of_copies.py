@@ -12,7 +12,7 @@ from router.observe.metrics.families import forgotten, held, known
 
 
 class HotPrefixCollector(Collector):
-    """Reads what became of hot prefixes and their copies; nothing where they aren't copied."""
+    """Exports counters of hot prefixes and their copies; nothing where copies are off."""
 
     def __init__(self, hot: HotPrefixes) -> None:
         self._hot = hot

@@ -14,7 +14,7 @@ _ERRORS = ("failed", "cut", "gone", "unreadable", "too_many")
 
 
 class DiscoveryCollector(Collector):
-    """Reads discovery at scrape time; only of a router that has it switched on."""
+    """Exports the state of discovery; made only where discovery is on."""
 
     def __init__(self, discovery: KubernetesDiscovery) -> None:
         self._discovery = discovery

@@ -26,7 +26,7 @@ from router.observe.metrics.families import counter, failures, forgotten, gauge,
 
 
 class RouterCollector(Collector):
-    """Reads the core at scrape time."""
+    """Exports the core's state at each scrape."""
 
     def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
         self._core = core

@@ -11,7 +11,7 @@ from router.observe.metrics.families import held
 
 
 class HttpCollector(Collector):
-    """Reads the counters of ports. A registry has one of these."""
+    """Exports the counters of ports' connections. A registry has one of these."""
 
     def __init__(self, *ports: Connections) -> None:
         self._ports = ports

@@ -12,7 +12,7 @@ from router.observe.metrics.families import READS, READS_LABELS, failed
 
 
 class KeyCollector(Collector):
-    """Reads the counters of what is followed."""
+    """Exports the counters of re-read files and of identities at their limits."""
 
     def __init__(self, followed: Followed, door: Door | None) -> None:
         self._followed = followed

@@ -19,10 +19,10 @@ from router.request.tokens import ESTIMATED, MadeBy, Prompts
 
 
 class PromptCollector(Collector):
-    """Reads what has become of such prompts at each scrape."""
+    """Exports, at each scrape, the counters of prompts that came without tokens."""
 
     def __init__(self, prompts: Prompts, open_prompts: Callable[[], int]) -> None:
-        """open_prompts: how many have their tokens made now."""
+        """open_prompts: returns the number of prompts whose tokens are being made."""
         self._prompts = prompts
         self._open_prompts = open_prompts
 

@@ -24,7 +24,7 @@ from router.observe.metrics.families import counter, gauge, held, held_at_most
 
 
 class QueueCollector(Collector):
-    """Reads the admission queue at each scrape."""
+    """Exports the admission queue's state at each scrape."""
 
     def __init__(self, admission: Admission, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._admission = admission

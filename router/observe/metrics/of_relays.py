@@ -38,7 +38,7 @@ _SOCKET_ERRORS = (
 
 
 class BrokerCollector(Collector):
-    """Reads what a process's connections to NATS count, and that of its relays' process."""
+    """Exports the counters of a process's connections to NATS, and of its relays' process."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class BrokerCollector(Collector):
 
 
 class NatsChildCollector(Collector):
-    """Reads what became of the embedded NATS server; only of a router that runs it."""
+    """Exports the state of the embedded NATS server; made only by a router that runs it."""
 
     def __init__(self, child: NatsChild) -> None:
         self._child = child
@@ -80,7 +80,7 @@ class NatsChildCollector(Collector):
 
 
 class OwnRelaysCollector(Collector):
-    """Outcomes of the relays that run in this router, and of fleet commands."""
+    """Exports outcomes of the router's own relays, and of fleet commands."""
 
     def __init__(self, relays: OwnRelays, desk: ControlDesk) -> None:
         self._relays = relays
@@ -109,7 +109,7 @@ class OwnRelaysCollector(Collector):
 
 
 class RelayCollector(Collector):
-    """Reads the relays of this process, or of its child, at scrape time."""
+    """Exports the counters of the relays of this process, or of its child, at each scrape."""
 
     def __init__(self, relays: Callable[[], Iterable[RelayStatus]]) -> None:
         self._relays = relays

@@ -1,4 +1,4 @@
-"""Metrics of what replicas tell one another, and of the commands they keep."""
+"""Metrics of messages between replicas, and of the saved fleet commands."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,7 +16,7 @@ from router.observe.metrics.families import READS, READS_LABELS, forgotten, gaug
 
 
 class PeerCollector(Collector):
-    """Other router replicas, read at each scrape."""
+    """Exports the state of other replicas at each scrape."""
 
     def __init__(self, core: RouterCore, link: PeerLink, clock: Callable[[], float]) -> None:
         self._core = core
@@ -47,7 +47,7 @@ class PeerCollector(Collector):
 
 
 class FleetStateCollector(Collector):
-    """Reads and writes of fleet.state_file."""
+    """Exports the numbers of reads and writes of fleet.state_file."""
 
     def __init__(self, state: FleetState) -> None:
         self._state = state

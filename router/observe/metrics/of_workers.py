@@ -24,7 +24,7 @@ _OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Endin
 
 
 class WorkerCollector(Collector):
-    """Reads load, capacity and outcomes of every worker."""
+    """Exports load, capacity and outcomes of every worker."""
 
     def __init__(self, core: RouterCore) -> None:
         self._core = core

@@ -17,10 +17,10 @@ from router.net.listener.http_bounds import HttpBounds
 
 
 class ProbeServer:
-    """Answers probes."""
+    """Serves the pages of liveness and readiness."""
 
     def __init__(self, listen: str, ready: Callable[[], bool], bounds: HttpBounds) -> None:
-        """Raises ConfigError for an address that is none."""
+        """ready: returns whether the process serves. Raises ConfigError for an invalid address."""
         self._ready = ready
         app = application()
         app.router.add_get("/livez", self._livez)
@@ -36,7 +36,7 @@ class ProbeServer:
         return self._http.port
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be had."""
+        """Listens; raises ConfigError when the address can't be used."""
         await self._http.start()
 
     async def stop(self) -> None:

@@ -36,7 +36,7 @@ class Scrapes:
         """Loop time at which the pause after the last scrape ends."""
 
     def add(self, registry: CollectorRegistry) -> None:
-        """Its families are written, too, from the next scrape on."""
+        """Adds a registry, which is written from the next scrape on."""
         self._registries.append(registry)
 
     async def text(self, accept: str = "") -> tuple[bytes, str]:

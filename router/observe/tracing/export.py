@@ -1,4 +1,4 @@
-"""Spans to an OpenTelemetry collector, over OTLP's gRPC.
+"""Sends spans to an OpenTelemetry collector, by OTLP over gRPC.
 
     Span -> queue, bounded -> a batch a second -> OTLPSpanExporter, in a thread
 
@@ -43,7 +43,7 @@ Send = Callable[[Sequence[Span]], bool]
 
 
 class SpanExport:
-    """The spans of one process, on their way to a collector."""
+    """The spans of one process that wait to be sent to a collector."""
 
     def __init__(self, send: Send, spans_max: int = SPANS_MAX) -> None:
         self._send = send
@@ -54,9 +54,10 @@ class SpanExport:
 
     @classmethod
     def of(cls, settings: TracingSettings, process: str, version: str) -> "SpanExport | None":
-        """The export that the settings describe; None: no endpoint is set. process: `service.name`
-        of the spans. Raises ConfigError for an endpoint that is none, a CA file that can't be read,
-        and where OpenTelemetry isn't installed."""
+        """Makes the configured export; None: no endpoint is set. process: `service.name` of the
+        spans. Raises ConfigError for an invalid endpoint, a CA file that can't be read, and where
+        OpenTelemetry is not installed.
+        """
         if not settings.endpoint:
             return None
         return cls(_otlp(settings, process, version))
@@ -65,20 +66,20 @@ class SpanExport:
         return len(self._queue)
 
     def record(self, span: Span) -> None:
-        """Takes a span; never waits."""
+        """Queues a span; never waits."""
         if len(self._queue) >= self._spans_max:
             self.counts["dropped"] += 1
         else:
             self._queue.append(span)
 
     async def run(self) -> None:
-        """Sends what comes, until it is cancelled."""
+        """Sends queued spans, until it is cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.flush()
 
     async def flush(self) -> None:
-        """Sends what waits, batch by batch."""
+        """Sends all queued spans, batch by batch."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
             try:
@@ -116,7 +117,7 @@ class SpanExport:
 
 
 class SpanCollector(Collector):
-    """Counts of spans, for a scrape."""
+    """Exports counters of spans."""
 
     def __init__(self, export: SpanExport) -> None:
         self._export = export

@@ -14,7 +14,7 @@ from router.observe.tracing.traceparent import HEADER, SpanContext
 
 
 class FrontTrace:
-    """Times of one request at the HTTP face that its client called."""
+    """The times of one request in the gateway or the picker, from which its spans are made."""
 
     def __init__(self, trace: Trace, clock: Callable[[], float]) -> None:
         """clock: Unix time."""
@@ -28,23 +28,25 @@ class FrontTrace:
     def begin(
         cls, tracing: Tracing, clock: Callable[[], float], header: str
     ) -> "FrontTrace | None":
-        """header: the request's traceparent, or "". None: the request is not sampled."""
+        """Begins the trace of a request. header: its traceparent, or "". None: the request is not
+        sampled.
+        """
         trace = tracing.begin(header)
         return None if trace is None else cls(trace, clock)
 
     @property
     def exemplar(self) -> dict[str, str]:
-        """Labels by which a sample of a histogram names the trace."""
+        """Labels for a histogram's exemplar, which name the trace."""
         return {"trace_id": f"{self._trace.context.trace_id:032x}"}
 
     def pick_header(self) -> str:
-        """The router gets the request now: its traceparent there."""
+        """Records that the router is called now; returns the traceparent for the call."""
         self._pick = self._trace.child()
         self._sent_s = self._clock()
         return self._pick.header()
 
     def picked(self, worker_id: str = "", error: str = "") -> None:
-        """The router's answer is there: a worker, or the reason for which there is none."""
+        """Records the router's answer: a worker, or the error."""
         if self._pick is None:
             return
         self._picked_s = self._clock()
@@ -57,7 +59,9 @@ class FrontTrace:
 
     @contextmanager
     def forwarding(self, worker_id: str, address: str) -> Iterator[dict[str, str]]:
-        """While a worker has the request: the headers by which its spans are below this one's."""
+        """A context in which a worker has the request; its value is the headers that make the
+        worker's spans children of this one.
+        """
         own, began_s, error = self._trace.child(), self._clock(), ""
         try:
             yield {HEADER: own.header()}
@@ -72,13 +76,13 @@ class FrontTrace:
             )  # fmt: skip
 
     def first_byte(self) -> None:
-        """The answer begins."""
+        """Records the first byte of the answer."""
         if not self._seen:
             self._seen = True
             self._trace.step("kvroute.first_token", self._picked_s, self._clock())
 
     def end(self, name: str, about: Mapping[str, Value], error: str = "") -> None:
-        """The request is over."""
+        """Records the end of the request, and its spans."""
         if self._pick is not None:
             self.picked(error=error or "left")
         self._trace.end(name, self._began_s, self._clock(), about, error=error)

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 def converter(process: str, version: str) -> "Callable[[Span], ReadableSpan]":
-    """Makes spans of one process for an exporter. process: `service.name`. Raises ImportError."""
+    """Returns a function that converts this process's spans for an exporter. process:
+    `service.name`. Raises ImportError.
+    """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope

@@ -23,7 +23,7 @@ request."""
 
 
 class RouteTrace:
-    """Times and numbers of one request in a router."""
+    """The times and numbers of one request in a router, from which its spans are made."""
 
     __slots__ = ("_began_s", "_trace", "_worth")
 
@@ -34,12 +34,13 @@ class RouteTrace:
         self._worth: dict[str, Value] = {"kvroute.request.id": request_id}
 
     def picked(self, answer: RouteResponse) -> None:
-        """The answer is made; the receipt is in it."""
+        """Takes the answer, with its receipt."""
         self._worth |= attributes_of(answer)
 
     def decided(self, decided_s: float, took_s: Mapping[str, float]) -> None:
-        """The request has its answer. decided_s: Unix time when the decision began. took_s:
-        seconds by stage, and in `total`."""
+        """Records that the request has its answer. decided_s: Unix time when the decision began.
+        took_s: seconds by stage, and in `total`.
+        """
         if decided_s - self._began_s >= QUEUED_S_MIN:
             self._trace.step("kvroute.queue", self._began_s, decided_s)
         at_s = decided_s
@@ -52,12 +53,12 @@ class RouteTrace:
         self._trace.end("kvroute.route", self._began_s, over_s, self._worth)
 
     def repeated(self, now_s: float) -> None:
-        """An earlier answer to the same request id."""
+        """Records that the request got the earlier answer of its id."""
         about = {**self._worth, "kvroute.repeated": True}
         self._trace.end("kvroute.route", self._began_s, now_s, about)
 
     def refused(self, now_s: float, reason: str) -> None:
-        """The request gets no worker, or its caller left."""
+        """Records that the request got no worker, or that its caller left."""
         about = {**self._worth, "kvroute.reason": reason}
         self._trace.end("kvroute.route", self._began_s, now_s, about, error=reason)
 
@@ -65,15 +66,15 @@ class RouteTrace:
 def rendered(
     trace: Trace, began_s: float, ended_s: float, about: Mapping[str, Value], error: str = ""
 ) -> None:
-    """The span of making a prompt's tokens, beside that of its route."""
+    """Records the span of making a prompt's tokens, beside the span of its route."""
     trace.end("kvroute.render", began_s, ended_s, about, kind=Kind.INTERNAL, error=error)
 
 
 class RenderSpan(Protocol):
-    """Ends the span of making a prompt's tokens."""
+    """Function that ends the span of making a prompt's tokens."""
 
     def __call__(self, about: Mapping[str, Value], error: str = "") -> None: ...
 
 
 def no_span(about: Mapping[str, Value], error: str = "") -> None:
-    """Drops what is said of a request that is not sampled."""
+    """Does nothing: the RenderSpan of a request that is not sampled."""

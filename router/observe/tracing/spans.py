@@ -1,4 +1,4 @@
-"""Spans as kvroute makes them: whole, after their work is over. Pure.
+"""Spans, which are made whole, after their work is over. Pure.
 
 A request's faces take times as they go on, and make its spans from them at its end; nothing is
 made of a request that is not sampled.
@@ -30,7 +30,7 @@ class Kind(Enum):
 
 @dataclass(slots=True)
 class Span:
-    """One step of a request, over."""
+    """A finished step of a request."""
 
     name: str
     context: SpanContext
@@ -58,10 +58,12 @@ Record: TypeAlias = Callable[[Span], None]
 
 
 class Tracing:
-    """Which requests have spans, and where the spans go."""
+    """Decides which requests have spans, and records the spans."""
 
     def __init__(self, record: Record, share: float, rng: random.Random) -> None:
-        """share: of requests without a traceparent, from 0 to 1. rng: for ids and the share."""
+        """record: takes finished spans. share: of the requests without a traceparent that are
+        sampled, 0 to 1. rng: for ids and the share.
+        """
         self._record = record
         self._share = share
         self._rng = rng
@@ -79,7 +81,9 @@ class Tracing:
         return Trace(self, new_trace(self._rng), 0)
 
     def below(self, header: str) -> "Trace | None":
-        """The trace below a caller's span, for a process that begins none; None: not sampled."""
+        """The trace below a caller's span, for a process that begins no traces; None: not
+        sampled.
+        """
         parent = SpanContext.read(header)
         if parent is None or not parent.sampled:
             return None
@@ -93,7 +97,7 @@ class Tracing:
 
 
 class Trace:
-    """One request's span, and those below it."""
+    """One request's own span, and its child spans."""
 
     __slots__ = ("_parent_id", "_tracing", "context")
 
@@ -103,7 +107,7 @@ class Trace:
         self._parent_id = parent_id
 
     def child(self) -> SpanContext:
-        """A span below this one, whose work another process does."""
+        """Context of a child span, whose work another process does."""
         return self._tracing.child_of(self.context)
 
     def step(
@@ -117,7 +121,7 @@ class Trace:
         kind: Kind = Kind.INTERNAL,
         error: str = "",
     ) -> None:
-        """A span below this one that is over. context: as `child` gave it."""
+        """Records a finished child span. context: as `child` returned it."""
         about = dict(attributes or {})
         own = context or self.child()
         parent_id = self.context.span_id
@@ -133,7 +137,7 @@ class Trace:
         kind: Kind = Kind.SERVER,
         error: str = "",
     ) -> None:
-        """The request's own span is over; no `step` comes after it."""
+        """Records the request's own span, which has ended; no `step` may follow."""
         about = dict(attributes or {})
         self._tracing.record(
             Span(name, self.context, self._parent_id, kind, began_s, ended_s, about, error)

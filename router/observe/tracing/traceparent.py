@@ -20,7 +20,7 @@ _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """A span, as others name it."""
+    """The ids of a span, by which other processes name it."""
 
     trace_id: int
     """128 bits, not 0."""
@@ -30,7 +30,9 @@ class SpanContext:
 
     @classmethod
     def read(cls, header: str) -> "SpanContext | None":
-        """None: the header has another form, and its request counts as one without a trace."""
+        """Reads the header; None: it has another form, and its request counts as one without a
+        trace.
+        """
         if len(header) > CHARACTERS_MAX or (parts := _FORM.fullmatch(header)) is None:
             return None
         version, trace_id, span_id, flags, rest = parts.groups()
@@ -48,7 +50,7 @@ class SpanContext:
 
 
 def new_trace(rng: random.Random) -> SpanContext:
-    """The first span of a sampled trace."""
+    """Context of the first span of a new, sampled trace."""
     return SpanContext(_bits(rng, 128), _bits(rng, 64), True)
 
 

@@ -1,1 +1,1 @@
-"""What the console shows of a router, as messages of JSON. Reads the state. Pure."""
+"""The state of a router as the console shows it, in messages of JSON. Reads only. Pure."""

@@ -82,7 +82,7 @@ class Otherwise(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A decision, or a refusal: then there may be no rows."""
+    """A decision or a refusal as shown; a refusal may have no rows."""
 
     number: int
     """Ascends by one for each decision that was shown since the start."""
@@ -129,10 +129,10 @@ class _Taken(NamedTuple):
 
 
 class Decisions:
-    """The last sampled decisions."""
+    """The last sampled decisions, KEPT_MAX at most."""
 
     def __init__(self, ttft: Callable[[], Policy | None]) -> None:
-        """ttft: the policy that each decision is held against; None: there is none."""
+        """ttft: the policy with which each decision is compared; None: there is none."""
         self.count = 0
         """Decisions and refusals that were sampled since the start."""
         self._ttft = ttft
@@ -142,19 +142,19 @@ class Decisions:
 
     @property
     def kept(self) -> deque[ShownDecision]:
-        """Oldest first."""
+        """The kept decisions, the oldest first."""
         while self._taken:
             taken = self._taken.popleft()
             self._kept.append(taken if isinstance(taken, ShownDecision) else shown(taken))
         return self._kept
 
     def watch(self, decision: Decision) -> None:
-        """A decision that is about to be carried out."""
+        """Takes a decision that is about to be carried out."""
         self.count += 1
         self._taken.append(taken(decision, self.count, self._ttft()))
 
     def watch_refused(self, refused: Refused) -> None:
-        """A request that got no worker."""
+        """Takes a request that got no worker."""
         self.count += 1
         refusal = refused.refusal
         self._taken.append(
@@ -177,7 +177,7 @@ class Decisions:
 
 
 def taken(decision: Decision, number: int, ttft: Policy | None) -> _Taken:
-    """A decision with what is not known any more once it is carried out."""
+    """Takes from a decision what can't be read any more once it is carried out."""
     other = None if ttft is None else _scored(decision, ttft)
     if other is None or other.ttft_s is None or ttft is None:
         return _Taken(decision, number, first_token(decision.rows).total_s, None)
@@ -185,7 +185,7 @@ def taken(decision: Decision, number: int, ttft: Policy | None) -> _Taken:
 
 
 def shown(of: _Taken) -> ShownDecision:
-    """A decision with the rows that are shown of it."""
+    """A decision with the rows of it that are shown."""
     decision = of.decision
     request, policy = decision.request, decision.policy
     rows = _rows(decision)
@@ -294,5 +294,5 @@ def _guard_move(decision: Decision, places: dict[int, int]) -> GuardMove | None:
 
 
 def finite(number: float) -> float | None:
-    """The number, as JSON can have it."""
+    """The number, or None where JSON can't have it (NaN, infinity)."""
     return number if isfinite(number) else None

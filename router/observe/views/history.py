@@ -52,7 +52,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """The time from the reading before to this one."""
+    """The differences between one reading and the one before it."""
 
     at_s: float
     """End of that time, on the caller's clock."""
@@ -71,10 +71,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """The points of one router."""
+    """The last hour of one router, as points."""
 
     def __init__(self, now_s: float, totals: Totals) -> None:
-        """totals: the reading that the first point is counted from."""
+        """totals: the reading from which the first point is counted."""
         self._read_s = now_s
         self._totals = totals
         self._points: deque[Point] = deque(maxlen=POINTS_MAX)
@@ -85,7 +85,7 @@ class History:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """Oldest first."""
+        """The points, the oldest first."""
         return tuple(self._points)
 
     def is_due(self, now_s: float) -> bool:

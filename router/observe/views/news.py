@@ -1,4 +1,4 @@
-"""Changes of the workers' standing, as they are noticed once a second. Pure: no clock.
+"""Changes of workers' states (serving, drained, ejected), compared once a second. Pure: no clock.
 
 Law: NEWS_MAX changes are kept, and a look at a fleet where nothing changed keeps none.
 """
@@ -16,7 +16,7 @@ GONE, NEW = "gone", "new"
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker's standing became another one."""
+    """A change of a worker's state."""
 
     number: int
     """Ascends by one."""
@@ -29,7 +29,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class News:
-    """The last changes."""
+    """The last changes of workers' states."""
 
     def __init__(self) -> None:
         self.kept: deque[Change] = deque(maxlen=NEWS_MAX)
@@ -38,7 +38,9 @@ class News:
         self._standings: dict[WorkerKey, str] | None = None
 
     def look(self, standings: Mapping[WorkerKey, tuple[str, str]], now_s: float) -> None:
-        """standings: of every worker, with its reason. The first look only learns."""
+        """Records the changes since the last call. standings: state and reason of every worker. The
+        first call records none.
+        """
         before = self._standings
         self._standings = {key: now for key, (now, _) in standings.items()}
         if before is None or before == self._standings:
@@ -51,7 +53,7 @@ class News:
             self._add(now_s, key, before[key], GONE, "")
 
     def since(self, number: int) -> list[Change]:
-        """Changes of higher numbers, oldest first."""
+        """Changes with a higher number, the oldest first."""
         return [each for each in self.kept if each.number > number]
 
     def _add(self, now_s: float, key: WorkerKey, was: str, now: str, why: str) -> None:

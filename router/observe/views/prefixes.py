@@ -60,7 +60,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """All nodes."""
+    """The shared prefixes of the last sampled prompts."""
 
     prompts: int
     """Sampled prompts that the tree is made of."""
@@ -83,7 +83,7 @@ class Prefixes:
         return len(self._prompts)
 
     def watch(self, decision: Decision) -> None:
-        """A decision that is about to be carried out."""
+        """Takes a decision that is about to be carried out."""
         if not decision.order:
             return
         heartbeat = heartbeat_of(decision.sources[decision.order[0]])

@@ -10,7 +10,7 @@ from router.observe.views.history import Totals, Waiting
 
 
 def totals_of(tally: PickTally, check: TtftCheck, refused: int = 0) -> Totals:
-    """Sums since the start, from counts of picks and of first tokens that were measured."""
+    """Sums since the start, from the counts of picks and of measured first tokens."""
     prompt_tokens, reachable_tokens, *taken_tokens = tally.tokens.tolist()
     return Totals(
         picks=int(tally.picks[0]),

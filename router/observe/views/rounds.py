@@ -1,4 +1,4 @@
-"""Messages to viewers: everything once, then what changed each second. Pure.
+"""Messages to viewers of the console: everything once, then the changes of each second. Pure.
 
     round 1   all ─────────────────> whole(): a viewer that comes after round 1
     round 2   tick: what changed ──> viewers that had the whole of round 1, or its tick
@@ -32,7 +32,7 @@ TREE_S = 5.0
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a router that rounds read."""
+    """The parts of a router that the console's messages are made of."""
 
     core: RouterCore
     admission: Admission
@@ -45,7 +45,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rounds:
-    """All that is shown, as it was at the last round."""
+    """All that the console shows, as of the last round."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Rounds:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there is a round that ticks go on from."""
+        """Whether there is a round to which the next tick adds its changes."""
         return self._summary is not None
 
     def forget(self) -> None:
-        """Lets go of what only viewers need."""
+        """Drops what is only needed while there are viewers."""
         self._forget()
 
     def _forget(self) -> None:
@@ -86,7 +86,7 @@ class Rounds:
         self._change = self._news.count
 
     def write(self, now_s: float) -> Generator[None, None, bytes]:
-        """A round; in steps, the tick at the end."""
+        """Makes a round; a generator that yields between steps, and whose result is the tick."""
         sources = self._subject.core.fleet.view.sources
         before, tiles = self._tiles, {}
         for count, key in enumerate(sorted(sources), 1):
@@ -117,7 +117,7 @@ class Rounds:
         return _event("tick", fields)
 
     def whole(self) -> bytes:
-        """Everything as of the last round, which there must have been."""
+        """Everything as of the last round, as one message; there must have been a round."""
         if not self._whole:
             decisions = [d for d in self._decisions.kept if d.number <= self._decision]
             self._whole = _event(

@@ -13,7 +13,7 @@ PEERS_MAX = 64
 
 
 class BandDepth(msgspec.Struct, frozen=True):
-    """Requests of a band that wait."""
+    """Waiting requests of a band."""
 
     band: str
     count: int
@@ -33,7 +33,7 @@ class QueueNow(msgspec.Struct, frozen=True):
 
 
 class StreamsNow(msgspec.Struct, frozen=True):
-    """What became of the workers' streams since the start."""
+    """Counts of the workers' event streams since the start."""
 
     gaps: int
     digest_mismatches: int
@@ -45,7 +45,7 @@ class StreamsNow(msgspec.Struct, frozen=True):
 
 
 class PeerNow(msgspec.Struct, frozen=True):
-    """Another router of the fleet, by its messages."""
+    """Another router of the fleet, as its messages describe it."""
 
     replica: str
     age_s: float
@@ -56,7 +56,7 @@ class PeerNow(msgspec.Struct, frozen=True):
 
 
 class ShadowNow(msgspec.Struct, frozen=True):
-    """The shadow policy since it was configured."""
+    """Results of the shadow policy since it was configured."""
 
     policy: str
     agreement: dict[str, int]
@@ -67,7 +67,7 @@ class ShadowNow(msgspec.Struct, frozen=True):
 
 
 class OtherwiseNow(msgspec.Struct, frozen=True):
-    """The policy `ttft` over the decisions that the console keeps."""
+    """Comparison of the policy `ttft` with the decisions that the console keeps."""
 
     decisions: int
     agreement: dict[str, int]
@@ -77,7 +77,7 @@ class OtherwiseNow(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One router now."""
+    """The present numbers of one router."""
 
     ready: bool
     connected: bool
@@ -101,7 +101,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queue_now(admission: Admission, totals: Sums) -> QueueNow:
-    """totals: a walk over the queue, of the same moment."""
+    """The queue's present state. totals: sums over the queue, of the same moment."""
     elsewhere = admission.fleet_turns.elsewhere()
     return QueueNow(
         totals.count,
@@ -124,7 +124,7 @@ def summary_of(
     decisions: Decisions,
     now_s: float,
 ) -> Summary:
-    """Every number of now. picks, refused: since the start."""
+    """The present numbers of a router. picks, refused: counts since the start."""
     stats = core.fleet.view.index.stats()
     return Summary(
         ready=core.fleet.ready,

@@ -32,7 +32,9 @@ class Ejected(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One rank of a worker; a field with the name of one of WorkerStatus has its value."""
+    """The shown numbers of one rank of a worker; fields named as in WorkerStatus have the same
+    meaning.
+    """
 
     worker_id: str
     dp_rank: int
@@ -76,7 +78,7 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def tile_of(source: Source, core: RouterCore, now_s: float) -> Tile:
-    """A worker's tile now. Reads only."""
+    """The present tile of a worker. Reads only."""
     fleet, key, stream, heartbeat = core.fleet, source.key, source.stream, source.heartbeat
     load, index = fleet.load_of(key), fleet.view.index
     warnings = fleet.warnings(source, now_s)

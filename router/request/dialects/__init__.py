@@ -1,1 +1,1 @@
-"""What each engine makes of a body before the template. Pure."""
+"""How each engine changes a body before its chat template. Pure."""

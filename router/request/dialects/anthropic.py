@@ -1,4 +1,4 @@
-"""What both engines read alike in Anthropic's messages. Pure."""
+"""Parts of Anthropic's messages that vLLM and SGLang read alike. Pure."""
 
 import json
 from typing import Any
@@ -9,7 +9,9 @@ Fields = dict[str, Any]
 
 
 def blocks(content: Any) -> list[Fields]:
-    """A message's content that is no text. Raises PromptError for one that is no list of blocks."""
+    """The blocks of a message's content that is no text. Raises PromptError if it is no list of
+    blocks.
+    """
     if not isinstance(content, list) or not all(
         isinstance(block, dict) and isinstance(block.get("type"), str) for block in content
     ):

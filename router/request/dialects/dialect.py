@@ -1,4 +1,4 @@
-"""What a dialect gets and gives. Pure."""
+"""Input and output of a dialect, an engine's treatment of a body. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,9 @@ from router.request.refusal import Reason
 
 
 class ChatTemplate(Protocol):
-    """A compiled template: router/request/rendering/template.py, which alone needs Jinja."""
+    """Interface of a compiled template; router/request/rendering/template.py implements it with
+    Jinja.
+    """
 
     text: str
     names: frozenset[str]
@@ -28,13 +30,13 @@ class ChatTemplate(Protocol):
         ...
 
     def render_continued(self, names: Mapping[str, Any]) -> str:
-        """The same, up to the end of the last message's text, which the model goes on with."""
+        """The text up to the end of the last message's text, which the model continues."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What an engine knows of the model when it reads a body."""
+    """What an engine knows of a model when it reads a body."""
 
     templates: Mapping[str, ChatTemplate]
     """Compiled, by name."""

@@ -31,12 +31,14 @@ def checked_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def refused(what: str) -> PromptError:
-    """A body that the engine's release is known to refuse; the engine says so itself."""
+    """The error for a body that the engine's release is known to refuse; the engine answers it
+    itself.
+    """
     return unsupported(f"the engine refuses {what}")
 
 
 def flag(fields: dict[str, Any], name: str, default: bool) -> bool:
-    """The field's truth; null and absence mean the default. Raises PromptError."""
+    """Boolean value of a field, or the default if it is null or absent. Raises PromptError."""
     value = fields.get(name)
     if value is None:
         return default
@@ -46,7 +48,7 @@ def flag(fields: dict[str, Any], name: str, default: bool) -> bool:
 
 
 def text_or_none(fields: dict[str, Any], name: str) -> str | None:
-    """The field's text. Raises PromptError for any other value than text and null."""
+    """Text of a field; None: null or absent. Raises PromptError for any other value."""
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
         raise refused(f"{name} that is {type_name(value)}")
@@ -66,6 +68,6 @@ def kwargs_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_order(fields: dict[str, Any], first: Iterable[str]) -> dict[str, Any]:
-    """The same fields, those named in front, in their order, if they are there."""
+    """The same fields, with those named in `first` in front, in that order."""
     result = {name: fields[name] for name in first if name in fields}
     return {**result, **{name: value for name, value in fields.items() if name not in result}}

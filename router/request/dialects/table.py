@@ -1,4 +1,4 @@
-"""What each engine makes of a body, one record an engine. Pure.
+"""How each engine treats a body: a record for each engine. Pure.
 
 A new one is its files in this folder and an entry here; events/engines/table.py has the rest of it.
 """

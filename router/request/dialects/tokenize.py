@@ -4,7 +4,7 @@ import msgspec
 
 
 class Unsupported(ValueError):
-    """/tokenize gives other tokens of this body than the engine computes."""
+    """An engine's /tokenize gives other tokens for this body than the engine computes."""
 
 
 class _Completion(msgspec.Struct):
@@ -15,7 +15,7 @@ class _Completion(msgspec.Struct):
 
 
 def tokenize_completion(content: bytes) -> bytes:
-    """Raises Unsupported, msgspec.DecodeError."""
+    """The body of /tokenize for a completion. Raises Unsupported, msgspec.DecodeError."""
     body = msgspec.json.decode(content, type=_Completion)
     if not bytes(body.prompt).lstrip().startswith(b'"'):
         raise Unsupported("/tokenize takes one text, and the body's prompt is none")

@@ -14,7 +14,7 @@ _IGNORED = ("reasoning_effort", "documents")
 
 
 def tokenize_chat(content: bytes) -> bytes:
-    """Raises Unsupported, msgspec.DecodeError."""
+    """The body of vLLM's /tokenize for a chat. Raises Unsupported, msgspec.DecodeError."""
     fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     if ignored := [name for name in _IGNORED if name in fields and is_set(fields[name])]:
         raise Unsupported(f"vLLM's /tokenize ignores {', '.join(ignored)}")

@@ -60,8 +60,10 @@ class Children:
         memory_bytes: int = MEMORY_BYTES,
         program: tuple[str, ...] = _PROGRAM,
     ) -> None:
-        """queue_max: bodies that wait for a child. memory_bytes: address space of each. program:
-        arguments of the interpreter, to which this process's id and memory_bytes are added."""
+        """queue_max: bound of bodies that wait for a child. memory_bytes: address space of each
+        child. program: arguments of the interpreter, to which this process's id and memory_bytes
+        are added.
+        """
         program = (*program, str(os.getpid()), str(memory_bytes))
         self.killed: Counter[str] = Counter()
         """Children killed or lost, by cause: time, or exit."""
@@ -71,7 +73,7 @@ class Children:
 
     @property
     def waiting(self) -> int:
-        """Bodies that wait or are being rendered."""
+        """Number of bodies that wait or are being rendered."""
         return sum(child.load for child in self._children)
 
     @property
@@ -80,7 +82,9 @@ class Children:
         return [child.pid for child in self._children if child.pid is not None]
 
     async def load(self, model: str, settings: RendererSettings) -> str:
-        """Loads a model's tokenizer into every child; its digest. Raises PromptError."""
+        """Loads a model's tokenizer into every child, and returns its digest. Raises
+        PromptError.
+        """
         job = Job(model, settings, "", "")
         done = await asyncio.gather(
             *(child.run(job, b"") for child in self._children), return_exceptions=True
@@ -156,7 +160,7 @@ class _Child:
     async def run(self, job: Job, content: bytes) -> tuple[Done, bytes]:
         """Raises PromptError."""
         if self._closed:
-            raise _unavailable("the router stops")
+            raise _unavailable("the router is stopping")
         if len(self._queue) >= self._queue_max:
             raise PromptError(
                 Reason.RENDER_QUEUE_FULL,
@@ -182,7 +186,7 @@ class _Child:
         if self._worker is not None:
             self._worker.cancel()
         for task in self._queue:
-            _fail(task, _unavailable("the router stops"))
+            _fail(task, _unavailable("the router is stopping"))
         self._queue.clear()
 
     async def ended(self) -> None:
@@ -205,7 +209,7 @@ class _Child:
                 except PromptError as error:
                     _fail(task, error)
                 except asyncio.CancelledError:
-                    _fail(task, _unavailable("the router stops"))
+                    _fail(task, _unavailable("the router is stopping"))
                     raise
                 except OSError as error:
                     _fail(task, _unavailable(f"no process can be started: {error}"))

@@ -41,11 +41,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def framed(header: msgspec.Struct, size: int) -> bytes:
-    """What goes before a content of so many bytes."""
+    """Bytes to send before a content of `size` bytes."""
     encoded = _encode(header)
     return SIZES.pack(len(encoded), size) + encoded
 
 
 def read_header(data: bytes, kind: type[Any]) -> Any:
-    """A header of this kind."""
+    """Decodes a header as this type."""
     return msgspec.msgpack.decode(data, type=kind)

@@ -1,1 +1,1 @@
-"""Engines' own tokens beside the router's: canaries, and the proof that both are equal."""
+"""Comparison of the router's tokens with engines': test bodies (canaries), and the results."""

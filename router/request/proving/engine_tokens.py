@@ -67,7 +67,7 @@ Read = TypeVar("Read")
 
 
 class EngineAway(Exception):
-    """No answer that can be used: the message says why, without passwords."""
+    """An engine gave no usable answer; the message says why, without passwords."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(masked(reason))
@@ -90,7 +90,7 @@ class _Unusable(EngineAway):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An image, a sound or the like among the tokens."""
+    """An image, a sound or the like, and its place among the tokens."""
 
     id: str
     first_token: int
@@ -99,7 +99,7 @@ class Item(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineTokens:
-    """An engine's answer."""
+    """The tokens that an engine gave for a body."""
 
     token_bytes: bytes
     items: tuple[Item, ...] = ()
@@ -148,10 +148,10 @@ class _Unused:
 
 
 class Engines:
-    """Asks engines over HTTP. Made in a running event loop; must be closed."""
+    """Gets tokens from engines over HTTP. Made in a running event loop; must be closed."""
 
     def __init__(self, *, ask_s: float = PATIENT_S) -> None:
-        """ask_s: longest wait for an answer, where its caller has more time."""
+        """ask_s: longest wait for an answer in seconds, where its caller has more time."""
         self._ask_s = ask_s
         self._session: aiohttp.ClientSession | None = None
         self._turns: dict[str, _Turns] = {}
@@ -170,13 +170,13 @@ class Engines:
             await self._session.close()
 
     def forget(self, base: str) -> None:
-        """Another engine may be at this address: its render endpoints are tried again."""
+        """Forgets what is known of the engine at an address, since it may be another now."""
         for kind in PATHS.values():
             self._missing.pop(base + kind.render_path, None)
         self._unused.pop(base, None)
 
     def rests(self, base: str) -> bool:
-        """Whether an engine gets no questions for the moment."""
+        """Whether an engine gets no questions for a while."""
         unused = self._unused.get(base)
         return unused is not None and asyncio.get_running_loop().time() < unused.until_s
 
@@ -191,9 +191,10 @@ class Engines:
         left_s: float = inf,
         is_renderer: bool = False,
     ) -> EngineTokens:
-        """access: to the engine. model: the name that it serves. left_s: until the caller's
-        deadline. is_renderer: it is a render service, which has render endpoints alone. Raises
-        EngineAway, EngineRefused."""
+        """The tokens of a body from an engine. access: credentials. model: the name that the engine
+        serves. left_s: seconds until the caller's deadline. is_renderer: whether it is a render
+        service, which has render endpoints alone. Raises EngineAway, EngineRefused.
+        """
         base = access.base
         if self.rests(base):
             raise EngineAway(
@@ -300,7 +301,9 @@ class Engines:
                     if len(answer) > bytes_max:
                         raise _Unusable(f"{url} answers with more than {bytes_max} bytes")
                     if self._answer_bytes > ANSWERS_BYTES_MAX:
-                        raise EngineAway(f"answers hold {ANSWERS_BYTES_MAX} bytes")
+                        raise EngineAway(
+                            f"unread answers of engines take {ANSWERS_BYTES_MAX} bytes, the limit"
+                        )
                 return response.status, bytes(answer)
         finally:
             self._answer_bytes -= len(answer)
@@ -337,7 +340,7 @@ def _read_rendered(answer: bytes, tokens_max: int) -> EngineTokens:
     rendered: Any = msgspec.json.decode(answer, type=_Rendered | list[_Rendered])
     first: _Rendered = rendered[0] if isinstance(rendered, list) and rendered else rendered
     if not isinstance(first, _Rendered):
-        raise ValueError("an answer without a prompt")
+        raise ValueError("the engine's answer has no prompt")
     token_bytes = _packed(first.token_ids, tokens_max)
     return EngineTokens(token_bytes, _items(first.features, len(token_bytes) // 4))
 
@@ -354,14 +357,16 @@ def _items(features: _Features | None, tokens: int) -> tuple[Item, ...]:
     ]
     items.sort(key=lambda item: item.first_token)
     if len(items) > ITEMS_MAX:
-        raise ValueError(f"{len(items)} items in one prompt")
+        raise ValueError(
+            f"the engine's answer has {len(items)} items in one prompt, which is over the bound"
+        )
     end = 0
     for item in items:
         if item.first_token < end or not item.token_count:
-            raise ValueError("items that overlap, or have no token")
+            raise ValueError("items in the engine's answer overlap, or have no token")
         end = item.first_token + item.token_count
     if end > tokens:
-        raise ValueError(f"an item ends at token {end} of {tokens}")
+        raise ValueError(f"an item in the engine's answer ends at token {end} of {tokens}")
     return tuple(items)
 
 
@@ -376,8 +381,12 @@ def _packed(ids: msgspec.Raw, tokens_max: int) -> bytes:
     body. Its length is looked at first: a list of millions is made in one step."""
     size = len(memoryview(ids))
     if size > TOKEN_BYTES_MAX * tokens_max:
-        raise ValueError(f"token ids of {size} bytes, for a body of at most {tokens_max} tokens")
+        raise ValueError(
+            f"the engine gave {size} bytes of token ids, for a body of at most {tokens_max} tokens"
+        )
     tokens = msgspec.json.decode(ids, type=list[Place])
     if not 0 < len(tokens) <= tokens_max:
-        raise ValueError(f"{len(tokens)} tokens, for a body of 1 to {tokens_max} tokens")
+        raise ValueError(
+            f"the engine gave {len(tokens)} tokens, for a body of 1 to {tokens_max} tokens"
+        )
     return array("I", tokens).tobytes()

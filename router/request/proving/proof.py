@@ -32,7 +32,7 @@ WORKERS_MAX = 4096
 
 
 class State(StrEnum):
-    """State of a shape; the label of a metric."""
+    """State of a shape; its values are values of a metric's label."""
 
     UNPROVEN = "unproven"
     PROVEN = "proven"
@@ -71,7 +71,7 @@ class Trust:
 
 
 class Barred(NamedTuple):
-    """A shape whose tokens differed."""
+    """A shape whose tokens differed, so that the router's own are not used."""
 
     target: Target
     shape: str
@@ -97,7 +97,7 @@ class _Model:
 
 
 class Proof:
-    """Trust in the tokens of all models, by target and shape."""
+    """Results of all comparisons of tokens, by model, target and shape."""
 
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
@@ -127,8 +127,9 @@ class Proof:
     def compare(
         self, model: str, target: Target, shape: str, own: bytes, engine: bytes, worker: str = ""
     ) -> Difference | None:
-        """Tokens of one body, ours and the engine's on `worker`; the difference, which bars the
-        shape unless the worker is odd."""
+        """Compares the router's tokens of a body with the engine's on `worker`. Returns the
+        difference, which bars the shape unless the worker is odd; None: they are equal.
+        """
         difference = first_difference(own, engine)
         if self.odd(model, target, worker):
             self.differences += difference is not None
@@ -147,10 +148,10 @@ class Proof:
     def count(
         self, model: str, target: Target, shape: str, own: int, engine: int, worker: str = ""
     ) -> Difference | None:
-        """An answer's own count of its prompt's tokens on `worker`; the difference, which bars the
-        shape unless the worker is odd.
+        """Compares the number of tokens with an answer's own count on `worker`. Returns the
+        difference, which bars the shape unless the worker is odd; None: the numbers are equal.
 
-        Equal counts prove nothing: other tokens may be as many.
+        Equal numbers prove nothing: other tokens may be as many.
         """
         if own == engine:
             return None
@@ -168,9 +169,10 @@ class Proof:
         outcomes: dict[str, list[tuple[bytes, bytes]]],
         worker: str = "",
     ) -> list[Barred]:
-        """Tokens of canaries by shape, each ours and the engine's on `worker`: equal ones prove
-        their shape, others bar it, unless the worker is odd. Where all are equal, barred shapes may
-        be compared again. The differences."""
+        """Compares the tokens of canaries, by shape, with the engine's on `worker`; returns the
+        differences. Equal tokens prove their shape, others bar it, unless the worker is odd. Where
+        all are equal, barred shapes may be compared again.
+        """
         differences = [
             Barred(target, shape, difference)
             for shape, pairs in outcomes.items()
@@ -197,8 +199,9 @@ class Proof:
         return differences
 
     def odd(self, model: str, target: Target, worker: str) -> list[Barred]:
-        """The canaries of a worker that differ, while those of the same shape are equal on another
-        worker of its engine."""
+        """Canaries that differ on this worker, while those of the same shape are equal on another
+        worker of its engine; empty: the worker is not odd.
+        """
         known = self._models.get(model)
         if known is None:
             return []
@@ -209,7 +212,7 @@ class Proof:
         ]
 
     def unprove(self, model: str) -> None:
-        """The model's configuration changed: what was proven has to be compared again."""
+        """Has all of a model's shapes compared again, since its configuration changed."""
         known = self._models.get(model)
         if known is None:
             return
@@ -231,7 +234,7 @@ class Proof:
         ]
 
     def forget(self, model: str) -> None:
-        """Nobody serves the model any more."""
+        """Forgets a model that no worker serves any more."""
         self._models.pop(model, None)
 
     def _remember(

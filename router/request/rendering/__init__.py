@@ -1,1 +1,1 @@
-"""One body to tokens, in this process: body, template, encoder. Reads the tokenizer's folder."""
+"""Makes a body's tokens in this process: body, template, encoder. Reads the tokenizer's folder."""

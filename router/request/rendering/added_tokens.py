@@ -19,7 +19,7 @@ def with_added_tokens(tokenizer: str, added: Sequence[dict[str, Any]]) -> str:
         return tokenizer
     parsed = json.loads(tokenizer)
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
-        raise ValueError("it has no model")
+        raise ValueError("the tokenizer has no model")
     vocabulary = _vocabulary(parsed["model"])
     own = [token for token in parsed.get("added_tokens") or () if isinstance(token, dict)]
     known = {str(token.get("content", "")) for token in own}
@@ -51,4 +51,4 @@ def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
         return {str(token): int(number) for token, number in listed.items()}
     if isinstance(listed, list):
         return {str(pair[0]): number for number, pair in enumerate(listed)}
-    raise ValueError("its model has no vocabulary")
+    raise ValueError("the tokenizer's model has no vocabulary")

@@ -20,15 +20,17 @@ class Encoder(Protocol):
     """One tokenizer. Not for two threads at once."""
 
     def encode(self, text: str, *, specials: bool) -> bytes:
-        """The text's ids. specials: with the tokens that the tokenizer puts around a prompt."""
+        """Token ids of a text. specials: whether to add the tokens that the tokenizer puts around a
+        prompt.
+        """
         ...
 
     def text_of(self, ids: list[int]) -> str:
-        """Their text, specials included."""
+        """Text of token ids, special tokens included."""
         ...
 
     def id_bytes(self, token: str) -> bytes:
-        """The token's id, as in encoded text; empty: there is no such token."""
+        """The token's id as 4 bytes, as in encoded text; empty: there is no such token."""
         ...
 
 

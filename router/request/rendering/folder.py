@@ -20,7 +20,7 @@ SPECIALS = (
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFolder:
-    """The parts of a folder that decide a prompt's tokens."""
+    """The contents of a folder that decide a prompt's tokens."""
 
     path: Path
     tokenizer: bytes
@@ -34,7 +34,7 @@ class TokenizerFolder:
 
     @property
     def digest(self) -> str:
-        """The same for two folders that give the same tokens."""
+        """Digest that is equal for two folders which give the same tokens."""
         rest = [self.templates, self.specials, self.added_tokens]
         hashed = hashlib.sha256(hashlib.sha256(self.tokenizer).digest())
         hashed.update(json.dumps(rest, sort_keys=True).encode())
@@ -58,7 +58,7 @@ def read_folder(path: Path) -> TokenizerFolder:
 
 
 def no_tokenizer(message: str) -> PromptError:
-    """An operator's fault: there is no usable tokenizer."""
+    """The error for a model without a usable tokenizer, which the operator has to mend."""
     return PromptError(Reason.NO_TOKENIZER, message)
 
 

@@ -268,10 +268,11 @@ class Admission:
         return bool(sequence.submission.remote_tokens) and not sequence.remote_fetched
 
     def _reserved_blocks(self, room: Room, passed_holding: list[VllmSequence]) -> int:
-        """Blocks that holders of blocks still need for their prompts; with drafted tokens, also the
-        blocks of a step's drafts, for each holder and the new request.
+        """Blocks that a new request must leave free: those that requests which already have blocks
+        still need for their prompts, and, with drafted tokens, a step's drafts of each of them and
+        of the new request.
 
-        0 when no request holds blocks: a single request is always admitted.
+        0 when no request has blocks: a single request is always admitted.
         """
         drafts = self._config.num_speculative_tokens
         ahead = 1 + drafts + self._config.lookahead_tokens if drafts else 0

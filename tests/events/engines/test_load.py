@@ -139,9 +139,9 @@ def test_lines_of_other_metrics_are_not_even_parsed() -> None:
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
-        ("", "no vllm:num_requests_running"),
-        ("<html>502 Bad Gateway</html>", "no vllm:num_requests_running"),
-        (SGLANG_PAGE, "no vllm:num_requests_running"),
+        ("", "lacks vllm:num_requests_running"),
+        ("<html>502 Bad Gateway</html>", "lacks vllm:num_requests_running"),
+        (SGLANG_PAGE, "lacks vllm:num_requests_running"),
         ('vllm:num_requests_running{engine="0"} 1\n', "no vllm:num_requests_waiting"),
         ('vllm:num_requests_running{engine="0" 1\n', "metrics page"),
         ('vllm:num_requests_running{engine="0"} one\n', "metrics page"),
@@ -353,7 +353,7 @@ def test_vllm_in_development_mode_says_how_many_requests_it_runs_at_once() -> No
         assert scheduler({"scheduler_config": {"max_num_seqs": flag}}) == (None, None)
     left_out = vllm_identity(json.dumps(models), None, None, "[")
     assert (left_out.model, left_out.total_slots) == ("a", None)
-    assert left_out.troubles[0].startswith("/server_info: ")
+    assert left_out.troubles[0].startswith("/server_info can't be read: ")
 
 
 def test_further_names_without_a_parent_are_aliases() -> None:

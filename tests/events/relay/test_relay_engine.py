@@ -399,7 +399,7 @@ async def test_a_page_that_says_nothing_is_requested_ever_more_seldom(
 
     await until(lambda: len(after(0.08)) >= 2, "the longest interval")
     assert after(0.02)[:4] == [0.02, 0.04, 0.08, 0.08]
-    await until(lambda: "no vllm:num_requests_running" in engine.warnings(), "the reason")
+    await until(lambda: "lacks vllm:num_requests_running" in engine.warnings(), "the reason")
     engine.pages["/metrics"] = engine.says(web.Response, text=ONE_RANK)
     await until(lambda: not engine.warnings(), "a page with its load")
     rest = len(waits)

@@ -72,7 +72,7 @@ def test_whatever_bears_the_checksum_never_raises_anything_else(body: bytes) -> 
     ],
 )
 def test_a_map_of_another_is_of_no_use_and_says_whose_it_is(other: Source) -> None:
-    with pytest.raises(UnusableMap, match="it is of Source"):
+    with pytest.raises(UnusableMap, match="the saved ledger is of Source"):
         unpack(other, DATA)
 
 
@@ -86,7 +86,7 @@ def test_rows_that_are_missing_are_noticed() -> None:
     tree = msgspec.msgpack.decode(DATA[start:])
     tree["rows"] = []
     body = msgspec.msgpack.encode(tree)
-    with pytest.raises(UnusableMap, match="0 placements, where there were 12"):
+    with pytest.raises(UnusableMap, match="0 placements; its head says 12"):
         unpack(SOURCE, MAGIC + xxh3_128_digest(body) + body)
 
 

@@ -1,4 +1,4 @@
-"""Where routers are and how a connection to one behaves."""
+"""Addresses of routers, and settings of the connections to them."""
 
 import asyncio
 import ipaddress

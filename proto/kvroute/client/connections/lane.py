@@ -128,7 +128,7 @@ class Lane:
         return False
 
     def called(self) -> None:
-        """A call was answered without the lane."""
+        """Records that a call was answered without the lane."""
         self._called = True
 
     async def route(

@@ -71,7 +71,7 @@ Credentials: TypeAlias = grpc.ChannelCredentials | Callable[[], grpc.ChannelCred
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """One router: an open channel, its stubs and its lanes."""
+    """The connection to one router: an open channel, its stubs and its lanes."""
 
     address: Address
     channel: grpc.aio.Channel

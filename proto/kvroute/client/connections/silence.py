@@ -63,29 +63,31 @@ class Quiet:
         return None if self._since_s is None else self._since_s + self._bound_s / 2
 
     def call_began(self, now_s: float) -> None:
-        """A call went out."""
+        """Records a call that was sent."""
         self._open += 1
         if self._since_s is None:
             self._since_s = now_s
 
     def call_ended(self, now_s: float, *, answered: bool) -> None:
-        """A call is over; answered: by the router."""
+        """Records the end of a call; answered: whether the router answered it."""
         self._open -= 1
         if answered:
             self.answered(now_s)
 
     def answered(self, now_s: float) -> None:
-        """The router sent an answer."""
+        """Records an answer of the router."""
         self.silent = False
         self._since_s = now_s if self._open else None
 
     def gone(self) -> None:
-        """The connection ended, and the answers owed with it: that is no silence."""
+        """Forgets the answers owed, since the connection ended: that is no silence."""
         if not self.silent:
             self._since_s = None
 
     def unanswered(self, probed_s: float) -> bool:
-        """A health check of that time got no answer; returns whether the router is silent."""
+        """Records that the health check sent at probed_s got no answer; returns whether the router
+        is silent.
+        """
         self.silent = self.silent or (self._since_s is not None and self._since_s <= probed_s)
         return self.silent
 
@@ -126,13 +128,13 @@ class Watch:
         return self._quiet.silent
 
     def call_began(self) -> None:
-        """A call went out."""
+        """Records a call that was sent."""
         self._quiet.call_began(self._loop.time())
         if self._timer is None and self._prober is None:
             self._set_timer()
 
     def call_ended(self, *, answered: bool) -> None:
-        """A call is over; answered: by the router."""
+        """Records the end of a call; answered: whether the router answered it."""
         self._quiet.call_ended(self._loop.time(), answered=False)
         if answered:
             self._answered()

@@ -153,14 +153,15 @@ class Fallback:
         return self._away_since_s is not None
 
     def routed(self, now_s: float) -> bool:
-        """A router answered; returns whether the workers are to be listed now: not with a program's
-        first request, which may be its last."""
+        """Records that a router answered; returns whether to list the workers now: not with a
+        program's first request, which may be its last.
+        """
         self._away_since_s = None
         self._routed += 1
         return self._routed > 1 and now_s >= self._due_s
 
     def listed(self, statuses: Iterable[WorkerStatus], now_s: float) -> None:
-        """A router listed its workers."""
+        """Takes a router's list of workers."""
         kept = list(statuses)[:WORKERS_MAX]
         self._counts["worker_lists"] += 1
         period_s = max(self.policy.refresh_s, WORKER_S * len(kept))
@@ -170,12 +171,14 @@ class Fallback:
         self._statuses, self._made, self._listed_s = kept, None, now_s
 
     def not_listed(self, now_s: float) -> None:
-        """The workers could not be listed."""
+        """Records that the workers could not be listed."""
         self._counts["worker_lists_failed"] += 1
         self._due_s = now_s + RETRY_S * self._rng.uniform(1.0, 2.0)
 
     def unreachable(self, now_s: float) -> bool:
-        """No router could be reached; returns whether that has lasted for long enough."""
+        """Records that no router could be reached; returns whether that has lasted for long
+        enough.
+        """
         if self._away_since_s is None:
             self._away_since_s = now_s
             self._counts["outages"] += 1
@@ -188,7 +191,7 @@ class Fallback:
     # Open requests
 
     def began(self, key: Key) -> None:
-        """A request of this client was sent to a worker that a router picked."""
+        """Records a request that was sent to a worker which a router picked."""
         self._open[key] += 1
 
     def ended(
@@ -199,8 +202,9 @@ class Fallback:
         *,
         refused: bool = False,
     ) -> None:
-        """The request is over; failure: None if it succeeded; refused: the worker refused the
-        connection."""
+        """Records the end of a request. failure: None if it succeeded; refused: whether the worker
+        refused the connection.
+        """
         if self._open[key] > 1:
             self._open[key] -= 1
         else:
@@ -211,7 +215,7 @@ class Fallback:
                 self._refused.add(key)
 
     def reported(self, progress: Progress, now_s: float) -> None:
-        """A step of a pick of the fallback; only its end counts."""
+        """Applies a step of one of the fallback's picks; only its end counts."""
         if progress.state not in _ENDS:
             return
         taken = self._picks.pop(progress.reservation_id, None)

@@ -75,19 +75,19 @@ class Takeover:
         return Pick(request.request_id, answer, fallback=True)
 
     def routed(self) -> bool:
-        """A router answered; returns whether the workers are to be listed now."""
+        """Records that a router answered; returns whether to list the workers now."""
         if self._picked:
             log.warning("a router answers again, after %d picks without one", self._picked)
             self._picked = 0
         return self.fallback is not None and self.fallback.routed(self._clock())
 
     def began(self, pick: Pick) -> None:
-        """A request was sent to the worker of a router's pick."""
+        """Records a request that was sent to the worker of a router's pick."""
         if self.fallback is not None and not pick.fallback:
             self.fallback.began(_key_of(pick))
 
     def ended(self, pick: Pick, failure: FailureReason.ValueType | None, refused: bool) -> None:
-        """The request of a router's pick is over; failure: None if it succeeded."""
+        """Records the end of a request of a router's pick; failure: None if it succeeded."""
         if self.fallback is not None and not pick.fallback:
             self.fallback.ended(_key_of(pick), self._clock(), failure, refused=refused)
 

@@ -72,7 +72,9 @@ def read_fields(name: str, body: Body, wanted: Collection[str]) -> dict[str, str
 
 
 def _mapping(value: object) -> dict[Any, Any]:
-    """A dict of a mapping inside of a body that is none; raises TypeError for any other value."""
+    """A dict made of a mapping inside a body that is no dict; raises TypeError for any other
+    value.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} in a body can't be written as JSON")

@@ -145,7 +145,7 @@ class Attempts:
         return again
 
     def finished(self) -> None:
-        """The present attempt went well."""
+        """Records that the present attempt succeeded."""
         self._failures.clear()
 
     def _another(self, request: RoutedRequest, error: BaseException) -> bool:

@@ -59,7 +59,7 @@ class RetryBudget:
         return f"<RetryBudget {self._retries} retries of {self._requests} requests>"
 
     def request(self, now_s: float) -> None:
-        """A request was made; its retries don't count here."""
+        """Counts a request; its retries don't count here."""
         self._slot(now_s)[1] += 1
         self._requests += 1
 

@@ -54,7 +54,9 @@ class PickFrom(Protocol[M_contra]):
 
 
 class RequestCalls(Generic[M]):
-    """The calls about requests."""
+    """The part of KvRouteClient that routes requests, reports on them, and tries them on other
+    workers.
+    """
 
     def __init__(
         self,

@@ -336,7 +336,7 @@ def test_a_tag_of_six_bytes_is_none_as_in_protobuf() -> None:
     content = b"\x0a" + bytes([len(item)]) + item
     with pytest.raises(DecodeError):
         router_pb2.RouteBatch.FromString(content)
-    with pytest.raises(Refusal, match="no RouteBatch"):
+    with pytest.raises(Refusal, match="no valid RouteBatch"):
         read_batch(content)
 
 
@@ -351,7 +351,7 @@ def test_a_tag_of_six_bytes_is_none_as_in_protobuf() -> None:
     ],
 )
 def test_a_batch_of_too_many_items_or_fields_is_refused_by_its_bytes(item: bytes) -> None:
-    with pytest.raises(Refusal, match="4096 is the most"):
+    with pytest.raises(Refusal, match="at most 4096 are taken"):
         read_batch(item * (1 << 16))
 
 
@@ -368,7 +368,7 @@ def test_a_broken_request_ends_its_item_and_no_other() -> None:
 
 
 def test_bytes_that_are_no_batch_are_refused() -> None:
-    with pytest.raises(Refusal, match="no RouteBatch") as caught:
+    with pytest.raises(Refusal, match="no valid RouteBatch") as caught:
         read_batch(b"\x0a\x05\x08")
     assert caught.value.reason is Reason.INVALID_FIELD
 

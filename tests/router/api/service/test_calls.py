@@ -131,8 +131,8 @@ class TestSizes:
 
 HOSTILE: list[tuple[str, str, bytes, str]] = [
     # what, the method, its message, part of the refusal
-    ("empty steps", REPORT, b"\x0a\x00" * (1 << 19), "65536 is the most"),
-    ("unknown fields", REPORT, b"\x10\x01" * (1 << 19), "65536 is the most"),
+    ("empty steps", REPORT, b"\x0a\x00" * (1 << 19), "at most 65536 are taken"),
+    ("unknown fields", REPORT, b"\x10\x01" * (1 << 19), "at most 65536 are taken"),
     ("tokens", ROUTE, field(3, field(1, b"\x01" * (2 << 20))), "more than 1048576 tokens"),
     ("loose tokens", ROUTE, field(3, b"\x08\x01" * (2 << 20)), "more than 1048576 tokens"),
     ("hashes", ROUTE, field(5, b"\x09abcdefgh" * 500_000), "INVALID"),
@@ -142,7 +142,7 @@ HOSTILE: list[tuple[str, str, bytes, str]] = [
     ("ids of workers", EXPLAIN, b"\x8a\x01\x01a" * (1 << 20), "more than 20480 fields"),
     ("a long model", ROUTE, field(2, b"m" * (2 << 20)), "more than 1048576 bytes"),
     ("groups", ROUTE, b"\x0b\x0c" * (1 << 20), "more than 20480 fields"),
-    ("a deep group", ROUTE, b"\x0b" * 1000 + b"\x0c" * 1000, "no RouteRequest"),
+    ("a deep group", ROUTE, b"\x0b" * 1000 + b"\x0c" * 1000, "no valid RouteRequest"),
     ("labels", "/kvroute.v1.Fleet/RegisterWorker", b"\x3a\x00" * (1 << 16), "8192 fields"),
 ]
 

@@ -105,7 +105,7 @@ async def test_the_command_explains_a_request_of_the_gateway_by_its_client_s_own
 def test_the_command_takes_an_id_or_a_prompt() -> None:
     result = CliRunner().invoke(explain, ["--request", "a", "--text", "hello"])
     assert result.exit_code == 2
-    assert "takes no prompt" in result.output
+    assert "give no prompt" in result.output
 
 
 def test_the_command_says_when_no_router_answers() -> None:

@@ -347,7 +347,7 @@ class TestFleet:
             request.replay = "tcp://w:2"
             refused = await refusal(stage.workers.RegisterWorker(request))
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert refused.message.startswith("replay: no `events` endpoint to go with it")
+            assert refused.message.startswith("replay: needs an `events` endpoint")
             assert refused.metadata == {"field": "replay"}
 
     @pytest.mark.parametrize(

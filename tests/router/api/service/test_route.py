@@ -81,7 +81,7 @@ STATUSES: list[tuple[str, Callable[[Fleet], None], dict[str, Any], Any, Code, st
     ("unknown policy", one_worker, {}, asked(policy="best"),
      Code.INVALID_ARGUMENT, "UNKNOWN_POLICY", "there are dynamo-adaptive"),
     ("policy not allowed", one_worker, {"policy_per_request": False}, asked(policy="round-robin"),
-     Code.PERMISSION_DENIED, "POLICY_NOT_ALLOWED", "may not choose a policy"),
+     Code.PERMISSION_DENIED, "POLICY_NOT_ALLOWED", "lets no request choose a policy"),
     ("no model named", two_models, {}, asked(),
      Code.INVALID_ARGUMENT, "MODEL_REQUIRED", "alpha, beta"),
     ("unknown model", one_worker, {}, asked(model="gpt"),

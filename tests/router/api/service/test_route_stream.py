@@ -70,7 +70,7 @@ class TestRouteStream:
             await call.write(router_pb2.RouteBatch(items=items))
             refused = await refusal(call.read())
             assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert f"{ITEMS_MAX} is the most" in refused.message
+            assert f"at most {ITEMS_MAX} are taken" in refused.message
             assert stage.fleet.loads() == {}
 
     async def test_a_fault_of_ours_ends_one_item(self, monkeypatch: pytest.MonkeyPatch) -> None:

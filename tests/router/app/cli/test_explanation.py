@@ -164,8 +164,11 @@ async def test_a_file_that_is_no_body_is_named(content: bytes, sentence: str) ->
         (("--text", "a", "--tokens", "1"), "give the prompt by one of --chat"),
         (("--chat", "FILE", "--text", "a"), "give the prompt by one of --chat"),
         (("--chat", "FILE", "--messages", "FILE"), "give the prompt by one of --chat"),
-        (("--tokens", "1", "--tokenize", "http://127.0.0.1:1"), "--tokenize belongs to --text"),
-        (("--chat", "FILE", "--against", "h:1", "--json"), "--against has no form in JSON"),
+        (
+            ("--tokens", "1", "--tokenize", "http://127.0.0.1:1"),
+            "--tokenize is only for a prompt of --text",
+        ),
+        (("--chat", "FILE", "--against", "h:1", "--json"), "used together with --json"),
         (("--chat", "FILE", "--against", "ftp://h"), "expected http://HOST:PORT"),
         (("--chat", "no such file"), "does not exist"),
     ],

@@ -105,7 +105,7 @@ async def test_a_session_is_explained_without_its_prompt(
     async with served() as stage:
         stage.fleet.add("d", role="decode")
         told = await explained(stage, capsys, phase="decode", session="s")
-        assert "nobody is known to hold session 's'" in told
+        assert "no worker is known to hold session 's'" in told
         stage.fleet.route(prompt(600), role=Role.DECODE, session_id="s")
         assert "decode-room" in await explained(stage, capsys, phase="decode", session="s")
 

@@ -126,7 +126,7 @@ async def test_keys_without_a_flag_have_their_defaults(capsys: pytest.CaptureFix
         ({"block_size": 65537}, "--block-size: Expected `int` <= 65536"),
         ({"model_aliases": ("m" * 1025,)}, "--model-alias: Expected `str` of length <= 1024"),
         ({"labels": {"zone": "a" * 1025}}, "--label: Expected `str` of length <= 1024"),
-        ({"events": None}, "--replay: no `events` endpoint to go with it"),
+        ({"events": None}, "--replay: needs an `events` endpoint"),
         ({"load": "nonsense"}, "--load: "),
         ({"metrics": None, "address": "grpc://a:1"}, "--warm: no HTTP base to compute prefixes by"),
         ({"id": ""}, "--worker-id: Expected `str` of length >= 1"),

@@ -73,12 +73,12 @@ def test_the_role_is_a_label() -> None:
     [
         ({"slots": "many"}, r"kvroute\.io/slots: 'many' is no number"),
         ({"slots": "0"}, "slots"),
-        ({"slotz": "3"}, r"kvroute\.io/slotz: no such annotation"),
+        ({"slotz": "3"}, r"kvroute\.io/slotz: kvroute has no such annotation"),
         ({"warm": "yes"}, r"kvroute\.io/warm: 'yes' is neither"),
         ({"events_port": "tcp://x"}, r"kvroute\.io/events-port"),
         ({"events_port": "99999"}, "events"),
         ({"role": "king"}, "role"),
-        ({"address": "http://elsewhere"}, "no such annotation"),
+        ({"address": "http://elsewhere"}, "kvroute has no such annotation"),
     ],
 )
 def test_an_annotation_that_can_not_be_used_is_named(

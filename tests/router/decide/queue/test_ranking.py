@@ -88,7 +88,7 @@ class TestLongestPrefix:
 
     def test_a_driver_that_knows_no_fleet_has_no_such_order(self) -> None:
         for order in ("lpm", "dfs-weight", "priority+lpm", OWN + "longest_wait"):
-            with pytest.raises(ConfigError, match=r"needs more than is known here"):
+            with pytest.raises(ConfigError, match=r"needs knowledge of the workers"):
                 AdmissionQueue(QueueSettings(order=order), Random(1))
 
 

@@ -258,7 +258,7 @@ class TestDecode:
         fleet.clear(key)
         told = refusal(fleet)
         assert told.reason is Reason.UNKNOWN_SESSION
-        assert "nobody holds session 's' any more" in told.message
+        assert "no worker holds session 's' any more" in told.message
 
     def test_a_prompt_that_fills_no_block_is_where_it_was_sent(self) -> None:
         fleet = fleet_of_halves()

@@ -220,7 +220,7 @@ def test_a_wrong_way_to_dial_is_refused_with_its_file(tmp_path: Path) -> None:
     empty.write_bytes(b"\n")
     for settings, sentence in (
         (DialSettings(ca_file="/no/such"), "/no/such: No such file"),
-        (DialSettings(token_file=str(empty)), "holds no token"),
+        (DialSettings(token_file=str(empty)), "is empty"),
         (DialSettings(certificate_file=pair.certificate_file), "needs its key"),
     ):
         with pytest.raises(ConfigError, match=sentence):

@@ -67,7 +67,8 @@ async def test_a_response_that_no_worker_is_known_to_hold_is_an_error() -> None:
         stage.served.fleet.core.drain(excluded)
         async with stage.post(PATH, {**ASK, "previous_response_id": "resp_a"}) as answer:
             assert answer.status == 404
-            assert "its worker is away" in (await answer.json())["error"]["message"]
+            message = (await answer.json())["error"]["message"]
+            assert "worker that holds the response can't serve" in message
 
 
 async def test_a_fleet_of_one_worker_is_asked_for_any_response() -> None:

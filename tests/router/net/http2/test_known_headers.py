@@ -131,7 +131,7 @@ def test_sizes_of_the_table_are_few(seed: int) -> None:
     sizes = [rng.choice((b"\x20", b"\x3f\xe1\x1f", b"\x3e")) for _ in range(rng.randint(0, 4))]
     block = b"".join(sizes) + b"\x82"
     if len(sizes) > SIZES_MAX:
-        with pytest.raises(HPACKError, match="sizes"):
+        with pytest.raises(HPACKError, match="size of the table"):
             known.read(block * rng.randint(1, 1000))
     else:
         assert fields_of(known.read(block)) == [(":method", "GET")]

@@ -517,7 +517,7 @@ async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
                 await reader.read()
             writer.close()
         await until(lambda: stage.server.connections.closed["malformed"] == 5, "each is counted")
-        assert caplog.text.count("the connection is closed: no HTTP/2") == 1
+        assert caplog.text.count("the connection is closed: the connection does not begin") == 1
         assert "127.0.0.1:" in caplog.text
         sockets._faults.log(asyncio.get_running_loop().time() + seldom.LOG_S, "%s", "another")
         assert "another (4 more since the last such line)" in caplog.text

@@ -201,7 +201,7 @@ def test_a_changed_file_counts_and_a_bad_one_changes_nothing(tmp_path: Path) -> 
     assert accesses.reload() is False
     shared.write_text("")
     own.write_text("changed")
-    with pytest.raises(ValueError, match="holds no token"):
+    with pytest.raises(ValueError, match="is empty"):
         accesses.reload()
     assert (mine.credentials.api_key, others.credentials.api_key) == ("changed", "one")
     shared.write_text("two")

@@ -133,7 +133,7 @@ def test_a_line_that_does_not_hold_together_is_refused(wrong: dict[str, Any]) ->
 def test_a_refusal_that_names_a_pick_is_refused() -> None:
     told = msgspec.json.decode(WHOLE)
     told["decision"]["picked"] = 0
-    with pytest.raises(ValueError, match="a refusal with a pick"):
+    with pytest.raises(ValueError, match="of a refusal, but has a pick"):
         decode(msgspec.json.encode(told))
     with pytest.raises(ValueError, match="without a pick"):
         decode(msgspec.json.encode(told["decision"] | {"picked": None}))

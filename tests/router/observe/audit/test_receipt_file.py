@@ -179,9 +179,12 @@ def test_a_line_that_was_tampered_with_is_found_out() -> None:
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        (line("session-sticky", hashes=False), "no hashes"),
+        (line("session-sticky", hashes=False), "needs hashes"),
         (msgspec.structs.replace(line(), policy="mine:own"), "replay-log --policy mine:own"),
-        (msgspec.structs.replace(line(), parameters={"host_rate": -1.0}), "parameters of ttft"),
+        (
+            msgspec.structs.replace(line(), parameters={"host_rate": -1.0}),
+            "parameters of policy ttft",
+        ),
     ],
 )
 def test_what_cannot_be_worked_out_says_why(told: LoggedDecision, why: str, tmp_path: Path) -> None:
