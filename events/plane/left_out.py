@@ -1,6 +1,6 @@
 """Left-out blocks: held by an engine and not in its stream, with the reasons. Pure.
 
-A block that can't be named by its content, or doesn't fit in the map, is left out. A request may
+A block that can't be named by its content, or doesn't fit in the ledger, is left out. A request may
 match it all the same, so the stream gives the reason until the block is gone.
 
 Law: a reason holds until each block left out for it is reported gone, or all are cleared.
@@ -25,7 +25,7 @@ REASONS = {
     " instead of their tokens: such a prompt matches up to its first item only",
     "item_place_unknown": "blocks with images or other items can't be split or merged, because"
     " events don't have the place of an item in its block: leave out the relay's block_size",
-    "map_full": "the engine holds more blocks than a relay's map can",
+    "ledger_full": "the engine holds more blocks than a relay's ledger can",
     SALTS_UNTOLD: "prompts come with cache salts, and this release of the engine leaves them out of"
     " its events (vLLM before 0.17, SGLang before 0.5.20): blocks cached for a salt match all"
     " prompts, and salted prompts are predicted from this router's own picks; upgrade the engine",

@@ -137,7 +137,7 @@ class NatsClient(Client):
 
     @override
     async def _attempt_reconnect(self) -> None:
-        # nats-py waits until its buffer is written to a peer that may have stopped reading.
+        # nats-py waits until its buffer is written to a server that may have stopped reading.
         self.abort()
         while True:
             try:

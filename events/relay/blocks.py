@@ -55,7 +55,7 @@ class Page(Block):
         self.parent = parent
         """The page before, inside the same canonical block."""
         self.children = 0
-        """Known pages with this page as their parent; they keep it in the map."""
+        """Known pages with this page as their parent; they keep it in the ledger."""
         self.chunks: list[Chunk] = []
         """Canonical blocks with this page; several where chains branch inside a block."""
         self.own_chunk: Chunk | None = None

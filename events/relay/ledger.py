@@ -111,7 +111,7 @@ class Ledger:
     ) -> None:
         """wanted_block_size: canonical tokens a block; None: see `canonical_block_size`.
 
-        blocks_max bounds the map; stores beyond it are counted as `map_full`.
+        blocks_max bounds the ledger; stores beyond it are counted as `ledger_full`.
         """
         self._wanted = wanted_block_size
         self._blocks_max = blocks_max
@@ -145,11 +145,11 @@ class Ledger:
         return f"<Ledger {len(self)} engine blocks, {held} placements>"
 
     def __len__(self) -> int:
-        """Engine blocks in the map."""
+        """Engine blocks in the ledger."""
         return self._block_count
 
     def blocks(self) -> Iterator[tuple[EngineHash, Block]]:
-        """All engine blocks in the map, with their hashes."""
+        """All engine blocks in the ledger, with their hashes."""
         for shelf in self._blocks:
             yield from shelf.items()
 
@@ -295,7 +295,7 @@ class Ledger:
             block = shelf.get(engine_hash)
             if block is None:
                 if self._block_count >= self._blocks_max:
-                    self._leave_out("map_full", event.hashes[i:])
+                    self._leave_out("ledger_full", event.hashes[i:])
                     return
                 items = event.item_ids[i] if event.item_ids else ()
                 content = bytes(tokens[i * size : (i + 1) * size])

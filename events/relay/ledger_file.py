@@ -34,7 +34,7 @@ _READABLE_CHARS = 100
 log = logging.getLogger("kvroute.relay")
 
 
-class MapKeeper:
+class LedgerSaver:
     """The saved ledger of one rank, and its file."""
 
     def __init__(
@@ -45,7 +45,7 @@ class MapKeeper:
         clock: Callable[[], float],
         counts: Counter[str],
     ) -> None:
-        """counts: where failures are counted, as `map_unusable` and `map_not_saved`."""
+        """counts: where failures are counted, as `ledger_unusable` and `ledger_not_saved`."""
         self.path = path
         self._source = source
         self._rank = rank
@@ -60,13 +60,13 @@ class MapKeeper:
         try:
             kept = await asyncio.to_thread(self._load)
         except Exception as error:  # whatever its content, the engine is followed without it
-            self._counts["map_unusable"] += 1
+            self._counts["ledger_unusable"] += 1
             log.error("%s: %s can't be used: %s", self._source.worker, self.path, error)
             return
         if kept is not None:
             self._rank.resume(*kept)
             log.info(
-                "%s: the map in %s has %d placements after engine message %d; it counts once the"
+                "%s: the ledger in %s has %d placements after engine message %d; it counts once the"
                 " engine's messages show that the engine has not restarted since",
                 self._source.worker,
                 self.path,
@@ -108,7 +108,7 @@ class MapKeeper:
                 await run_to_end(partial(self._write, *kept))
                 self._saved = position
         except Exception as error:  # of the disk or the ledger: the next attempt may succeed
-            self._counts["map_not_saved"] += 1
+            self._counts["ledger_not_saved"] += 1
             log.error("%s: can't write %s: %r", self._source.worker, self.path, error)
 
     def _load(self) -> tuple[Checkpoint, Ledger] | None:
@@ -124,10 +124,10 @@ def pause_s(took_s: float) -> float:
     return max(KEEP_S, took_s / SAVE_SHARE)
 
 
-def map_path(state_dir: Path, fleet: str, worker: WorkerKey) -> Path:
+def saved_ledger_path(state_dir: Path, fleet: str, worker: WorkerKey) -> Path:
     """The file of a rank's ledger. The digest keeps names apart that are cut for their length."""
     whole = f"{fleet}.{escape(worker.worker_id)}.{worker.dp_rank}"
-    return state_dir / f"{whole[:_READABLE_CHARS]}-{xxh3_64_hexdigest(whole.encode())}.map"
+    return state_dir / f"{whole[:_READABLE_CHARS]}-{xxh3_64_hexdigest(whole.encode())}.ledger"
 
 
 async def run_to_end(work: Callable[[], None]) -> None:

@@ -341,7 +341,7 @@ class Rank(RankStream[Ledger]):
     def _believe(self, checkpoint: Checkpoint, ledger: Ledger, now_s: float) -> list[RankEffect]:
         """The saved ledger is confirmed: a new epoch begins with its blocks."""
         self._kept = None
-        self.counts["kept_map_resumed"] += 1
+        self.counts["saved_ledger_resumed"] += 1
         self.complete = checkpoint.complete
         self._next_seq = checkpoint.seq + 1
         self._last_digest = checkpoint.digest
@@ -356,7 +356,7 @@ class Rank(RankStream[Ledger]):
         if self._kept is not None:
             self._kept[1].wipe()
         self._kept = None
-        self.counts["kept_map_dropped"] += 1
+        self.counts["saved_ledger_dropped"] += 1
         return self._heal_from(0) if self.state is EngineState.HEALING else []
 
     def _expected(self) -> int:

@@ -4,7 +4,7 @@ import asyncio
 
 from events.engines.events import LoadSample
 from events.plane.supervisor import Supervisor
-from events.relay.ledger_file import MapKeeper
+from events.relay.ledger_file import LedgerSaver
 from events.relay.rank import Rank
 from events.relay.stream_publisher import OutgoingStream
 from events.relay.warmer import Warmer
@@ -19,7 +19,7 @@ class RankShell(OutgoingStream[Rank]):
         worker's key has its place in this engine, by which requests name it."""
         super().__init__(key, rank, supervisor)
         self.number = number
-        self.keeper: MapKeeper | None = None
+        self.saver: LedgerSaver | None = None
         """Saves the rank's ledger; None: it is not saved."""
         self.warmer: Warmer | None = None
         """Computes prefixes for routers; None: not allowed."""

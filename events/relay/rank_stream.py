@@ -16,7 +16,7 @@ from events.plane.facts import Epoch, SnapshotChunk, SnapshotRequest
 from events.plane.left_out import LeftOut
 from events.relay.ledger import Change, Wiped
 from events.relay.outbox import Outbox
-from events.relay.snapshot import Holder, SnapshotDesk
+from events.relay.snapshot import Holder, SnapshotServer
 
 
 class StreamLedger(Holder, Protocol):
@@ -26,7 +26,7 @@ class StreamLedger(Holder, Protocol):
     """Blocks of the engine that are not in the ledger."""
 
     def __len__(self) -> int:
-        """Engine blocks in the map."""
+        """Engine blocks in the ledger."""
 
     def count(self) -> int:
         """Placements: (tier, PrefixHash) pairs."""
@@ -54,7 +54,7 @@ class RankStream(Generic[L]):
         self.last_event_s: float | None = None
         self.ledger = ledger
         self.outbox = Outbox(epoch)
-        self._desk = SnapshotDesk(ledger, self.outbox)
+        self._server = SnapshotServer(ledger, self.outbox)
 
     def flush(self) -> list[bytes]:
         """Gathered facts as a message; the relay calls it a moment after events came."""
@@ -62,7 +62,7 @@ class RankStream(Generic[L]):
 
     def beat(self, now_s: float) -> list[bytes]:
         """Gathered facts, then the state after them; the relay calls it every second."""
-        self._desk.expire(now_s)
+        self._server.expire(now_s)
         messages = self.outbox.flush()
         ledger = self.ledger
         count, digest, lacks = ledger.count(), ledger.digest(), ledger.left_out.reasons()
@@ -75,17 +75,17 @@ class RankStream(Generic[L]):
         """Answers a router: (messages to send first, and the chunk). A request instead of the
         chunk: only a part of it is made; call again with that request in a later turn."""
         messages = self.flush()
-        return messages, self._desk.answer(request, self.complete, now_s)
+        return messages, self._server.answer(request, self.complete, now_s)
 
     def _changed(self, changes: Sequence[Change], now_s: float) -> list[bytes]:
         """Adds changes of the ledger; returns the messages that are full now."""
-        self._desk.note(changes)
+        self._server.note(changes)
         return self.outbox.add(changes, now_s)
 
     def _forget_all(self, now_s: float) -> list[bytes]:
         """Empties the ledger after a loss: removals may be lost, so no block is certain."""
         self.complete = False
-        self._desk.note((Wiped(),))  # a ledger that an event left half emptied reports no change
+        self._server.note((Wiped(),))  # a ledger that an event left half emptied reports no change
         return self._changed(self.ledger.wipe(), now_s)
 
     def _start_epoch(self, ledger: L, seq: int, now_s: float) -> list[bytes]:
@@ -102,4 +102,4 @@ class RankStream(Generic[L]):
     def _use(self, ledger: L) -> None:
         """The stream goes on with another ledger."""
         self.ledger = ledger
-        self._desk.start_over(ledger)
+        self._server.start_over(ledger)

@@ -43,7 +43,7 @@ from events.plane.supervisor import Supervisor
 from events.plane.together import together
 from events.relay.engine_pages import EnginePages
 from events.relay.heartbeats import Heartbeats
-from events.relay.ledger_file import MapKeeper, map_path
+from events.relay.ledger_file import LedgerSaver, saved_ledger_path
 from events.relay.rank import EngineState, Publish, Rank, RankEffect, Replay
 from events.relay.rank_shell import RankShell
 from events.relay.saved_ledger import Source
@@ -83,7 +83,7 @@ class Relay:
         self._context = zmq.asyncio.Context()
         self._listening = Listening()
         self._supervisor = self._supervised(settings.id)
-        self._keepers = self._supervised(settings.id)
+        self._savers = self._supervised(settings.id)
         self._publisher = StreamPublisher[RankShell](
             broker,
             fleet=fleet,
@@ -106,8 +106,8 @@ class Relay:
             self._publisher.add(shell)
             if state_dir is not None and settings.events is not None:
                 source = Source(shell.key, settings.engine, settings.block_size)
-                path = map_path(state_dir, fleet, shell.key)
-                shell.keeper = MapKeeper(path, source, shell.rank, clock, self.counts)
+                path = saved_ledger_path(state_dir, fleet, shell.key)
+                shell.saver = LedgerSaver(path, source, shell.rank, clock, self.counts)
 
     @property
     def ranks(self) -> list[tuple[WorkerKey, Rank]]:
@@ -123,7 +123,7 @@ class Relay:
     def failures(self) -> Counter[str]:
         """Name of the work -> failures"""
         shells = (shell.supervisor for shell in self._shells)
-        supervisors = (self._supervisor, self._keepers, *shells)
+        supervisors = (self._supervisor, self._savers, *shells)
         return sum((supervisor.failures for supervisor in supervisors), Counter[str]())
 
     async def start(self) -> None:
@@ -162,10 +162,10 @@ class Relay:
         async with AsyncExitStack() as stack:
             stack.callback(self._context.destroy, linger=0)
             stack.push_async_callback(self._pages.close)
-            stack.push_async_callback(self._keepers.close)
+            stack.push_async_callback(self._savers.close)
             for shell in self._shells:
-                if shell.keeper is not None:
-                    stack.push_async_callback(shell.keeper.finish)
+                if shell.saver is not None:
+                    stack.push_async_callback(shell.saver.finish)
             for supervisor in (self._supervisor, *(shell.supervisor for shell in self._shells)):
                 stack.push_async_callback(supervisor.close)
             stack.push_async_callback(self._listening.close)
@@ -228,10 +228,10 @@ class Relay:
 
     async def _follow(self, shell: RankShell, base: str) -> None:
         """Reads the engine's publisher until the connection to it breaks for good."""
-        if shell.keeper is not None and not shell.resumed:
+        if shell.saver is not None and not shell.resumed:
             shell.resumed = True
-            await shell.keeper.resume()
-            shell.keeper.start(self._keepers)
+            await shell.saver.resume()
+            shell.saver.start(self._savers)
         publisher = EngineSubscription(
             self._context,
             rank_endpoint(base, shell.number),

@@ -1,9 +1,9 @@
 """A rank's ledger as bytes, saved by a relay for its next start. Pure.
 
-    "kvroute map 1\\n", XXH3-128 of the rest (16 bytes), MessagePack of a _Kept
+    "kvroute ledger 1\\n", XXH3-128 of the rest (16 bytes), MessagePack of a _Kept
 
-Law: bytes that were torn, or written for another engine or by another release, raise UnusableMap.
-No bytes, with a right checksum or not, raise anything else, at reading or later.
+Law: bytes that were torn, or written for another engine or by another release, raise
+UnusableLedger. No bytes, with a right checksum or not, raise anything else, at reading or later.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from events.relay.ledger import Ledger
 from events.relay.ledger_copy import BlockRows, LedgerCopy, LedgerHead
 from indexer.identity import WorkerKey
 
-MAGIC = b"kvroute map 1\n"
+MAGIC = b"kvroute ledger 1\n"
 """Format and version; the number changes with the format of what follows."""
 _CHECKSUM_BYTES = 16
 
 
-class UnusableMap(ValueError):
+class UnusableLedger(ValueError):
     """A saved ledger can't be used; the message says why."""
 
 
@@ -86,13 +86,13 @@ def pack(source: Source, checkpoint: Checkpoint, copy: LedgerCopy) -> bytes:
 
 
 def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
-    """The saved ledger of this source; raises UnusableMap."""
+    """The saved ledger of this source; raises UnusableLedger."""
     start = len(MAGIC) + _CHECKSUM_BYTES
     if data[: len(MAGIC)] != MAGIC:
-        raise UnusableMap(f"it begins with {data[: len(MAGIC)]!r}, where {MAGIC!r} is expected")
+        raise UnusableLedger(f"it begins with {data[: len(MAGIC)]!r}, where {MAGIC!r} is expected")
     body = memoryview(data)[start:]
     if data[len(MAGIC) : start] != xxh3_128_digest(body):
-        raise UnusableMap(f"the checksum of its {len(body)} bytes differs")
+        raise UnusableLedger(f"the checksum of its {len(body)} bytes differs")
     try:
         kept = _decoder.decode(body)
         of = Source(WorkerKey(kept.worker_id, kept.dp_rank), kept.engine, kept.wanted_block_size)
@@ -101,4 +101,4 @@ def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
         parts = (_rows_decoder.decode(rows) for rows in kept.rows)
         return kept.checkpoint, Ledger.restored(kept.ledger, parts, source.wanted_block_size)
     except Exception as error:  # no content of a file may end the relay
-        raise UnusableMap(str(error) or type(error).__name__) from error
+        raise UnusableLedger(str(error) or type(error).__name__) from error

@@ -2,8 +2,8 @@
 
 Pure. A snapshot is of the moment at which its first chunk is requested, so that its chunks fit
 together while the stream goes on. Each chunk is made when it is requested, SLICE_HASHES in a turn
-of the event loop. The ledger changes meanwhile: the desk gets each change (`note`), and records for
-each changed hash of an unread shelf whether the ledger held it at that moment.
+of the event loop. The ledger changes meanwhile: the server gets each change (`note`), and records
+for each changed hash of an unread shelf whether the ledger held it at that moment.
 
 Laws:
 - all chunks of a snapshot together are the ledger after message `as_of`;
@@ -125,7 +125,7 @@ class _Frozen:
         self._keys += [prefix for prefix, was in before.items() if was and prefix not in shelf]
 
 
-class SnapshotDesk:
+class SnapshotServer:
     """Answers for one stream. The caller flushes the outbox before each answer, and reports each
     change of the ledger with `note`."""
 

@@ -1,1 +1,1 @@
-"""kvroute's public face: the generated contract in `kvroute.v1`, a client in `kvroute.client`."""
+"""kvroute's public API: the generated contract in `kvroute.v1`, a client in `kvroute.client`."""

@@ -15,8 +15,8 @@ from router.app.offline.policies import policies
 from router.app.offline.render import render
 from router.app.offline.replay_log import replay_log
 from router.app.offline.token import token
-from router.app.programs.epp import epp
 from router.app.programs.gateway import gateway
+from router.app.programs.picker import picker
 from router.app.programs.relay import relay
 from router.app.programs.serve import check_config, serve
 from router.config.keys import ConfigError
@@ -56,7 +56,7 @@ def cli() -> None:
 
 
 for command in (
-    *(serve, relay, gateway, epp, envoy_config, check_config),
+    *(serve, relay, gateway, picker, envoy_config, check_config),
     *(workers, queue, register, drain, undrain, remove, resync),
     *(explain, tail, top, render, policies, replay_log, nats_permissions, token),
 ):

@@ -5,7 +5,7 @@
     else    enough if prompt + growth <= left
 
     left    blocks that picks may promise, less those in use and reserved; what is guessed of
-            peers' newest picks makes a worker dearer, but takes none of them
+            replicas' newest picks makes a worker dearer, but takes none of them
     need    blocks of the prompt and of the expected output, less those of the prompt's start that
             open requests of this router use there, which the request shares
     prompt  the same without the output
@@ -80,7 +80,7 @@ class BlocksAhead:
         if load is None or not size:
             return
         tokens = self._prompt.token_count
-        # What is guessed of peers takes none of them.
+        # What is guessed of other replicas takes none of them.
         left = self._promised(source.slot) - load.active_blocks()
         shared = load.in_use(self._prompt.prefixes(size)) if load.requests else 0
         need = -(-(tokens + self._output_tokens) // size) - shared

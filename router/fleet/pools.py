@@ -170,17 +170,17 @@ class LastResort(NamedTuple):
     """Includes the workers that answer: the halves of a pair are chosen apart."""
     reasons: Sequence[str]
     """Why each gets nothing while others may; empty where it answers."""
-    down: list[tuple[Source, str]]
+    kept_out: list[tuple[Source, str]]
     """The workers that are not in it, each with the reason."""
 
 
 def _last_resort(
-    up: Pool, down: list[tuple[Source, str]], kept: list[tuple[Source, str]]
+    up: Pool, kept_out: list[tuple[Source, str]], kept: list[tuple[Source, str]]
 ) -> LastResort:
     return LastResort(
         Pool.of([*up.sources, *(source for source, _ in kept)]),
         [*("" for _ in up.sources), *(reason for _, reason in kept)],
-        [source for source in down if source not in kept],
+        [source for source in kept_out if source not in kept],
     )
 
 
@@ -214,8 +214,8 @@ class Pools:
         self.written = LoadColumns()
         """Writes loads into these two."""
         self._settled = self.written.settled
-        self._full, self._strained = self.written.full, self.written.strained
-        self._down: dict[WorkerKey, str] = {}
+        self._full, self._over_estimate = self.written.full, self.written.over_estimate
+        self._kept_out: dict[WorkerKey, str] = {}
         """Why workers get no requests."""
         self._identities: dict[WorkerKey, _Identity] = {}
         self._pools: dict[str, tuple[Pool, list[tuple[Source, str]]]] = {}
@@ -258,7 +258,7 @@ class Pools:
         for key in changed:
             source = self._view.sources.get(key)
             if source is None or source.heartbeat is None:
-                self._down.pop(key, None)
+                self._kept_out.pop(key, None)
                 self._join(key, None)
                 if (known := self._identities.pop(key, None)) is not None:
                     self._count_names(known, -1)
@@ -282,9 +282,11 @@ class Pools:
         """Whether any worker of a pool has a free slot and a free block; True for an empty pool."""
         return not self._full or not len(pool.slots) or not self.columns[_FULL, pool.slots].all()
 
-    def has_strained(self, pool: Pool) -> bool:
+    def has_over_estimate(self, pool: Pool) -> bool:
         """Whether some worker of a pool is full only by its learned capacity."""
-        return bool(self._strained) and any(slot in self._strained for slot in pool.slots.tolist())
+        return bool(self._over_estimate) and any(
+            slot in self._over_estimate for slot in pool.slots.tolist()
+        )
 
     def blocks_promised(self, slot: int) -> float:
         """KV blocks that picks may reserve of a worker; NaN: unknown."""
@@ -318,17 +320,17 @@ class Pools:
                 shares.append(float(columns[taken][known].sum() / most))
         return max(shares)
 
-    def with_strained(
+    def with_over_estimate(
         self, pool: Pool, table: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64] | None:
-        """A pool's columns in which strained workers are not full; None: no worker of it is
-        strained.
+        """A pool's columns in which workers over their estimates are not full; None: no worker of
+        it is over_estimate.
 
         table: the pool's present columns, which are not changed.
         """
-        if not self._strained:
+        if not self._over_estimate:
             return None
-        rows = [row for row, slot in enumerate(pool.slots.tolist()) if slot in self._strained]
+        rows = [row for row, slot in enumerate(pool.slots.tolist()) if slot in self._over_estimate]
         if not rows:
             return None
         table = table.copy()
@@ -348,13 +350,13 @@ class Pools:
             self._keep(model, parts)
         if parts is None:
             up: list[Source] = []
-            down: list[tuple[Source, str]] = []
+            kept_out: list[tuple[Source, str]] = []
             for source in self._serving(model, ready):
                 if reason := self.kept_out(source):
-                    down.append((source, reason))
+                    kept_out.append((source, reason))
                 else:
                     up.append(source)
-            parts = Pool.of(up), down
+            parts = Pool.of(up), kept_out
             self._keep(model, parts)
         return parts
 
@@ -363,12 +365,12 @@ class Pools:
         workers, then the silent and the ejected ones together. Empty: there are none.
         """
         if model not in self._last_resorts:
-            up, down = self.live(model, ready)
-            kept = [(source, reason) for source, reason in down if self.may_be_last(source)]
+            up, kept_out = self.live(model, ready)
+            kept = [(source, reason) for source, reason in kept_out if self.may_be_last(source)]
             unheard = [worker for worker in kept if not self._ejected(worker[0].key)]
             tiers = [unheard, kept] if unheard and len(unheard) < len(kept) else [kept]
             self._last_resorts[model] = tuple(
-                _last_resort(up, down, tier) for tier in tiers if tier
+                _last_resort(up, kept_out, tier) for tier in tiers if tier
             )
         return self._last_resorts[model]
 
@@ -403,7 +405,7 @@ class Pools:
         """Records that a worker's ejection began or ended."""
         source = self._view.sources.get(key)
         if source is not None and key in self._identities:
-            self._note_down(source)
+            self._note_kept_out(source)
             self._last_resorts.clear()  # of one that is silent, too, the reason stays
 
     def on_capacity(self, key: WorkerKey) -> None:
@@ -498,7 +500,7 @@ class Pools:
         self.columns[NUMBERS_FROM:, source.slot] = numbers
         self._settle_room(source, heartbeat)
         self._join(source.key, None if schedulable(source) else self._group(source))
-        self._note_down(source)
+        self._note_kept_out(source)
 
     def _settle_room(self, source: Source, heartbeat: Heartbeat) -> None:
         room = self._capacities.room(source.key, heartbeat)
@@ -515,14 +517,14 @@ class Pools:
         )
         self.put_load(source.slot, self._load_of(source.key))
 
-    def _note_down(self, source: Source) -> None:
-        down = self.kept_out(source)
-        if self._down.get(source.key, "") != down:
+    def _note_kept_out(self, source: Source) -> None:
+        kept_out = self.kept_out(source)
+        if self._kept_out.get(source.key, "") != kept_out:
             self.forget_live()
-            if down:
-                self._down[source.key] = down
+            if kept_out:
+                self._kept_out[source.key] = kept_out
             else:
-                del self._down[source.key]
+                del self._kept_out[source.key]
 
     def _make_room(self, slot: int) -> None:
         there = self.columns.shape[1]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from events.feed.fleet_view import FleetView, Source
-from events.feed.peers import Peers
+from events.feed.replicas import Replicas
 from indexer.identity import WorkerKey
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import RoutingSettings
@@ -75,7 +75,7 @@ class Fleet:
         requests that wait and were tried at one number are not tried again at the same."""
         self.loads_changed = 0
         """Workers whose loads came into `loads` or left it."""
-        self.peers = Peers(replica)
+        self.replicas = Replicas(replica)
         """The load that other replicas have reserved."""
         self.outcomes: dict[WorkerKey, Counter[Ending]] = {}
         """How requests ended at each worker: of a pair, what was served counts for both halves, and
@@ -195,7 +195,7 @@ class Fleet:
             pool, _ = self.pools.live(model, self.ready)
         except Refusal:
             return True
-        return self.pools.has_room(pool) or self.pools.has_strained(pool)
+        return self.pools.has_room(pool) or self.pools.has_over_estimate(pool)
 
     def free(self, model: str, role: Role) -> int:
         """Requests that a model's workers of a role have room for (Pools.free); of a pair, the

@@ -126,7 +126,7 @@ class Exchange:
         salts_tenants: bool = False,
     ) -> None:
         """path: one of PATHS. headers: without regard to case. query: what follows `?`, as the
-        client wrote it. Raises FrontRefusal for a body that can't be read. low_first: the body's
+        client wrote it. Raises GatewayRefusal for a body that can't be read. low_first: the body's
         priority is lower for sooner, as vLLM's own. changes_bodies: False where neither the body
         nor the answer is the caller's to change. identity: of the client's key; None: clients
         need none. salts_tenants: the prompt's cache is that of the request's tenant alone.

@@ -20,7 +20,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from router.gateway import engine_plane
 from router.gateway.lenient import flag, text, whole
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.gateway.top_level import decoded, span
 from router.request.bodies import FORMATS, BodyFormat
 
@@ -147,8 +147,8 @@ class Facts:
 def read(
     body: bytes, headers: Mapping[str, str], kind: BodyFormat, *, low_first: bool = False
 ) -> Facts:
-    """Reads a request; raises FrontRefusal for a body that is no JSON object, or a model that is no
-    text. headers: names in lower case. low_first: the body's priority is lower for sooner.
+    """Reads a request; raises GatewayRefusal for a body that is no JSON object, or a model that is
+    no text. headers: names in lower case. low_first: the body's priority is lower for sooner.
     """
     fields, within = decoded(_decoder, body)
     spans = _spans(fields, within)
@@ -214,7 +214,7 @@ def _model(value: Raw) -> str:
     name = text(value)
     if name is None or len(name) > TEXT_MAX:
         sentence = f"model: expected a text of at most {TEXT_MAX} characters"
-        raise FrontRefusal("INVALID_BODY", sentence, param="model")
+        raise GatewayRefusal("INVALID_BODY", sentence, param="model")
     return name
 
 

@@ -17,7 +17,7 @@ MESSAGE_MAX = 2000
 """Characters of a message."""
 
 
-class FrontRefusal(Exception):
+class GatewayRefusal(Exception):
     """A refusal by the gateway itself. param: the field of the body at fault."""
 
     failure = Kind.REJECTED

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Raw, UnsetType
 
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 
 REPEATS_MAX = 2
 """Times that a body may have a field which is replaced."""
@@ -28,18 +28,18 @@ Fields = TypeVar("Fields", bound=msgspec.Struct)
 def decoded(decoder: msgspec.json.Decoder[Fields], body: bytes) -> tuple[Fields, bytes]:
     """The fields of a body, each a Raw, and the bytes that they lie in: the body, or one of the
     same length with numbers in the place of NaN and Infinity, which Python's parser takes. Raises
-    FrontRefusal for what is no JSON object."""
+    GatewayRefusal for what is no JSON object."""
     try:
         return decoder.decode(body), body
     except msgspec.ValidationError as error:
-        raise FrontRefusal("INVALID_BODY", f"the body can't be read: {error}") from None
+        raise GatewayRefusal("INVALID_BODY", f"the body can't be read: {error}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         sentence = f"the body is no JSON: {error}"
     read = body.replace(b"NaN", b"0e0").replace(b"Infinity", b"0.000000")
     try:
         return decoder.decode(read), read
     except (msgspec.DecodeError, RecursionError, UnicodeError):
-        raise FrontRefusal("INVALID_BODY", sentence) from None
+        raise GatewayRefusal("INVALID_BODY", sentence) from None
 
 
 def span(value: Raw, within: bytes) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def changed(
 ) -> bytes:
     """The body with these fields in the place of its own of the same names; UNSET takes one out.
     All else stays as it is. known: places of the last values of some of them. absent: the body has
-    none of them. Raises FrontRefusal."""
+    none of them. Raises GatewayRefusal."""
     if not fields:
         return body
     rest = body
@@ -89,7 +89,7 @@ def _without(body: bytes, names: tuple[str, ...]) -> bytes:
         if not _may_have(body, names):
             return body
     message = f"the body has a field more than {REPEATS_MAX} times"
-    raise FrontRefusal("INVALID_BODY", message)
+    raise GatewayRefusal("INVALID_BODY", message)
 
 
 def _may_have(body: bytes, names: tuple[str, ...]) -> bool:

@@ -63,7 +63,7 @@ async def run_live(
 async def _drained(engines: Sequence[StandIn], stopping: asyncio.Event, drain_s: float) -> None:
     await stopping.wait()
     if drain_s:
-        await asyncio.gather(*(engine.face.drain(drain_s) for engine in engines))
+        await asyncio.gather(*(engine.api.drain(drain_s) for engine in engines))
 
 
 def live_engines(

@@ -10,7 +10,7 @@ from simulator.engines.content import Answer, greedy_answer
 from simulator.live.addresses import FREE, LOOPBACK, Ports, authority, endpoint
 from simulator.live.clock import Clock
 from simulator.live.engine import Engine, EngineConfig
-from simulator.live.http_face import HttpFace
+from simulator.live.http_api import HttpApi
 from simulator.live.publisher import Publisher
 
 
@@ -22,7 +22,7 @@ class StandIn:
     publisher: Publisher
     address: str
     """http://host:port: requests, health, metrics"""
-    face: HttpFace
+    api: HttpApi
     host: str = LOOPBACK
     """It listens there."""
 
@@ -80,13 +80,13 @@ async def stand_in(
         replay_endpoint=endpoint(host, ports.replay),
     )
     engine = Engine(config, clock, publisher.publish, answer)
-    face = HttpFace(engine, publisher)
+    api = HttpApi(engine, publisher)
     try:
-        await face.start(ports.http, host, ports.bootstrap)
-        yield StandIn(engine, publisher, face.address, face, host)
+        await api.start(ports.http, host, ports.bootstrap)
+        yield StandIn(engine, publisher, api.address, api, host)
     finally:
         engine.stop()
-        await face.stop()
+        await api.stop()
         await publisher.close()
 
 

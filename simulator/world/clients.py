@@ -96,9 +96,9 @@ class Asking:
         """See Job."""
         return ""
 
-    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+    def decide(self, waited_s: float, may_exceed: bool) -> Reservation:
         """See Job."""
-        return self.clients.route(self.life, self.router, self.request, may_strain).reservation
+        return self.clients.route(self.life, self.router, self.request, may_exceed).reservation
 
     def refuse(self, refusal: Refusal) -> None:
         """See Job."""
@@ -227,11 +227,11 @@ class Clients:
             self._fleet.network.reserved(router)
             self._fleet.witness.on_turns(router, now_s)
 
-    def route(self, life: Life, router: VirtualRouter, request: Request, may_strain: bool) -> Pick:
+    def route(self, life: Life, router: VirtualRouter, request: Request, may_exceed: bool) -> Pick:
         """Reserves a worker, and sends the request there; raises Refusal."""
         options, now_s = self._options, self._timeline.now_s
         watch = self.shadows.watch if options.shadows else None
-        pick = router.core.route(request, now_s, watch=watch, may_strain=may_strain)
+        pick = router.core.route(request, now_s, watch=watch, may_exceed=may_exceed)
         if not isinstance(pick, Pick):
             raise AssertionError(f"{life.request_id} is in flight already")
         self._record.counters["moved_by_guard"] += pick.decision.computing.guarded is not None

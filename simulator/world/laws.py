@@ -154,7 +154,7 @@ class Laws(Witness):
             asking = waiter.payload
             if not isinstance(asking, Asking):
                 raise LawBroken("work", f"{waiter} is of no client")
-            if router.core.decide(asking.request, now_s, may_strain=False).order:
+            if router.core.decide(asking.request, now_s, may_exceed=False).order:
                 raise LawBroken("work", f"{waiter} waits at {router!r}, which has room for it")
 
     def on_tick(self, now_s: float) -> None:

@@ -17,7 +17,7 @@ from simulator.world.virtual_relay import VirtualRelay
 from simulator.world.virtual_router import Plane, VirtualRouter
 
 TELL_S = 0.02
-"""Seconds between a replica's messages to its peers, as in router/cluster/replicas/peer_link.py."""
+"""Seconds between a replica's messages to others, as in router/cluster/replicas/replica_link.py."""
 LOOK_S = 0.05
 """Seconds between turns of requests that wait, as in router/app/processes/router_clock.py."""
 _PULL_JITTER_S = 0.2
@@ -48,7 +48,7 @@ class VirtualNetwork:
         self._rng = random.Random(f"{options.seed}/network")
         self._tells = options.inflight and options.replicas > 1
         self._telling: set[int] = set()
-        """Routers that send a message to their peers at the end of this TELL_S."""
+        """Routers that send a message to other replicas at the end of this TELL_S."""
         self._looking: set[int] = set()
         """Routers whose waiting requests have their turns at the end of this LOOK_S."""
         self._pulls: dict[tuple[int, WorkerKey], Pull] = {}
@@ -73,7 +73,7 @@ class VirtualNetwork:
 
     def reserved(self, router: VirtualRouter) -> None:
         """A router's reservations, or what waits there, may have changed: plans a message to its
-        peers."""
+        replicas."""
         if self._tells and router.number not in self._telling:
             self._telling.add(router.number)
             when_s = (self._timeline.now_s // TELL_S + 1) * TELL_S
@@ -103,15 +103,15 @@ class VirtualNetwork:
         message = router.teller.message(router.core.fleet.loads, now_s, demand=demand)
         if message is None:
             return
-        for peer in self.routers:
-            if peer is not router and (not self.loss or self._rng.random() >= self.loss):
+        for replica in self.routers:
+            if replica is not router and (not self.loss or self._rng.random() >= self.loss):
                 key, when_s = WorkerKey(router.core.replica, 0), now_s + self.delay_s()
-                peer.send(Plane.INFLIGHT, key, [message], when_s)
-                if len(peer.admission):
-                    self._timeline.at(when_s, partial(self._heard, peer))
+                replica.send(Plane.INFLIGHT, key, [message], when_s)
+                if len(replica.admission):
+                    self._timeline.at(when_s, partial(self._heard, replica))
 
     def _look(self, router: VirtualRouter) -> None:
-        """Room that the peers leave may be there for long enough."""
+        """Room that the other replicas leave may be there for long enough."""
         self._looking.discard(router.number)
         if len(router.admission):
             self._looking.add(router.number)
@@ -119,7 +119,7 @@ class VirtualNetwork:
             self._heard(router)
 
     def _heard(self, router: VirtualRouter) -> None:
-        """A message of a peer may have brought room, or the turn of a request that waits."""
+        """A replica's message may have brought room, or the turn of a request that waits."""
         router.hear(self._timeline.now_s)
         router.dispatch()
 

@@ -13,7 +13,7 @@ import msgspec
 from typing_extensions import override
 
 from events.feed.fleet_view import FleetView, Pull
-from events.feed.peers import Teller
+from events.feed.replicas import Teller
 from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex

@@ -1,4 +1,4 @@
-"""What the hot paths cost, side by side with a peer."""
+"""What the hot paths cost, side by side with another router."""
 
 import os
 

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import peer_service
+from tests.bench import dynamo_service
 from tests.bench.environments import BUILD
 
 RESULTS = BUILD / "bench.json"
@@ -21,13 +21,13 @@ WIDTH = 90
 """Columns that the table takes, at least."""
 FIRST = [
     "cpu_tokens_unary_us",
-    "cpu_tokens_lane_us",
+    "cpu_tokens_stream_us",
     "cpu_hashes_unary_us",
-    "cpu_hashes_lane_us",
+    "cpu_hashes_stream_us",
     "cpu_tokens_key_unary_us",
-    "cpu_tokens_key_lane_us",
+    "cpu_tokens_key_stream_us",
     "cpu_hashes_key_unary_us",
-    "cpu_hashes_key_lane_us",
+    "cpu_hashes_key_stream_us",
     "route_unary_8192_p50_us",
     "route_unary_hashes_p50_us",
     "client_tokens_rps",
@@ -65,7 +65,7 @@ def main(words: list[str]) -> None:
     started = time.monotonic()
     for name in chosen:
         with console.status(f"{name} ({time.monotonic() - started:.0f} s so far)"):
-            rows += peer_service.compared(importlib.import_module(f"tests.bench.{name}").rows())
+            rows += dynamo_service.compared(importlib.import_module(f"tests.bench.{name}").rows())
     rows = in_order(rows)
     console.print(table_of(rows))
     for row in rows:
@@ -86,13 +86,13 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table_of(rows: list[dict[str, Any]]) -> Table:
     table = Table(
-        title="kvroute and its peer",
-        caption="ratio: how many times better than the peer",
+        title="kvroute and the other router",
+        caption="ratio: how many times better than the other router",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
     table.add_column("row", no_wrap=True)
-    for column in ("ours", "peer", "ratio"):
+    for column in ("ours", "other", "ratio"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("unit", no_wrap=True)
     for row, after in zip_longest(rows, rows[1:]):
@@ -101,7 +101,7 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["name"],
             shown(row["ours"]),
-            shown(row["peer"]),
+            shown(row["other"]),
             shown(row["ratio"]),
             f"{row['unit']} {arrow}",
             style="red" if row["ratio"] is not None and row["ratio"] < 1 else None,

@@ -2,7 +2,7 @@
 
 Chains that 8 workers hold in part: worker i the first (i + 1) / 8 of each. Prompts rotate over many
 chains, from anywhere in the index, so that a large one pays for what the CPU's caches don't have.
-The peer's tree gets the same, but only up to a million blocks, since it takes them as JSON.
+Dynamo's tree gets the same, but only up to a million blocks, since it takes them as JSON.
 """
 
 import json
@@ -18,7 +18,7 @@ from indexer.identity import Tier
 from indexer.kernel import NativeIndex
 from simulator.study.page import picture_file
 from simulator.study.svg import Axis, Line, lines_picture
-from tests.bench.environments import BUILD, Missing, peer_says
+from tests.bench.environments import BUILD, Missing, dynamo_says
 from tests.bench.timing import beside, row
 
 WORKERS = 8
@@ -31,7 +31,7 @@ LENGTHS = [16 << i for i in range(11)]
 SIZES = [10_000, 31_623, 100_000, 316_228, 1_000_000, 3_162_278, 10_000_000]
 SIZE_BLOCKS = 512
 """Of the chains and prompts in an index of growing size"""
-PEER_SIZES = SIZES[:5]
+DYNAMO_SIZES = SIZES[:5]
 LONG = LENGTHS.index(1024)
 """From here on a match costs more than a call."""
 
@@ -71,20 +71,21 @@ def rows() -> list[dict[str, Any]]:
     """How a match grows, and what the largest ones cost."""
     ours = _curves(_ours(_by_length()), _ours(_by_size(SIZES)))
     note = ""
-    peer: Curves | None = None
+    theirs: Curves | None = None
     try:
-        said = peer_says("growth", _by_length().json(), _by_size(PEER_SIZES).json())
-        peer = _curves(*said)
+        said = dynamo_says("growth", _by_length().json(), _by_size(DYNAMO_SIZES).json())
+        theirs = _curves(*said)
     except Missing as error:
-        note = f"no peer: {error}"
-    common = len(PEER_SIZES)
+        note = f"no other router: {error}"
+    common = len(DYNAMO_SIZES)
     return [
         row(
             "match_growth_in_blocks",
             ours.growth_in_blocks(),
             "exponent",
             "less",
-            f"1 is linear; peer {peer.growth_in_blocks() if peer else '?'}; {_draw(ours, peer)}",
+            f"1 is linear; theirs {theirs.growth_in_blocks() if theirs else '?'};"
+            f" {_draw(ours, theirs)}",
         ),
         row(
             "match_growth_in_index",
@@ -92,15 +93,15 @@ def rows() -> list[dict[str, Any]]:
             "times",
             "less",
             f"10 million blocks over 10,000; to a million {ours.growth_in_index(common)},"
-            f" peer {peer.growth_in_index(common) if peer else '?'}",
+            f" theirs {theirs.growth_in_index(common) if theirs else '?'}",
         ),
         beside(
             row(f"match_{LENGTHS[-1]}_w8", round(ours.by_length[-1], 2), "us", "less", note),
-            peer and peer.by_length[-1],
+            theirs and theirs.by_length[-1],
         ),
         beside(
             row("match_512_of_1m_w8", round(ours.by_size[common - 1], 2), "us", "less", note),
-            peer and peer.by_size[common - 1],
+            theirs and theirs.by_size[common - 1],
         ),
         row("match_512_of_10m_w8", round(ours.by_size[-1], 2), "us", "less"),
     ]
@@ -119,7 +120,7 @@ def _curves(by_length: list[list[float]], by_size: list[list[float]]) -> Curves:
 
 
 def _ours(stage: Stage) -> list[list[float]]:
-    """Microseconds a match: for each size of the index, for each length. See peer_side.py."""
+    """Microseconds a match: for each size of the index, for each length. See dynamo_side.py."""
     rng = np.random.default_rng(5)
     index = NativeIndex()
     slots = [index.open_slot() for _ in range(WORKERS)]
@@ -149,20 +150,20 @@ def _us(index: NativeIndex, prompts: list[Any]) -> float:
     return median(took) * 1e6
 
 
-def _draw(ours: Curves, peer: Curves | None) -> str:
+def _draw(ours: Curves, theirs: Curves | None) -> str:
     """Draws the pictures; returns their files."""
     about = "blocks of the prompt (820,000 in the index)"
-    by_length = _picture("blocks", about, LENGTHS, ours.by_length, peer and peer.by_length)
+    by_length = _picture("blocks", about, LENGTHS, ours.by_length, theirs and theirs.by_length)
     about = f"blocks in the index (prompts of {SIZE_BLOCKS})"
-    by_size = _picture("index", about, SIZES, ours.by_size, peer and peer.by_size)
+    by_size = _picture("index", about, SIZES, ours.by_size, theirs and theirs.by_size)
     return f"drawn in {by_length} and {by_size}"
 
 
 def _picture(
-    name: str, about: str, places: list[int], ours_us: list[float], peer_us: list[float] | None
+    name: str, about: str, places: list[int], ours_us: list[float], dynamo_us: list[float] | None
 ) -> Path:
-    """Microseconds a match over places, both axes logarithmic. The peer's may end sooner."""
-    curves = {"kvroute": ours_us} | ({"Dynamo's RadixTree": peer_us} if peer_us else {})
+    """Microseconds a match over places, both axes logarithmic. Dynamo's may end sooner."""
+    curves = {"kvroute": ours_us} | ({"Dynamo's RadixTree": dynamo_us} if dynamo_us else {})
     lines = []
     for number, (label, us) in enumerate(curves.items()):
         xs = places[: len(us)]

@@ -44,7 +44,7 @@ SYLLABLES = (
     "al",
     "qui",
 )
-PEER = ("transformers", "transformers>=5", "jinja2>=3.1.6")
+TRANSFORMERS = ("transformers", "transformers>=5", "jinja2>=3.1.6")
 
 
 def rows() -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def rows() -> list[dict[str, Any]]:
 def _compared(name: str, measure: Callable[[], float], folder: Path, body: bytes) -> dict[str, Any]:
     ours = row(name, round(median(measure() for _ in range(REPEATS)), 2), "ms", "less")
     try:
-        return beside(ours, _peer_ms(folder, body))
+        return beside(ours, _transformers_ms(folder, body))
     except Missing as missing:
         return ours | {"note": str(missing)}
 
@@ -86,10 +86,10 @@ def _cpu_ms(renderer: Renderer, body: bytes) -> float:
     return (time.process_time() - started) * 1e3
 
 
-def _peer_ms(folder: Path, body: bytes) -> float:
+def _transformers_ms(folder: Path, body: bytes) -> float:
     """CPU of transformers for the same body, read with json; raises Missing."""
     side = Path(__file__).with_name("prompts_side.py")
-    return float(run(str(python_of(*PEER)), str(side), str(folder), said=body.decode()))
+    return float(run(str(python_of(*TRANSFORMERS)), str(side), str(folder), said=body.decode()))
 
 
 class _Conversation:

@@ -7,8 +7,8 @@ random, policy least-loaded. What is measured is max / mean over workers of the 
 in the mean over time; even is 1, and a lone router can't be more even than its bursts let it be.
 
 Cost: CPU of one router's exchange in a second of 5,000 picks by all four together, in turned time:
-messages written and read, loads fused, of peers' messages and of heartbeats; without NATS. A lone
-router says once a second that it is there.
+messages written and read, loads fused, of replicas' messages and of heartbeats; without NATS. A
+lone router says once a second that it is there.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from typing import Any
 
 import msgspec
 
-from events.feed.peers import Teller
+from events.feed.replicas import Teller
 from events.plane.facts import Epoch, encode
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressState
 from router.cluster.children.process import end, start
-from router.cluster.replicas.peer_link import HEARD_PER_S
+from router.cluster.replicas.replica_link import HEARD_PER_S
 from router.fleet.reservations.load import WorkerLoad
 from tests.bench.timing import row
 from tests.stage.fleet import START_S, Fleet, hashes
@@ -95,7 +95,7 @@ def _exchange_ms(workers: int, seed: int) -> float:
     fleet = Fleet(replica="us", index=NativeIndex())
     keys = [fleet.add(f"w{i}", total_slots=None, total_blocks=None) for i in range(workers)]
     replicas = [_Replica("us", fleet.core.fleet.loads)]
-    replicas += [_Replica(f"peer-{i}", {}) for i in range(OTHERS)]
+    replicas += [_Replica(f"replica-{i}", {}) for i in range(OTHERS)]
     pause_s = OTHERS / HEARD_PER_S
     turns = round(1 / pause_s)
     picks = round(PICKS_PER_S * pause_s)
@@ -111,7 +111,7 @@ def _exchange_ms(workers: int, seed: int) -> float:
                 heartbeat, sent_at_s=now_s, sampled_at_s=now_s - 0.3, running=5
             )
             fleet.view.on_heartbeat(key, encode(heartbeat), now_s)
-        told = [peer.teller.message(peer.loads, now_s) for peer in replicas[1:]]
+        told = [replica.teller.message(replica.loads, now_s) for replica in replicas[1:]]
         began_s = time.thread_time()
         replicas[0].teller.message(fleet.core.fleet.loads, now_s)
         for message in told:

@@ -33,7 +33,7 @@ from router.api.service.router_service import RouterService
 from router.api.service.server import GrpcServer
 from router.api.service.texts import Texts
 from router.app.cli.run import COLLECTED_AFTER
-from router.cluster.replicas.fleet_commands import ControlDesk
+from router.cluster.replicas.fleet_commands import FleetCommands
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.decide.core.admission import Admission
@@ -194,7 +194,7 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
         clock,
         stopping,
         admission=admission,
-        commands=ControlDesk(core, clock),
+        commands=FleetCommands(core, clock),
         send_control=nothing,
         register=registered,
         watchers=Watchers("a", PlaceLabels("host", "rack", "cluster"), random.Random(7), print),

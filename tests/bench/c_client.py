@@ -1,4 +1,4 @@
-"""Calls of Route by h2load, which is C as the peer's wrk is: what is compared is the two servers.
+"""Calls of Route by h2load, which is C as the other router's wrk is: two servers are compared.
 
 One connection, one call after the other, each with the same prompt.
 """

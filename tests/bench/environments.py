@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 BUILD = Path(__file__).parents[2] / "build"
-PEER = ("peer", "ai-dynamo-runtime==1.6.1", "numpy")
+DYNAMO = ("dynamo", "ai-dynamo-runtime==1.6.1", "numpy")
 """NVIDIA Dynamo's router, as its wheel has it."""
 
 
@@ -44,10 +44,10 @@ def debian_program(name: str, package: str) -> str:
     return found
 
 
-def peer_says(*arguments: str) -> Any:
-    """What peer_side.py measures, in its own process and environment. Raises Missing."""
-    side = Path(__file__).with_name("peer_side.py")
-    return json.loads(run(str(python_of(*PEER)), str(side), *arguments))
+def dynamo_says(*arguments: str) -> Any:
+    """What dynamo_side.py measures, in its own process and environment. Raises Missing."""
+    side = Path(__file__).with_name("dynamo_side.py")
+    return json.loads(run(str(python_of(*DYNAMO)), str(side), *arguments))
 
 
 def run(*command: str, said: str = "") -> str:

@@ -23,7 +23,7 @@ from tests.bench.bench_facts import native_seconds_a_message
 
 UNARY_US, STREAM_US = 85.0, 65.0
 """CPU of gRPC for a request of 8,192 token ids, by one unary call and in a stream with 32 callers:
-what `cpu_tokens_unary_us` and `cpu_tokens_lane_us` take on two shared cores of an Intel Xeon, 127
+what `cpu_tokens_unary_us` and `cpu_tokens_stream_us` take on two shared cores of an Intel Xeon, 127
 and 107 us (tests/bench/README.md; the stream's with nothing else at work), less a decision."""
 REPORTS_US = 20.0
 """CPU of a request's reports, which the client sends in batches."""

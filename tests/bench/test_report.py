@@ -1,13 +1,13 @@
-"""The report of `make bench`: ratios, order, and what is said when there is no peer."""
+"""The report of `make bench`: ratios, order, and what is said when there is no other router."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.bench import environments, peer_service
+from tests.bench import dynamo_service, environments
 from tests.bench.__main__ import FIRST, in_order
+from tests.bench.dynamo_service import BESIDE, Load, compared, told
 from tests.bench.environments import Missing, python_of
-from tests.bench.peer_service import BESIDE, Load, compared, told
 from tests.bench.timing import beside, row
 
 LOADS = {
@@ -25,7 +25,7 @@ LOADS = {
 LOADS |= {f"{form}, most": load for form, load in LOADS.items()}
 
 
-def test_a_ratio_says_how_many_times_better_than_the_peer_we_are() -> None:
+def test_a_ratio_says_how_many_times_better_than_the_other_router_we_are() -> None:
     assert beside(row("x", 50, "us", "less"), 100)["ratio"] == 2
     assert beside(row("x", 50, "blocks/s", "more"), 100)["ratio"] == 0.5
     assert beside(row("x", 50, "us", "less"), None)["ratio"] is None
@@ -41,29 +41,31 @@ def test_a_name_twice_is_refused() -> None:
         in_order([row("a", 1, "us", "less"), row("a", 2, "us", "less")])
 
 
-def test_the_peers_number_stands_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_service, "measure", lambda: LOADS)
+def test_the_other_routers_number_stands_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamo_service, "measure", lambda: LOADS)
     rows = [row(name, 200, "us", "less") for name in BESIDE] + [row("other", 1, "us", "less")]
     found = {one["name"]: one for one in compared(rows)}
-    assert found["cpu_tokens_lane_us"]["peer"] == 400
-    assert found["cpu_tokens_lane_us"]["ratio"] == 2
-    assert found["route_unary_8192_p50_us"]["peer"] == 480
-    assert found["client_hashes_rps"]["peer"] == 19000
-    assert found["other"]["peer"] is None
+    assert found["cpu_tokens_stream_us"]["other"] == 400
+    assert found["cpu_tokens_stream_us"]["ratio"] == 2
+    assert found["route_unary_8192_p50_us"]["other"] == 480
+    assert found["client_hashes_rps"]["other"] == 19000
+    assert found["other"]["other"] is None
 
 
-def test_without_a_peer_the_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_another_router_the_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> dict[str, Load]:
         raise Missing("wrk is not installed")
 
-    monkeypatch.setattr(peer_service, "measure", missing)
+    monkeypatch.setattr(dynamo_service, "measure", missing)
     (found,) = compared([row("client_hashes_rps", 5000, "picks/s", "more")])
-    assert found["peer"] is None
-    assert found["note"] == "no peer: wrk is not installed"
+    assert found["other"] is None
+    assert found["note"] == "no other router: wrk is not installed"
 
 
-def test_nothing_is_measured_for_rows_without_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(peer_service, "measure")
+def test_nothing_is_measured_for_rows_without_another_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(dynamo_service, "measure")
     rows = [row("other", 1, "us", "less")]
     assert compared(rows) == rows
 

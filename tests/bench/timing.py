@@ -31,7 +31,7 @@ def row(name: str, ours: float, unit: str, better: str, note: str = "") -> dict[
     found: dict[str, Any] = {
         "name": name,
         "ours": ours,
-        "peer": None,
+        "other": None,
         "unit": unit,
         "ratio": None,
         "better": better,
@@ -41,13 +41,13 @@ def row(name: str, ours: float, unit: str, better: str, note: str = "") -> dict[
     return found
 
 
-def beside(found: dict[str, Any], peer: float | None) -> dict[str, Any]:
-    """The row with a peer's number; ratio: how many times better than the peer we are."""
-    if peer is None:
+def beside(found: dict[str, Any], other: float | None) -> dict[str, Any]:
+    """The row with another router's number; ratio: how many times better ours is."""
+    if other is None:
         return found
     ours = found["ours"]
-    ratio = peer / ours if found["better"] == "less" else ours / peer
-    return found | {"peer": round(peer, 3), "ratio": round(ratio, 2)}
+    ratio = other / ours if found["better"] == "less" else ours / other
+    return found | {"other": round(other, 3), "ratio": round(ratio, 2)}
 
 
 def _repeat(run: Callable[[], object]) -> float:

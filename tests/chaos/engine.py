@@ -26,7 +26,7 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.completion_wire import Reply
 from simulator.live.engine import Engine, EngineConfig
-from simulator.live.http_face import Generation, HttpFace
+from simulator.live.http_api import Generation, HttpApi
 from simulator.live.messages_wire import MessagesReply
 from simulator.live.publisher import Publisher
 from tests.stage.channel import lines, say
@@ -51,8 +51,8 @@ NONSENSE: tuple[bytes, ...] = (
 """Pages in place of every page: empty, binary, another server's, numbers out of range, unended."""
 
 
-class FailingFace(HttpFace):
-    """The engine's HTTP face, as long as it doesn't fail."""
+class FailingApi(HttpApi):
+    """The engine's HTTP api, as long as it doesn't fail."""
 
     def __init__(self, engine: Engine, publisher: Publisher, rng: random.Random) -> None:
         super().__init__(engine, publisher)
@@ -75,12 +75,12 @@ class FailingFace(HttpFace):
         while self.mode == "hang":
             await self._healed.wait()
         if self.mode == "reuse" and request.transport is not None:
-            peer = request.transport.get_extra_info("peername")
-            if peer in self._used:
-                self._used.discard(peer)
+            client = request.transport.get_extra_info("peername")
+            if client in self._used:
+                self._used.discard(client)
                 request.transport.close()
                 return web.Response()  # nobody reads it
-            self._used.add(peer)
+            self._used.add(client)
         if self.mode == "errors" or (self.mode == "half" and self._rng.random() < 0.5):
             return web.Response(status=500, text="CUDA error: an illegal memory access")
         return await super()._answer(form, request)
@@ -175,22 +175,22 @@ async def run(asked: argparse.Namespace) -> int:
             hash_seed=rng.getrandbits(32),
         )
         engine = Engine(EngineConfig(asked.name, scheduler), ScaledClock(asked.speed), publish)
-        face = FailingFace(engine, publisher, rng)
+        api = FailingApi(engine, publisher, rng)
         try:
-            await face.start(asked.port)
-            say(listens=face.address)
+            await api.start(asked.port)
+            say(listens=api.address)
             async for command in lines():
-                answer(command, face, engine, truth)
+                answer(command, api, engine, truth)
         finally:
             engine.stop()
-            await face.stop()
+            await api.stop()
             await publisher.close()
     return 0
 
 
-def answer(command: dict[str, Any], face: FailingFace, engine: Engine, truth: Truth) -> None:
+def answer(command: dict[str, Any], api: FailingApi, engine: Engine, truth: Truth) -> None:
     if "fail" in command:
-        face.fail(command["fail"])
+        api.fail(command["fail"])
         say(fails=command["fail"])
     if "truth" in command:
         held = {name for _, name in engine.contents()}

@@ -49,7 +49,7 @@ def trace(core: RouterCore, file: Path) -> None:
 
     def on_change(worker: WorkerKey) -> None:
         change(worker)
-        standing = outliers._out.get(worker)
+        standing = outliers._ejected.get(worker)
         write(
             worker,
             reason=outliers.reason(worker),

@@ -6,11 +6,11 @@ import pytest
 
 from events.engines import sockets, wire
 from events.engines.pages import load, metrics_page, probe
-from events.feed import feed, fence, fleet_view, intake, peers, stream
+from events.feed import feed, fence, fleet_view, intake, replicas, stream
 from events.plane import facts
 from events.relay import heartbeats, ledger_file, rank, warmer
 from router.api.service.grpc_bounds import GRPC_BOUNDS
-from router.cluster.replicas.peer_link import HEARD_PER_S
+from router.cluster.replicas.replica_link import HEARD_PER_S
 from router.config.settings.configurations import ServeConfig
 from router.gateway import response_workers
 from router.gateway.exchange import ESTIMATE_MAX
@@ -67,8 +67,8 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (NATS, "number at once | 256 MiB, 16", feed.RECOVERIES_AT_ONCE == 16),
     (NATS, "250,000; 1, 4, 64", facts.WARM_TOKENS_MAX == 250_000),
     (NATS, "250,000; 1, 4, 64", (warmer.JOBS_MAX, warmer.REPLIES_MAX) == (4, 64)),
-    (NATS, "64; 8,192 |", (peers.REPLICAS_MAX, peers.WORKERS_MAX) == (64, 8192)),
-    (NATS, "A message counts for 3 s", peers.TTL_S == 3),
+    (NATS, "64; 8,192 |", (replicas.REPLICAS_MAX, replicas.WORKERS_MAX) == (64, 8192)),
+    (NATS, "A message counts for 3 s", replicas.TTL_S == 3),
     (NATS, "no replica receives more than 500 messages a second", HEARD_PER_S == 500),
     (NATS, "8 MiB, not compressed; 2 s", probe.DOCUMENT_BYTES_MAX == 8 * MIB),
     (NATS, "16,384; read in linear time", metrics_page.LINES_MAX == 16_384),

@@ -35,6 +35,37 @@ PREPOSITIONS = re.compile(
     r"|since|through|to|toward|towards|under|until|up|upon|via|with|within|without)\s",
     re.IGNORECASE,
 )
+REPLACED = {
+    "peer": "replica, for another router of a fleet; in comparisons the other router, or its name",
+    "epp": "picker",
+    "lane": "stream, for a client's",
+    "face": "what it is: the gateway, a gRPC service, an API, a port",
+    "front": "what it is: the gateway, the console, a port",
+    "strained": "over estimate",
+    "strain": "over estimate",
+    "kept map": "saved ledger",
+    "fast path": "nothing: there is one road",
+    "general path": "nothing: there is one road",
+}
+"""Words that stand for a thing which has another one in the glossary: word -> its word there."""
+OWN = re.compile(
+    r"\.peer\b|get_?peer\w*|peername|peercert|peer_spiffe_id|NetworkPolicyPeer"
+    r"|conformance_epp|_in_front\b|(?i:topologySpreadConstraints?|Hugging Face)"
+)
+"""Names of gRPC, asyncio, Kubernetes and the conformance suite."""
+PLACES = {
+    "peer": ("router/net/",),  # the other end of a connection, as RFC 9113 calls it
+    "front": ("router/decide/queue_turns/pool_share.py",),  # of a queue
+}
+"""Word -> where it has its common meaning."""
+PROSE = {"front"}
+"""Words that texts need: these are looked for in names of several words alone."""
+KINDS = {
+    *(".py", ".pyx", ".pxd", ".pyi", ".h", ".proto", ".md", ".js", ".html", ".css"),
+    *(".json", ".yaml", ".yml", ".tpl", ".txt", ".toml"),
+}
+"""Files of the sources, the chart and the pages, whose names and texts are read."""
+TREES = ("docs", "events", "helm", "indexer", "proto", "router", "simulator")
 ALLOWED = re.compile(
     r"def (told|heard)\b|[.>](told|heard)\b|\btold: tuple|\btold, digest|\btold and digest"
     r'|\bdigest and told\b|`told`|"resync asked for"'
@@ -88,6 +119,59 @@ def names_in(path: Path) -> set[str]:
         node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
+@cache
+def texts() -> dict[str, list[tuple[int, str, str, str]]]:
+    """Path -> its lines with any of the REPLACED words, as they are, cut into words, and their
+    names of several words alone; of each file of TREES, generated code left out."""
+    any_of = re.compile("|".join(word.split()[0] for word in REPLACED), re.IGNORECASE)
+    paths = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "pyproject.toml"]
+    paths += (
+        path
+        for tree in TREES
+        for path in (ROOT / tree).rglob("*")
+        if path.suffix in KINDS and "_pb2" not in path.name and "build" not in path.parts
+    )
+    read = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+    return {
+        path: [
+            (number, line, split(cut := OWN.sub("", line)), split(" ".join(_NAME.findall(cut))))
+            for number, line in enumerate([path, *text.splitlines()])
+            if any_of.search(line)
+        ]
+        for path, text in read.items()
+    }
+
+
+_NAME = re.compile(r"\b(?:[A-Za-z0-9]+_\w+|_\w+|[a-z]+[A-Z]\w*|[A-Z][a-z0-9]+[A-Z]\w*)\b")
+
+
+def split(text: str) -> str:
+    """A text with its names cut into their words: at underscores, dashes and capitals."""
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", text)
+    return re.sub(r"[_\-\s]+", " ", text).lower()
+
+
+def lines_of_word(word: str) -> list[str]:
+    pattern = re.compile(rf"(?<![a-z0-9]){word}s?(?![a-z])")
+    return [
+        f"{path}:{number}: {line.strip()[:100]}"
+        for path, lines in texts().items()
+        if not path.startswith(PLACES.get(word, ("no such place",)))
+        for number, line, whole, names in lines
+        if pattern.search(names if word in PROSE else whole)
+    ]
+
+
+def test_a_name_is_cut_into_its_words() -> None:
+    assert split("HttpPeers_lane, EPPPort kept-map") == "http peers lane, epp port kept map"
+
+
+@pytest.mark.parametrize("word", REPLACED)
+def test_a_thing_has_the_word_of_the_glossary(word: str) -> None:
+    """In no name, text, metric, key or page."""
+    assert lines_of_word(word) == [], f"its word is {REPLACED[word]}"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -23,7 +23,7 @@ from pathlib import Path
 from router.net.http2.frames import PREFACE, SETTINGS, frame
 from tests.stage.waiting import free_port
 
-PORTS = ("grpc", "epp", "gateway", "metrics", "probes", "relay")
+PORTS = ("grpc", "picker", "gateway", "metrics", "probes", "relay")
 HTTP = ("gateway", "metrics", "probes", "relay")
 ADDRESSES = {"ipv4": ["10.9.9.1"], "ipv6": ["fd09::1"], "both": ["10.9.9.1", "fd09::1"]}
 LOOPBACK = {
@@ -85,7 +85,7 @@ def started(folder: Path, ports: dict[str, int]) -> list[subprocess.Popen[bytes]
     listen = {name: f"'[::]:{port}'" for name, port in ports.items()}
     (folder / "serve.yaml").write_text(f"""
 grpc: {{listen: {listen["grpc"]}, any_address: true}}
-epp: {{listen: {listen["epp"]}}}
+picker: {{listen: {listen["picker"]}}}
 gateway: {{listen: {listen["gateway"]}, any_address: true}}
 metrics: {{listen: {listen["metrics"]}}}
 probes: {{listen: {listen["probes"]}}}

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kvroute.client import KvRouteClient, cached_tokens
 from router.cluster.children.process import Child, end, start
-from simulator.live.http_face import Generation, HttpFace
+from simulator.live.http_api import Generation, HttpApi
 from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
 from tests.stage.waiting import free_port, until
 
@@ -48,20 +48,20 @@ async def test_attempts_hide_an_engine_that_fails_and_one_that_hangs(
 ) -> None:
     rng = random.Random(1)
     met: Counter[str] = Counter()
-    serve = HttpFace._answer
+    serve = HttpApi._answer
 
     async def answer(
-        face: HttpFace, form: type[Generation], request: web.Request
+        api: HttpApi, form: type[Generation], request: web.Request
     ) -> web.StreamResponse:
-        worker_id = face._engine.config.engine_id
+        worker_id = api._engine.config.engine_id
         met[worker_id] += 1
         if worker_id == "worker-0" and met[worker_id] % 2:
             raise web.HTTPInternalServerError
         if worker_id == "worker-1":
             await asyncio.Event().wait()
-        return await serve(face, form, request)
+        return await serve(api, form, request)
 
-    monkeypatch.setattr(HttpFace, "_answer", answer)
+    monkeypatch.setattr(HttpApi, "_answer", answer)
     async with a_stage(engine_count=4) as stage, aiohttp.ClientSession() as http:
         client = stage.client
         served = await asyncio.gather(*(ask(client, http, prompt(rng)) for _ in range(40)))

@@ -353,7 +353,7 @@ async def test_the_relays_metrics_tell_of_each_worker() -> None:
         assert value("events_total", kind="BlocksStored") == 1
         for fault in ("gap", "restart"):
             assert value("engine_faults_total", fault=fault) == 0
-        assert value("map_entries") == 4
+        assert value("ledger_entries") == 4
         wrong = registry.get_sample_value(
             "kvroute_relay_socket_errors_total", {"worker": "dynamo", "kind": "malformed"}
         )
@@ -397,7 +397,7 @@ async def test_bounds_hold_and_what_is_over_them_is_counted() -> None:
         dropped = dict(fleet.relay.ranks)[WorkerKey("0", 0)].counts
         await until(lambda: dropped["too_many_hashes"] == 1, "the bound of hashes")
         await full.store(prompt(8, blocks=4))
-        await until(lambda: dropped["map_full"] == 2, "the bound of blocks")
+        await until(lambda: dropped["ledger_full"] == 2, "the bound of blocks")
         await fleet.holding(6, 0)
         assert set(fleet.router.view.sources) == {WorkerKey("0", 0), WorkerKey("1", 0)}
 

@@ -19,7 +19,7 @@ SERVE = (
     "import router.decide.queue_turns.pool_share as share; share.HOLD_S = 600.0;"
     " from router.app.main import main; main()"
 )
-"""A router that waits for its peers however slow this machine is."""
+"""A router that waits for other replicas however slow this machine is."""
 QUEUE = """
 queue:
   order: fcfs
@@ -70,9 +70,9 @@ async def routers(stage: Stage, stack: AsyncExitStack, folder: Path) -> list[KvR
 
 
 async def reserved(client: KvRouteClient, count: int) -> None:
-    """A router knows of so many requests that other routers sent to the worker."""
+    """A router knows of so many requests that other replicas sent to the worker."""
     async with asyncio.timeout(60.0):
-        while [one.reserved_by_peers for one in await client.list_workers()] != [count]:  # noqa: ASYNC110
+        while [one.reserved_by_replicas for one in await client.list_workers()] != [count]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -80,7 +80,7 @@ async def all_known(clients: list[KvRouteClient], waiting: int) -> None:
     """Every router knows of every request that waits."""
 
     def known(answer: ListQueueResponse) -> int:
-        return answer.waiting + sum(band.count for band in answer.peer_bands)
+        return answer.waiting + sum(band.count for band in answer.replica_bands)
 
     async with asyncio.timeout(60.0):
         while {known(await client.list_queue()) for client in clients} != {waiting}:  # noqa: ASYNC110
@@ -112,7 +112,7 @@ async def test_no_request_of_a_low_band_overtakes_one_of_a_high_band_in_another_
         await all_known(clients, 3 * BATCH + CHAT)
         assert went == []
         held = await batch[0].list_queue()
-        assert [(band.band, band.count) for band in held.peer_bands] == [
+        assert [(band.band, band.count) for band in held.replica_bands] == [
             ("batch", 2 * BATCH),
             ("chat", CHAT),
         ]
@@ -187,7 +187,7 @@ async def test_callers_of_a_killed_router_wait_on_in_another_as_long_as_they_hav
         killed.kill()
         await waits(there, 2 * MOVED)
         async with asyncio.timeout(60.0):
-            while (await there.list_queue()).peer_bands:  # noqa: ASYNC110  # of the killed router
+            while (await there.list_queue()).replica_bands:  # noqa: ASYNC110  # of the killed router
                 await asyncio.sleep(0.01)
         assert went == []
         for number, one in enumerate(running[: 2 * MOVED]):
@@ -198,4 +198,4 @@ async def test_callers_of_a_killed_router_wait_on_in_another_as_long_as_they_hav
         picks = await asyncio.gather(*calls)
         assert {pick.receipt.replica for pick in picks} == {replica}
         (worker,) = await there.list_workers()
-        assert (worker.reserved, worker.reserved_by_peers) == (2 * MOVED, SLOTS - 2 * MOVED)
+        assert (worker.reserved, worker.reserved_by_replicas) == (2 * MOVED, SLOTS - 2 * MOVED)

@@ -1,4 +1,4 @@
-"""Hot prefixes, copied for real: router, NATS, relay, and the HTTP face of an engine."""
+"""Hot prefixes, copied for real: router, NATS, relay, and the HTTP API of an engine."""
 
 import asyncio
 import random
@@ -161,21 +161,21 @@ async def test_a_hot_text_is_computed_by_a_worker_that_has_time() -> None:
         assert fates == {CopyFate.BEGUN: 1, CopyFate.DONE: 1, CopyFate.USED: 1}
 
 
-@pytest.mark.parametrize("fast_lane", [False, True])
-async def test_picks_of_calls_and_of_streams_count(fast_lane: bool) -> None:
+@pytest.mark.parametrize("batching", [False, True])
+async def test_picks_of_calls_and_of_streams_count(batching: bool) -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, _):
         await engines.engines["a"].engine.complete(TEXT + own(99), 1)
         await until(lambda: held(router, "a") == len(TEXT), "the text at a")
         async with KvRouteClient(
-            f"127.0.0.1:{router.listeners.grpc_port}", fast_lane=fast_lane
+            f"127.0.0.1:{router.listeners.grpc_port}", batching=batching
         ) as client:
-            if fast_lane:
+            if batching:
                 for _ in range(2):  # one by one, until there is a stream
                     await client.route(token_ids=own(98))
                 assert client._transport.lines is not None
                 lines = client._transport.lines._lines
                 await until(
-                    lambda: all(one.lane and one.lane.takes(1) for one in lines), "a stream"
+                    lambda: all(one.stream and one.stream.takes(1) for one in lines), "a stream"
                 )
             calls = [client.route(token_ids=TEXT + own(i)) for i in range(4)]
             assert {pick.worker_id for pick in await asyncio.gather(*calls)} == {"a"}

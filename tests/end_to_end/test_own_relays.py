@@ -273,10 +273,10 @@ async def test_the_childs_counts_are_metrics_of_the_router() -> None:
         labels = {"worker": "w", "rank": "0"}
         value = app.registry.get_sample_value
         await until(
-            lambda: value("kvroute_relay_map_entries", labels) is not None, "the relay's counts"
+            lambda: value("kvroute_relay_ledger_entries", labels) is not None, "the relay's counts"
         )
         await engine.engine.complete(list(range(3 * BLOCK_SIZE)), 1)
-        await until(lambda: value("kvroute_relay_map_entries", labels) == 3, "its blocks")
+        await until(lambda: value("kvroute_relay_ledger_entries", labels) == 3, "its blocks")
         stored = {**labels, "kind": "BlocksStored"}
         assert (value("kvroute_relay_events_total", stored) or 0) >= 1
         assert value("kvroute_broker_connected") == 1

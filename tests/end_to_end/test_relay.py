@@ -15,7 +15,7 @@ from events.feed.stream import StreamState
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
 from events.plane.settings import EngineSettings, NatsSettings
-from events.relay.ledger_file import map_path
+from events.relay.ledger_file import saved_ledger_path
 from events.relay.relay import Relay
 from events.relay.saved_ledger import Source, unpack
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
@@ -202,12 +202,12 @@ async def relay_process(stage: Stage, state_dir: Path, log: Path) -> AsyncIterat
         await process.wait()
 
 
-async def test_a_relay_that_is_killed_goes_on_where_its_map_was_kept(tmp_path: Path) -> None:
+async def test_a_relay_that_is_killed_goes_on_where_its_ledger_was_saved(tmp_path: Path) -> None:
     async with an_engine_and_a_router() as stage:
         publisher, view = stage.engine.publisher, stage.router.view
         publisher._ring = deque(maxlen=12)
         state_dir, log = tmp_path / "state", tmp_path / "relay.log"
-        path = map_path(state_dir, "default", WorkerKey("w", 0))
+        path = saved_ledger_path(state_dir, "default", WorkerKey("w", 0))
         prompts: list[list[int]] = []
 
         async def serve(count: int) -> None:
@@ -231,7 +231,7 @@ async def test_a_relay_that_is_killed_goes_on_where_its_map_was_kept(tmp_path: P
             await until(lambda: in_step(complete=True, held=0), "the relay to be there")
             await serve(20)
             await until(lambda: in_step(complete=True, held=60), "60 blocks in the index")
-            await until(lambda: kept_seq() == publisher.next_sequence - 1, "the map on disk")
+            await until(lambda: kept_seq() == publisher.next_sequence - 1, "the ledger on disk")
             epoch = view.sources[WorkerKey("w", 0)].stream.epoch
             await serve(2)
         await serve(3)

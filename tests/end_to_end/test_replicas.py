@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from events.feed import peers
-from events.feed.peers import FULL_S, Inflight, decode_inflight
+from events.feed import replicas
+from events.feed.replicas import FULL_S, Inflight, decode_inflight
 from events.plane import nats_client, subjects
 from events.plane.broker import Broker
 from events.plane.facts import VERSION, Control
@@ -21,8 +21,8 @@ from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.app.processes.router_process import RouterApp
 from router.cluster.children.process import end, start
-from router.cluster.replicas import peer_link
-from router.cluster.replicas.peer_link import HEARD_PER_S
+from router.cluster.replicas import replica_link
+from router.cluster.replicas.replica_link import HEARD_PER_S
 from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage, router_app, serve_config
 from tests.stage.waiting import free_port, until
 
@@ -79,8 +79,8 @@ def reserved(app: RouterApp) -> int:
     return sum(load.requests for load in app.core.fleet.loads.values())
 
 
-def of_peers(app: RouterApp) -> int:
-    return sum(load.peers.requests for load in app.core.fleet.loads.values())
+def of_replicas(app: RouterApp) -> int:
+    return sum(load.replicas.requests for load in app.core.fleet.loads.values())
 
 
 def finished(pick: Pick) -> Progress:
@@ -92,14 +92,14 @@ async def test_a_pick_here_is_load_there_until_it_ends() -> None:
     rng = random.Random(1)
     async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
         picks = [await stage.client.route(token_ids=prompt(rng)) for _ in range(3)]
-        await until(lambda: of_peers(there) == 3, "three requests of the other replica")
+        await until(lambda: of_replicas(there) == 3, "three requests of the other replica")
         (one, two) = await client.list_workers()
-        assert one.reserved_by_peers + two.reserved_by_peers == 3
+        assert one.reserved_by_replicas + two.reserved_by_replicas == 3
         assert (one.reserved, two.reserved) == (0, 0)
         for pick in picks:
             await stage.finish(pick)
-        await until(lambda: of_peers(there) == 0, "nothing of the other replica")
-        assert of_peers(stage.router) == 0
+        await until(lambda: of_replicas(there) == 0, "nothing of the other replica")
+        assert of_replicas(stage.router) == 0
 
 
 async def test_facts_that_wait_to_be_read_hold_up_no_word_of_another_replica(
@@ -112,9 +112,9 @@ async def test_facts_that_wait_to_be_read_hold_up_no_word_of_another_replica(
         facts.pause_reading()
         try:
             pick = await stage.client.route(token_ids=prompt(rng))
-            await until(lambda: of_peers(there) == 1, "a request of the other replica")
+            await until(lambda: of_replicas(there) == 1, "a request of the other replica")
             await stage.finish(pick)
-            await until(lambda: of_peers(there) == 0, "its end")
+            await until(lambda: of_replicas(there) == 0, "its end")
             assert not facts.is_reading()
         finally:
             facts.resume_reading()
@@ -125,8 +125,8 @@ async def test_a_command_that_reached_nobody_is_said_again_after_an_outage() -> 
         given = Control(VERSION, "1", "drain", "worker-0", at_s=there.clock())
         there.commands.apply(given)
         assert "worker-0" in there.core.fleet.drained
-        assert there.links.peers is not None
-        there.links.peers._client.abort()
+        assert there.links.replicas is not None
+        there.links.replicas._client.abort()
         await until(lambda: "worker-0" in stage.router.core.fleet.drained, "the command here, too")
 
 
@@ -143,10 +143,10 @@ async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_on
         async with router_app(serve_config(stage.nats.url)) as (there, _):
             await until(lambda: of(heard, there), "its first word")
             first_s, _ = of(heard, there)[0]
-            await until(lambda: len(there.core.fleet.peers) == 1, "the other")
+            await until(lambda: len(there.core.fleet.replicas) == 1, "the other")
             _, answer = next(one for one in of(heard, stage.router) if one[0] >= first_s)
             assert answer.full
-            await until(lambda: of_peers(there) == 1, "what the other has reserved")
+            await until(lambda: of_replicas(there) == 1, "what the other has reserved")
             await stage.client.route(token_ids=prompt(rng))
             await until(lambda: not heard[-1][1].full, "a message between full ones")
             before, since_s = len(of(heard, stage.router)), stage.clock()
@@ -155,8 +155,8 @@ async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_on
             await until(lambda: len(of(heard, stage.router)) > before + 1, "its news")
             news = len(of(heard, stage.router)) - before
             assert news <= (stage.clock() - since_s) * HEARD_PER_S + 3, "there is a pause"
-            assert there.core.fleet.peers.met == stage.router.core.fleet.peers.met == 1
-            assert not there.core.fleet.peers.results - Counter(applied=1 << 30), (
+            assert there.core.fleet.replicas.met == stage.router.core.fleet.replicas.met == 1
+            assert not there.core.fleet.replicas.results - Counter(applied=1 << 30), (
                 "nor heard ourselves"
             )
 
@@ -164,13 +164,13 @@ async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_on
 async def test_a_router_that_meets_another_answers_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (peers, peer_link):
+    for module in (replicas, replica_link):
         monkeypatch.setattr(module, "FULL_S", 600.0)
     async with (
         a_stage(engine_count=1) as stage,
         router_app(serve_config(stage.nats.url)) as (there, _),
     ):
-        await until(lambda: there.core.fleet.peers.met, "the other's answer")
+        await until(lambda: there.core.fleet.replicas.met, "the other's answer")
 
 
 async def test_a_report_finds_its_owner_through_any_replica() -> None:
@@ -281,10 +281,10 @@ async def test_replicas_that_shall_not_tell_one_another_do_not() -> None:
             await until(lambda: len(there.view.sources) == 1, "the worker")
             await until(lambda: there.ready, "readiness")
             await stage.client.route(token_ids=prompt(rng))
-            await until(lambda: of_peers(third) == 1, "a replica that listens")
+            await until(lambda: of_replicas(third) == 1, "a replica that listens")
             await client.route(token_ids=prompt(rng))
-            assert of_peers(there) == 0
-            assert of_peers(third) == 1
+            assert of_replicas(there) == 0
+            assert of_replicas(third) == 1
 
 
 async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
@@ -301,11 +301,13 @@ async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
                 await client.wait_ready(30.0)
                 for _ in range(5):
                     await client.route(token_ids=prompt(rng))
-            await until(lambda: of_peers(stage.router) == 5, "five requests of the other replica")
+            await until(
+                lambda: of_replicas(stage.router) == 5, "five requests of the other replica"
+            )
             process.kill()
             await process.wait()
-            assert of_peers(stage.router) == 5, "it may come back"
-            await until(lambda: of_peers(stage.router) == 0, "its load given back")
-            assert len(stage.router.core.fleet.peers) == 0
+            assert of_replicas(stage.router) == 5, "it may come back"
+            await until(lambda: of_replicas(stage.router) == 0, "its load given back")
+            assert len(stage.router.core.fleet.replicas) == 0
         finally:
             await end(process)

@@ -1,4 +1,4 @@
-"""Pickers in processes of their own, `kvroute epp`, before one router."""
+"""Pickers in processes of their own, `kvroute picker`, before one router."""
 
 import asyncio
 import os
@@ -36,13 +36,13 @@ class Replica:
     @classmethod
     def before(cls, target: str, folder: Path, **flags: str) -> "Replica":
         port = free_port()
-        return cls(target, flags, folder / f"epp-{port}.log", port)
+        return cls(target, flags, folder / f"picker-{port}.log", port)
 
     async def start(self) -> None:
         flags = [word for name, value in self.flags.items() for word in (f"--{name}", value)]
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.app.main", "epp", "--router", self.target),
+                *(sys.executable, "-m", "router.app.main", "picker", "--router", self.target),
                 *("--listen", f"127.0.0.1:{self.port}", "--metrics-listen", "127.0.0.1:0", *flags),
                 stdout=log,
                 stderr=log,

@@ -20,7 +20,7 @@ from tests.stage.picker import Stage, a_picker
 from tests.stage.waiting import free_port, until
 
 START_S = 60.0
-_REQUESTS = "kvroute_epp_requests_total"
+_REQUESTS = "kvroute_picker_requests_total"
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Envoy:
     @property
     def open(self) -> float:
         """Open requests of the picker."""
-        return self.stage.sample("kvroute_open_requests", program="epp")
+        return self.stage.sample("kvroute_open_requests", program="picker")
 
     def outcomes(self) -> dict[str, float]:
         """Requests of the picker by outcome, those that there were."""

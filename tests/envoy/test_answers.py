@@ -114,7 +114,7 @@ async def test_a_thousand_answers_are_the_engines_own_bytes(kind: str, tmp_path:
         assert envoy.outcomes() == {outcome: rounds}
         if kind != "get":
             assert envoy.stage.endings == {Ending.FINISHED: rounds}
-        assert envoy.stage.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
+        assert envoy.stage.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
 
 
 async def test_the_pick_is_followed_and_a_forged_header_is_not(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ async def test_the_pick_is_followed_and_a_forged_header_is_not(tmp_path: Path) -
         assert len(many[0].bodies) == 0
         assert sum(len(worker.bodies) for worker in many) == 30
         sample = envoy.stage.sample
-        assert sample("kvroute_epp_not_followed_total", endpoint="known") == 0
-        assert sample("kvroute_epp_not_followed_total", endpoint="unknown") == 0
+        assert sample("kvroute_picker_not_followed_total", endpoint="known") == 0
+        assert sample("kvroute_picker_not_followed_total", endpoint="unknown") == 0
 
 
 async def test_an_endpoint_that_envoy_does_not_know_is_counted(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ async def test_an_endpoint_that_envoy_does_not_know_is_counted(tmp_path: Path) -
         await envoy.idle()
         assert len(many[2].bodies) == 0
         assert sum(len(worker.bodies) for worker in many) == 9
-        assert envoy.stage.sample("kvroute_epp_not_followed_total", endpoint="known") == 9
+        assert envoy.stage.sample("kvroute_picker_not_followed_total", endpoint="known") == 9
 
 
 async def test_a_client_that_leaves_in_any_phase_leaves_no_reservation(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ async def test_answers_around_the_picker(tmp_path: Path) -> None:
             async with envoy.post(BODY) as answer:
                 await _same(answer)
         await envoy.idle()
-        assert envoy.stage.sample("kvroute_epp_requests_total", outcome="unobserved") == 20
+        assert envoy.stage.sample("kvroute_picker_requests_total", outcome="unobserved") == 20
         assert envoy.stage.endings == {Ending.FINISHED: 20}
 
 

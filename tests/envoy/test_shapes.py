@@ -164,7 +164,7 @@ async def test_a_thousand_requests_with_trailers(tmp_path: Path) -> None:
         assert {json.loads(body)["user"] for body in one.bodies} == {str(n) for n in range(ROUNDS)}
         # On a busy machine the client picks some by itself; nothing is reserved for those.
         assert set(envoy.stage.endings) == {Ending.FINISHED}
-        assert envoy.stage.sample("kvroute_epp_requests_total", outcome="finished") == ROUNDS
+        assert envoy.stage.sample("kvroute_picker_requests_total", outcome="finished") == ROUNDS
 
 
 async def test_trailers_of_http_1_are_dropped_and_the_body_is_whole(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ async def test_the_next_of_a_list_serves_where_the_first_is_gone(tmp_path: Path)
             await whole(envoy)
         await envoy.idle()
         assert len(there.bodies) == 20
-        assert envoy.stage.sample("kvroute_epp_not_followed_total", endpoint="known") >= 1
+        assert envoy.stage.sample("kvroute_picker_not_followed_total", endpoint="known") >= 1
 
 
 async def test_the_address_may_come_by_header_and_over_tls(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_the_address_may_come_by_header_and_over_tls(tmp_path: Path) -> No
             await whole(envoy)
         await envoy.idle()
         assert envoy.stage.endings == {Ending.FINISHED: 30}
-        assert envoy.stage.sample("kvroute_epp_connections_total", kind="tls") >= 1
+        assert envoy.stage.sample("kvroute_picker_connections_total", kind="tls") >= 1
 
 
 @pytest.mark.parametrize("mib", [1, 20, 50])
@@ -214,7 +214,7 @@ async def test_a_long_body_comes_whole(mib: int, tmp_path: Path) -> None:
     async with an_envoy(tmp_path, *workers(1)) as envoy:
         await whole(envoy, mib << 20)
         await envoy.idle()
-        assert envoy.stage.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
+        assert envoy.stage.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
 
 
 async def test_each_chunk_comes_while_the_answer_goes_on(tmp_path: Path) -> None:

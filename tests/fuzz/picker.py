@@ -22,7 +22,7 @@ from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.exchange import Outcome as ExchangeOutcome
 from router.gateway.picker import messages
 from router.gateway.picker.request_stream import Question, Reading, RequestStream
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.net.http2 import frames
 from router.net.http2.frames import ConnectionFault, Status, frame, literal
 from router.net.http2.machine import Connection
@@ -233,7 +233,7 @@ class _Driver:
 
     def ask(self, question: Question, reading: Reading | None) -> None:
         if reading is not None and len(question.headers) % 2:
-            with suppress(FrontRefusal):
+            with suppress(GatewayRefusal):
                 self.stream.read(reading.make())
         self.asked += 1
         if len(question.headers) % 3 == 0:

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str], folder: Path = Path("/opt/conformance")) -> N
     config = {
         "grpc": {"listen": "127.0.0.1:50051"},
         "tls": certificate,
-        "epp": {"listen": f"0.0.0.0:{flags.grpc_port}"},
+        "picker": {"listen": f"0.0.0.0:{flags.grpc_port}"},
         "discovery": {"kubernetes": pool | no_events},
     }
     file = Path("/tmp/kvroute.yaml")

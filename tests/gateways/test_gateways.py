@@ -16,7 +16,7 @@ LONG_TOKENS = 10_000
 """An answer of more than LONG_S: the simulated engine takes 8 ms for a token, or longer."""
 RATE = 3
 """Chats a second by each way."""
-COUNTERS = {True: "kvroute_epp_requests_total", False: "kvroute_gateway_requests_total"}
+COUNTERS = {True: "kvroute_picker_requests_total", False: "kvroute_gateway_requests_total"}
 """By whether the picker counts, or kvroute's own gateway."""
 
 

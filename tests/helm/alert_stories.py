@@ -502,18 +502,18 @@ STORIES = [
     ),
     Story(
         "a relay can't write its maps",
-        {f'{SOCKET}{{kind="map_not_saved"}}': lately(10, "2")},
-        {"KvrouteRelayMapsLost"},
+        {f'{SOCKET}{{kind="ledger_not_saved"}}': lately(10, "2")},
+        {"KvrouteRelayLedgersLost"},
     ),
-    Story("a volume was full once", {f'{SOCKET}{{kind="map_not_saved"}}': ONCE}, set()),
+    Story("a volume was full once", {f'{SOCKET}{{kind="ledger_not_saved"}}': ONCE}, set()),
     Story(
         "a new relay found a map that it can't use",
-        {f'{SOCKET}{{kind="map_unusable"}}': lately(10, "1", "_")},
-        {"KvrouteRelayMapsLost"},
+        {f'{SOCKET}{{kind="ledger_unusable"}}': lately(10, "1", "_")},
+        {"KvrouteRelayLedgersLost"},
     ),
     Story(
         "an old relay did, when it was new",
-        {f'{SOCKET}{{kind="map_unusable"}}': lately(25, "1", "_")},
+        {f'{SOCKET}{{kind="ledger_unusable"}}': lately(25, "1", "_")},
         set(),
     ),
     Story(

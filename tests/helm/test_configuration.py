@@ -27,8 +27,8 @@ def test_the_program_loads_the_rendered_configuration(
 
 LEFT_TO_THE_CLUSTER = {
     "metrics.tls",  # NetworkPolicy, and `kubectl port-forward` to the console
-    "epp.mutual_tls",  # NetworkPolicy, networkPolicy.eppFrom
-    "epp.plain",  # with inferencePool.istio off
+    "picker.mutual_tls",  # NetworkPolicy, networkPolicy.pickerFrom
+    "picker.plain",  # with inferencePool.istio off
     "nats.credentials_file",  # a Secret, in the environment
     "gateway.salt",  # the token that the chart makes is of one tenant
 }

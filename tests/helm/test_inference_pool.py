@@ -14,9 +14,9 @@ POOL = {"create": True, "matchLabels": {"app": "vllm"}}
 
 
 def test_the_default_has_no_picker(default: Rendered) -> None:
-    for template in ("service-epp", "inferencepool", "httproute", "istio-destinationrule"):
+    for template in ("service-picker", "inferencepool", "httproute", "istio-destinationrule"):
         assert f"{template}.yaml" not in default
-    assert "epp" not in [port["name"] for port in default.router["ports"]]
+    assert "picker" not in [port["name"] for port in default.router["ports"]]
 
 
 def test_a_pool_is_all_that_is_needed(render: Callable[..., Rendered]) -> None:
@@ -27,41 +27,41 @@ def test_a_pool_is_all_that_is_needed(render: Callable[..., Rendered]) -> None:
         "selector": {"matchLabels": {"app": "vllm"}},
         "targetPorts": [{"number": 8000}],
         "endpointPickerRef": {
-            "name": "demo-kvroute-epp",
+            "name": "demo-kvroute-picker",
             "port": {"number": 9002},
             "failureMode": "FailOpen",
         },
     }
-    service = rendered["service-epp.yaml"]
+    service = rendered["service-picker.yaml"]
     assert service["metadata"]["name"] == spec["endpointPickerRef"]["name"]
     (port,) = service["spec"]["ports"]
     assert (port["port"], port["appProtocol"]) == (9002, "kubernetes.io/h2c")
     ports = {each["name"]: each["containerPort"] for each in rendered.router["ports"]}
-    assert ports["epp"] == port["port"]
+    assert ports["picker"] == port["port"]
     selector = service["spec"]["selector"].items()
     assert selector <= rendered.pod["metadata"]["labels"].items()
 
 
 def test_only_gateways_reach_the_picker(render: Callable[..., Rendered]) -> None:
     gateways = [{"namespaceSelector": {"matchLabels": {"name": "istio-ingress"}}}]
-    policy = {"enabled": True, "eppFrom": gateways}
+    policy = {"enabled": True, "pickerFrom": gateways}
     rendered = render(inferencePool=POOL, networkPolicy=policy)
     rules = rendered["networkpolicy.yaml"]["spec"]["ingress"]
-    (rule,) = [each for each in rules if each["ports"][0]["port"] == "epp"]
+    (rule,) = [each for each in rules if each["ports"][0]["port"] == "picker"]
     assert rule["from"] == gateways
 
 
 def test_the_picker_of_an_existing_pool(render: Callable[..., Rendered]) -> None:
-    rendered = render(config={"epp": {"listen": "0.0.0.0:9900", "fallbacks": 2}})
+    rendered = render(config={"picker": {"listen": "0.0.0.0:9900", "fallbacks": 2}})
     assert "inferencepool.yaml" not in rendered
-    assert rendered["service-epp.yaml"]["spec"]["ports"][0]["port"] == 9900
+    assert rendered["service-picker.yaml"]["spec"]["ports"][0]["port"] == 9900
     assert "fallbacks: 2" in rendered.config_text
 
 
 def test_a_route_and_istios_rule(render: Callable[..., Rendered]) -> None:
     parents = [{"name": "inference-gateway"}]
     pool = POOL | {"name": "qwen", "istio": True, "httpRoute": {"parentRefs": parents}}
-    rendered = render(inferencePool=pool, config={"epp": {"plain": False}})
+    rendered = render(inferencePool=pool, config={"picker": {"plain": False}})
     spec = rendered["httproute.yaml"]["spec"]
     assert spec["parentRefs"] == parents
     (backend,) = spec["rules"][0]["backendRefs"]
@@ -70,9 +70,9 @@ def test_a_route_and_istios_rule(render: Callable[..., Rendered]) -> None:
     rule = rendered["istio-destinationrule.yaml"]
     # Istio completes a short name by the rule's namespace and the cluster's domain, and takes a
     # name with a dot as it is.
-    assert rule["spec"]["host"] == rendered["service-epp.yaml"]["metadata"]["name"]
+    assert rule["spec"]["host"] == rendered["service-picker.yaml"]["metadata"]["name"]
     assert "." not in rule["spec"]["host"]
-    assert rule["metadata"]["namespace"] == rendered["service-epp.yaml"]["metadata"]["namespace"]
+    assert rule["metadata"]["namespace"] == rendered["service-picker.yaml"]["metadata"]["namespace"]
     assert rule["spec"]["trafficPolicy"] == {"tls": {"mode": "SIMPLE", "insecureSkipVerify": True}}
 
 
@@ -84,11 +84,11 @@ def test_istios_rule_is_made_where_the_picker_takes_tls_alone(
     rendered = render(
         inferencePool=POOL | {"istio": True},
         tls={"enabled": tls},
-        config={"epp": {} if plain is None else {"plain": plain}},
+        config={"picker": {} if plain is None else {"plain": plain}},
     )
     encrypted = tls and plain is False
     assert ("istio-destinationrule.yaml" in rendered) == encrypted
-    (port,) = rendered["service-epp.yaml"]["spec"]["ports"]
+    (port,) = rendered["service-picker.yaml"]["spec"]["ports"]
     assert port["appProtocol"] == ("http2" if encrypted else "kubernetes.io/h2c")
 
 
@@ -102,4 +102,4 @@ def test_the_configuration_is_one_that_the_router_takes(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(render(inferencePool=POOL).config_text)
-    assert load(ServeConfig, file, {}, {}).epp.listen == "[::]:9002"
+    assert load(ServeConfig, file, {}, {}).picker.listen == "[::]:9002"

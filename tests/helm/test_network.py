@@ -222,7 +222,7 @@ def test_exactly_the_paths_that_the_configuration_has_are_let_out(
     if config["nats"].get("url"):
         wanted.add(4222)
     discovered = config["discovery"]["kubernetes"]
-    serves = config["gateway"]["listen"] or config.get("epp", {}).get("listen")
+    serves = config["gateway"]["listen"] or config.get("picker", {}).get("listen")
     if discovered["enabled"]:
         wanted |= {443, 6443, *discovered["ports"], 5557, 5558}
     if discovered["enabled"] or serves:

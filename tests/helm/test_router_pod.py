@@ -98,13 +98,13 @@ def test_termination_grace_outlasts_pre_stop_and_drain(
 def stopping_s(rendered: Rendered, folder: Path) -> float:
     """The longest time from a pod's deletion to its router's end, by the program's own settings."""
     config = program_config(rendered, folder)
-    faces = [0.0]
+    drains = [0.0]
     if config.gateway.listen:
-        faces.append(config.gateway.drain_timeout_s)
-    if config.epp.listen:
-        faces.append(config.epp.accept_after_stop_s + config.epp.drain_timeout_s)
+        drains.append(config.gateway.drain_timeout_s)
+    if config.picker.listen:
+        drains.append(config.picker.accept_after_stop_s + config.picker.drain_timeout_s)
     pre_stop_s = rendered.values["preStopSleepSeconds"]
-    return pre_stop_s + max(faces) + config.drain_timeout_s
+    return pre_stop_s + max(drains) + config.drain_timeout_s
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -117,10 +117,10 @@ def test_grace_of_any_drains_is_enough_and_a_shorter_one_is_refused(
         return rng.choice([{}, *({key: each} for each in choice)])
 
     config: dict[str, Any] = seconds("drain_timeout_s", 0.5, 29.5, 600)
-    for face, listen in (("gateway", "[::]:8080"), ("epp", "[::]:9002")):
-        config[face] = {"listen": rng.choice(["", listen])}
-        config[face] |= seconds("drain_timeout_s", 0.5, 40, 1800)
-    config["epp"] |= seconds("accept_after_stop_s", 0.1, 60)
+    for section, listen in (("gateway", "[::]:8080"), ("picker", "[::]:9002")):
+        config[section] = {"listen": rng.choice(["", listen])}
+        config[section] |= seconds("drain_timeout_s", 0.5, 40, 1800)
+    config["picker"] |= seconds("accept_after_stop_s", 0.1, 60)
     values = {"config": config, "preStopSleepSeconds": rng.choice([0, 5, 20])}
     rendered = Rendered(chart, values)
     needed_s = stopping_s(rendered, tmp_path)

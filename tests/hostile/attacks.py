@@ -35,7 +35,7 @@ from tests.stage.http2_frames import (
 INITIAL_WINDOW = 4
 HTTP = ("gateway", "metrics", "probes")
 """Ports of HTTP/1.1."""
-HTTP2 = {"grpc": HEAD, "epp": call_head(PROCESS.encode())}
+HTTP2 = {"grpc": HEAD, "picker": call_head(PROCESS.encode())}
 """Ports of HTTP/2, and the head of a call that goes on until its client ends it."""
 SLOW_CONNECTIONS = 100
 """On each port."""

@@ -1,4 +1,4 @@
-"""A good client of every face: how long each of its calls takes, and what became of it."""
+"""A good client of every port: how long each of its calls takes, and what became of it."""
 
 import asyncio
 import ssl
@@ -71,7 +71,7 @@ class GoodClient:
         self._first = 0
 
     async def calls(self, stop: asyncio.Event) -> Calls:
-        """Calls each face until `stop`, and once at least."""
+        """Calls each port until `stop`, and once at least."""
         calls = Calls()
         kinds: dict[str, Callable[[], Awaitable[None]]] = {
             "route": self._route,
@@ -137,11 +137,11 @@ def _credentials(folder: Path) -> grpc.ChannelCredentials:
 @asynccontextmanager
 async def a_good_client(ports: Mapping[str, int], folder: Path | None) -> AsyncIterator[GoodClient]:
     """A client of a server's ports. folder: see a_client."""
-    channel = grpc.aio.insecure_channel(f"127.0.0.1:{ports['epp']}")
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{ports['picker']}")
     connector = aiohttp.TCPConnector()
     headers: dict[str, str] = {}
     if folder is not None:
-        channel = grpc.aio.secure_channel(f"127.0.0.1:{ports['epp']}", _credentials(folder))
+        channel = grpc.aio.secure_channel(f"127.0.0.1:{ports['picker']}", _credentials(folder))
         context = ssl.create_default_context(cafile=str(folder / "authority.pem"))
         connector = aiohttp.TCPConnector(ssl=context)
         headers = {"Authorization": f"Bearer {GOOD}-token"}

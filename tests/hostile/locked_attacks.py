@@ -111,7 +111,7 @@ def hoards(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
 
     for _ in range(2):
         yield again_and_again(target, "grpc", hoard(ROUTE))
-        yield again_and_again(target, "epp", hoard(PROCESS.encode()))
+        yield again_and_again(target, "picker", hoard(PROCESS.encode()))
 
 
 def handshakes(target: Target, rng: random.Random) -> Iterable[Awaitable[None]]:
@@ -159,9 +159,9 @@ def mutes(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
         await send(peer, PREFACE + frame(SETTINGS))
         await until_left(peer)
 
-    yield from (again_and_again(target, "epp", until_left, plain=True) for _ in range(MUTES))
-    yield from (again_and_again(target, "epp", until_left) for _ in range(MUTES // 10))
-    yield from (again_and_again(target, "epp", greets) for _ in range(MUTES // 10))
+    yield from (again_and_again(target, "picker", until_left, plain=True) for _ in range(MUTES))
+    yield from (again_and_again(target, "picker", until_left) for _ in range(MUTES // 10))
+    yield from (again_and_again(target, "picker", greets) for _ in range(MUTES // 10))
 
 
 def unread_answers(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:
@@ -216,7 +216,7 @@ def control_frames(target: Target, rng: random.Random) -> Iterable[Awaitable[Non
 
     yield again_and_again(target, "grpc", play(call_head(CHECK), END_STREAM, bytes(5)))
     yield again_and_again(target, "grpc", play(call_head(ROUTE), 0, b""))
-    yield again_and_again(target, "epp", play(call_head(PROCESS.encode()), 0, b""))
+    yield again_and_again(target, "picker", play(call_head(PROCESS.encode()), 0, b""))
 
 
 def many_keys(target: Target, _rng: random.Random) -> Iterable[Awaitable[None]]:

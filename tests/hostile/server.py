@@ -1,4 +1,4 @@
-"""A router with every face: python -m tests.hostile.server ENGINES [FOLDER]
+"""A router with every port: python -m tests.hostile.server ENGINES [FOLDER]
 
 ENGINES: what tests/hostile/engines.py said. FOLDER: the server has TLS and keys, whose files are
 written there. The first line on standard
@@ -93,7 +93,7 @@ async def run(workers: tuple[EngineSettings, ...], folder: Path | None) -> int:
         ServeConfig(
             grpc=GrpcSettings(listen=ANY),
             gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
-            epp=PickerSettings(listen=ANY),
+            picker=PickerSettings(listen=ANY),
             metrics=MetricsSettings(listen=ANY, tls="off" if folder is None else "server"),
             probes=ProbesSettings(listen=ANY),
             http=HttpSettings(connections_max=256),
@@ -110,7 +110,7 @@ async def run(workers: tuple[EngineSettings, ...], folder: Path | None) -> int:
         say(
             grpc=at.grpc_port,
             gateway=at.gateway_port,
-            epp=at.picker_port,
+            picker=at.picker_port,
             metrics=at.metrics_port,
             probes=at.probes_port,
         )

@@ -25,7 +25,7 @@ opened: Counter[str] = Counter()
 
 
 class Target(msgspec.Struct, dict=True):
-    """A server's ports on loopback by name: `grpc`, `gateway`, `epp` (Envoy's endpoint
+    """A server's ports on loopback by name: `grpc`, `gateway`, `picker` (Envoy's endpoint
     picker), `metrics` and `probes`."""
 
     ports: dict[str, int]
@@ -48,7 +48,7 @@ class Target(msgspec.Struct, dict=True):
         """A connection to a port, with TLS where the server has it, unless `plain`."""
         tls = None
         if self.ca_file is not None and name != "probes" and not plain:
-            tls = self._http2 if name in ("grpc", "epp") else self._http1
+            tls = self._http2 if name in ("grpc", "picker") else self._http1
         peer = await asyncio.open_connection(
             "127.0.0.1", self.ports[name], local_addr=(ADDRESS, 0), ssl=tls
         )

@@ -21,4 +21,4 @@ async def test_every_call_of_a_good_client_is_answered(name: str) -> None:
         after = await stage.calls(0.0)
     assert opened, "the attack has connections"
     assert usual.failures == under.failures == after.failures == []
-    assert all(under.seconds.values()), "each face was called"
+    assert all(under.seconds.values()), "each port was called"

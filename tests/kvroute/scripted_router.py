@@ -67,7 +67,7 @@ def is_open(client: KvRouteClient) -> bool:
     """Whether the next request would go over a stream, to each router of the client."""
     assert client._transport.lines is not None
     return all(
-        line.lane is not None and line.lane.takes(1) for line in client._transport.lines._lines
+        line.stream is not None and line.stream.takes(1) for line in client._transport.lines._lines
     )
 
 

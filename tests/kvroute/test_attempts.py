@@ -105,15 +105,15 @@ async def test_a_request_that_goes_well_is_one_attempt(server: Server) -> None:
         (TimeoutError(), TIMEOUT, False),
     ],
 )
-@pytest.mark.parametrize("fast_lane", [True, False])
+@pytest.mark.parametrize("batching", [True, False])
 async def test_a_failure_before_the_first_token_is_tried_on_another_worker(
     server: Server,
-    fast_lane: bool,
+    batching: bool,
     error: BaseException,
     reason: FailureReason.ValueType,
     refused: bool,
 ) -> None:
-    client, _ = make_client(server, fast_lane=fast_lane)
+    client, _ = make_client(server, batching=batching)
     engines = Engines(w0=error)
     async with client:
         assert await ask(client, engines, excluded_worker_ids=["z"]) == "w1"

@@ -14,7 +14,7 @@ import pytest
 
 from kvroute.client import KvRouteClient, KvRouteError, RetryPolicy, RouterUnreachable
 from kvroute.client.connections.lines import OWNER_NAME_MAX
-from kvroute.client.connections.report_lane import ReportLane
+from kvroute.client.connections.report_batches import ReportBatches
 from kvroute.client.requests.life import RENEW_S_MAX, RENEW_S_MIN
 from kvroute.v1 import Progress, ProgressState, RouteResult
 from tests.kvroute.scripted_router import (
@@ -118,14 +118,14 @@ async def _watch(client: KvRouteClient) -> None:
         pass
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
+@pytest.mark.parametrize("batching", [True, False])
 async def test_an_answer_that_is_no_message_is_as_good_as_none(
-    nonsense: str, fast_lane: bool
+    nonsense: str, batching: bool
 ) -> None:
     clock = Clock()
     step = Progress(reservation_id="r-1", state=FINISHED)
     async with KvRouteClient(
-        nonsense, clock=clock, sleep=clock.sleep, fast_lane=fast_lane, retry=ONCE
+        nonsense, clock=clock, sleep=clock.sleep, batching=batching, retry=ONCE
     ) as client:
         calls: list[Callable[[], Any]] = [
             lambda: client.route(token_ids=TOKENS),
@@ -238,7 +238,7 @@ async def test_a_token_that_raises_fails_those_who_wait_and_nobody_later(
     async with asyncio.timeout(GUARD_S), make_client(server, token=token, retry=ONCE) as client:
         await client.route(token_ids=TOKENS)
         token.error = error
-        with pytest.raises((KvRouteError, error)):  # here the lane is opened
+        with pytest.raises((KvRouteError, error)):  # here the stream is opened
             await client.route(token_ids=TOKENS)
         with pytest.raises(KvRouteError, match=error.__name__):
             await client.report(step)
@@ -247,23 +247,23 @@ async def test_a_token_that_raises_fails_those_who_wait_and_nobody_later(
         assert len(await client.report(step)) == 1
 
 
-async def test_a_lane_that_broke_says_why_and_is_opened_again(server: Server) -> None:
+async def test_a_stream_that_broke_says_why_and_is_opened_again(server: Server) -> None:
     token = Broken()
     async with asyncio.timeout(GUARD_S), make_client(server, token=token, retry=ONCE) as client:
         for _ in range(3):
             await client.route(token_ids=TOKENS)
-        lane = client._transport.open()._lines[0].lane
-        assert lane is not None
-        while "open" not in repr(lane):  # noqa: ASYNC110  # a socket sets no event here
+        stream = client._transport.open()._lines[0].stream
+        assert stream is not None
+        while "open" not in repr(stream):  # noqa: ASYNC110  # a socket sets no event here
             await asyncio.sleep(0.002)
         await server.stop()
         await server.start()
-        while lane._task is not None:  # noqa: ASYNC110  # until it knows that its stream is gone
+        while stream._task is not None:  # noqa: ASYNC110  # until it knows that its stream is gone
             await asyncio.sleep(0.002)
         token.error = LookupError
         with pytest.raises(KvRouteError, match="LookupError"):
             await client.route(token_ids=TOKENS)
-        assert client.counts["lane_failures"] == 1
+        assert client.counts["stream_failures"] == 1
         token.error = None
         await client.route(token_ids=TOKENS)
 
@@ -289,14 +289,14 @@ async def test_a_report_s_call_that_breaks_fails_its_reports_at_once(
     async def send(request: Any, left_s: float) -> Any:
         raise error("broken")
 
-    lane = ReportLane(send, Counter())
+    batches = ReportBatches(send, Counter())
     step = Progress(reservation_id="r-1", state=FINISHED)
     async with asyncio.timeout(GUARD_S):
-        told = [lane.report([step], 1e6) for _ in range(3)]
+        told = [batches.report([step], 1e6) for _ in range(3)]
         for failure in await asyncio.gather(*told, return_exceptions=True):
             assert isinstance(failure, KvRouteError)
             assert error.__name__ in str(failure)
-    await lane.close()
+    await batches.close()
 
 
 async def test_a_name_that_dns_cannot_have_is_unreachable() -> None:

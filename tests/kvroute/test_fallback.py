@@ -389,11 +389,11 @@ async def routed(client: KvRouteClient) -> Pick:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
+@pytest.mark.parametrize("batching", [True, False])
 async def test_without_routers_the_client_picks_until_one_is_back(
-    server: Server, fast_lane: bool, caplog: pytest.LogCaptureFixture
+    server: Server, batching: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client, clock = await make_client(server, fast_lane=fast_lane)
+    client, clock = await make_client(server, batching=batching)
     async with client:
         await server.stop()
         began_s = clock.now_s

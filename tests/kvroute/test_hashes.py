@@ -75,13 +75,13 @@ TOKENS = list(range(40))
 HASHES = block_hashes(pack_tokens(TOKENS), 16)
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
+@pytest.mark.parametrize("batching", [True, False])
 async def test_a_router_picks_the_same_by_hashes_in_the_block_size_of_its_answer(
-    fast_lane: bool,
+    batching: bool,
 ) -> None:
     async with (
         served(guard=GuardSettings(enabled=False)) as stage,
-        KvRouteClient(f"127.0.0.1:{stage.server.port}", fast_lane=fast_lane) as client,
+        KvRouteClient(f"127.0.0.1:{stage.server.port}", batching=batching) as client,
     ):
         stage.fleet.add("w0")
         stage.fleet.store(stage.fleet.add("w1"), prefix_hashes(HASHES))
@@ -101,7 +101,7 @@ async def test_a_router_picks_the_same_by_hashes_in_the_block_size_of_its_answer
 async def test_answers_name_no_block_size_where_hashes_would_not_do() -> None:
     async with (
         served() as stage,
-        KvRouteClient(f"127.0.0.1:{stage.server.port}", fast_lane=False) as client,
+        KvRouteClient(f"127.0.0.1:{stage.server.port}", batching=False) as client,
     ):
 
         async def block_size(model: str = "") -> int:

@@ -109,9 +109,9 @@ def finished(*reservations: str) -> list[Progress]:
 # Which router
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
-async def test_routers_take_turns(servers: list[Server], fast_lane: bool) -> None:
-    client, _ = make_client(addresses(servers), fast_lane=fast_lane)
+@pytest.mark.parametrize("batching", [True, False])
+async def test_routers_take_turns(servers: list[Server], batching: bool) -> None:
+    client, _ = make_client(addresses(servers), batching=batching)
     async with client:
         await all_connected(client, 3)
         before = asked(servers)
@@ -181,7 +181,7 @@ async def test_no_router_at_all_is_unreachable_after_all_attempts(servers: list[
 
 
 async def test_a_router_that_answers_unavailable_is_not_passed_over(servers: list[Server]) -> None:
-    client, _ = make_client(addresses(servers), fast_lane=False)
+    client, _ = make_client(addresses(servers), batching=False)
     async with client:
         await all_connected(client, 3)
         before = asked(servers)
@@ -471,7 +471,7 @@ def make_lines(targets: list[str]) -> Lines:
         [Target(f"{text}:1", text, "1") for text in targets],
         credentials=None,
         options=(),
-        make_lanes=lambda *_: (None, None),
+        make_batching=lambda *_: (None, None),
         counts=Counter(),
         clock=Clock(),
         rng=random.Random(1),
@@ -523,12 +523,12 @@ async def test_names_of_routers_are_bounded_and_the_last_heard_stay(dns: Names) 
     await lines.close()
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
+@pytest.mark.parametrize("batching", [True, False])
 async def test_a_call_that_moves_on_says_how_long_it_has_waited(
-    servers: list[Server], fast_lane: bool
+    servers: list[Server], batching: bool
 ) -> None:
     two = servers[:2]
-    client, clock = make_client(addresses(two), fast_lane=fast_lane)
+    client, clock = make_client(addresses(two), batching=batching)
     async with client:
         await all_connected(client, 2)
         before = asked(two)

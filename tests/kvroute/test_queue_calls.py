@@ -19,9 +19,9 @@ UNKNOWN = ProgressResult.PROGRESS_RESULT_UNKNOWN
 TOKENS = list(range(100))
 
 
-def client_of(*stages: Served, fast_lane: bool = True) -> KvRouteClient:
+def client_of(*stages: Served, batching: bool = True) -> KvRouteClient:
     targets = [f"127.0.0.1:{stage.server.port}" for stage in stages]
-    return KvRouteClient(targets, timeout_s=60.0, fallback=False, fast_lane=fast_lane)
+    return KvRouteClient(targets, timeout_s=60.0, fallback=False, batching=batching)
 
 
 @asynccontextmanager
@@ -45,9 +45,9 @@ async def finish(client: KvRouteClient, pick: Pick) -> None:
     await client.report(Progress(reservation_id=pick.reservation_id, state=state))
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
-async def test_a_priority_changes_in_the_router_where_the_request_waits(fast_lane: bool) -> None:
-    async with two_full() as (stages, there, pick), client_of(*stages, fast_lane=fast_lane) as both:
+@pytest.mark.parametrize("batching", [True, False])
+async def test_a_priority_changes_in_the_router_where_the_request_waits(batching: bool) -> None:
+    async with two_full() as (stages, there, pick), client_of(*stages, batching=batching) as both:
         calls = {}
         for name in ("first", "second"):
             calls[name] = asyncio.create_task(there.route(token_ids=TOKENS, request_id=name))

@@ -132,8 +132,8 @@ async def two_routers(**settings: Any) -> AsyncIterator[tuple[KvRouteClient, Pro
 
 
 def _on_streams(client: KvRouteClient) -> bool:
-    lanes = [line.lane for line in client._transport.open()._lines]
-    return all(lane is None or lane.takes(100) for lane in lanes)
+    batching = [line.stream for line in client._transport.open()._lines]
+    return all(stream is None or stream.takes(100) for stream in batching)
 
 
 def behind(client: KvRouteClient, proxy: Proxy) -> Line:
@@ -147,9 +147,9 @@ async def route_all(client: KvRouteClient, count: int) -> list[Pick]:
         return await asyncio.gather(*(client.route(token_ids=TOKENS) for _ in range(count)))
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
-async def test_open_picks_of_a_router_that_hangs_go_to_the_other_one(fast_lane: bool) -> None:
-    async with two_routers(fast_lane=fast_lane) as (client, proxy, _):
+@pytest.mark.parametrize("batching", [True, False])
+async def test_open_picks_of_a_router_that_hangs_go_to_the_other_one(batching: bool) -> None:
+    async with two_routers(batching=batching) as (client, proxy, _):
         line = behind(client, proxy)
         proxy.stall()
         picks = await route_all(client, 20)
@@ -161,9 +161,9 @@ async def test_open_picks_of_a_router_that_hangs_go_to_the_other_one(fast_lane: 
         assert {pick.worker_id for pick in picks} == {"w1"}
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
-async def test_a_router_that_is_well_again_is_used_again(fast_lane: bool) -> None:
-    async with two_routers(fast_lane=fast_lane) as (client, proxy, _):
+@pytest.mark.parametrize("batching", [True, False])
+async def test_a_router_that_is_well_again_is_used_again(batching: bool) -> None:
+    async with two_routers(batching=batching) as (client, proxy, _):
         line = behind(client, proxy)
         proxy.stall()
         await route_all(client, 8)
@@ -188,7 +188,7 @@ async def test_a_silent_router_whose_connections_are_reset_comes_back_too() -> N
 
 
 async def test_a_slow_answer_of_a_router_that_is_well_is_waited_for() -> None:
-    async with two_routers(fast_lane=False, silent_s=SILENT_S) as (client, _, servers):
+    async with two_routers(batching=False, silent_s=SILENT_S) as (client, _, servers):
         for server in servers:
             server.router.routes.clear()
         probes = client.counts.get("probes", 0)

@@ -3,7 +3,7 @@
 usage: python -m tests.real_engines.envoy [--kinds vllm,sglang] [--chats 150] [--seed N]
 Ends with one JSON line on standard output. Needs what install.sh and tests/envoy/install.sh made.
 
-For each kind of engine: two engines, a router, `kvroute epp`, and Envoy with what `kvroute
+For each kind of engine: two engines, a router, `kvroute picker`, and Envoy with what `kvroute
 envoy-config` prints. Chats of all shapes go through Envoy one at a time, half of them streamed. Of
 each, three numbers of cached tokens must be equal: the engine's in the answer that the client has,
 the one that the picker read of the passing answer and reported, and the router's prediction. Then
@@ -75,14 +75,14 @@ def binary() -> str:
 async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of an Envoy before a picker."""
     logs, target = BUILD / "logs", chats.stage.target
-    epp, metrics, listen, admin = (free_ports(4) + number for number in range(4))
+    picker, metrics, listen, admin = (free_ports(4) + number for number in range(4))
     kvroute = (sys.executable, "-m", "router.app.main")
     picker = Child(
-        f"epp-{answers}",
+        f"picker-{answers}",
         [
-            *(*kvroute, "epp", "--router", target, "--listen", f"127.0.0.1:{epp}"),
+            *(*kvroute, "picker", "--router", target, "--listen", f"127.0.0.1:{picker}"),
             *("--metrics-listen", f"127.0.0.1:{metrics}"),
-            *("--epp-unobserved-s", str(UNOBSERVED_S)),
+            *("--picker-unobserved-s", str(UNOBSERVED_S)),
         ],
         logs,
     )
@@ -95,7 +95,7 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
         logs,
     )
     printed = await asyncio.create_subprocess_exec(
-        *(*kvroute, "envoy-config", "--target", target, "--epp", f"127.0.0.1:{epp}"),
+        *(*kvroute, "envoy-config", "--target", target, "--picker", f"127.0.0.1:{picker}"),
         *("--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"),
         *("--answers", answers),
         stdout=asyncio.subprocess.PIPE,

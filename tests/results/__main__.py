@@ -12,7 +12,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from tests.results import bar, exact_events, grid, hot_prefixes, low_reuse, peer, presets
+from tests.results import bar, dynamo, exact_events, grid, hot_prefixes, low_reuse, presets
 from tests.results.cases import run_all
 from tests.results.fleets import BLOCK_COUNT, BLOCK_SIZE, PROFILE, WORKERS, Traces
 from tests.results.kept import Kept
@@ -22,7 +22,7 @@ SECTIONS: dict[str, tuple[str, ModuleType]] = {
     "grid": ("Policies, traces, rates", grid),
     "presets": ("Presets", presets),
     "bar": ("The bar: traffic on which a default could lose", bar),
-    "peer": ("Beside the peer's simulator", peer),
+    "dynamo": ("Beside Dynamo's simulator", dynamo),
     "low-reuse": ("Where nothing can be reused", low_reuse),
     "exact-events": ("What exact events are worth", exact_events),
     "hot-prefixes": ("Mooncake's claims, as a scenario", hot_prefixes),
@@ -70,7 +70,7 @@ Every number here is made by one command, `make results TRACES=folder`, with {wh
 what counts, not what the milliseconds would be on your GPUs.
 
 Unless a section says otherwise: {WORKERS} engines with vLLM's scheduler and the prices of the
-profile `{PROFILE}` (the engine that the peer's own simulator has), {BLOCK_COUNT:,} blocks of
+profile `{PROFILE}` (the engine that Dynamo's own simulator has), {BLOCK_COUNT:,} blocks of
 {BLOCK_SIZE} tokens each, one router, events 5 ms behind, policies with their defaults, cold caches,
 seed 0. The weights of `ttft` were chosen on these three traces; those of evictions
 and room on half of the agents' sessions. No trace was held out.

@@ -1,7 +1,7 @@
 """The same fleet with exact events, and with workers that publish none.
 
 Of a worker without events a router knows its own picks, for `routing.approximate_ttl_s` to twice
-that: nothing of what other routers sent there, of what was evicted, of other tiers, or of what it
+that: nothing of what other replicas sent there, of what was evicted, of other tiers, or of what it
 knew before its own restart. (What workers tell of their load it knows either way.)
 """
 

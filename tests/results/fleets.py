@@ -59,7 +59,7 @@ def fleet(
     engine_options: dict[str, str] | None = None,
     **about: Any,
 ) -> RunOptions:
-    """Eight engines of the profile that the peer's simulator was measured with."""
+    """Eight engines of the profile that Dynamo's simulator was measured with."""
     scheduler = scheduler_config(
         "vllm",
         load_profile(PROFILE),

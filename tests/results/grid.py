@@ -9,9 +9,9 @@ from tests.results.page import less, markdown_table, ms, percent
 from tests.results.pooled import pooled_ttft_ms
 
 SECTION = "grid"
-OURS, PEERS = "ttft", "dynamo-blocks"
+OURS, THEIRS = "ttft", "dynamo-blocks"
 DEFAULT, UNGUARDED = "dynamo-adaptive", "dynamo-unguarded"
-POLICIES = ("round-robin", "least-loaded", UNGUARDED, DEFAULT, PEERS, OURS)
+POLICIES = ("round-robin", "least-loaded", UNGUARDED, DEFAULT, THEIRS, OURS)
 _OTHERS = tuple(one for one in POLICIES if one not in (DEFAULT, OURS))
 COLUMNS = [
     "rate", "policy", "blocks found", "of the ceiling", "TTFT mean", "p50", "p90", "p99",
@@ -57,11 +57,11 @@ def draw(results: Results, folder: Path) -> None:
 
 
 def _summary(results: Results) -> str:
-    """Ours against the peer's formula, both in this simulator."""
+    """Ours against Dynamo's formula, both in this simulator."""
     rows = []
     for name in FILES:
         for rate in RATES:
-            ours, peers = (results[SECTION, name, one, rate].numbers for one in (OURS, PEERS))
+            ours, theirs = (results[SECTION, name, one, rate].numbers for one in (OURS, THEIRS))
             best = min(
                 (results[SECTION, name, one, rate] for one in POLICIES),
                 key=lambda done: done.numbers.ttft_ms.mean,
@@ -70,16 +70,16 @@ def _summary(results: Results) -> str:
                 [
                     name,
                     f"{rate:g}x",
-                    less(ours.ttft_ms.mean, peers.ttft_ms.mean),
-                    less(ours.ttft_ms.p99, peers.ttft_ms.p99),
-                    less(ours.itl_ms.mean, peers.itl_ms.mean),
-                    less(ours.e2e_ms.mean, peers.e2e_ms.mean),
+                    less(ours.ttft_ms.mean, theirs.ttft_ms.mean),
+                    less(ours.ttft_ms.p99, theirs.ttft_ms.p99),
+                    less(ours.itl_ms.mean, theirs.itl_ms.mean),
+                    less(ours.e2e_ms.mean, theirs.e2e_ms.mean),
                     best.case.options.policy,
                 ]
             )
     head = ["trace", "rate", "TTFT mean", "TTFT p99", "ITL mean", "end to end", "least mean TTFT"]
     told = (
-        f"`{OURS}` against `{PEERS}` with its defaults: how much less (minus) or more it takes.\n"
+        f"`{OURS}` against `{THEIRS}` with its defaults: how much less (minus) or more it takes.\n"
     )
     return told + "\n" + markdown_table(head, rows) + "\n"
 

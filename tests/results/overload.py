@@ -134,14 +134,14 @@ def fleet(queue: QueueSettings, seed: int) -> RunOptions:
     )
 
 
-# --- the peer's queue policies ---
+# --- Dynamo's queue policies ---
 
 
-def _peer_weight(waiter: Waiter) -> float:
+def _dynamo_weight(waiter: Waiter) -> float:
     return 1.0 + max(0, waiter.points)
 
 
-PEER_FCFS = Order(
+DYNAMO_FCFS = Order(
     name="dynamo-fcfs",
     formula="priority, clamped at 0, in seconds that the request is taken to have come earlier",
     unit="s",
@@ -151,7 +151,7 @@ PEER_FCFS = Order(
     source="NVIDIA Dynamo 1.6, queue policy fcfs: priority_jump - arrival",
     score=lambda waiter, sight: float(max(0, waiter.points)),
 )
-PEER_WSPT = Order(
+DYNAMO_WSPT = Order(
     name="dynamo-wspt",
     formula="(1 + priority) / uncached tokens, without aging",
     unit="1 / tokens",
@@ -159,9 +159,9 @@ PEER_WSPT = Order(
     good_for="",
     starves="",
     source="NVIDIA Dynamo 1.6, queue policy wspt: (1 + priority_jump) / max(uncached tokens, 1)",
-    score=lambda waiter, sight: _peer_weight(waiter) / max(1, waiter.new_tokens),
+    score=lambda waiter, sight: _dynamo_weight(waiter) / max(1, waiter.new_tokens),
 )
-PEERS = {order.name: order for order in (PEER_FCFS, PEER_WSPT)}
+DYNAMO = {order.name: order for order in (DYNAMO_FCFS, DYNAMO_WSPT)}
 
 
 # --- the runs ---
@@ -191,8 +191,8 @@ SETUPS: dict[str, QueueSettings] = {name: _queue(name) for name in NAMES} | {
     "wspt, bands 4:2:1, fair tenants, no aging": _queue(
         "wspt", aging=0.0, bands=_THREE, bands_aging=0.0, tenants=_FAIR
     ),
-    "Dynamo fcfs": _queue(PEER_FCFS.name),
-    "Dynamo wspt": _queue(PEER_WSPT.name),
+    "Dynamo fcfs": _queue(DYNAMO_FCFS.name),
+    "Dynamo wspt": _queue(DYNAMO_WSPT.name),
 }
 
 
@@ -236,14 +236,14 @@ def capacity_rps(seed: int) -> float:
 def play(name: str, rps: float, seconds: float, seed: int) -> Played | None:
     """One run; None for an order that the simulator's router refuses."""
     trace = traffic(rps, seconds, seed)
-    ORDERS.update(PEERS)  # for this run only: the product has no such orders
+    ORDERS.update(DYNAMO)  # for this run only: the product has no such orders
     try:
         return Played(trace, run(fleet(SETUPS[name], seed), trace))
     except ConfigError:
         return None
     finally:
-        for peer in PEERS:
-            del ORDERS[peer]
+        for theirs in DYNAMO:
+            del ORDERS[theirs]
 
 
 def play_all(

@@ -112,7 +112,7 @@ def test_the_code_is_what_the_packages_say_and_no_page_or_built_file(tmp_path: P
         (tmp_path / package).mkdir()
     before = code_digest(tmp_path)
     (tmp_path / "router" / "README.md").write_text("a page")
-    (tmp_path / "router" / "lane.so").write_text("built")
+    (tmp_path / "router" / "ranking.so").write_text("built")
     assert code_digest(tmp_path) == before
     (tmp_path / "router" / "core.py").write_text("x = 1")
     changed = code_digest(tmp_path)

@@ -31,7 +31,7 @@ def test_the_traffic_has_the_bands_tenants_and_arrivals_that_the_page_names() ->
     assert greedy == pytest.approx(0.4, abs=0.06)
 
 
-def test_the_peers_fcfs_is_our_default_and_its_wspt_looks_at_uncached_tokens_alone() -> None:
+def test_dynamos_fcfs_is_our_default_and_its_wspt_looks_at_uncached_tokens_alone() -> None:
     ours, theirs, wspt = (play(name, 12.0, 8.0, 0) for name in ("priority", *list(SETUPS)[-2:]))
     assert ours is not None
     assert theirs is not None

@@ -20,7 +20,7 @@ from router.request.bodies import BodyFormat
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
-from simulator.live.http_face import Generation, HttpFace
+from simulator.live.http_api import Generation, HttpApi
 from simulator.live.publisher import Publisher
 from simulator.live.stand_ins import StandIn
 
@@ -30,8 +30,8 @@ MODES = ("", "errors", "cut", "other-tokens", "forgets", "mute")
 the prompt; blocks that go without an event; no event at all."""
 
 
-class FailingFace(HttpFace):
-    """The engine's HTTP face, as long as it doesn't fail."""
+class FailingApi(HttpApi):
+    """The engine's HTTP api, as long as it doesn't fail."""
 
     def __init__(self, engine: Engine, publisher: Publisher, fails: Path) -> None:
         super().__init__(engine, publisher)
@@ -104,11 +104,11 @@ async def an_engine(
 
     config = EngineConfig(fails.name, scheduler, MODEL)
     engine = Engine(config, ScaledClock(asked.speed), publish)
-    face = FailingFace(engine, publisher, fails)
-    await face.start(port)
-    stack.push_async_callback(face.stop)
+    api = FailingApi(engine, publisher, fails)
+    await api.start(port)
+    stack.push_async_callback(api.stop)
     stack.callback(engine.stop)
-    return StandIn(engine, publisher, face.address, face).relay_settings()
+    return StandIn(engine, publisher, api.address, api).relay_settings()
 
 
 async def run(asked: argparse.Namespace) -> None:

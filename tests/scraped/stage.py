@@ -43,7 +43,7 @@ SCRAPED = {"example.com/scraped": "true"}
 PORT_NAME = "relay-metrics"
 TOKENS = "TOKENS"
 """In a configuration: the folder of the stand-ins' tokenizer."""
-EPP = {"epp": {"listen": "[::]:9002", "drain_timeout_s": 1, "accept_after_stop_s": 1}}
+EPP = {"picker": {"listen": "[::]:9002", "drain_timeout_s": 1, "accept_after_stop_s": 1}}
 """In a configuration: the endpoint picker."""
 BUSY = {"KvrouteDecisionsSlow", "KvroutePromptsEstimated"}
 """Fire with reason where other programs take all cores: decisions take long, and engines give no
@@ -356,8 +356,8 @@ class Fleet:
     async def _connect(self, stack: AsyncExitStack) -> None:
         self.client = await stack.enter_async_context(self.client_of(0))
         connector = aiohttp.TCPConnector(ssl=client_context(self.release.ca), limit=0)
-        if "epp" in self.pods[0].ports:
-            target = f"localhost:{self.router_port('epp')}"
+        if "picker" in self.pods[0].ports:
+            target = f"localhost:{self.router_port('picker')}"
             credentials = grpc.ssl_channel_credentials(self.release.ca)
             channel = grpc.aio.secure_channel(target, credentials)
             self.picker = await stack.enter_async_context(channel)

@@ -146,10 +146,10 @@ async def routers_go(fleet: Fleet) -> None:
     await new_prompts(0.5)(fleet)
 
 
-async def tear_the_map(fleet: Fleet) -> None:
+async def tear_the_ledger(fleet: Fleet) -> None:
     """A relay starts again and can't use its file."""
     await fleet.complete(fleet.tokens(256))
-    await fleet.until("kvroute_relay_map_entries{FLEET} > 0", "the relay has a map")
+    await fleet.until("kvroute_relay_ledger_entries{FLEET} > 0", "the relay has a map")
     await end(fleet.relay)
     files = [path for path in (fleet.folder / "relay.state").rglob("*") if path.is_file()]
     assert files
@@ -478,7 +478,7 @@ STORIES = [
         may={"KvrouteRelayErrors"},
     ),
     # The relay that starts again is not heard meanwhile.
-    Story("a relay's map is torn", {"KvrouteRelayMapsLost"}, tear_the_map, may=BLIND),
+    Story("a relay's ledger is torn", {"KvrouteRelayLedgersLost"}, tear_the_ledger, may=BLIND),
     Story(
         "the engines' events are another program's",
         {"KvrouteRelayErrors"},

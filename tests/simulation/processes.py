@@ -30,7 +30,7 @@ from events.plane.facts import (
 )
 from events.relay.engine_pages import PROBE_S
 from events.relay.rank import EngineState, Publish, Rank, RankEffect, Replay
-from events.relay.saved_ledger import Source, UnusableMap, pack, unpack
+from events.relay.saved_ledger import Source, UnusableLedger, pack, unpack
 from events.relay.stream_publisher import BEAT_S, COALESCE_S, HELLO_JITTER_S
 from indexer.identity import Tier, WorkerKey
 from indexer.index import mix_digest
@@ -289,11 +289,11 @@ class Relay(Process):
                 data = data[: self.world.rng.randrange(len(data))]
             try:
                 checkpoint, ledger = unpack(self._source(shell), data)
-            except UnusableMap:
-                self.world.counts["map torn"] += 1
-                self.world.note("map torn", shell.key)
+            except UnusableLedger:
+                self.world.counts["ledger torn"] += 1
+                self.world.note("ledger torn", shell.key)
             else:
-                self.world.note("map loaded", shell.key, checkpoint.seq)
+                self.world.note("ledger loaded", shell.key, checkpoint.seq)
                 shell.loaded = Mirror()
                 for tier, hashes in ledger.placements():
                     shell.loaded.held[tier].update(hashes)

@@ -32,9 +32,9 @@ TROUBLES = {
     "engine restart",
     "lost between engine and relay",
     "lost between relay and router",
-    "map believed",
-    "map dropped",
-    "map torn",
+    "ledger believed",
+    "ledger dropped",
+    "ledger torn",
     "relay restart",
     "reset",
     "reset that is never told",
@@ -87,8 +87,8 @@ def test_relays_that_keep_their_maps_stay_complete_though_replays_are_short() ->
             world.run()
             counts.update(world.counts)
     assert ended[None]["partial"] > ended[None]["complete"]
-    assert ended[0.5]["partial"] == ended[0.5]["map dropped"] == 0
-    assert ended[0.5]["map believed"] > 20
+    assert ended[0.5]["partial"] == ended[0.5]["ledger dropped"] == 0
+    assert ended[0.5]["ledger believed"] > 20
 
 
 @pytest.mark.parametrize("seed", [7, 8])
@@ -166,7 +166,7 @@ class BoastingRank(Rank):
 
 
 class GullibleRank(Rank):
-    """Goes on from a kept map, whatever the engine shows."""
+    """Goes on from a saved ledger, whatever the engine shows."""
 
     @override
     def on_replay(

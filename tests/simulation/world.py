@@ -672,8 +672,8 @@ class World:
         """The end: everything agrees."""
         for relay in (relay for worker in self._workers for relay in worker.relays):
             for shell in relay.shells:
-                self.counts["map believed"] += shell.rank.counts["kept_map_resumed"]
-                self.counts["map dropped"] += shell.rank.counts["kept_map_dropped"]
+                self.counts["ledger believed"] += shell.rank.counts["saved_ledger_resumed"]
+                self.counts["ledger dropped"] += shell.rank.counts["saved_ledger_dropped"]
         for router in self.routers:
             if router.recovery_count:
                 raise Broken("quiet", f"{router.name} still recovers: {router.view!r}")

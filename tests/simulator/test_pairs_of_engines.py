@@ -197,7 +197,7 @@ async def test_an_engine_on_its_way_out_finishes_what_has_begun() -> None:
             "/v1/chat/completions", json=CHAT | {"stream": True, "max_tokens": 300}
         ) as begun:
             await begun.content.readline()
-            draining = asyncio.create_task(engine.face.drain(60.0))
+            draining = asyncio.create_task(engine.api.drain(60.0))
             async with http.get("/health") as answer:
                 while answer.status == 200:
                     async with http.get("/health") as answer:
@@ -206,4 +206,4 @@ async def test_an_engine_on_its_way_out_finishes_what_has_begun() -> None:
             rest = await begun.text()
             assert rest.rstrip().endswith("data: [DONE]")
         await draining
-        await engine.face.drain(0.0)
+        await engine.api.drain(0.0)

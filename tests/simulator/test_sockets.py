@@ -105,7 +105,7 @@ def test_ports_follow_one_another() -> None:
     assert endpoint("0.0.0.0", 5557) == "tcp://0.0.0.0:5557"
 
 
-async def test_the_http_face_answers_as_vllm_does(
+async def test_the_http_api_answers_as_vllm_does(
     engine: StandIn, http: aiohttp.ClientSession
 ) -> None:
     async def get(path: str) -> Any:

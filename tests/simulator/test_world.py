@@ -48,8 +48,9 @@ def test_no_option_breaks_a_law() -> None:
 
 
 def test_a_request_does_not_wait_for_room_that_only_a_guess_had_taken() -> None:
-    """What a peer is guessed to have just sent to a worker takes none of its blocks: the guess may
-    fall while the worker's load rises, and no change of the load would say that there is room."""
+    """What another replica is guessed to have just sent to a worker takes none of its blocks: the
+    guess may fall while the worker's load rises, and no change of the load would say that there is
+    room."""
     arrivals = (
         request(0.0, [100], 1, session_id="b"),
         request(0.1, [100, 101], 1, session_id="b", think_s=0.0),
@@ -300,7 +301,7 @@ def test_estimated_slots_serve_as_well_as_known_ones() -> None:
         for key, source in sources.items()
         if source.heartbeat is not None
     ] == [8, 8, 8, 8]
-    assert router.core.strained_picks > 0
+    assert router.core.over_estimate_picks > 0
     assert known.counters["retries"] > 0
     assert "retries" not in estimated.counters, "no request is refused for an estimate"
     assert np.mean(estimated.ttft_s) <= np.mean(known.ttft_s)
@@ -316,7 +317,7 @@ def test_a_lost_fact_is_a_gap_and_is_recovered() -> None:
     assert counters["streams_live"] == len(world.fleet.workers)
 
 
-def test_a_relay_that_lost_its_map_tells_a_subset_and_one_that_kept_it_tells_all() -> None:
+def test_a_relay_that_lost_its_ledger_tells_a_subset_and_one_that_kept_it_tells_all() -> None:
     def predicted(keeps_map: bool) -> int:
         restart = RelayRestart(at_s=5.0, worker=0, down_s=1.0, keeps_map=keeps_map)
         prompts = trace(request(0.0, [1, 2]), request(20.0, [1, 2]))

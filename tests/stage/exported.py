@@ -16,8 +16,8 @@ from router.app.processes.discovered import DiscoveredWorkers
 from router.cluster.children.own_relays import OwnRelays
 from router.cluster.children.relay_messages import Opening, relay_status
 from router.cluster.discovery.kubernetes import KubernetesDiscovery
-from router.cluster.replicas.fleet_commands import ControlDesk
-from router.cluster.replicas.peer_link import PeerLink
+from router.cluster.replicas.fleet_commands import FleetCommands
+from router.cluster.replicas.replica_link import ReplicaLink
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.discovery_settings import KubernetesSettings
 from router.config.settings.queue_settings import QueueSettings
@@ -40,7 +40,7 @@ from router.observe.metrics.of_keys import KeyCollector
 from router.observe.metrics.of_prompts import PromptCollector
 from router.observe.metrics.of_queue import QueueCollector
 from router.observe.metrics.of_relays import BrokerCollector, RelayCollector
-from router.observe.metrics.of_replicas import PeerCollector
+from router.observe.metrics.of_replicas import ReplicaCollector
 from router.observe.metrics.of_workers import WorkerCollector
 from router.observe.tracing.export import SpanCollector, SpanExport
 from router.request.tokens import ModelPrompts, Prompts
@@ -75,7 +75,7 @@ def router_families() -> list[Metric]:
     registry.register(HotPrefixCollector(fleet.hot))
     registry.register(WatchCollector(_watchers()))
     registry.register(BrokerCollector(_nobodys_broker()))
-    registry.register(PeerCollector(fleet.core, _link(fleet), fleet.clock))
+    registry.register(ReplicaCollector(fleet.core, _link(fleet), fleet.clock))
     registry.register(DiscoveryCollector(_discovery(fleet)))
     registry.register(SpanCollector(SpanExport(lambda batch: True, 1)))
     pages = pages_of(play(fleet))
@@ -92,7 +92,7 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
     workers = DiscoveredWorkers(
         fleet.core,
         OwnRelays(_nobodys_relays, clock=fleet.clock, rng=rng),
-        ControlDesk(fleet.core, fleet.clock),
+        FleetCommands(fleet.core, fleet.clock),
         clock=fleet.clock,
         broker=_nobodys_broker,
         completed=lambda settings: settings,
@@ -113,12 +113,12 @@ def _nobodys_relays() -> Opening:
     raise AssertionError("there is no relay")
 
 
-def _link(fleet: Fleet) -> PeerLink:
+def _link(fleet: Fleet) -> ReplicaLink:
     """To other replicas, of which none is there."""
-    return PeerLink(
+    return ReplicaLink(
         _nobodys_broker(),
         fleet.core,
-        ControlDesk(fleet.core, fleet.clock),
+        FleetCommands(fleet.core, fleet.clock),
         fleet="default",
         clock=fleet.clock,
         rng=random.Random(7),
@@ -156,7 +156,7 @@ def gateway_families() -> list[Metric]:
 
 
 def picker_families() -> list[Metric]:
-    """Of an endpoint picker; a router with epp.listen has them beside its own."""
+    """Of an endpoint picker; a router with picker.listen has them beside its own."""
     registry = CollectorRegistry()
     PickerCounters(registry)
     return list(registry.collect())

@@ -1,4 +1,4 @@
-"""A gateway on loopback, between a real router's gRPC face and workers that the test plays."""
+"""A gateway on loopback, between a real router's gRPC service and workers that the test plays."""
 
 import asyncio
 import io

@@ -28,8 +28,8 @@ from router.observe.metrics.probes import ProbeServer
 from tests.stage.served import served
 
 HTTP_PATHS = {"gateway": b"/health", "metrics": b"/metrics", "probes": b"/livez"}
-KINDS = ("grpc", "epp", *HTTP_PATHS)
-TLS_KINDS = ("grpc", "epp", "gateway", "metrics")
+KINDS = ("grpc", "picker", *HTTP_PATHS)
+TLS_KINDS = ("grpc", "picker", "gateway", "metrics")
 GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""
 _PONG = frame(PING, ACK, 0, bytes(8))
@@ -112,7 +112,7 @@ async def a_port(
             return
         router = await stack.enter_async_context(served())
         broken: list[BaseException] = []
-        if kind == "epp":
+        if kind == "picker":
             picker = PickerServer(
                 PickerSettings(
                     listen=listen, plain=certificates is None, accept_after_stop_s=0.001

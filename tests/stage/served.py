@@ -1,4 +1,4 @@
-"""A router's gRPC face on loopback, with a real core behind it and a fleet that the test plays."""
+"""A router's gRPC services on loopback, with a real core and a fleet that the test plays."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ from router.api.service.server import GrpcServer
 from router.api.service.texts import Texts
 from router.api.service.worker_feed import WATCHES_MAX, WorkerFeed
 from router.api.service.workers_to_ask import proof_trouble, tokens_trouble
-from router.cluster.replicas.fleet_commands import ControlDesk
+from router.cluster.replicas.fleet_commands import FleetCommands
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.decide.core.admission import Admission
@@ -57,7 +57,7 @@ class Served:
 
     fleet: Fleet
     server: GrpcServer
-    commands: ControlDesk
+    commands: FleetCommands
     metrics: Metrics
     stopping: asyncio.Event
     channel: grpc.aio.Channel
@@ -85,7 +85,7 @@ class Served:
         return fleet_pb2_grpc.FleetStub(self.channel)
 
     def local(self) -> LocalRouter:
-        """The router for a face in the same process."""
+        """The router for a port in the same process."""
         rng = random.Random(1)
         return LocalRouter(self.texts, self.reports, self.guard, self.watched.list, rng=rng)
 
@@ -109,7 +109,7 @@ async def served(
     queue: QueueSettings = NO_QUEUE,
     models_prompts: Mapping[str, ModelPrompts] | None = None,
     certificates: Certificates | None = None,
-    peers: Any = None,
+    replicas: Any = None,
     on_resync: Callable[[str], None] = lambda _worker_id: None,
     door: Door | None = None,
     tracing: Tracing | None = None,
@@ -120,7 +120,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     """Serves a fleet, and takes the server down without grace. The channel is plain text.
 
-    peers: the link to other replicas."""
+    replicas: the link to other replicas."""
     prompts = Prompts(models_prompts or {})
     troubles = {
         WarningCode.TOKENS_DIFFER: tokens_trouble(prompts),
@@ -129,7 +129,7 @@ async def served(
     fleet = Fleet(troubles=troubles, **about)
     metrics = Metrics(CollectorRegistry())
     stopping = asyncio.Event()
-    commands = ControlDesk(fleet.core, fleet.clock, on_resync=on_resync)
+    commands = FleetCommands(fleet.core, fleet.clock, on_resync=on_resync)
 
     async def send_control(control: Control) -> bool:
         stage.sent.append(control)
@@ -162,7 +162,7 @@ async def served(
         desk.admission,
         desk.changed,
         prompts.on_answer,
-        peers=lambda: peers,
+        replicas=lambda: replicas,
     )
     texts = Texts(desk, fleet.core, prompts)
     service = RouterService(desk, reports, guard, stopping, texts=texts, stream_age_s=stream_age_s)

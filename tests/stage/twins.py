@@ -11,7 +11,7 @@ import pytest
 from google.rpc.status_pb2 import Status
 from prometheus_client import CollectorRegistry
 
-from events.feed.peers import Teller
+from events.feed.replicas import Teller
 from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
@@ -90,7 +90,10 @@ class Side:
         return {
             "loads": {key: repr(load) for key, load in core.fleet.loads.items()},
             "columns": core.fleet.pools.columns.tolist(),
-            "strained": (sorted(core.fleet.pools.written.strained), core.strained_picks),
+            "over_estimate": (
+                sorted(core.fleet.pools.written.over_estimate),
+                core.over_estimate_picks,
+            ),
             "reservations": [
                 repr(_readable(one)) for one in core.reservations._by_request.values()
             ],

@@ -69,7 +69,7 @@ class Page:
         return start_s
 
     def by_rank(self, name: str, label: str) -> Mapping[int, Sample]:
-        """Rank -> its largest sample: tensor-parallel peers may each report the same load."""
+        """Rank -> its largest sample: tensor-parallel ranks may each report the same load."""
         ranks = self._by_rank.get((name, label))
         if ranks is None:
             ranks = self._by_rank[name, label] = self._read_ranks(name, label)

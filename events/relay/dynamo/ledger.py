@@ -27,7 +27,7 @@ class DynamoLedger:
     """The blocks of one (worker, rank)."""
 
     def __init__(self, blocks_max: int = 1 << 22, dropped: Counter[str] | None = None) -> None:
-        """blocks_max bounds the map; stores beyond it are counted as `map_full`."""
+        """blocks_max bounds the ledger; stores beyond it are counted as `ledger_full`."""
         self._blocks_max = blocks_max
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         """Reason -> blocks left out."""
@@ -47,7 +47,7 @@ class DynamoLedger:
         return f"<DynamoLedger {len(self)} names, {held} placements>"
 
     def __len__(self) -> int:
-        """Entries of the map."""
+        """Entries of the ledger."""
         return sum(self._names_count)
 
     def store(
@@ -84,8 +84,8 @@ class DynamoLedger:
             own = names_of_tier[name % SHELVES]
             if name not in own:
                 if room <= 0:
-                    self.dropped["map_full"] += len(names) - i
-                    self.left_out.add("map_full", names[i:])
+                    self.dropped["ledger_full"] += len(names) - i
+                    self.left_out.add("ledger_full", names[i:])
                     break
                 room -= 1
                 own[name] = prefix

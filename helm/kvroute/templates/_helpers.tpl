@@ -88,18 +88,18 @@ app.kubernetes.io/part-of: kvroute
 {{- end }}
 
 {{/* Port of Envoy's endpoint picker; empty without one. */}}
-{{- define "kvroute.eppPort" -}}
-{{ regexFind "[0-9]+$" (include "kvroute.eppListen" .) }}
+{{- define "kvroute.pickerPort" -}}
+{{ regexFind "[0-9]+$" (include "kvroute.pickerListen" .) }}
 {{- end }}
 
 {{/* `true` if the picker takes no connections without TLS; empty otherwise. */}}
-{{- define "kvroute.eppTlsOnly" -}}
-{{- if and (include "kvroute.eppPort" .) .Values.tls.enabled (eq false (dig "plain" true (default dict .Values.config.epp))) }}true{{ end }}
+{{- define "kvroute.pickerTlsOnly" -}}
+{{- if and (include "kvroute.pickerPort" .) .Values.tls.enabled (eq false (dig "plain" true (default dict .Values.config.picker))) }}true{{ end }}
 {{- end }}
 
 {{/* An InferencePool needs a picker. */}}
-{{- define "kvroute.eppListen" -}}
-{{- $listen := default "" (default dict .Values.config.epp).listen }}
+{{- define "kvroute.pickerListen" -}}
+{{- $listen := default "" (default dict .Values.config.picker).listen }}
 {{- if and (not $listen) .Values.inferencePool.create }}
 {{- $listen = "[::]:9002" }}
 {{- end }}
@@ -380,8 +380,8 @@ a rendering and kept in .Values, since the CA is in a ConfigMap, too. */}}
 {{- $_ := set $engines "api_key_file" (printf "/etc/kvroute-engine-key/%s" .Values.keys.engineSecret.key) }}
 {{- $_ := set $config "engines" $engines }}
 {{- end }}
-{{- with include "kvroute.eppListen" . }}
-{{- $_ := set $config "epp" (merge (dict "listen" .) (default dict $config.epp)) }}
+{{- with include "kvroute.pickerListen" . }}
+{{- $_ := set $config "picker" (merge (dict "listen" .) (default dict $config.picker)) }}
 {{- end }}
 {{- if include "kvroute.discovery" . }}
 {{- $_ := set $config "discovery" (dict "kubernetes" (include "kvroute.discovered" . | fromJson)) }}
@@ -497,26 +497,26 @@ or relay, which differ only at NATS of this release. */}}
 
 {{/* Seconds after SIGTERM that the gateway and the picker may take for their open requests, at the
 same time; gRPC's drain comes after them. The picker's begins when it takes no more requests. */}}
-{{- define "kvroute.faceDrainSeconds" -}}
+{{- define "kvroute.portDrainSeconds" -}}
 {{- $gateway := 0 }}
 {{- if include "kvroute.gatewayPort" . }}
 {{- $gateway = default 300 .Values.config.gateway.drain_timeout_s }}
 {{- end }}
 {{- $picker := 0 }}
-{{- if include "kvroute.eppPort" . }}
-{{- $epp := default dict .Values.config.epp }}
-{{- $picker = addf (default 300 $epp.drain_timeout_s) (default 5 $epp.accept_after_stop_s) }}
+{{- if include "kvroute.pickerPort" . }}
+{{- $settings := default dict .Values.config.picker }}
+{{- $picker = addf (default 300 $settings.drain_timeout_s) (default 5 $settings.accept_after_stop_s) }}
 {{- end }}
 {{- maxf $gateway $picker }}
 {{- end }}
 
 {{/* SIGKILL comes after preStop, the drains, and a margin to leave in. */}}
 {{- define "kvroute.terminationGracePeriodSeconds" -}}
-{{- $needed := addf (include "kvroute.faceDrainSeconds" .) (default 30 .Values.config.drain_timeout_s) .Values.preStopSleepSeconds }}
+{{- $needed := addf (include "kvroute.portDrainSeconds" .) (default 30 .Values.config.drain_timeout_s) .Values.preStopSleepSeconds }}
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds }}
 {{- addf (ceil $needed) 10 | int }}
 {{- else if le (float64 .Values.terminationGracePeriodSeconds) $needed }}
-{{- fail (printf "terminationGracePeriodSeconds (%v) must be longer than preStopSleepSeconds, the longer of the drains of config.gateway and config.epp, and config.drain_timeout_s together (%v)" .Values.terminationGracePeriodSeconds $needed) }}
+{{- fail (printf "terminationGracePeriodSeconds (%v) must be longer than preStopSleepSeconds, the longer of the drains of config.gateway and config.picker, and config.drain_timeout_s together (%v)" .Values.terminationGracePeriodSeconds $needed) }}
 {{- else }}
 {{- int .Values.terminationGracePeriodSeconds }}
 {{- end }}

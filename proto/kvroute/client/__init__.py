@@ -13,7 +13,7 @@ An upper folder may import a lower one; `requests` knows no connection.
 
     calls/        KvRouteClient: every call of the contract
       calls.py          the client itself
-      picking.py        Route, over a lane or as a call, else by the fallback
+      picking.py        Route, over a stream or as a call, else by the fallback
       reporting.py      Report, to the router that made the reservation
       fleet_calls.py    the Fleet service
       queue_calls.py    steps of requests that wait, to every router
@@ -29,9 +29,9 @@ An upper folder may import a lower one; `requests` knows no connection.
       transport.py      attempts of a call: the line, retries, the deadline
       lines.py          the connections to routers, and the choice of a line for each call
       silence.py        detects routers that take calls and send nothing
-      lane.py           route calls of many tasks, as batches on one open stream to a router
-      lane_items.py     the items of a lane
-      report_lane.py    reports of many tasks, as few calls to a router
+      route_stream.py   route calls of many tasks, as batches on one open stream to a router
+      route_stream_items.py   the items of that stream
+      report_batches.py reports of many tasks, as few calls to a router
       retry.py          which error is worth another attempt, and when
       channel.py        targets and gRPC options
     fallback/     picks without a router

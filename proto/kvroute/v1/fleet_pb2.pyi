@@ -111,7 +111,7 @@ class WorkerStatus(google.protobuf.message.Message):
     BLOCKS_PREDICTED_FIELD_NUMBER: builtins.int
     BLOCKS_FORGOTTEN_FIELD_NUMBER: builtins.int
     APPROXIMATE_FIELD_NUMBER: builtins.int
-    RESERVED_BY_PEERS_FIELD_NUMBER: builtins.int
+    RESERVED_BY_REPLICAS_FIELD_NUMBER: builtins.int
     PREFILL_RATE_FIELD_NUMBER: builtins.int
     PREFILLS_MEASURED_FIELD_NUMBER: builtins.int
     KV_CONNECTOR_FIELD_NUMBER: builtins.int
@@ -169,8 +169,8 @@ class WorkerStatus(google.protobuf.message.Message):
     """in its events, and dropped from the index for lack of space"""
     approximate: builtins.bool
     """the engine sends no events: its blocks are predictions from this router's picks"""
-    reserved_by_peers: builtins.int
-    """open reservations of other router replicas"""
+    reserved_by_replicas: builtins.int
+    """open reservations of other replicas"""
     prefill_rate: builtins.float
     """measured prompt tokens a second; before the first measurement, those of the model's other workers"""
     prefills_measured: builtins.int
@@ -253,7 +253,7 @@ class WorkerStatus(google.protobuf.message.Message):
         blocks_predicted: builtins.int = ...,
         blocks_forgotten: builtins.int = ...,
         approximate: builtins.bool = ...,
-        reserved_by_peers: builtins.int = ...,
+        reserved_by_replicas: builtins.int = ...,
         prefill_rate: builtins.float = ...,
         prefills_measured: builtins.int = ...,
         kv_connector: builtins.str = ...,
@@ -269,7 +269,7 @@ class WorkerStatus(google.protobuf.message.Message):
         numbers: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "ejection", b"ejection", "sample_age_s", b"sample_age_s", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "numbers", b"numbers", "outcomes", b"outcomes", "preemptions", b"preemptions", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_peers", b"reserved_by_peers", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "numbers", b"numbers", "outcomes", b"outcomes", "preemptions", b"preemptions", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_replicas", b"reserved_by_replicas", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_beat_age_s", b"_beat_age_s"]) -> typing.Literal["beat_age_s"] | None: ...
     @typing.overload
@@ -299,13 +299,13 @@ class Ejection(google.protobuf.message.Message):
     TIMES_FIELD_NUMBER: builtins.int
     REPLICA_FIELD_NUMBER: builtins.int
     reason: builtins.str
-    """refused, failures_in_a_row, failure_share, no_first_token, probe_failed or peer"""
+    """refused, failures_in_a_row, failure_share, no_first_token, probe_failed or replica"""
     probing: builtins.bool
     """a bounded number of requests probes the worker"""
     times: builtins.int
     """consecutive ejections, without a calm time between them"""
     replica: builtins.str
-    """of reason peer: the router that ejected the worker"""
+    """of reason replica: the router that ejected the worker"""
     @property
     def until(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """after it a few requests probe the worker"""
@@ -752,7 +752,7 @@ class QueuedRequest(google.protobuf.message.Message):
     expires_in_s: builtins.float
     """until its wait ends; below 0: in the router's next turn"""
     held_by: builtins.str
-    """why it waits: turn (others go first), peers (those of other routers do), room (it is the first of its pool, or no worker had room at its turn), or the key of the rule that holds it"""
+    """why it waits: turn (others go first), replicas (those of other replicas do), room (it is the first of its pool, or no worker had room at its turn), or the key of the rule that holds it"""
     behind: builtins.str
     """request_id of the request in front of it in its pool; empty: there is none"""
     def __init__(
@@ -829,7 +829,7 @@ class ListQueueResponse(google.protobuf.message.Message):
     WAITING_FIELD_NUMBER: builtins.int
     BANDS_FIELD_NUMBER: builtins.int
     TENANTS_FIELD_NUMBER: builtins.int
-    PEER_BANDS_FIELD_NUMBER: builtins.int
+    REPLICA_BANDS_FIELD_NUMBER: builtins.int
     waiting: builtins.int
     """requests that wait, of all or of the model"""
     @property
@@ -843,8 +843,8 @@ class ListQueueResponse(google.protobuf.message.Message):
         """the one with the most waiting requests first"""
 
     @property
-    def peer_bands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QueuedBand]:
-        """requests that wait in other routers, by this router's bands; absent: none are known"""
+    def replica_bands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QueuedBand]:
+        """requests that wait in other replicas, by this router's bands; absent: none are known"""
 
     def __init__(
         self,
@@ -853,9 +853,9 @@ class ListQueueResponse(google.protobuf.message.Message):
         waiting: builtins.int = ...,
         bands: collections.abc.Iterable[Global___QueuedBand] | None = ...,
         tenants: collections.abc.Iterable[Global___QueuedTenant] | None = ...,
-        peer_bands: collections.abc.Iterable[Global___QueuedBand] | None = ...,
+        replica_bands: collections.abc.Iterable[Global___QueuedBand] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bands", b"bands", "peer_bands", b"peer_bands", "requests", b"requests", "tenants", b"tenants", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bands", b"bands", "replica_bands", b"replica_bands", "requests", b"requests", "tenants", b"tenants", "waiting", b"waiting"]) -> None: ...
 
 Global___ListQueueResponse: typing_extensions.TypeAlias = ListQueueResponse
 

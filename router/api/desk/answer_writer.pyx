@@ -21,7 +21,7 @@ cdef extern from "router/request/wire/native/field_numbers.h" nogil:
     int RECEIPT_POLICY, RECEIPT_FORMULA, RECEIPT_PARAMETERS, RECEIPT_TERMS, RECEIPT_EXCLUDED
 
 cdef extern from "native/answer.h" nogil:
-    ctypedef struct Face "Face":
+    ctypedef struct WrittenWorker "WrittenWorker":
         Span picked, alternative, row
     ctypedef struct Condition:
         Span stream_state
@@ -32,7 +32,7 @@ cdef extern from "native/answer.h" nogil:
         uint32_t cheapest
         const PickGuard *guard
         const Waits *waits
-        const Face *face
+        const WrittenWorker *worker
         const Condition *condition
     ctypedef struct About:
         Span policy, replica, prefill, excluded
@@ -41,10 +41,10 @@ cdef extern from "native/answer.h" nogil:
         double decided_at_s
         int32_t best_overlap_tokens
         const Moved *moved
-    void put_answer(Backward *, const Decided *, const uint32_t *, size_t, size_t, const Face *, double, const int32_t *, uint64_t, uint32_t, double)
-    void put_receipt(Backward *, uint32_t, const Decided *, const About *, const uint32_t *, size_t, const Face *, const Condition *)
-    void put_receipt_body(Backward *, const Decided *, const About *, const uint32_t *, size_t, const Face *, const Condition *)
-    void put_row_body(Backward *, const Decided *, size_t, const Face *, const Condition *)
+    void put_answer(Backward *, const Decided *, const uint32_t *, size_t, size_t, const WrittenWorker *, double, const int32_t *, uint64_t, uint32_t, double)
+    void put_receipt(Backward *, uint32_t, const Decided *, const About *, const uint32_t *, size_t, const WrittenWorker *, const Condition *)
+    void put_receipt_body(Backward *, const Decided *, const About *, const uint32_t *, size_t, const WrittenWorker *, const Condition *)
+    void put_row_body(Backward *, const Decided *, size_t, const WrittenWorker *, const Condition *)
 
 DEF WANTED_MAX = 20
 """Rows in order: one pick, and as many alternatives as the configuration allows (16), or a runner-up."""
@@ -57,7 +57,7 @@ cdef class AnswerWriter:
 
     cdef object _core, _complete
     cdef readonly object prefill_worker
-    cdef dict _loads, _faces, _policy_parts
+    cdef dict _loads, _written, _policy_parts
     cdef bytes _replica
     cdef Backward _answer, _parts
 
@@ -68,7 +68,7 @@ cdef class AnswerWriter:
         self._loads = core.fleet.loads
         self._complete = core.fleet.view.complete
         self._replica = core.replica.encode()
-        self._faces, self._policy_parts = {}, {}
+        self._written, self._policy_parts = {}, {}
 
     def __dealloc__(self):
         free(self._answer.bytes)
@@ -107,8 +107,8 @@ cdef class AnswerWriter:
         cdef Condition condition
         cdef Ranking ranking = decision.ranking
         cdef Decided decided = ranking.decided
-        cdef _WorkerFace face = self._face(decision.pool.sources[row])
-        cdef Face spans = face.spans()
+        cdef _WrittenWorker worker = self._written_worker(decision.pool.sources[row])
+        cdef WrittenWorker spans = worker.spans()
         cdef bytes excluded = decision.excluded[row].encode()
         cdef list keep = []
         if row >= <size_t>len(ranking):
@@ -129,20 +129,20 @@ cdef class AnswerWriter:
 
     cdef int _put(self, decision, int32_t priority, uint64_t new_tokens) except -1:
         """All but the receipts, the prefill worker and the reservation's id."""
-        cdef Face faces[WANTED_MAX]
+        cdef WrittenWorker workers[WANTED_MAX]
         cdef Ranking ranking = decision.ranking
-        cdef _WorkerFace face
+        cdef _WrittenWorker worker
         cdef uint32_t order[WANTED_MAX]
         cdef int32_t *engine_priority = NULL
         cdef list keep = []
-        cdef size_t i, ordered = self._faces_of(decision, WANTED_MAX, order, faces, keep)
+        cdef size_t i, ordered = self._written_of(decision, WANTED_MAX, order, workers, keep)
         routing, ttft_s = self._core.routing, decision.computing.ttft_s
-        face = keep[0]
-        if face.priority_direction:
-            priority = face.engine_priority(priority)
+        worker = keep[0]
+        if worker.priority_direction:
+            priority = worker.engine_priority(priority)
             engine_priority = &priority
         put_answer(
-            &self._answer, &ranking.decided, order, ordered, routing.alternatives, faces, routing.lease_s,
+            &self._answer, &ranking.decided, order, ordered, routing.alternatives, workers, routing.lease_s,
             engine_priority, new_tokens,
             # LoRAs need the tokens, too
             decision.pool.only_block_size if not self._core.keeps_tokens and not decision.request.prompt.lora_name else 0,
@@ -152,42 +152,42 @@ cdef class AnswerWriter:
             raise MemoryError
         return 0
 
-    cdef size_t _faces_of(self, decision, size_t most, uint32_t *order, Face *faces, list keep) except? 0:
-        """The first rows in order, with their faces. Returns how many there are."""
+    cdef size_t _written_of(self, decision, size_t most, uint32_t *order, WrittenWorker *workers, list keep) except? 0:
+        """The first rows in order, with their workers. Returns how many there are."""
         cdef list rows = decision.order
         cdef size_t i, ordered = min(<size_t>len(rows), most)
         cdef tuple sources = decision.pool.sources
-        cdef _WorkerFace face
+        cdef _WrittenWorker worker
         for i in range(ordered):
             order[i] = rows[i]
-            face = self._face(sources[order[i]])
-            keep.append(face)
-            faces[i] = face.spans()
+            worker = self._written_worker(sources[order[i]])
+            keep.append(worker)
+            workers[i] = worker.spans()
         return ordered
 
     cdef int _put_receipt(self, uint32_t number, decision) except -1:
         """number: of the field; 0: the message by itself."""
-        cdef Face faces[2]
-        cdef Face moved_from
+        cdef WrittenWorker workers[2]
+        cdef WrittenWorker moved_from
         cdef Condition conditions[2]
         cdef Condition condition
         cdef Moved moved
         cdef About about
         cdef Ranking ranking = decision.ranking
         cdef Decided decided = ranking.decided
-        cdef _WorkerFace face
+        cdef _WrittenWorker worker
         cdef uint32_t order[2]
         cdef list keep = []
-        cdef size_t i, ordered = self._faces_of(decision, 2, order, faces, keep)
+        cdef size_t i, ordered = self._written_of(decision, 2, order, workers, keep)
         cdef bytes part
         scores = self._scores(decision, &decided)
         for i in range(ordered):
             self._condition(decision, scores, order[i], &conditions[i], keep)
         about.moved = NULL
         if ordered and ranking.moved_from >= 0:
-            face = self._face(decision.pool.sources[ranking.moved_from])
-            keep.append(face)
-            moved_from = face.spans()
+            worker = self._written_worker(decision.pool.sources[ranking.moved_from])
+            keep.append(worker)
+            moved_from = worker.spans()
             self._condition(decision, scores, ranking.moved_from, &condition, keep)
             moved = Moved(ranking.moved_from, &ranking.guard, &ranking.waits, &moved_from, &condition)
             about.moved = &moved
@@ -213,9 +213,9 @@ cdef class AnswerWriter:
         about.decided_at_s = decision.decided_at_s
         about.best_overlap_tokens = ranking.best_overlap()
         if number:
-            put_receipt(&self._answer, number, &decided, &about, order, ordered, faces, conditions)
+            put_receipt(&self._answer, number, &decided, &about, order, ordered, workers, conditions)
         else:
-            put_receipt_body(&self._answer, &decided, &about, order, ordered, faces, conditions)
+            put_receipt_body(&self._answer, &decided, &about, order, ordered, workers, conditions)
         if self._answer.failed:
             raise MemoryError
         return 0
@@ -253,13 +253,13 @@ cdef class AnswerWriter:
         condition.terms = span_of(terms)
         return 0
 
-    cdef _WorkerFace _face(self, source):
-        cdef _WorkerFace face = self._faces.get(source.key)
-        if face is None or face.heartbeat is not source.heartbeat:
-            if len(self._faces) > 2 * len(self._core.fleet.view.sources):
-                self._faces.clear()  # of workers that are gone
-            face = self._faces[source.key] = _WorkerFace(source)
-        return face
+    cdef _WrittenWorker _written_worker(self, source):
+        cdef _WrittenWorker worker = self._written.get(source.key)
+        if worker is None or worker.heartbeat is not source.heartbeat:
+            if len(self._written) > 2 * len(self._core.fleet.view.sources):
+                self._written.clear()  # of workers that are gone
+            worker = self._written[source.key] = _WrittenWorker(source)
+        return worker
 
     cdef bytes _policy_part(self, policy):
         """Receipt: policy, formula and parameters, written."""
@@ -285,7 +285,7 @@ cdef class AnswerWriter:
         return _taken(&self._parts)
 
 
-cdef class _WorkerFace:
+cdef class _WrittenWorker:
     """What answers repeat of a worker, written as its heartbeat had it."""
 
     cdef object heartbeat
@@ -333,8 +333,8 @@ cdef class _WorkerFace:
             return priority
         return 0x7FFFFFFF if priority == -0x80000000 else -priority  # the lowest has no opposite that fits
 
-    cdef Face spans(self):
-        return Face(span_of(self.picked), span_of(self.alternative), span_of(self.row))
+    cdef WrittenWorker spans(self):
+        return WrittenWorker(span_of(self.picked), span_of(self.alternative), span_of(self.row))
 
 
 cdef dict _states = {}

@@ -111,9 +111,9 @@ class Waiting(Later):
         """See Job."""
         return self.caller.owner
 
-    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+    def decide(self, waited_s: float, may_exceed: bool) -> Reservation:
         """See Job."""
-        self.outcome = answered = self._answer(self, waited_s, may_strain)
+        self.outcome = answered = self._answer(self, waited_s, may_exceed)
         self.settle()
         return answered[1]
 

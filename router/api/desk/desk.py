@@ -1,11 +1,11 @@
-"""The desk: the one way in for every face, be it gRPC, HTTP or a test.
+"""The desk: the one way in for every service, be it gRPC, HTTP or a test.
 
-    request's bytes -> read -> core    -> answer's bytes, counted, peers informed
+    request's bytes -> read -> core    -> answer's bytes, counted, replicas informed
                                no room -> waits
-    report, heartbeat, peer, time -> core -> `dispatch` -> answers to requests that wait
+    report, heartbeat, replica, time -> core -> `dispatch` -> answers to requests that wait
 
-A face brings bytes and takes bytes: it measures messages, keeps deadlines and writes statuses.
-What `route` answers holds a reservation: a face whose caller is gone ends it by `cancel` or
+A service brings bytes and takes bytes: it measures messages, keeps deadlines and writes statuses.
+What `route` answers holds a reservation: a service whose caller is gone ends it by `cancel` or
 `unsent`, and a wait by `leave`.
 
 Laws:
@@ -103,7 +103,7 @@ class Desk:
     ) -> Answered | Waiting:
         """Answers a request at once or later; raises Refusal, which is counted.
 
-        left_s: seconds until the caller's deadline; 0 or less: it has passed. caller: as the face
+        left_s: seconds until the caller's deadline; 0 or less: it has passed. caller: as the port
         verified it.
         """
         now_s, due = self._clock(), None
@@ -164,8 +164,8 @@ class Desk:
 
     def dispatch(self) -> None:
         """Answers requests that wait, as far as workers have room, and ends waits that are over: a
-        slice of them now, the rest soon. Every cause ends here: arrival, report, heartbeat, peer,
-        time."""
+        slice of them now, the rest soon. Every cause ends here: arrival, report, heartbeat,
+        another replica, time."""
         if len(self.admission) and self.admission.dispatch(self._clock()) and not self._is_due:
             self._is_due = True
             self._soon(self._dispatch_again)
@@ -208,7 +208,7 @@ class Desk:
         """
         received, parsed = yield from self._read(request, caller)
         waits = self.admission.may_wait(request_codec.read_wait(received, 0.0, inf))
-        decision = self._core.decide(parsed, self._clock(), may_strain=not waits)
+        decision = self._core.decide(parsed, self._clock(), may_exceed=not waits)
         decision.keep()  # other requests have their turn between its parts
         self._metrics.requests.labels("explained", "").inc()
         refusal_instead = None if decision.order else self._core.decider.refuse(decision)
@@ -232,11 +232,11 @@ class Desk:
             self.cancel(reservation)
 
     def refused(self, refusal: Refusal, request: RouteMessage) -> Refusal:
-        """Counts a request that a face refused; returns the refusal."""
+        """Counts a request that a port refused; returns the refusal."""
         return self._refused(refusal, request, self._clock(), None)
 
     def failed(self, error: Exception, request: RouteMessage) -> Refusal:
-        """Counts an error of the router itself in a face; returns the refusal for the caller."""
+        """Counts an error of the router itself in a port; returns the refusal for the caller."""
         return self.refused(self._fault(ROUTE, error), request)
 
     def render_span(self, request: ReceivedRequest) -> RenderSpan:
@@ -298,8 +298,8 @@ class Desk:
         answers: list[Answered] = []
         trace = self._traced(read, now_s) if received.traceparent else None
 
-        def decide(may_strain: bool) -> Reservation:
-            answers.append(self._any(read, now_s, due, may_strain, caller, trace))
+        def decide(may_exceed: bool) -> Reservation:
+            answers.append(self._any(read, now_s, due, may_exceed, caller, trace))
             return answers[0][1]
 
         def waits() -> Waiting:
@@ -336,14 +336,14 @@ class Desk:
         self.changed()
         return waiting
 
-    def _answer_waiting(self, waiting: Waiting, waited_s: float, may_strain: bool) -> Answered:
+    def _answer_waiting(self, waiting: Waiting, waited_s: float, may_exceed: bool) -> Answered:
         """A request that waits, decided; raises Refusal, not counted."""
         now_s = self._clock()
         if waiting.due is not None:
             waiting.due.waited_s = waited_s
         try:
             about = waiting.caller, waiting.trace
-            answered = self._any(waiting.read, now_s, waiting.due, may_strain, *about)
+            answered = self._any(waiting.read, now_s, waiting.due, may_exceed, *about)
         except Refusal:
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
@@ -377,7 +377,7 @@ class Desk:
         read: Read,
         now_s: float,
         due: Due | None,
-        may_strain: bool,
+        may_exceed: bool,
         caller: Caller,
         trace: RouteTrace | None = None,
     ) -> Answered:
@@ -393,7 +393,7 @@ class Desk:
             return answer(pick, priority, omit_receipt)
 
         counts.begin()
-        outcome = self._core.route(parsed, now_s, counts, due, may_strain=may_strain, write=write)
+        outcome = self._core.route(parsed, now_s, counts, due, may_exceed=may_exceed, write=write)
         reservation = outcome.reservation
         if isinstance(outcome, Repeated):
             self._metrics.requests.labels("repeated", "").inc()

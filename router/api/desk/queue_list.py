@@ -51,7 +51,7 @@ def listed(
     narrowed = not sees_all and not identity.may_use(model)
     if not narrowed and any(depth.count for depth in elsewhere):
         for band, depth in zip(admission.queue.bands, elsewhere, strict=True):
-            rest.peer_bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
+            rest.replica_bands.add(band=band, count=depth.count, oldest_s=depth.oldest_s)
     for tenant, count in totals.largest_tenants(TENANTS_MAX):
         rest.tenants.add(tenant=tenant, count=count)
     parts = [rest.SerializeToString()]

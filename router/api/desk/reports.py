@@ -21,7 +21,7 @@ from router.api.desk import answer_codec, request_codec
 from router.api.desk.counters import Metrics
 from router.api.desk.stream_items import SLICE_S
 from router.api.desk.tenant import Reporter
-from router.cluster.replicas.peer_link import PeerLink
+from router.cluster.replicas.replica_link import ReplicaLink
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
 from router.decide.core.progress import Progress, ProgressResult, ProgressState
@@ -31,9 +31,9 @@ from router.request.wire.received import Pieces, TooMuch
 
 PROGRESS_MAX = 65_536
 SLICE_STEPS = 64
-PEER_PROGRESS_MAX = 1024
+REPLICA_PROGRESS_MAX = 1024
 """Steps in one message to another replica."""
-PEER_BYTES_MAX = 512 * 1024
+REPLICA_BYTES_MAX = 512 * 1024
 """Bytes of them: half of what NATS takes in a message."""
 CALLER_MAX = 64
 """Characters of a caller's address, as another replica names it."""
@@ -61,12 +61,12 @@ class Reports:
         admission: Admission,
         on_change: Callable[[], None] = lambda: None,
         on_prompt_tokens: Callable[[str, int], None] = lambda _id, _tokens: None,
-        peers: Callable[[], PeerLink | None] = lambda: None,
+        replicas: Callable[[], ReplicaLink | None] = lambda: None,
     ) -> None:
         """admission: the requests that wait. on_change: called when what is reserved here may have
         changed. on_prompt_tokens: called with a reservation's id and its engine's count of the
-        prompt's tokens. peers: the link to other replicas, once there is one."""
-        self._peers = peers
+        prompt's tokens. replicas: the link to other replicas, once there is one."""
+        self._replicas = replicas
         self._core = core
         self._metrics = metrics
         self._clock = clock
@@ -76,7 +76,7 @@ class Reports:
 
     async def report(self, content: bytes, caller: Reporter) -> bytes:
         """Answers a ReportRequest, both as bytes; raises Refusal."""
-        peers = self._peers()
+        replicas = self._replicas()
         pieces = _pieces(content, PROGRESS_MAX)
         written: list[bytes] = []
         waiting: list[tuple[int, list[bytes]]] = []
@@ -89,9 +89,9 @@ class Reports:
             for piece in steps:
                 outcome = self._step(piece, caller)
                 if (
-                    peers is not None
+                    replicas is not None
                     and outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN
-                    and (owner := peers.owner(outcome.reservation_id))
+                    and (owner := replicas.owner(outcome.reservation_id))
                 ):
                     asks = True
                     elsewhere.setdefault(owner, []).append((outcomes, len(outcomes), piece))
@@ -105,21 +105,21 @@ class Reports:
             if len(pieces):
                 await asyncio.sleep(0)  # other calls have a turn
                 began_s = thread_time()
-        if peers is not None and elsewhere:
+        if replicas is not None and elsewhere:
             owners = islice(elsewhere.items(), OWNERS_MAX)  # nobody's clients know as many
-            calls = (self._ask(peers, owner, mine, caller) for owner, mine in owners)
+            calls = (self._ask(replicas, owner, mine, caller) for owner, mine in owners)
             await asyncio.gather(*calls)
         for place, outcomes in waiting:
             written[place] = b"".join(outcomes)
         return b"".join(written)
 
-    def of_peer(self, payload: bytes) -> bytes:
+    def of_replica(self, payload: bytes) -> bytes:
         """Applies steps of our reservations that another replica passes on; returns the answer's
         bytes.
         """
         request = router_pb2.ReportRequest()
         try:
-            _pieces(payload, PEER_PROGRESS_MAX)
+            _pieces(payload, REPLICA_PROGRESS_MAX)
             request.ParseFromString(payload)
         except (DecodeError, Refusal):
             self._core.fleet.view.dropped["malformed"] += 1
@@ -162,7 +162,7 @@ class Reports:
 
     async def _ask(
         self,
-        peers: PeerLink,
+        replicas: ReplicaLink,
         owner: str,
         mine: Sequence[Elsewhere],
         caller: Reporter,
@@ -177,7 +177,7 @@ class Reports:
                 payload = (
                     b"".join(answer_codec.framed(_STEP, piece) for _, _, piece in steps) + about
                 )
-                answer = await peers.forward(owner, payload)
+                answer = await replicas.forward(owner, payload)
                 answers = answer is not None
             replies = _outcomes(answer, len(steps))
             for i, ((outcomes, place, piece), outcome) in enumerate(
@@ -300,7 +300,7 @@ def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
     size = 0
     for step in mine:
         size += len(step[2])
-        if not messages or len(messages[-1]) >= PEER_PROGRESS_MAX or size > PEER_BYTES_MAX:
+        if not messages or len(messages[-1]) >= REPLICA_PROGRESS_MAX or size > REPLICA_BYTES_MAX:
             messages.append([])
             size = len(step[2])
         messages[-1].append(step)

@@ -32,7 +32,7 @@ from router.request.wire.received import (
 )
 
 RouteMessage: TypeAlias = bytes | ReceivedRequest
-"""A RouteRequest as a message has it, or as a face of this process made it. len() is its size."""
+"""A RouteRequest as a message has it, or as this process made it. len() is its size."""
 TEXT_MAX = 1024
 """Characters in a request's id, model, tenant and the like."""
 ENTRIES_MAX = 4096

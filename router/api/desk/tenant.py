@@ -3,9 +3,9 @@
     the caller has a verified identity with a tenant  ->  that tenant, whatever the request says
     else                                              ->  the request's field `tenant`
 
-A face gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.items`); faces that
-verify nobody give none. `codec.read_request` puts the tenant into the Request, where admission,
-quotas, shares and metrics find it.
+A service gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.items`); services
+that verify nobody give none. `codec.read_request` puts the tenant into the Request, where
+admission, quotas, shares and metrics find it.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from router.net.keys.usage import Usage
 
 
 class Caller(NamedTuple):
-    """What a face verified of the caller of a request."""
+    """What a service verified of the caller of a request."""
 
     tenant: str = ""
     """Tenant of the caller's verified token or certificate; empty: none was verified."""
@@ -24,7 +24,7 @@ class Caller(NamedTuple):
     """Takes part in each request of a caller whose models or use have bounds; None: they have
     none."""
     owner: str = ""
-    """Name of the caller's identity; empty: the face verified none."""
+    """Name of the caller's identity; empty: the service verified none."""
 
     def allowed(self, priority: int) -> int:
         """Lowers a priority to the highest that the caller's key may have."""
@@ -42,7 +42,7 @@ UNVERIFIED = Caller()
 
 
 def caller_of(usage: Usage | None) -> Caller:
-    """usage: of the identity that a face verified; None: it verifies nobody."""
+    """usage: of the identity that a service verified; None: it verifies nobody."""
     if usage is None:
         return UNVERIFIED
     identity = usage.identity
@@ -58,7 +58,7 @@ class Reporter(NamedTuple):
     """Whose steps a Report call brings."""
 
     owner: str = ""
-    """Name of the caller's identity; empty: the face verified none."""
+    """Name of the caller's identity; empty: the service verified none."""
     host: str = ""
     """The caller's address, if known."""
     for_all: bool = False
@@ -72,7 +72,7 @@ class Reporter(NamedTuple):
 
 
 def reporter_of(usage: Usage | None, host: str) -> Reporter:
-    """usage: of the identity that a face verified; None: it verifies nobody."""
+    """usage: of the identity that a service verified; None: it verifies nobody."""
     if usage is None:
         return Reporter(host=host)
     identity = usage.identity

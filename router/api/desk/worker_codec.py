@@ -36,7 +36,7 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         reserved=load.requests,
         active_blocks=load.active_blocks(),
         prefill_tokens_active=load.prefill_tokens_active,
-        reserved_by_peers=load.peers.requests,
+        reserved_by_replicas=load.replicas.requests,
         beat_age_s=max(0.0, now_s - stream.last_beat_s),
         hit_ratio=report.reported / report.predicted if report and report.predicted else 0.0,
         warnings=[warning.sentence for warning in core.fleet.warnings(source, now_s)],

@@ -21,7 +21,7 @@ from router.api.service.calls import Context, abort, handlers_of
 from router.api.service.decision_feed import DecisionFeed
 from router.api.service.router_service import host_of, jittered
 from router.api.service.worker_feed import WATCHES_MAX, WorkerFeed
-from router.cluster.replicas.fleet_commands import ControlDesk, audited
+from router.cluster.replicas.fleet_commands import FleetCommands, audited
 from router.config.settings.fleet_settings import TOMBSTONE_MAX_S, TOMBSTONE_S
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
@@ -44,7 +44,7 @@ class FleetService:
         *,
         stream_age_s: float | None = None,
         admission: Admission,
-        commands: ControlDesk,
+        commands: FleetCommands,
         send_control: Callable[[Control], Awaitable[bool]],
         register: Callable[[EngineSettings], Awaitable[None]],
         runs_relay: Callable[[str], bool] = lambda _worker_id: False,

@@ -120,9 +120,9 @@ def jittered(age_s: float | None) -> float | None:
     return None if age_s is None else random.uniform(age_s / 2, age_s)
 
 
-def host_of(peer: str) -> str:
-    """Host of an RPC's peer as gRPC names it, without the port, since a caller may have many."""
-    kind, _, address = unquote(peer).partition(":")
+def host_of(origin: str) -> str:
+    """Host of an RPC's caller as gRPC names it, without the port, since a caller may have many."""
+    kind, _, address = unquote(origin).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
 
 

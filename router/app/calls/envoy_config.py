@@ -31,13 +31,14 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     " last counts.",
 )
 @click.option(
-    "--epp",
+    "--picker",
     "pickers",
     multiple=True,
     default=("127.0.0.1:9002",),
     show_default=True,
     callback=_addresses,
-    help="host:port of a picker (`kvroute epp`, or `kvroute serve --epp-listen`); repeatable.",
+    help="host:port of a picker (`kvroute picker`, or `kvroute serve --picker-listen`);"
+    " repeatable.",
 )
 @click.option(
     "--worker",
@@ -60,7 +61,7 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     show_default=True,
     help="Whether the picker sees answers. through: it sees their end and their cached tokens."
     " around: answers pass it by and cost it nothing; the router infers a request's end from the"
-    " engine's load, after epp.unobserved_s at the latest.",
+    " engine's load, after picker.unobserved_s at the latest.",
 )
 @click.option(
     "--tls-ca-file", default="", help="PEM file of the CAs that signed the pickers' certificates."
@@ -70,7 +71,7 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     type=click.IntRange(0, 8),
     default=2,
     show_default=True,
-    help="Most further endpoints on which Envoy tries a request that failed (as epp.fallbacks).",
+    help="Most further endpoints on which Envoy tries a request that failed (as picker.fallbacks).",
 )
 def envoy_config(
     target: str,

@@ -70,9 +70,9 @@ def _sums(answer: ListQueueResponse) -> str:
 
 
 def _print_elsewhere(answer: ListQueueResponse, screen: Console) -> None:
-    """What waits in other routers, if any are known."""
-    if answer.peer_bands:
-        screen.print(line(f"in other routers: bands: {_bands(answer.peer_bands)}"))
+    """What waits in other replicas, if any are known."""
+    if answer.replica_bands:
+        screen.print(line(f"in other replicas: bands: {_bands(answer.replica_bands)}"))
 
 
 def _bands(bands: Sequence[QueuedBand]) -> str:

@@ -12,7 +12,7 @@ from router.app.processes.risks import Values
 
 OTHERS = 256
 """Open files beside clients' and engines' connections: NATS, relays, files, child processes."""
-PORTS = ("grpc.listen", "epp.listen", "gateway.listen", "metrics.listen", "probes.listen")
+PORTS = ("grpc.listen", "picker.listen", "gateway.listen", "metrics.listen", "probes.listen")
 """Keys of ports, each of which has http.connections_max."""
 _UNLIMITED = 10_240
 """Where the hard limit has no number, macOS takes no soft limit over this one (OPEN_MAX)."""

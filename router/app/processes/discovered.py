@@ -10,7 +10,7 @@ from events.plane.facts import Epoch
 from events.plane.settings import EngineSettings
 from router.cluster.children.own_relays import OwnRelays
 from router.cluster.discovery.followed import TOMBSTONE_S
-from router.cluster.replicas.fleet_commands import ControlDesk
+from router.cluster.replicas.fleet_commands import FleetCommands
 from router.decide.core.core import RouterCore
 from router.request.refusal import Refusal
 
@@ -26,7 +26,7 @@ class DiscoveredWorkers:
         self,
         core: RouterCore,
         relays: OwnRelays,
-        commands: ControlDesk,
+        commands: FleetCommands,
         *,
         clock: Callable[[], float],
         broker: Callable[[], Broker | None],
@@ -74,7 +74,7 @@ class DiscoveredWorkers:
         return own is not None and any(epoch > own and epoch.nonce != own.nonce for epoch in epochs)
 
     def others(self) -> Collection[str]:
-        return self._core.fleet.peers.ages_s(self._clock()).keys()
+        return self._core.fleet.replicas.ages_s(self._clock()).keys()
 
     def removed(self, worker_id: str) -> bool:
         return self._commands.removed(worker_id)

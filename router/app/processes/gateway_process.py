@@ -3,7 +3,7 @@
 from typing_extensions import override
 
 from events.plane.clock import unix_now
-from router.app.processes.face_process import FaceApp
+from router.app.processes.port_process import PortApp
 from router.config.settings.configurations import GatewayConfig
 from router.gateway.server.gateway import Gateway
 from router.net.keys.certificates import Certificates
@@ -12,7 +12,7 @@ from router.net.keys.engine_accesses import EngineAccesses
 from router.net.listener.http_bounds import HttpBounds
 
 
-class GatewayApp(FaceApp):
+class GatewayApp(PortApp):
     """One gateway process."""
 
     service = "kvroute-gateway"

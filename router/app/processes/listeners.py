@@ -9,9 +9,9 @@ from events.plane.tasks import Tasks
 from router.api.service.fleet_service import FleetService
 from router.api.service.router_service import RouterService
 from router.api.service.server import GrpcServer
-from router.app.processes.console_face import ConsoleFace
+from router.app.processes.console_port import ConsolePort
 from router.app.processes.locks import Locks
-from router.app.processes.own_faces import OwnFaces
+from router.app.processes.own_ports import OwnPorts
 from router.config.settings.configurations import ServeConfig
 from router.gateway.routers import Router
 from router.net.keys.engine_accesses import EngineAccesses
@@ -37,7 +37,7 @@ class Listeners:
         clock: Callable[[], float],
         serving: Callable[[], bool],
         broke: Callable[[BaseException], None],
-        console: ConsoleFace | None = None,
+        console: ConsolePort | None = None,
         tracing: Tracing | None = None,
         accesses: EngineAccesses | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Listeners:
         self._probes: ProbeServer | None = None
         if config.probes.listen:
             self._probes = ProbeServer(config.probes.listen, serving, HttpBounds.of(config.http))
-        self._faces: OwnFaces | None = None
+        self._own_ports: OwnPorts | None = None
         self._tracing = tracing
         self._accesses = accesses
 
@@ -79,12 +79,12 @@ class Listeners:
 
     @property
     def gateway_port(self) -> int:
-        return self._faces.gateway_port if self._faces is not None else 0
+        return self._own_ports.gateway_port if self._own_ports is not None else 0
 
     @property
     def picker_port(self) -> int:
         """Port of Envoy's endpoint picker."""
-        return self._faces.picker_port if self._faces is not None else 0
+        return self._own_ports.picker_port if self._own_ports is not None else 0
 
     async def start(
         self, router: RouterService, fleet: FleetService, local: Router, tasks: Tasks
@@ -123,7 +123,7 @@ class Listeners:
         tasks.spawn(locks.followed.run(), "files of keys")
         if locks.door is not None:
             tasks.spawn(locks.door.run(), "keys of issuers")
-        self._faces = OwnFaces(
+        self._own_ports = OwnPorts(
             config,
             local,
             self._registry,
@@ -135,21 +135,21 @@ class Listeners:
             accesses=self._accesses,
         )
         if self._http is not None:
-            self._http.add(self._faces.gateway_registry)
+            self._http.add(self._own_ports.gateway_registry)
         servers = (self._grpc, self._http, self._probes)
         ports = [server.connections for server in servers if server is not None]
-        self._registry.register(HttpCollector(*ports, *self._faces.connections))
-        await self._faces.start()
+        self._registry.register(HttpCollector(*ports, *self._own_ports.connections))
+        await self._own_ports.start()
 
     def set_serving(self) -> None:
         """Sets the health service to SERVING."""
         if self._grpc is not None:
             self._grpc.set_serving(ready=True)
 
-    async def stop_faces(self) -> None:
+    async def stop_own_ports(self) -> None:
         """Stops the gateway and the picker after their open requests."""
-        if self._faces is not None:
-            await self._faces.stop()
+        if self._own_ports is not None:
+            await self._own_ports.stop()
 
     async def drain(self) -> None:
         """Stops gRPC after its open calls, or after drain_timeout_s."""

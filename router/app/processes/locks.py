@@ -29,7 +29,7 @@ class Locks:
         keyed = self.door is not None
         grpc = config.grpc
         for key, listen in (
-            ("epp.listen", config.epp.listen),
+            ("picker.listen", config.picker.listen),
             ("metrics.listen", config.metrics.listen),
             ("probes.listen", config.probes.listen),
         ):

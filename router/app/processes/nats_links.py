@@ -1,7 +1,7 @@
 """The NATS connections of one router, and all that is read from them and sent on them.
 
 facts, heartbeats, fleet commands -> broker -> feed -> view, core, commands
-other replicas <-> peers, a second connection <-> link <-> core, reports
+other replicas <-> a second connection <-> link <-> core, reports
 hot prefixes -> copies -> broker
 """
 
@@ -21,8 +21,8 @@ from router.api.desk.desk import Desk
 from router.api.desk.reports import Reports
 from router.cluster.children.nats_server import NatsChild, NatsChildError
 from router.cluster.replicas.copy_link import CopyLink
-from router.cluster.replicas.fleet_commands import ControlDesk
-from router.cluster.replicas.peer_link import PeerLink
+from router.cluster.replicas.fleet_commands import FleetCommands
+from router.cluster.replicas.replica_link import ReplicaLink
 from router.config.keys import ConfigError
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.routing_settings import RoutingSettings
@@ -42,7 +42,7 @@ class NatsLinks:
         config: ServeConfig,
         core: RouterCore,
         *,
-        commands: ControlDesk,
+        commands: FleetCommands,
         clock: Callable[[], float],
         rng: random.Random,
         broke: Callable[[BaseException], None],
@@ -58,11 +58,11 @@ class NatsLinks:
         self.server: tuple[NatsSettings, str] | None = None
         """How and where to connect to NATS; None before `open`."""
         self.broker: Broker | None = None
-        self.peers: Broker | None = None
+        self.replicas: Broker | None = None
         """A second connection, for what replicas say to one another: a connection is read in order,
         and on the first one a verdict would wait behind all that a relay sends."""
         self.feed: Feed | None = None
-        self.link: PeerLink | None = None
+        self.link: ReplicaLink | None = None
         routing = config.routing
         means = recomputed(routing.prefill_rate)
         self.hot = HotPrefixes(core.fleet, routing.hot_prefixes, means)
@@ -73,7 +73,7 @@ class NatsLinks:
 
     async def open(
         self, desk: Desk, reports: Reports, admission: Admission, tasks: Tasks
-    ) -> tuple[Broker, Broker, PeerLink]:
+    ) -> tuple[Broker, Broker, ReplicaLink]:
         """Makes all parts, without connecting. Raises ConfigError."""
         nats, url = self._config.nats, self._config.nats.url
         if url is None:
@@ -81,10 +81,10 @@ class NatsLinks:
         self.server = nats, url
         name = f"kvroute router {self._core.replica}"
         self.broker = broker = Broker(nats, url, name)
-        self.peers = peers = Broker(nats, url, f"{name}, to replicas")
+        self.replicas = replicas = Broker(nats, url, f"{name}, to replicas")
         self.feed = self._made_feed(broker, desk.dispatch)
-        self.link = link = self._made_link(peers, desk, reports, admission)
-        return broker, peers, link
+        self.link = link = self._made_link(replicas, desk, reports, admission)
+        return broker, replicas, link
 
     async def _embedded(self, tasks: Tasks) -> tuple[NatsSettings, str]:
         """Starts the embedded NATS server; how to connect to it. Raises ConfigError."""
@@ -128,19 +128,19 @@ class NatsLinks:
             self._commands.apply(control)
 
     def _made_link(
-        self, peers: Broker, desk: Desk, reports: Reports, admission: Admission
-    ) -> PeerLink:
+        self, replicas: Broker, desk: Desk, reports: Reports, admission: Admission
+    ) -> ReplicaLink:
         """Messages between replicas, from desk and reports to NATS and back."""
         turns = admission.fleet_turns
-        return PeerLink(
-            peers,
+        return ReplicaLink(
+            replicas,
             self._core,
             self._commands,
             fleet=self._config.fleet.name,
             clock=self._clock,
             rng=self._rng,
             tells=self._config.fleet.inflight,
-            on_report=reports.of_peer,
+            on_report=reports.of_replica,
             on_heard=desk.dispatch,
             demand=turns.demand,
             stopped=lambda: turns.stopped,
@@ -151,15 +151,15 @@ class NatsLinks:
         """Connects and subscribes; returns when facts are read, however long that takes without a
         server.
         """
-        broker, peers, feed, link = self.broker, self.peers, self.feed, self.link
-        if broker is None or peers is None or feed is None or link is None:
+        broker, replicas, feed, link = self.broker, self.replicas, self.feed, self.link
+        if broker is None or replicas is None or feed is None or link is None:
             raise RuntimeError("connect comes after open")
 
-        async def connect_peers() -> None:
-            await peers.connect()
+        async def connect_replicas() -> None:
+            await replicas.connect()
             await link.start()
 
-        linked = tasks.spawn_task(connect_peers(), "connection to replicas")
+        linked = tasks.spawn_task(connect_replicas(), "connection to replicas")
         await broker.connect()
         # The link first: of two replicas that start together each has to hear the other's hello,
         # which asks for fleet commands. But a server that refuses the second connection (its limit
@@ -219,7 +219,7 @@ class NatsLinks:
     async def close(self) -> None:
         """Closes the connections; the embedded server ends last."""
         await asyncio.gather(
-            *(link.close() for link in (self.broker, self.peers) if link is not None)
+            *(link.close() for link in (self.broker, self.replicas) if link is not None)
         )
         if self.child is not None:
             await self.child.stop()

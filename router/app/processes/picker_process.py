@@ -1,9 +1,9 @@
-"""`kvroute epp`: an endpoint picker for Envoy in a process of its own."""
+"""`kvroute picker`: an endpoint picker for Envoy in a process of its own."""
 
 from typing_extensions import override
 
 from events.plane.clock import unix_now
-from router.app.processes.face_process import FaceApp
+from router.app.processes.port_process import PortApp
 from router.config.settings.configurations import PickerConfig
 from router.gateway.picker.server import PickerServer
 from router.net.keys.certificates import Certificates, metrics_tls
@@ -13,17 +13,17 @@ from router.observe.metrics.of_http import HttpCollector
 from router.observe.metrics.probes import ProbeServer
 
 
-class PickerApp(FaceApp):
+class PickerApp(PortApp):
     """One picker process."""
 
-    service = "kvroute-epp"
+    service = "kvroute-picker"
 
     def __init__(self, config: PickerConfig) -> None:
         """Raises ConfigError for mistakes that only this process can notice."""
         super().__init__(config)
         certificates, bounds = Certificates.of(config.tls), HttpBounds.of(config.http)
         self.picker = PickerServer(
-            config.epp,
+            config.picker,
             self.client,
             self.registry,
             clock=unix_now,

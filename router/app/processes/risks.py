@@ -106,12 +106,12 @@ def _plain_console(values: Values) -> str:
 
 
 def _picks_for_all(values: Values) -> str:
-    return "" if values["epp.mutual_tls"] else values.open("epp.listen")
+    return "" if values["picker.mutual_tls"] else values.open("picker.listen")
 
 
 def _plain_picks(values: Values) -> str:
-    plain = values["epp.plain"] or not values["tls.certificate_file"]
-    return values.open("epp.listen") if plain else ""
+    plain = values["picker.plain"] or not values["tls.certificate_file"]
+    return values.open("picker.listen") if plain else ""
 
 
 def _plain_nats(values: Values) -> str:
@@ -184,12 +184,12 @@ RISKS: tuple[Risk, ...] = (
         "is off: keys by which people sign in to the console at {} cross the network in plain text",
     ),
     Risk(
-        "epp.mutual_tls",
+        "picker.mutual_tls",
         _picks_for_all,
         "is off: all that reach {} may have picks made, without keys",
     ),
     Risk(
-        "epp.plain",
+        "picker.plain",
         _plain_picks,
         "is set, or tls.certificate_file is not: prompts that come to {} cross the network in plain"
         " text",

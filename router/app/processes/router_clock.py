@@ -9,7 +9,7 @@ from events.feed.stream import StreamState
 from router.api.desk.desk import Desk
 from router.app.processes.nats_links import NatsLinks
 from router.cluster.children.own_relays import OwnRelays
-from router.cluster.replicas.fleet_commands import ControlDesk
+from router.cluster.replicas.fleet_commands import FleetCommands
 from router.config.settings.configurations import ServeConfig
 from router.decide.core.core import RouterCore
 from router.decide.core.progress import Effects
@@ -37,7 +37,7 @@ class RouterClock:
         *,
         links: NatsLinks,
         relays: OwnRelays,
-        commands: ControlDesk,
+        commands: FleetCommands,
         clock: Callable[[], float],
         discovered: Callable[[], bool],
     ) -> None:

@@ -40,7 +40,7 @@ from router.app.processes.checks import (
     checked_broker,
     checked_file,
 )
-from router.app.processes.console_face import ConsoleFace
+from router.app.processes.console_port import ConsolePort
 from router.app.processes.descriptors import raise_limit
 from router.app.processes.discovered import DiscoveredWorkers
 from router.app.processes.listeners import Listeners
@@ -53,8 +53,8 @@ from router.app.processes.router_clock import RouterClock
 from router.cluster.children.own_relays import OwnRelays
 from router.cluster.children.relay_messages import Opening
 from router.cluster.discovery.kubernetes import KubernetesDiscovery, NoApi
-from router.cluster.replicas.fleet_commands import ControlDesk
-from router.cluster.replicas.peer_link import PeerLink
+from router.cluster.replicas.fleet_commands import FleetCommands
+from router.cluster.replicas.replica_link import ReplicaLink
 from router.cluster.replicas.saved_commands import FleetState
 from router.config.keys import ConfigError
 from router.config.reload import reloaded
@@ -81,12 +81,12 @@ from router.observe.metrics.of_relays import (
     OwnRelaysCollector,
     RelayCollector,
 )
-from router.observe.metrics.of_replicas import FleetStateCollector, PeerCollector
+from router.observe.metrics.of_replicas import FleetStateCollector, ReplicaCollector
 from router.observe.metrics.of_workers import WorkerCollector
 from router.request.refusal import Reason, Refusal
 from router.request.tokens import Prompts
 
-PEERS_S = 1.2
+REPLICAS_S = 1.2
 """Other replicas say that they are there once a second."""
 
 log = logging.getLogger("kvroute")
@@ -122,7 +122,7 @@ class RouterApp:
         self._read_again = read_again
         self.clock = clock
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()[:40])
-        self.replica = f"{host}-{secrets.token_hex(4)}"  # peer_link.REPLICA_NAME
+        self.replica = f"{host}-{secrets.token_hex(4)}"  # replica_link.REPLICA_NAME
         seed = routing.seed
         self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
         self.view = FleetView(
@@ -164,7 +164,7 @@ class RouterApp:
         self.metrics.index_bytes_max = config.index.bytes_max()
         self.registry.register(WatchCollector(self.watchers))
         self._guard = Guard.of(routing.prompt_tokens_max, self.metrics, locks.door)
-        self.commands = ControlDesk(
+        self.commands = FleetCommands(
             self.core,
             clock,
             on_resync=lambda worker_id: self.links.resync(worker_id),
@@ -197,7 +197,7 @@ class RouterApp:
             self.admission,
             self.desk.changed,
             self.prompts.on_answer,
-            peers=lambda: self.links.link,
+            replicas=lambda: self.links.link,
         )
         self.texts = Texts(self.desk, self.core, self.prompts)
         self.discovery = self._made_discovery()
@@ -259,9 +259,9 @@ class RouterApp:
         except NoApi as error:
             raise ConfigError(str(error)) from None
 
-    def _made_console(self) -> ConsoleFace | None:
+    def _made_console(self) -> ConsolePort | None:
         """The console in the browser; None: it is off."""
-        return ConsoleFace.of(
+        return ConsolePort.of(
             self.config,
             self.locks,
             self.core,
@@ -295,28 +295,28 @@ class RouterApp:
         log_risks(config)
         raise_limit(config)
         self.watchers.use(config)
-        broker, peers, link = await self.links.open(
+        broker, replicas, link = await self.links.open(
             self.desk, self.reports, self.admission, self._tasks
         )
         if self._state is not None:
             self._state.restore()
             self._tasks.spawn(self._state.run(), "fleet state file")
         self.links.use_hot_prefixes(config.routing)
-        self._register_collectors(broker, peers, link)
+        self._register_collectors(broker, replicas, link)
         await self._listen()
         self._tasks.spawn(self._connect(), "connection to NATS")
         self._tasks.spawn(self._run_clock(), "router clock")
         self.tracing.start()
 
-    def _register_collectors(self, broker: Broker, peers: Broker, link: PeerLink) -> None:
+    def _register_collectors(self, broker: Broker, replicas: Broker, link: ReplicaLink) -> None:
         """Everything that is read at a scrape."""
         for collector in (
             OwnRelaysCollector(self.relays, self.commands),
             RouterCollector(self.core, self.clock),
             WorkerCollector(self.core),
-            BrokerCollector(broker, peers, others=lambda: (self.relays.broker,)),
+            BrokerCollector(broker, replicas, others=lambda: (self.relays.broker,)),
             RelayCollector(self.relays.running),
-            PeerCollector(self.core, link, self.clock),
+            ReplicaCollector(self.core, link, self.clock),
             HotPrefixCollector(self.links.hot),
             QueueCollector(self.admission, self.core.fleet, self.clock),
             KeyCollector(self.locks.followed, self.locks.door),
@@ -331,7 +331,7 @@ class RouterApp:
             self.registry.register(DiscoveryCollector(self.discovery))
 
     async def _listen(self) -> None:
-        """Starts every face; raises ConfigError for an address that can't be had."""
+        """Opens every port; raises ConfigError for an address that can't be had."""
         state = self._state
         stream_age_s = GRPC_BOUNDS.stream_age_s(self.config.grpc.max_connection_age_s)
         fleet = FleetService(
@@ -388,7 +388,7 @@ class RouterApp:
         """Drains, then stops everything. Safe after a start that failed half way."""
         log.info("draining")
         self._leaving = True  # probes say so at once, and every call is served meanwhile
-        await self.listeners.stop_faces()  # first: their open requests report to this router
+        await self.listeners.stop_own_ports()  # first: their open requests report to this router
         self._stopping.set()
         self.desk.close()
         await self.listeners.drain()
@@ -473,7 +473,9 @@ class RouterApp:
         for settings in self.config.workers:
             self.relays.start(self._with_block_size(settings), registered=False)
         if self.discovery is not None:
-            await asyncio.sleep(PEERS_S)  # or every router would seem to be the first for each pod
+            await asyncio.sleep(
+                REPLICAS_S
+            )  # or every router would seem to be the first for each pod
             self.discovery.start()
 
     def _with_block_size(self, settings: EngineSettings) -> EngineSettings:

@@ -66,7 +66,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     counts: dict[str, int]
     engine_gaps: int
     engine_restarts: int
-    map_entries: int
+    ledger_entries: int
 
 
 class RelayStatus(msgspec.Struct, frozen=True):

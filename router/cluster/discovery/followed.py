@@ -29,7 +29,7 @@ from router.cluster.discovery.watched import Change, Gone, Pod, Put
 TAKEOVER_S = 2.0
 """The n-th router waits n times as long for the beats of a router before it."""
 TOMBSTONE_S = 5.0
-"""Longer than the relays of other routers take to see that a pod is gone."""
+"""Longer than the relays of other replicas take to see that a pod is gone."""
 IDENTIFYING_MAX = 32
 """Engines whose kind is requested at the same time."""
 ASK_S = 0.5
@@ -54,7 +54,7 @@ class Workers(Protocol):
         """
 
     def others(self) -> Collection[str]:
-        """Names of the fleet's other routers."""
+        """Names of the fleet's other replicas."""
 
     def removed(self, worker_id: str) -> bool:
         """Whether an operator's removal of a worker is in force."""

@@ -1,7 +1,7 @@
 """Fleet commands: each is applied once in every replica; a worker's newest command wins.
 
-    operator ──gRPC──> one replica's desk ──control──> every replica's desk
-    a replica that starts ──hello──> the others' desks ──control──> its desk
+    operator ──gRPC──> one replica ──control──> every replica
+    a replica that starts ──hello──> the others ──control──> the replica that starts
 
 A worker has two registers, each with the newest command that wrote to it: whether it is drained
 (drain, undrain), and whether it is removed (remove; undrain takes that back).
@@ -48,7 +48,7 @@ class _Held(NamedTuple):
         return self.control.at_s, self.control.id
 
 
-class ControlDesk:
+class FleetCommands:
     """Applies fleet commands; this replica's own commands come back to it over NATS."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The fleet commands in force, saved in a file that this router reads after its restart.
 
-    desk ──every change──> file ──at the start──> desk
+    commands ──every change──> file ──at the start──> commands
 
 A router that other replicas stand beside learns from them what is in force; one that is alone has
 only this file. Drains and removals survive in it, with what is left of a removal's time;
@@ -22,7 +22,7 @@ import msgspec
 
 from events.plane.facts import Control
 from events.relay.ledger_file import read_file, run_to_end, write_file
-from router.cluster.replicas.fleet_commands import ControlDesk
+from router.cluster.replicas.fleet_commands import FleetCommands
 
 VERSION = 1
 RETRY_S = 5.0
@@ -43,12 +43,12 @@ _decoder = msgspec.json.Decoder(_State)
 class FleetState:
     """The file with a router's fleet commands in force."""
 
-    def __init__(self, path: Path, fleet: str, desk: ControlDesk) -> None:
+    def __init__(self, path: Path, fleet: str, commands: FleetCommands) -> None:
         self._path = path
         self._fleet = fleet
-        self._desk = desk
+        self._commands = commands
         self._kept = 0
-        """The desk's changes that are in the file."""
+        """Changes of the commands that are in the file."""
         self._lock = asyncio.Lock()
         self._due = asyncio.Event()
         self.counts: Counter[str] = Counter()
@@ -57,8 +57,8 @@ class FleetState:
     def restore(self) -> None:
         """Applies the commands in the file, and saves changes from then on."""
         for control in self._read():
-            self._desk.apply(control)
-        self._desk.on_change(self._due.set)
+            self._commands.apply(control)
+        self._commands.on_change(self._due.set)
         self._due.set()
 
     async def run(self) -> None:
@@ -74,12 +74,12 @@ class FleetState:
         """Waits until the commands in force are in the file; returns False when it can't be
         written.
         """
-        wanted = self._desk.changes
+        wanted = self._commands.changes
         async with self._lock:
             if self._kept >= wanted:
                 return True  # by another caller's write
-            writing = self._desk.changes
-            state = _State(VERSION, self._fleet, self._desk.in_force())
+            writing = self._commands.changes
+            state = _State(VERSION, self._fleet, self._commands.in_force())
             content = msgspec.json.encode(state)
             try:
                 await run_to_end(partial(write_file, self._path, content))

@@ -77,7 +77,7 @@ class ServeConfig(Settings, frozen=True):
     metrics: MetricsSettings = MetricsSettings()
     console: ConsoleSettings = ConsoleSettings()
     gateway: GatewaySettings = GatewaySettings()
-    epp: PickerSettings = PickerSettings()
+    picker: PickerSettings = PickerSettings()
     nats: NatsSettings = NatsSettings()
     log: LogSettings = LogSettings()
     discovery: DiscoverySettings = DiscoverySettings()
@@ -160,7 +160,7 @@ class GatewayConfig(Settings, frozen=True):
 
 
 class PickerConfig(Settings, frozen=True):
-    """Configuration of `kvroute epp`."""
+    """Configuration of `kvroute picker`."""
 
     router: Annotated[
         str,
@@ -169,7 +169,7 @@ class PickerConfig(Settings, frozen=True):
         ),
     ] = "127.0.0.1:50051"
     to_router: DialSettings = DialSettings()
-    epp: PickerProcessSettings = PickerProcessSettings()
+    picker: PickerProcessSettings = PickerProcessSettings()
     tls: TlsSettings = TlsSettings()
     probes: ProbesSettings = ProbesSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9090")

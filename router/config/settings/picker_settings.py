@@ -14,7 +14,7 @@ class PickerSettings(Settings, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="host:port of the endpoint picker (EPP), which Envoy calls; port 0 picks"
+            description="host:port of the endpoint picker, which Envoy calls; port 0 picks"
             " a free port, empty: no picker",
             extra_json_schema=FIRST_WEEK,
         ),
@@ -30,7 +30,7 @@ class PickerSettings(Settings, frozen=True):
         bool,
         Meta(
             description="take only connections with a certificate signed by a CA of"
-            " tls.client_ca_file; also set epp.plain to false"
+            " tls.client_ca_file; also set picker.plain to false"
         ),
     ] = False
     route_timeout_s: Annotated[

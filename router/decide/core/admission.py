@@ -71,9 +71,9 @@ class Job(Protocol):
     def owner(self) -> str:
         """Name of the caller's identity; empty: the caller needed no key."""
 
-    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+    def decide(self, waited_s: float, may_exceed: bool) -> Reservation:
         """Reserves a worker for the request, and returns the reservation; raises Refusal, and
-        reserves nothing. may_strain: see Decider.decide.
+        reserves nothing. may_exceed: see Decider.decide.
         """
 
     def refuse(self, refusal: Refusal) -> None:
@@ -127,7 +127,7 @@ class Admission:
         """Decides a request, or queues it; returns its Waiter if it is queued. Raises Refusal.
 
         job: called for a request that is queued. decide: reserves a worker at once, as Job.decide
-        does later; its argument is may_strain. size_bytes: memory that the request takes while it
+        does later; its argument is may_exceed. size_bytes: memory that the request takes while it
         waits.
         """
         may_wait, decision, rule = self.may_wait(wait), None, None
@@ -214,7 +214,7 @@ class Admission:
 
     def _attempts(self, now_s: float) -> bool:
         """Decides requests whose turn it is; returns whether more may be decided at once."""
-        self.moved.lost(self._core.fleet.peers.take_lost())
+        self.moved.lost(self._core.fleet.replicas.take_lost())
         self.moved.settle(now_s)
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
@@ -251,7 +251,7 @@ class Admission:
 
     def _decide(self, waiter: Waiter, now_s: float) -> None:
         try:
-            reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_strain=False)
+            reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_exceed=False)
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
@@ -274,7 +274,7 @@ class Admission:
             job.refuse(rule)
             return
         try:
-            job.decide(now_s - waiter.arrived_s, may_strain=True)
+            job.decide(now_s - waiter.arrived_s, may_exceed=True)
             self._note_wait(waiter, now_s)
         except NobodyFits as refusal:
             full = refusal.reason is Reason.ALL_WORKERS_FULL
@@ -391,7 +391,7 @@ class Admission:
             self._estimates.clear()
 
     def _is_behind(self, request: Request) -> bool:
-        """Whether others wait for the workers of a request, here or in another router; the request
+        """Whether others wait for the workers of a request, here or in another replica; the request
         is no second one of its id."""
         if not len(self.queue) and not self.fleet_turns.is_contended:
             return False

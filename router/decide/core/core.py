@@ -87,7 +87,7 @@ class RouterCore:
         """Picks that the guard moved."""
         self.last_resorts = 0
         """Picks of workers that are tried only where none that answers may take the request."""
-        self.strained_picks = 0
+        self.over_estimate_picks = 0
         """Picks of workers over their learned capacity, since no other had room."""
         self.decider = Decider(self.fleet, routing, rng, models)
         self.watched = watched or Unwatched()
@@ -106,7 +106,7 @@ class RouterCore:
         mark: Callable[[str], None] = _no_mark,
         watch: Callable[[Decision], None] | None = None,
         *,
-        may_strain: bool = True,
+        may_exceed: bool = True,
         write: Callable[[Pick], bytes] | None = None,
     ) -> Pick | Repeated:
         """Picks and reserves; raises Refusal. mark is called with the name of each stage's end.
@@ -114,7 +114,7 @@ class RouterCore:
         watch: gets the decision before anything of it is reserved, and changes nothing; of a pair
         the decision about the prefill worker. write: gets the pick before anything of it is
         reserved, and returns the answer that the reservation keeps; what can't be answered reserves
-        nothing. may_strain: see Decider.decide.
+        nothing. may_exceed: see Decider.decide.
         """
         prompt, view = request.prompt, self.fleet.view
         if prompt.cache_salt:
@@ -132,7 +132,7 @@ class RouterCore:
                 FULL_RETRY_S,
             )
         ready = self.fleet.ready
-        decision = self.decider.decide(request, ready, now_s, mark, may_strain=may_strain)
+        decision = self.decider.decide(request, ready, now_s, mark, may_exceed=may_exceed)
         if not decision.order:
             raise self.decider.refuse(decision)
         computing = decision.computing
@@ -193,8 +193,8 @@ class RouterCore:
         request, computing = decision.request, decision.computing
         if decision.last_resort:
             self.last_resorts += 1
-        if decision.strained:
-            self.strained_picks += 1
+        if decision.over_estimate:
+            self.over_estimate_picks += 1
         if computing.ranking.moved_from >= 0:
             self.guarded += 1
         self.life.predict(source, reservation.prefixes, reservation.predicted_tokens, now_s)
@@ -225,10 +225,10 @@ class RouterCore:
         now_s: float,
         mark: Callable[[str], None] = _no_mark,
         *,
-        may_strain: bool = True,
+        may_exceed: bool = True,
     ) -> Decision:
         """The decision that `route` would make; changes nothing. See Decider.decide."""
-        return self.decider.decide(request, self.fleet.ready, now_s, mark, may_strain=may_strain)
+        return self.decider.decide(request, self.fleet.ready, now_s, mark, may_exceed=may_exceed)
 
     def reconfigure(self, routing: RoutingSettings, models: tuple[ModelSettings, ...] = ()) -> None:
         """Checks settings and puts them in force; raises ConfigError, and changes nothing, for
@@ -284,7 +284,7 @@ class RouterCore:
                 heartbeat.waiting,
                 heartbeat.used_blocks,
                 now_s - age_s,
-                *self.fleet.peers.heard(key, now_s - age_s),
+                *self.fleet.replicas.heard(key, now_s - age_s),
             )
             load.unheard = self._unheard()
             self.unobserved.on_sample(key, int(load.missing), now_s)
@@ -294,11 +294,11 @@ class RouterCore:
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
         """Applies a message in which another replica says what load it has reserved."""
-        self._hear(self.fleet.peers.on_message(payload, now_s))
-        if (verdicts := self.fleet.peers.take_verdicts()) is not None:
+        self._hear(self.fleet.replicas.on_message(payload, now_s))
+        if (verdicts := self.fleet.replicas.take_verdicts()) is not None:
             self.fleet.outliers.hear(*verdicts, now_s)
-        self.fleet.sessions.announces = bool(self.fleet.peers)
-        self.fleet.sessions.hear(self.fleet.peers.take_moved(), now_s)
+        self.fleet.sessions.announces = bool(self.fleet.replicas)
+        self.fleet.sessions.hear(self.fleet.replicas.take_moved(), now_s)
 
     def on_forgotten(self, workers: list[WorkerKey], now_s: float) -> None:
         """Ends the reservations of workers that left the fleet view."""
@@ -350,8 +350,8 @@ class RouterCore:
         expired = self.catch_up(now_s)
         self.unobserved.look(now_s)
         self.fleet.models.tick(now_s)
-        self._hear(self.fleet.peers.tick(now_s))
-        self.fleet.sessions.announces = bool(self.fleet.peers)
+        self._hear(self.fleet.replicas.tick(now_s))
+        self.fleet.sessions.announces = bool(self.fleet.replicas)
         look_for_hangs(self.fleet, now_s)
         self.fleet.tick(now_s)
         self.fleet.room += 1
@@ -375,15 +375,16 @@ class RouterCore:
             if key in self.fleet.view.sources:
                 load = self.fleet.load(key)
                 before = _taken(load)
-                load.hear(*self.fleet.peers.heard(key, load.sampled_at_s or 0.0))
+                load.hear(*self.fleet.replicas.heard(key, load.sampled_at_s or 0.0))
                 load.unheard = self._unheard()
                 self.fleet.put_load(key, load)
                 self.fleet.room += _fell(before, load)
 
     def _unheard(self) -> float:
-        """Guess of the requests that peers have just sent to a worker, 0 to 1: with different
-        guesses, replicas with equal views do not all pick the same slightly better worker."""
-        return self._rng.random() if self.fleet.peers else 0.0
+        """Guess of the requests that other replicas have just sent to a worker, 0 to 1: with
+        different guesses, replicas with equal views do not all pick the same slightly better
+        worker."""
+        return self._rng.random() if self.fleet.replicas else 0.0
 
 
 def _taken(load: WorkerLoad) -> tuple[float, float, float]:

@@ -1,12 +1,12 @@
-"""Turns among routers: this one's demand for the peers, and its share of the room by theirs. Pure.
+"""Turns among replicas: the demand of this one, and its share of the room by theirs. Pure.
 
-    queue ──what waits here──> `demand`, for the peers
-    what waits in the peers ──> a PoolShare for each pool that requests wait for anywhere
-                                `held`: bands of ours whose place a peer's requests have
+    queue ──what waits here──> `demand`, for the other replicas
+    what waits in the other replicas ──> a PoolShare for each pool that requests wait for anywhere
+                                `held`: bands of ours whose place another replica's requests have
 
 Laws:
-- while nothing waits in the peers, nothing is held, and nothing is worked out;
-- POOLS_MAX pools of peers at most are known.
+- while nothing waits in the other replicas, nothing is held, and nothing is worked out;
+- POOLS_MAX pools of other replicas at most are known.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ from router.decide.waiter import Waiter
 from router.request.request import Role
 
 POOLS_MAX = 256
-"""Pools that requests wait for in peers."""
+"""Pools that requests wait for in other replicas."""
 AGES_S = 1.0
 """Seconds between two looks at how long requests wait, which go over all of them."""
 
@@ -36,18 +36,18 @@ _ROLES = frozenset(map(str, Role))
 
 
 class FleetTurns:
-    """Requests that wait in this router and in its peers, by pool and band."""
+    """Requests that wait in this router and in other replicas, by pool and band."""
 
     def __init__(self, core: RouterCore, queue: AdmissionQueue) -> None:
         self._core = core
-        self._peers = core.fleet.peers
+        self._replicas = core.fleet.replicas
         self._queue = queue
         self._shares: dict[Pool, PoolShare] = {}
-        """Shares of the pools that requests wait for in peers."""
+        """Shares of the pools that requests wait for in other replicas."""
         self._heard: dict[str, set[Pool]] = {}
-        """Peer -> the pools that requests wait for there."""
+        """Replica -> the pools that requests wait for there."""
         self._demands = 0
-        """The change of the peers' demand that was taken over last."""
+        """The change of the other replicas' demand that was taken over last."""
         self._rests = 0
         """Rests of bands, as `rests` counts them, in shares that are gone."""
         self._oldest: dict[tuple[Pool, int], float] = {}
@@ -58,29 +58,29 @@ class FleetTurns:
 
     @property
     def rests(self) -> int:
-        """Number of peers' bands whose claims do not count for a while, because they left free room
-        unused.
+        """Number of other replicas' bands whose claims do not count for a while, because they left
+        free room unused.
         """
         return self._rests + sum(share.rests for share in self._shares.values())
 
     @property
     def is_contended(self) -> bool:
-        """Whether any requests wait in peers."""
-        if self._demands != self._peers.demands:
+        """Whether any requests wait in other replicas."""
+        if self._demands != self._replicas.demands:
             self._refresh()
         return bool(self._shares)
 
     def wanted(self, pool: Pool) -> bool:
-        """Whether requests for a pool wait in peers."""
+        """Whether requests for a pool wait in other replicas."""
         return self.is_contended and pool in self._shares
 
     def elsewhere(self, model: str = "") -> list[Depth]:
-        """Requests that wait in peers, by our bands, the lowest first; of one model, if one is
-        named. The waits are those of the peers' last messages.
+        """Requests that wait in other replicas, by our bands, the lowest first; of one model, if
+        one is named. The waits are those of the other replicas' last messages.
         """
         bands = self._queue.rules.bands
         depths = [Depth() for _ in bands.settings]
-        for waiting in self._core.fleet.peers.demand().values():
+        for waiting in self._core.fleet.replicas.demand().values():
             for band in waiting:
                 if not model or band.model == model:
                     depth = depths[bands.level_of(band.from_priority)]
@@ -96,8 +96,8 @@ class FleetTurns:
         self._demands = -1
 
     def held(self, pool: Hashable, now_s: float) -> Callable[[int], bool] | None:
-        """Returns a function for one round of turns: whether a band of ours has to let peers'
-        requests go first. None: nothing waits in peers.
+        """Returns a function for one round of turns: whether a band of ours has to let other
+        replicas' requests go first. None: nothing waits in other replicas.
         """
         if not self.is_contended or not isinstance(pool, Pool):
             return None
@@ -115,7 +115,8 @@ class FleetTurns:
         return is_held
 
     def holds(self, pool: Hashable, level: int, now_s: float) -> bool:
-        """Whether a band of ours has to let peers' requests go first, if any worker has room."""
+        """Whether a band of ours has to let other replicas' requests go first, if any worker has
+        room."""
         if not self.is_contended or not isinstance(pool, Pool):
             return False
         share, free = self._share(pool), self._core.fleet.free(*pool)
@@ -131,7 +132,7 @@ class FleetTurns:
         self.stopped = self.demand(now_s)
 
     def demand(self, now_s: float) -> list[Demand]:
-        """Requests that wait in this router, as the message to the peers has them."""
+        """Requests that wait in this router, as the message to the other replicas has them."""
         queue = self._queue
         if not len(queue):
             return []
@@ -170,7 +171,7 @@ class FleetTurns:
         return False  # no worker has room for it, which is for the decision to say
 
     def _share(self, pool: Pool) -> PoolShare | None:
-        """The share of a pool, by what waits there now; None: nothing waits for it in peers."""
+        """The share of a pool, by what waits there now; None: nothing waits in other replicas."""
         if (share := self._shares.get(pool)) is None:
             return None
         rules = self._queue.rules
@@ -183,9 +184,9 @@ class FleetTurns:
         return share
 
     def _refresh(self) -> None:
-        """Updates what waits in peers."""
-        self._demands = self._peers.demands
-        demand = self._peers.demand()
+        """Updates what waits in other replicas."""
+        self._demands = self._replicas.demands
+        demand = self._replicas.demand()
         for replica in [replica for replica in self._heard if replica not in demand]:
             self._hear(replica, {})
         for replica, waiting in demand.items():
@@ -218,7 +219,7 @@ class FleetTurns:
         )
 
     def _by_pool(self, waiting: Sequence[Demand]) -> dict[Pool, dict[int, Band]]:
-        """A peer's demand by our bands: its bands that are one of ours are added up."""
+        """Another replica's demand by our bands: its bands that are one of ours are added up."""
         bands = self._queue.rules.bands
         pools: dict[Pool, dict[int, Band]] = defaultdict(dict)
         for demand in waiting:

@@ -1,10 +1,11 @@
-"""Waits that began in another router which is gone, and how much of them counts. Pure.
+"""Waits that began in another replica which is gone, and how much of them counts. Pure.
 
-A caller whose router ends before it answers asks another router, and says how long it has waited
+A caller whose router ends before it answers asks another replica, and says how long it has waited
 (RouteRequest.waited_ms). Any caller may say so. So the time counts, as if the request had come here
 so much earlier, only
 
-- once a router is gone: it has said that it stops, or was silent for TTL_S (events/feed/peers.py);
+- once a router is gone: it has said that it stops, or was silent for TTL_S
+  (events/feed/replicas.py);
 - for as many requests of a pool as waited in that router by its last message, for BELIEVED_S;
 - up to the longest wait of the request, whose end stays as it is.
 
@@ -43,7 +44,7 @@ class MovedWaits:
         """Requests of a pool that may still be believed, and until when."""
 
     def claim(self, waiter: Waiter, waited_s: float) -> None:
-        """Records a waiting request's claim that it waited waited_s in another router before."""
+        """Records a waiting request's claim that it waited waited_s in another replica before."""
         self.counts["claimed"] += 1
         self._claims[waiter] = min(waited_s, max(0.0, waiter.expires_s - waiter.arrived_s))
         if len(self._claims) > 2 * len(self._queue) + SPARE:

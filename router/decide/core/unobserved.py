@@ -4,7 +4,7 @@
                ──its engine has fewer requests than are reserved──> finished
 
 A gateway that keeps answers away from its endpoint picker is such a caller. Its own guess of the
-end (`epp.unobserved_s`) and the lease stay what ends a request at the latest.
+end (`picker.unobserved_s`) and the lease stay what ends a request at the latest.
 
 Laws:
 - a reservation is here only while it is open, and after its caller said that it sees no answer;

@@ -117,11 +117,11 @@ class Decider:
         now_s: float,
         mark: Callable[[str], None],
         *,
-        may_strain: bool = True,
+        may_exceed: bool = True,
     ) -> Decision:
         """Scores the pool; raises Refusal when there is no pool to score.
 
-        ready: see RouterCore.ready. may_strain: whether workers over their capacity may be picked
+        ready: see RouterCore.ready. may_exceed: whether workers over their capacity may be picked
         where no other has room; False: the request can wait. The decision's `order` is empty when
         no worker can be picked, and `refuse` says why.
         """
@@ -132,12 +132,12 @@ class Decider:
                 f" {self._routing.prompt_tokens_max} (routing.prompt_tokens_max)",
             )
         self._pools.refresh()
-        pool, down = self._pools.live(request.model, ready)
-        decision = self._with_room(self._matched(request, pool, down, now_s, mark), may_strain)
+        pool, kept_out = self._pools.live(request.model, ready)
+        decision = self._with_room(self._matched(request, pool, kept_out, now_s, mark), may_exceed)
         if not decision.order and not _waits(decision):
             for last in self._pools.last_resorts(request.model, ready):
-                matched = self._matched(request, last.pool, last.down, now_s, mark)
-                otherwise = self._with_room(matched._replace(last=last.reasons), may_strain)
+                matched = self._matched(request, last.pool, last.kept_out, now_s, mark)
+                otherwise = self._with_room(matched._replace(last=last.reasons), may_exceed)
                 if otherwise.order:
                     otherwise.last_resort = True
                     decision = otherwise
@@ -149,7 +149,7 @@ class Decider:
         self,
         request: Request,
         pool: Pool,
-        down: list[tuple[Source, str]],
+        kept_out: list[tuple[Source, str]],
         now_s: float,
         mark: Callable[[str], None],
     ) -> Matched:
@@ -169,20 +169,21 @@ class Decider:
             overlaps = self._overlaps(prompt, pool)
         mark("match")
         table = self._pools.table(pool)
-        return Matched(request, pool, down, table, overlaps, now_s, settings, policy)
+        return Matched(request, pool, kept_out, table, overlaps, now_s, settings, policy)
 
-    def _with_room(self, matched: Matched, may_strain: bool) -> Decision:
-        """The decision among workers with room; where there is none, among strained ones, too."""
+    def _with_room(self, matched: Matched, may_exceed: bool) -> Decision:
+        """The decision among workers with room; where there is none, among those over their
+        estimates, too."""
         decision = self._decide(matched)
         if decision.order:
-            if self.looks_ahead and not may_strain and decision.prefill is None:
+            if self.looks_ahead and not may_exceed and decision.prefill is None:
                 return self._with_blocks(matched, decision)
-        elif may_strain:
-            table = self._pools.with_strained(matched.pool, matched.table)
+        elif may_exceed:
+            table = self._pools.with_over_estimate(matched.pool, matched.table)
             if table is not None:
-                strained = self._decide(matched._replace(table=table))
-                strained.strained = True
-                return strained if strained.order else decision
+                over_estimate = self._decide(matched._replace(table=table))
+                over_estimate.over_estimate = True
+                return over_estimate if over_estimate.order else decision
         return decision
 
     def _with_blocks(self, matched: Matched, decision: Decision) -> Decision:

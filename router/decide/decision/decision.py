@@ -63,7 +63,7 @@ class Decision:
     """The guard of the pick; None: no guard."""
     last_resort = False
     """Whether the candidates were those tried only where no answering worker may be picked."""
-    strained = False
+    over_estimate = False
     """Whether the candidates include workers over their learned capacity, since no other has
     room."""
     reservation_id = ""

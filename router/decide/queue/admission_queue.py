@@ -366,8 +366,8 @@ class AdmissionQueue:
         return True
 
     def backdate(self, waiter: Waiter, arrived_s: float, now_s: float) -> None:
-        """Sets an earlier arrival for a waiting request, which came to another router then; the end
-        of its wait stays.
+        """Sets an earlier arrival for a waiting request, which came to another replica then; the
+        end of its wait stays.
         """
         queue = self._pools[waiter.pool]
         queue.remove(waiter)

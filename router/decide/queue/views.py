@@ -28,9 +28,9 @@ class Row:
     waited_s: float
     expires_in_s: float
     held_by: str
-    """Why it has not gone: `turn` (others go first), `peers` (others in other routers do), `room`
-    (it is the first, or no worker had room when it was its turn), `sibling` (another request
-    computes the prefix that it shares), or the key of the quota that holds it."""
+    """Why it has not gone: `turn` (others go first), `replicas` (others of other replicas
+    do), `room` (it is the first, or no worker had room when it was its turn), `sibling` (another
+    request computes the prefix that it shares), or the key of the quota that holds it."""
     behind: str
     """Id of the request in front of it in its pool; empty: none."""
 
@@ -75,7 +75,7 @@ def rows(
     held: Callable[[Hashable, int, float], bool] = lambda *_: False,
 ) -> Iterator[Row]:
     """Yields the first waiting requests of each pool, at most `most` in all. wanted: whether a pool
-    is included. held: whether requests of other routers go before a band of it now.
+    is included. held: whether requests of other replicas go before a band of it now.
 
     Places and bands are those of the moment of the call; between two rows requests may come and go.
     """
@@ -104,13 +104,13 @@ def _rows(
     now_s: float,
     held: Callable[[Hashable, int, float], bool],
 ) -> Iterator[Row]:
-    by_peers: dict[tuple[Hashable, int], bool] = {}
+    by_replicas: dict[tuple[Hashable, int], bool] = {}
     places: Counter[Hashable] = Counter()
     last: dict[Hashable, str] = {}
     for pool, waiter, band in waiting:
         of_band = pool, waiter.level
-        if of_band not in by_peers:
-            by_peers[of_band] = held(*of_band, now_s)
+        if of_band not in by_replicas:
+            by_replicas[of_band] = held(*of_band, now_s)
         yield Row(
             pool,
             places[pool],
@@ -120,7 +120,7 @@ def _rows(
             waiter.priority,
             now_s - waiter.arrived_s,
             waiter.expires_s - now_s,
-            _held_by(queue, waiter, places[pool], now_s, by_peers[of_band]),
+            _held_by(queue, waiter, places[pool], now_s, by_replicas[of_band]),
             last.get(pool, ""),
         )
         places[pool] += 1
@@ -128,12 +128,12 @@ def _rows(
 
 
 def _held_by(
-    queue: AdmissionQueue, waiter: Waiter, place: int, now_s: float, by_peers: bool
+    queue: AdmissionQueue, waiter: Waiter, place: int, now_s: float, by_replicas: bool
 ) -> str:
     if quota := queue.tenants.held_by(waiter.tenant, now_s):
         return quota
     if queue.siblings.holds(waiter, now_s):
         return "sibling"
-    if by_peers:
-        return "peers"
+    if by_replicas:
+        return "replicas"
     return "turn" if place and waiter.passed_at is None else "room"

@@ -9,23 +9,23 @@ A flow is what waits for the pool in one band of one router. With room for `free
                 the mean of that over the tenants, by their weights
     credit(f) = sum of share(f) over all requests that went, less those of its own that went
 
-and a flow of ours goes while the peers' requests in front of its next one leave room:
+and a flow of ours goes while the other replicas' requests in front of its next one leave room:
 
-    free > sum of min(waiting(g), ceil(want(g) - want(f))) over peers' flows g that want more
+    free > sum of min(waiting(g), ceil(want(g) - want(f))) over their flows g that want more
 
-Where bands are strict, all that waits in a peer's higher band is in front, and what it leaves of
-`free` is shared within the band. The parts by number make waits equal: by Little's law a queue of
-n requests that gets n/N of the turns waits as long as one of N - n that gets the others.
+Where bands are strict, all that waits in another replica's higher band is in front, and what it
+leaves of `free` is shared within the band. The parts by number make waits equal: by Little's law a
+queue of n requests that gets n/N of the turns waits as long as one of N - n that gets the others.
 
 Every router says its own flows' credits, so that views of them differ by what is on its way alone.
-A peer may want room that its requests can't use, or be dead. So the claims of a flow that had
-requests in front, while there was room, and took none for HOLD_S, don't count for REST_S or until
-it takes one.
+Another replica may want room that its requests can't use, or be dead. So the claims of a flow
+that had requests in front, while there was room, and took none for HOLD_S, don't count for REST_S
+or until it takes one.
 
 Laws:
 - of routers with equal views exactly one has the turn for one free place, while any wants it;
 - a flow that always waits gets its share of any number of turns, less or more by a few requests;
-- room that no peer takes is held for HOLD_S at most, once in REST_S for each flow;
+- room that no replica takes is held for HOLD_S at most, once in REST_S for each flow;
 - with nothing waiting elsewhere, all room is ours.
 """
 
@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 HOLD_S = 0.1
-"""Several times what a message takes to the peers and back."""
+"""Several times what a message takes to the other replicas and back."""
 REST_S = 2.0
 """A flow with claims that it can't use idles room for HOLD_S / REST_S of the time: 5 %."""
 CREDIT_MAX = 64.0
@@ -127,7 +127,7 @@ class PoolShare:
 
     @property
     def is_contended(self) -> bool:
-        """Whether requests wait in other routers."""
+        """Whether requests wait in other replicas."""
         return any(replica for replica, _ in self._flows)
 
     def ours(self, level: int) -> Band | None:
@@ -154,7 +154,7 @@ class PoolShare:
         self._went = False
 
     def hear(self, replica: str, bands: Mapping[int, Band]) -> None:
-        """Sets the requests that wait in another router, by band; empty: none, or that router is
+        """Sets the requests that wait in another replica, by band; empty: none, or that router is
         gone. `bands` becomes this object's.
         """
         for level, band in bands.items():
@@ -185,7 +185,7 @@ class PoolShare:
             self._shares = None
 
     def filled(self) -> None:
-        """Records that no worker has room, so that none is left to peers."""
+        """Records that no worker has room, so that none is left to other replicas."""
         for flow in self._flows.values():
             flow.owed_s = None
 
@@ -206,11 +206,11 @@ class PoolShare:
         return True
 
     def holds(self, level: int, free: int, now_s: float) -> bool:
-        """Whether peers' requests go before a band of this router; changes no count."""
+        """Whether other replicas' requests go before a band of this router; changes no count."""
         return self._in_front(level, free, now_s) is not None
 
     def _in_front(self, level: int, free: int, now_s: float) -> list[_Flow] | None:
-        """The peers' flows that leave a band of ours no room; None: they leave some."""
+        """The other replicas' flows that leave a band of ours no room; None: they leave some."""
         if now_s >= self._wakes_s:
             self._wake(now_s)
         ours = self._flows.get((OURS, level))
@@ -239,8 +239,8 @@ class PoolShare:
     def _turned(self, level: int, went: int, *, theirs: bool) -> None:
         """Updates credits after `went` requests of a band went: each flow gains its share of them.
 
-        theirs: the peers' flows, too, until they send their credits again, which count it by
-        then; requests that other peers took may be counted before.
+        theirs: the other replicas' flows, too, until they send their credits again, which count it
+        by then; requests that other replicas took may be counted before.
         """
         for key, share in self._shares_now().items():
             if (theirs or key[0] == OURS) and (not self._strict or key[1] == level):

@@ -7,8 +7,9 @@ requests end. Pure.
     block share     = of a worker's KV blocks, those that picks may promise: lower with each request
                       that the engine preempts, higher with each that it serves to its end
 
-Neither is certain, so that both only *strain* a worker: it gets nothing while another of its pool
-has room, and requests as before when none has. No request is refused for what is only learned.
+Neither is certain, so that both only put a worker *over its estimate*: it gets nothing
+while another of its pool has room, and requests as before when none has. No request is refused for
+what is only learned.
 
 The share is Chitu's kvcache_block_threshold, with steps instead of halving and of full recovery: a
 router sees preemptions a second late, and several at once.

@@ -31,7 +31,7 @@ from math import inf
 
 from typing_extensions import override
 
-from events.feed.peers import Verdict
+from events.feed.replicas import Verdict
 from indexer.identity import WorkerKey
 
 CALLERS_MAX = 16
@@ -59,7 +59,7 @@ class Cause(StrEnum):
     FAILURE_SHARE = "failure_share"
     NO_FIRST_TOKEN = "no_first_token"
     PROBE_FAILED = "probe_failed"
-    PEER = "peer"
+    REPLICA = "replica"
 
 
 WITHHELD = ("pool_percent", "disputed")
@@ -70,7 +70,7 @@ _REASONS = {
     Cause.FAILURE_SHARE: "ejected: too many failures",
     Cause.NO_FIRST_TOKEN: "ejected: no first token comes",
     Cause.PROBE_FAILED: "ejected: a probe failed",
-    Cause.PEER: "ejected: by another replica",
+    Cause.REPLICA: "ejected: by another replica",
 }
 BEING_PROBED = "ejected: being probed"
 
@@ -182,7 +182,7 @@ class Standing:
     accuser: str = ""
     """The caller or replica on whose word alone it is; empty: there is more against it."""
     replica: str = ""
-    """Name of the replica that ejected the worker, where the cause is PEER."""
+    """Name of the replica that ejected the worker, where the cause is REPLICA."""
     ejected_s: float = 0.0
     until_s: float = 0.0
     times: int = 0
@@ -229,7 +229,7 @@ class Outliers:
         self.changes = 0
         """Changes that other replicas should hear of."""
         self._standings: dict[WorkerKey, Standing] = {}
-        self._out: dict[WorkerKey, Standing] = {}
+        self._ejected: dict[WorkerKey, Standing] = {}
         """Workers that are ejected or being probed."""
         self._accused: dict[WorkerKey, Standing] = {}
         self._news: deque[str] = deque(maxlen=NEWS_MAX)
@@ -239,12 +239,12 @@ class Outliers:
 
     @override
     def __repr__(self) -> str:
-        ejected = ", ".join(f"{key} {standing.cause}" for key, standing in self._out.items())
+        ejected = ", ".join(f"{key} {standing.cause}" for key, standing in self._ejected.items())
         return f"<Outliers {ejected or 'none'}>"
 
     def reason(self, worker: WorkerKey) -> str:
         """Why a worker is ejected; empty when it isn't."""
-        standing = self._out.get(worker)
+        standing = self._ejected.get(worker)
         if standing is None or standing.cause is None:
             return ""
         if not standing.probing:
@@ -253,7 +253,7 @@ class Outliers:
 
     def standing(self, worker: WorkerKey) -> Standing | None:
         """The evidence against a worker that is ejected or being probed; None for any other."""
-        return self._out.get(worker)
+        return self._ejected.get(worker)
 
     def served_s(self, worker: WorkerKey) -> float:
         """Time when a caller last reported that a worker served a request; -inf: never."""
@@ -333,7 +333,7 @@ class Outliers:
 
     def on_relay(self, worker: WorkerKey, others: float, seq: int, now_s: float) -> None:
         """Records what a worker's heartbeat shows. others: requests at the worker that neither this
-        router nor its peers sent.
+        router nor other replicas sent.
 
         seq: number of the worker's last facts message. A worker that computes blocks while it has
         requests of others does serve.
@@ -379,7 +379,7 @@ class Outliers:
         if not self.enabled:
             return
         verdict_of = {verdict.worker: verdict for verdict in verdicts}
-        for worker, standing in list(self._out.items()):
+        for worker, standing in list(self._ejected.items()):
             if standing.replica == replica and worker not in verdict_of:
                 standing.until_s = min(standing.until_s, now_s)
         for worker, verdict in verdict_of.items():
@@ -387,7 +387,7 @@ class Outliers:
             if not self._group(worker):
                 continue  # not known to answer here
             standing = self._standing(worker)
-            if standing.cause is Cause.PEER and not standing.probing:
+            if standing.cause is Cause.REPLICA and not standing.probing:
                 standing.until_s = max(standing.until_s, until_s)
             elif standing.cause is None:
                 self._believe(worker, standing, replica, verdict.cause, until_s, now_s)
@@ -396,8 +396,8 @@ class Outliers:
         """Ejections by this replica's own evidence, for the message to other replicas."""
         return [
             Verdict(worker, max(0.0, standing.until_s - now_s), standing.cause)
-            for worker, standing in self._out.items()
-            if standing.cause not in (None, Cause.PEER) and not standing.probing
+            for worker, standing in self._ejected.items()
+            if standing.cause not in (None, Cause.REPLICA) and not standing.probing
         ]
 
     def judge(self, now_s: float) -> None:
@@ -412,7 +412,7 @@ class Outliers:
     def tick(self, now_s: float) -> None:
         """Does what is due by time."""
         self.judge(now_s)
-        for worker, standing in list(self._out.items()):
+        for worker, standing in list(self._ejected.items()):
             if standing.probing or now_s < standing.until_s:
                 continue
             if self._answers(worker, standing):
@@ -433,7 +433,7 @@ class Outliers:
         self._standings.pop(worker, None)
         self._accused.pop(worker, None)
         self.probing.pop(worker, None)
-        if self._out.pop(worker, None) is not None:
+        if self._ejected.pop(worker, None) is not None:
             self.changes += 1
             self._on_change(worker)
 
@@ -470,7 +470,7 @@ class Outliers:
             standing.refused_s = now_s
         if len(standing.refusers) < 2:
             standing.refusers.add(caller)
-        if len(standing.refusers) > 1 and standing.cause in (Cause.REFUSED, Cause.PEER):
+        if len(standing.refusers) > 1 and standing.cause in (Cause.REFUSED, Cause.REPLICA):
             standing.accuser = ""
 
     def _accuse(
@@ -543,8 +543,8 @@ class Outliers:
         if self._voice(standing, name, now_s).distrusted_until_s > now_s:
             self.withheld["disputed"] += 1
             return
-        self._eject(worker, standing, Cause.PEER, now_s, name, until_s)
-        if standing.cause is Cause.PEER:
+        self._eject(worker, standing, Cause.REPLICA, now_s, name, until_s)
+        if standing.cause is Cause.REPLICA:
             standing.replica = replica
             standing.needs_sample = cause == Cause.REFUSED
 
@@ -581,11 +581,11 @@ class Outliers:
         accuser: str = "",
         until_s: float | None = None,
     ) -> None:
-        """Keeps a worker out, unless too many of its group are. until_s: None: for twice as long as
-        the last time."""
+        """Ejects a worker, unless too many of its group are ejected. until_s: None: for twice as
+        long as the last time."""
         bounds = self.bounds
         self._acquit(worker, standing)
-        soft = cause in (Cause.FAILURE_SHARE, Cause.PEER) or (
+        soft = cause in (Cause.FAILURE_SHARE, Cause.REPLICA) or (
             cause is Cause.FAILURES_IN_A_ROW and not standing.only_hard
         )
         if soft and not self._within_share(worker):
@@ -604,7 +604,7 @@ class Outliers:
         for voice in standing.voices.values():
             voice.count = voice.failed = 0
         self.probing.pop(worker, None)
-        self._out[worker] = standing
+        self._ejected[worker] = standing
         self.ejections[cause] += 1
         self.changes += 1
         word = f", on the word of {accuser}" if accuser else ""
@@ -615,10 +615,10 @@ class Outliers:
         self._on_change(worker)
 
     def _within_share(self, worker: WorkerKey) -> bool:
-        """Whether one more of a worker's group may be kept out."""
+        """Whether one more of a worker's group may be ejected."""
         group = self._group(worker)
-        out = sum(other in self._out for other in group if other != worker)
-        return 100 * (out + 1) <= self.bounds.pool_percent * len(group)
+        ejected = sum(other in self._ejected for other in group if other != worker)
+        return 100 * (ejected + 1) <= self.bounds.pool_percent * len(group)
 
     def _answers(self, worker: WorkerKey, standing: Standing) -> bool:
         """Whether an ejected worker's engine may be there again, as far as its relay knows."""
@@ -635,7 +635,7 @@ class Outliers:
         standing.probes.clear()
         standing.failures, standing.only_hard = 0, True
         self.probing.pop(worker, None)
-        self._out.pop(worker, None)
+        self._ejected.pop(worker, None)
         self.changes += 1
         self._news.append(f"worker {worker} gets requests again: {why}")
         self._on_change(worker)

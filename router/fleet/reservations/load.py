@@ -1,10 +1,10 @@
-"""The load of workers: what engines report, fused with what we and our peers have sent them.
+"""The load of workers: what engines report, fused with what we and other replicas have sent them.
 
     external = max(0, reported - ours and theirs at the time of the sample)
     load     = external + ours now + theirs now
 
 so that nothing is counted twice, work that others send shows, and our own shows at once. *Theirs*
-is what other router replicas say that they have reserved (events/feed/peers.py).
+is what other replicas say that they have reserved (events/feed/replicas.py).
 
 Laws:
 - `ours` is the sum over the reservations that are open, a block that several use counted once;
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite
 
-from events.feed.peers import Step, Totals
+from events.feed.replicas import Step, Totals
 from indexer.hashing import HashArray
 from indexer.kernel import BlockUsers
 from router.fleet.reservations.outputs import ExpectedOutputs
@@ -44,15 +44,15 @@ class WorkerLoad:
     external_blocks: float = 0.0
     sampled_at_s: float | None = None
     missing: float = 0.0
-    """Requests that the last sample lacks: reserved then, by us or by peers, and neither on their
-    way since the sample before it nor in the engine."""
+    """Requests that the last sample lacks: reserved then, here or by other replicas, and neither on
+    their way since the sample before it nor in the engine."""
     last_picked: int = 0
-    peers: Totals = _NOTHING
+    replicas: Totals = _NOTHING
     """Reserved by other replicas."""
     unheard: float = 0.0
     """Reserved by other replicas, but not in their messages yet: a guess, in requests, below 1."""
     changed: bool = True
-    """Whether our load has changed since the last message to peers."""
+    """Whether our load has changed since the last message to other replicas."""
     outputs: ExpectedOutputs = field(default_factory=ExpectedOutputs)
     """Ours: what is expected of the answers of open reservations."""
     _reported: tuple[float, float] = (0.0, 0.0)
@@ -75,10 +75,10 @@ class WorkerLoad:
 
     @property
     def prefill_tokens_active(self) -> int:
-        """Prompt tokens that this router and its peers sent to the worker, and that are not
+        """Prompt tokens that this router and other replicas sent to the worker, and that are not
         computed yet.
         """
-        return self.prefill_tokens + self.peers.prefill_tokens
+        return self.prefill_tokens + self.replicas.prefill_tokens
 
     def steps(self, since_s: float) -> list[Step]:
         """Load at since_s and each later change, as (time, our requests, our blocks)."""
@@ -112,13 +112,13 @@ class WorkerLoad:
         waiting: int,
         used_blocks: float | None,
         sampled_at_s: float,
-        peers: Totals = _NOTHING,
-        peers_then: tuple[int, int] = (0, 0),
+        replicas: Totals = _NOTHING,
+        replicas_then: tuple[int, int] = (0, 0),
     ) -> None:
         """Takes over the engine's load report, whose time sampled_at_s is on this router's clock.
         used_blocks None: unknown.
 
-        peers, peers_then: as for `hear`.
+        replicas, replicas_then: as for `hear`.
         """
         self.running = running
         self.waiting = waiting
@@ -130,40 +130,40 @@ class WorkerLoad:
             used_blocks = 0.0
         self._reported = running + waiting - requests, used_blocks - blocks
         self.sampled_at_s = sampled_at_s
-        self.hear(peers, peers_then)
-        self.missing = max(0.0, requests - began + peers_then[0] - running - waiting)
+        self.hear(replicas, replicas_then)
+        self.missing = max(0.0, requests - began + replicas_then[0] - running - waiting)
 
-    def hear(self, peers: Totals, peers_then: tuple[int, int]) -> None:
-        """Takes over the reservations of peers: those of now, and (requests, blocks) at the time of
-        the last load report.
+    def hear(self, replicas: Totals, replicas_then: tuple[int, int]) -> None:
+        """Takes over the reservations of replicas: those of now, and (requests, blocks) at the time
+        of the last load report.
         """
-        self.peers = peers
-        self.external_requests = max(0.0, self._reported[0] - peers_then[0])
-        self.external_blocks = max(0.0, self._reported[1] - peers_then[1])
+        self.replicas = replicas
+        self.external_requests = max(0.0, self._reported[0] - replicas_then[0])
+        self.external_blocks = max(0.0, self._reported[1] - replicas_then[1])
 
     def active_requests(self) -> float:
         """Requests at the worker: running, waiting, and sent but not counted yet."""
-        return self.external_requests + self.requests + self.peers.requests
+        return self.external_requests + self.requests + self.replicas.requests
 
     def active_blocks(self) -> float:
         """Canonical blocks that requests use, or will use once they run."""
-        return self.external_blocks + self.blocks + self.peers.blocks
+        return self.external_blocks + self.blocks + self.replicas.blocks
 
     def of_all(self) -> float:
         """Requests that all replicas have reserved here, divided by ours; 1 where we have none."""
-        return 1.0 + self.peers.requests / self.requests if self.requests else 1.0
+        return 1.0 + self.replicas.requests / self.requests if self.requests else 1.0
 
     def guessed(self) -> tuple[float, float]:
         """Estimated (requests, blocks) of `unheard`, if such requests are like the others that are
         open there.
         """
-        requests = self.requests + self.peers.requests
-        blocks = self.blocks + self.peers.blocks
+        requests = self.requests + self.replicas.requests
+        blocks = self.blocks + self.replicas.blocks
         return self.unheard, self.unheard * blocks / requests if requests else 0.0
 
     def reserved(self) -> float:
-        """Our and the peers' requests that the engine's load report did not count, less those that
-        ended since.
+        """Our and the other replicas' requests that the engine's load report did not count, less
+        those that ended since.
         """
         return self.active_requests() - self.running - self.waiting
 

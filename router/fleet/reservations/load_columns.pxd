@@ -6,7 +6,7 @@ from libc.stdint cimport uint32_t
 
 cdef class LoadColumns:
     cdef readonly dict settled
-    cdef readonly set full, strained
+    cdef readonly set full, over_estimate
     cdef object _table, _others
     cdef double *at
     cdef double *others_at

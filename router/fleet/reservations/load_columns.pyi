@@ -12,8 +12,8 @@ class LoadColumns:
     """Slot -> block_size, total_blocks, total_slots, trust; the slots that are known and the blocks
     that picks may promise; the bounds on prefill tokens, prefills and decodes. NaN: unknown."""
     full: set[int]
-    """Slots of workers without a slot or a block left, strained ones included."""
-    strained: set[int]
+    """Slots of workers without a slot or a block left, over_estimate ones included."""
+    over_estimate: set[int]
     """Of these: by what was learned alone (router/fleet/health/capacity.py)."""
 
     def use(self, table: npt.NDArray[np.float64], others_waiting: npt.NDArray[np.float64]) -> None:

@@ -23,7 +23,7 @@ cdef class LoadColumns:
     def __init__(self):
         self.settled = {}
         self.full = set()
-        self.strained = set()
+        self.over_estimate = set()
 
     def use(self, table, others_waiting):
         self._table, self._others = table, others_waiting
@@ -34,7 +34,7 @@ cdef class LoadColumns:
     def drop(self, uint32_t slot):
         self.settled.pop(slot, None)
         self.full.discard(slot)
-        self.strained.discard(slot)
+        self.over_estimate.discard(slot)
 
     cpdef int put(self, uint32_t slot, object load) except -1:
         cdef tuple settled = self.settled.get(slot)
@@ -46,13 +46,13 @@ cdef class LoadColumns:
         cdef double prefill_tokens_max = settled[6], prefills_max = settled[7], decodes_max = settled[8]
         cdef BlockUsers users = load._users
         cdef double running = load.running, waiting = load.waiting, external = load.external_requests
-        cdef double peer_requests, peer_blocks, peer_tokens
-        peer_requests, peer_blocks, peer_tokens = load.peers
+        cdef double replica_requests, replica_blocks, replica_tokens
+        replica_requests, replica_blocks, replica_tokens = load.replicas
         cdef double requests = load.requests, blocks = <double>(users._users.used + load._tails)
-        cdef double active_slots = external + requests + peer_requests
-        cdef double active_blocks = <double>load.external_blocks + blocks + peer_blocks
+        cdef double active_slots = external + requests + replica_requests
+        cdef double active_blocks = <double>load.external_blocks + blocks + replica_blocks
         cdef double reserved = active_slots - running - waiting
-        cdef double prefill_tokens = <double>load.prefill_tokens + peer_tokens, prefills = load.prefills
+        cdef double prefill_tokens = <double>load.prefill_tokens + replica_tokens, prefills = load.prefills
         # A comparison with NaN, an unknown bound, is false.
         cdef bint out_of_room = (
             active_slots >= slots_known or active_blocks >= total_blocks or prefill_tokens >= prefill_tokens_max
@@ -61,12 +61,12 @@ cdef class LoadColumns:
         cdef bint full = out_of_room or active_slots >= total_slots or active_blocks >= promised
         cdef double unheard = load.unheard, others
         _put(self.full, slot, full)
-        _put(self.strained, slot, full and not out_of_room)
+        _put(self.over_estimate, slot, full and not out_of_room)
         if unheard:  # which makes a worker dearer, but not full: WorkerLoad.guessed
-            others = requests + peer_requests
+            others = requests + replica_requests
             active_slots += unheard
             if others:
-                active_blocks += unheard * (blocks + peer_blocks) / others
+                active_blocks += unheard * (blocks + replica_blocks) / others
         at[COLUMN_BLOCK_SIZE * width] = settled[0]
         at[COLUMN_TOTAL_BLOCKS * width] = total_blocks
         at[COLUMN_TOTAL_SLOTS * width] = total_slots
@@ -92,18 +92,18 @@ cdef class LoadColumns:
             return True
         cdef int64_t size = settled[0]
         cdef double promised = settled[5], need = (tokens + size - 1) // size
-        cdef double peer_requests, peer_blocks, _, requests = load.requests, of_all = 1.0
-        peer_requests, peer_blocks, _ = load.peers
-        if <double>load.external_requests + requests + peer_requests <= 0:
+        cdef double replica_requests, replica_blocks, _, requests = load.requests, of_all = 1.0
+        replica_requests, replica_blocks, _ = load.replicas
+        if <double>load.external_requests + requests + replica_requests <= 0:
             return True
         cdef double outputs = load.outputs.tokens
         cdef BlockUsers users = load._users
         if outputs:
             if requests:
-                of_all += peer_requests / requests
+                of_all += replica_requests / requests
             need += outputs / size * of_all
         # A comparison with NaN, where nothing is known of what may be promised, is false.
-        return not need > promised - (<double>load.external_blocks + users._users.used + <double>load._tails + peer_blocks)
+        return not need > promised - (<double>load.external_blocks + users._users.used + <double>load._tails + replica_blocks)
 
 
 cdef inline int _put(set slots, uint32_t slot, bint is_in) except -1:

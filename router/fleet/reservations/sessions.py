@@ -3,9 +3,9 @@
 The index knows which blocks are still there: a session keeps the prompt's hashes, and the worker
 with the longest run of them holds the session. Where the index can't say (a stream that is not
 trusted, a prompt that fills no block) the session is where its last request went. Hashes stay in
-the replica that picked. Other replicas get the worker's name (events/feed/peers.py), for affinity:
-12 bytes when a session comes to a worker, and in every minute of its use, since messages can be
-lost.
+the replica that picked. Other replicas get the worker's name (events/feed/replicas.py), for
+affinity: 12 bytes when a session comes to a worker, and in every minute of its use, since messages
+can be lost.
 
 Pure: no clock, no I/O.
 
@@ -23,7 +23,7 @@ from math import inf
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
-from events.feed.peers import SESSIONS_MAX, Moved
+from events.feed.replicas import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from router.fleet.reservations.reservations import FORGOTTEN_SLICE, Reservation
 from router.request.request import Session

@@ -16,7 +16,7 @@ from router.gateway.picker.endpoints import Endpoints
 from router.gateway.picker.request_stream import Question
 from router.gateway.routers import Router
 from router.gateway.server.roster import Roster
-from router.observe.tracing.front_trace import FrontTrace
+from router.observe.tracing.gateway_trace import GatewayTrace
 
 _OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 _MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
@@ -44,7 +44,7 @@ class Asking:
         self,
         question: Question,
         exchange: Exchange,
-        trace: FrontTrace | None = None,
+        trace: GatewayTrace | None = None,
         only: tuple[str, ...] = (),
     ) -> RoutedRequest:
         """The routed request, with its worker. only: ids of the workers that may be picked; empty:
@@ -82,7 +82,7 @@ class Asking:
         self,
         question: Question,
         exchange: Exchange,
-        trace: FrontTrace | None,
+        trace: GatewayTrace | None,
         only: tuple[str, ...],
         *,
         by_load: bool,

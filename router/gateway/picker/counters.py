@@ -25,7 +25,7 @@ a reservation. repeated: another stream's request, which a second filter of the 
 for."""
 
 
-PROGRAM = "epp"
+PROGRAM = "picker"
 """Label of the families that the gateway has, too."""
 
 
@@ -48,10 +48,10 @@ class PickerCounters:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.requests = Counter(
-            "kvroute_epp_requests", "Requests by outcome.", ["outcome"], registry=registry
+            "kvroute_picker_requests", "Requests by outcome.", ["outcome"], registry=registry
         )
         self.early = Counter(
-            "kvroute_epp_streams_without_request",
+            "kvroute_picker_streams_without_request",
             "Streams that ended before a request's headers, by reason: timeout, left, malformed or"
             " stopping.",
             ["reason"],
@@ -60,14 +60,14 @@ class PickerCounters:
         self.refusals = shared(registry, Counter(*REFUSALS, ["program", "reason"], registry=None))
         self.by_load = shared(registry, Counter(*BY_LOAD, ["program", "reason"], registry=None))
         self.not_followed = Counter(
-            "kvroute_epp_not_followed",
+            "kvroute_picker_not_followed",
             "Answers of another endpoint than the picked one: known: of another worker, unknown:"
             " of an endpoint that is no worker here.",
             ["endpoint"],
             registry=registry,
         )
         self.connections = Counter(
-            "kvroute_epp_connections",
+            "kvroute_picker_connections",
             "Connections by kind: plain, tls or refused.",
             ["kind"],
             registry=registry,
@@ -76,11 +76,11 @@ class PickerCounters:
             PROGRAM
         )
         self.held_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
-            "epp_bodies", ""
+            "picker_bodies", ""
         )
         """Bytes of bodies that wait for their pick, or go back after it."""
         self.pick = Histogram(
-            "kvroute_epp_pick_seconds",
+            "kvroute_picker_pick_seconds",
             "From a request's whole body to its endpoint: tokens, and the router's queue.",
             buckets=PICK_S,
             registry=registry,

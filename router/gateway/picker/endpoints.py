@@ -59,7 +59,7 @@ class Endpoints:
                 continue
             ids.setdefault(endpoint, []).append(each.worker_id)
             if each.schedulable or each.last_resort:
-                in_use = each.running + each.waiting + each.reserved + each.reserved_by_peers
+                in_use = each.running + each.waiting + each.reserved + each.reserved_by_replicas
                 loads[endpoint] = loads.get(endpoint, 0.0) + in_use
         self._workers, self._loads = ids, loads
 

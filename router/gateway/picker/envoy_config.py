@@ -51,7 +51,7 @@ def envoy_config(
     shows_answers False: answers don't pass through the picker, which then costs them nothing and
     can't cut them, but sees neither their end nor their cached tokens. tls_ca_file: CAs by which
     the pickers' certificates are checked; empty: no TLS. retries: further endpoints of the picker's
-    list on which a request is tried (epp.fallbacks).
+    list on which a request is tried (picker.fallbacks).
     """
     config: dict[str, Any] = {
         "static_resources": {

@@ -25,12 +25,12 @@ from router.gateway.picker.endpoints import Endpoints
 from router.gateway.picker.patience import Patience, Wait
 from router.gateway.picker.repeats import Repeats
 from router.gateway.picker.request_stream import Blind, Question, Reading, RequestStream
-from router.gateway.refusals import FrontRefusal, answer_of
+from router.gateway.refusals import GatewayRefusal, answer_of
 from router.gateway.server.long_bodies import made
 from router.gateway.server.pace import too_slow
 from router.net.http2.deadlines import PASSED
 from router.net.http2.frames import Status
-from router.observe.tracing.front_trace import FrontTrace
+from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Value
 from router.observe.tracing.traceparent import HEADER
 from router.request.bodies import errors_on
@@ -93,7 +93,7 @@ class Picker:
         counters: PickerCounters,
         settings: PickerSettings,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        begin_trace: Callable[[str], FrontTrace | None] | None = None,
+        begin_trace: Callable[[str], GatewayTrace | None] | None = None,
         *,
         head_timeout_s: float,
     ) -> None:
@@ -183,7 +183,7 @@ class Picker:
         self._warned_s = now_s
         log.warning(
             "the gateway sent a request to %s instead of the picked %s: does it know that endpoint?"
-            " (kvroute_epp_not_followed_total counts them)",
+            " (kvroute_picker_not_followed_total counts them)",
             served,
             picked,
         )
@@ -221,7 +221,7 @@ class PickedRequest:
         self._question: Question | None = None
         self._exchange: Exchange | None = None
         self._outcome = "cancelled"
-        self._trace: FrontTrace | None = None
+        self._trace: GatewayTrace | None = None
         self._held = 0
         self._flows = False
         """Whether the gateway can't send, since the body is being passed on."""
@@ -257,7 +257,7 @@ class PickedRequest:
                 "kvroute.outcome": self._outcome,
                 "kvroute.endpoint": self._endpoint,
             }
-            trace.end("kvroute.epp", about, "" if self._outcome == "finished" else self._outcome)
+            trace.end("kvroute.picker", about, "" if self._outcome == "finished" else self._outcome)
 
     def _over(self) -> None:
         """Records that the request is no longer under way."""
@@ -375,7 +375,7 @@ class PickedRequest:
         try:
             try:
                 exchange = await made(*reading)
-            except FrontRefusal:
+            except GatewayRefusal:
                 # The engine's own words about it are the best.
                 self._blind(Blind.INVALID_BODY.value)
                 return

@@ -71,7 +71,7 @@ class Reading(NamedTuple):
 
     size: int
     make: Callable[[], Exchange]
-    """Takes as long as the body has bytes, and may run in another thread. Raises FrontRefusal."""
+    """Takes as long as the body has bytes, and may run in another thread. Raises GatewayRefusal."""
 
 
 class Driver(Protocol):

@@ -32,7 +32,7 @@ from router.net.keys.exposure import split_address
 from router.net.keys.followed import Followed
 from router.net.listener.connections import Connections
 from router.net.listener.http_bounds import HttpBounds
-from router.observe.tracing.front_trace import FrontTrace
+from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Tracing
 
 STREAMS_MAX = 40_000
@@ -82,7 +82,7 @@ class PickerServer:
         self._health = Health()
         self._leaving = False
         self._port = Http2Port(
-            "epp",
+            "picker",
             self._calls,
             ServerBounds(
                 connection=Bounds(STREAMS_MAX),
@@ -96,7 +96,7 @@ class PickerServer:
             came=lambda kind: self.counters.connections.labels(kind).inc(),
         )
         self._picker: Picker | None = None
-        self._begin_trace = None if tracing is None else partial(FrontTrace.begin, tracing, clock)
+        self._begin_trace = None if tracing is None else partial(GatewayTrace.begin, tracing, clock)
         self._stack = AsyncExitStack()
 
     @property
@@ -132,14 +132,14 @@ class PickerServer:
             await self._stack.aclose()
             raise ConfigError(
                 f"can't serve Envoy on {self._settings.listen}: {error.strerror}"
-                " - at `$.epp.listen`"
+                " - at `$.picker.listen`"
             ) from error
         self._tasks.spawn(endpoints.keep(), "list of endpoints")
         self._tasks.spawn(self._followed.run(), "files of keys")
         self._tasks.spawn(self._keep_health(), "health of the picker")
 
     async def stop(self) -> None:
-        """Stops after the open requests, or after epp.drain_timeout_s."""
+        """Stops after the open requests, or after picker.drain_timeout_s."""
         self._leaving = True
         self._health.set(serving=False)
         picker = self._picker
@@ -182,10 +182,10 @@ class PickerServer:
 def _context(settings: PickerSettings, certificates: Certificates | None) -> Contexts | None:
     """TLS for connections; None: without it. Raises ConfigError."""
     if settings.mutual_tls and (certificates is None or not certificates.asks_callers):
-        raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.epp.mutual_tls`")
+        raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.picker.mutual_tls`")
     if certificates is None:
         if not settings.plain:
-            raise ConfigError("TLS alone needs tls.certificate_file - at `$.epp.plain`")
+            raise ConfigError("TLS alone needs tls.certificate_file - at `$.picker.plain`")
         return None
     verify = ssl.CERT_REQUIRED if settings.mutual_tls else ssl.CERT_NONE
     return certificates.contexts(verify, ["h2"])

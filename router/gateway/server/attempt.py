@@ -24,7 +24,7 @@ from router.gateway.exchange import Blame, Exchange, Upstream, Verdict, returned
 from router.gateway.server import hand_over
 from router.gateway.server.long_bodies import made
 from router.gateway.server.upstreams import Seat, Sent, WorkerAnswered, WorkerGone
-from router.observe.tracing.front_trace import FrontTrace
+from router.observe.tracing.gateway_trace import GatewayTrace
 
 if TYPE_CHECKING:
     from router.gateway.server.forwarding import Forwarder
@@ -69,7 +69,7 @@ class WorkerAttempt:
         exchange: Exchange,
         routed: RoutedRequest,
         began_s: float,
-        trace: FrontTrace | None = None,
+        trace: GatewayTrace | None = None,
         *,
         movable: bool = False,
     ) -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from router.config.settings.gateway_settings import GatewaySettings
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.gateway.server.reading import BodyReader, go_on
 from router.gateway.server.room import Place, Room, client_of
 from router.gateway.server.unpacking import encoding_of
@@ -51,30 +51,30 @@ class Entrance:
         )
 
     def check_head(self, request: web.Request) -> None:
-        """Raises FrontRefusal for an invalid head of a request."""
+        """Raises GatewayRefusal for an invalid head of a request."""
         target = request.raw_path
         if not target.isascii() and not _is_text(target):
-            raise FrontRefusal(
+            raise GatewayRefusal(
                 "MALFORMED_REQUEST", "the request's path or query is not valid UTF-8"
             )
         expected = request.headers.getall("Expect", ())
         if any(value.strip().lower() != "100-continue" for value in expected):
-            raise FrontRefusal(
+            raise GatewayRefusal(
                 "EXPECTATION_FAILED",
                 "the gateway supports no other value of Expect than 100-continue",
             )
 
     async def usage(self, request: web.Request, right: Right) -> Usage | None:
-        """The usage of the request's client; None: clients need no keys. Raises FrontRefusal."""
+        """The usage of the request's client; None: clients need no keys. Raises GatewayRefusal."""
         if self._door is None:
             return None
         try:
             return await _entered(self._door, request, right)
         except Refusal as refusal:
-            raise front_refusal(refusal) from None
+            raise gateway_refusal(refusal) from None
 
     def place(self, request: web.Request, usage: Usage | None, held: Held) -> Place:
-        """Reserves the request's room among open requests, until it is left; raises FrontRefusal
+        """Reserves the request's room among open requests, until it is left; raises GatewayRefusal
         for a limit of its key, or of the gateway. held: the request, counted among those of its
         key.
         """
@@ -85,7 +85,7 @@ class Entrance:
                 usage.request()
                 usage.message(length)
             except Refusal as refusal:
-                raise front_refusal(refusal) from None
+                raise gateway_refusal(refusal) from None
         name = None if usage is None else usage.identity.name
         place = self.room.enter(client_of(name, request.remote))
         if usage is not None:
@@ -93,7 +93,7 @@ class Entrance:
         return place
 
     async def body(self, request: web.Request, usage: Usage | None, place: Place) -> bytes:
-        """Reads the body and unpacks it; raises FrontRefusal."""
+        """Reads the body and unpacks it; raises GatewayRefusal."""
         length = request.content_length or 0
         place.announced(length)
         reader = BodyReader(request, place, encoding_of(request.headers))
@@ -126,11 +126,11 @@ def query_of(request: web.Request) -> str:
     return request.raw_path.partition("#")[0].partition("?")[2]
 
 
-def front_refusal(refusal: Refusal) -> FrontRefusal:
-    """Turns a router's Refusal into the gateway's FrontRefusal."""
-    front = FrontRefusal(refusal.reason.value, refusal.message)
-    front.retry_after_s = refusal.retry_after_s
-    return front
+def gateway_refusal(refusal: Refusal) -> GatewayRefusal:
+    """Turns a router's Refusal into the gateway's GatewayRefusal."""
+    refused = GatewayRefusal(refusal.reason.value, refusal.message)
+    refused.retry_after_s = refusal.retry_after_s
+    return refused
 
 
 def without_keys(headers: Mapping[str, str], but: Collection[str] = ()) -> CIMultiDict[str]:

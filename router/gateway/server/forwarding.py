@@ -13,7 +13,7 @@ from kvroute.v1 import Phase
 from router.config.settings.gateway_settings import GatewaySettings
 from router.gateway.exchange import Exchange, Upstream, goes_by_load
 from router.gateway.output_lengths import OutputLengths
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.gateway.response_workers import ResponseWorkers
 from router.gateway.routers import Router
 from router.gateway.server.attempt import WorkerAttempt
@@ -21,7 +21,7 @@ from router.gateway.server.counters import PROGRAM, GatewayCounters
 from router.gateway.server.roster import Roster
 from router.gateway.server.upstreams import Seat, Sent, Upstreams
 from router.net.keys.engine_accesses import EngineAccesses
-from router.observe.tracing.front_trace import FrontTrace
+from router.observe.tracing.gateway_trace import GatewayTrace
 
 ATTEMPTS_MAX = 3
 """Workers that a request is tried on before its first byte, as the client library's."""
@@ -58,11 +58,11 @@ class Forwarder:
         request: web.Request,
         exchange: Exchange,
         began_s: float,
-        trace: FrontTrace | None = None,
+        trace: GatewayTrace | None = None,
     ) -> web.StreamResponse:
         """Serves a request, and returns the answer, which the client has by then. Raises
-        KvRouteError or FrontRefusal for a request without a worker, one of WORKER_ERRORS when none
-        answered, and ClientLeft. trace: its spans; None: it is not sampled.
+        KvRouteError or GatewayRefusal for a request without a worker, one of WORKER_ERRORS when
+        none answered, and ClientLeft. trace: its spans; None: it is not sampled.
         """
         by_load = not exchange.has_body
         while True:
@@ -83,7 +83,7 @@ class Forwarder:
         exchange: Exchange,
         began_s: float,
         by_load: bool,
-        trace: FrontTrace | None,
+        trace: GatewayTrace | None,
     ) -> web.StreamResponse:
         settings = self._settings
         model = exchange.facts.model
@@ -122,7 +122,7 @@ class Forwarder:
 
     def _holder(self, exchange: Exchange) -> str | None:
         """The worker that holds the response which the request goes on from; None: it goes on from
-        none, or there is one worker. Raises FrontRefusal."""
+        none, or there is one worker. Raises GatewayRefusal."""
         previous = exchange.facts.previous_response_id
         if not previous:
             return None
@@ -139,8 +139,8 @@ class Forwarder:
         return worker_id
 
     def _check_possible(self, exchange: Exchange, error: KvRouteError) -> None:
-        """Raises FrontRefusal for a request that no worker can serve since it needs a certain one,
-        or since its engine takes no pairs on this path."""
+        """Raises GatewayRefusal for a request that no worker can serve since it needs a certain
+        one, or since its engine takes no pairs on this path."""
         if error.reason not in ("NO_ELIGIBLE_WORKER", "UNKNOWN_WORKER"):
             return
         if self._holder(exchange) is not None:
@@ -153,7 +153,7 @@ class Forwarder:
                 f"the model's workers serve in pairs, which {exchange.path} can't use here:"
                 f" {error.message}"
             )
-            raise FrontRefusal("PAIR_UNSUPPORTED", message) from error
+            raise GatewayRefusal("PAIR_UNSUPPORTED", message) from error
 
     def model_missing(self, worker_id: str) -> None:
         """Handles a worker's answer that it lacks the request's model: its list of models is read
@@ -208,17 +208,17 @@ class Forwarder:
     def paired(self, engine: str) -> None:
         self._counters.sent.labels(engine, "pair").inc()
 
-    def _picked(self, began_s: float, trace: FrontTrace | None) -> None:
+    def _picked(self, began_s: float, trace: GatewayTrace | None) -> None:
         now_s = asyncio.get_running_loop().time()
         self._counters.pick.observe(now_s - began_s, trace.exemplar if trace else None)
 
-    def first_byte(self, began_s: float, trace: FrontTrace | None) -> None:
+    def first_byte(self, began_s: float, trace: GatewayTrace | None) -> None:
         now_s = asyncio.get_running_loop().time()
         self._counters.first_byte.observe(now_s - began_s, trace.exemplar if trace else None)
 
 
-def _gone(response_id: str, why: str) -> FrontRefusal:
-    return FrontRefusal(
+def _gone(response_id: str, why: str) -> GatewayRefusal:
+    return GatewayRefusal(
         "RESPONSE_GONE",
         f"no worker is known to hold the response {response_id[:200]!r}: {why}",
         param="previous_response_id",

@@ -24,7 +24,7 @@ from router.net.keys.engine_accesses import EngineAccesses
 from router.net.keys.followed import Followed
 from router.net.listener.http_bounds import HttpBounds
 from router.observe.metrics.of_keys import KeyCollector
-from router.observe.tracing.front_trace import FrontTrace
+from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Tracing
 
 
@@ -85,7 +85,7 @@ class Gateway:
             bounds=bounds or HttpBounds(),
             tls=tls,
             door=door,
-            begin_trace=None if tracing is None else partial(FrontTrace.begin, tracing, clock),
+            begin_trace=None if tracing is None else partial(GatewayTrace.begin, tracing, clock),
         )
         self._stack = AsyncExitStack()
 

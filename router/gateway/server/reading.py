@@ -10,7 +10,7 @@ import asyncio
 
 from aiohttp import HttpVersion11, web
 
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.gateway.server.pace import too_slow, wait_s
 from router.gateway.server.room import Place
 from router.gateway.server.unpacking import CannotUnpack, Unpacker
@@ -41,7 +41,7 @@ class BodyReader:
         return max(self._came, self._place.bytes)
 
     async def read(self) -> bytes:
-        """Reads the whole body and unpacks it; raises FrontRefusal."""
+        """Reads the whole body and unpacks it; raises GatewayRefusal."""
         try:
             while chunk := await self._next():
                 self._came += len(chunk)
@@ -103,8 +103,8 @@ async def go_on(request: web.Request) -> None:
         writer.output_size = 0  # the answer has not begun
 
 
-def _ending(reason: str, message: str) -> FrontRefusal:
+def _ending(reason: str, message: str) -> GatewayRefusal:
     """A refusal after which nothing of its connection can be read."""
-    refusal = FrontRefusal(reason, message)
+    refusal = GatewayRefusal(reason, message)
     refusal.closes = True
     return refusal

@@ -11,7 +11,7 @@ import asyncio
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.net.listener.addresses import client_of as address_client
 
 _MIB = 1 << 20
@@ -55,34 +55,34 @@ class Room:
         """Holdings of clients with open requests."""
 
     def enter(self, client: Client) -> "Place":
-        """Counts a request as open; raises FrontRefusal when a bound is reached."""
+        """Counts a request as open; raises GatewayRefusal when a bound is reached."""
         holding = self._holdings.get(client)
         if holding is not None and holding.open >= self._client_open_max:
             most = self._client_open_max
-            raise FrontRefusal(
+            raise GatewayRefusal(
                 "TOO_MANY_REQUESTS",
                 f"this {client.kind} has {most} open requests, which is the limit",
             )
         if self.open >= self._open_max:
             message = f"all clients together have {self._open_max} open requests"
-            raise FrontRefusal("TOO_MANY_REQUESTS", message)
+            raise GatewayRefusal("TOO_MANY_REQUESTS", message)
         if holding is None:
             holding = self._holdings[client] = _Holding()
         return Place(self, client, holding)
 
     def check_size(self, size: int) -> None:
-        """Raises FrontRefusal for a body larger than one may be."""
+        """Raises GatewayRefusal for a body larger than one may be."""
         if size > (most := self.body_max):
-            raise FrontRefusal("BODY_TOO_LARGE", f"the body is over {most // _MIB} MiB")
+            raise GatewayRefusal("BODY_TOO_LARGE", f"the body is over {most // _MIB} MiB")
 
     def _check(self, client: Client, holding: _Holding, size: int) -> None:
-        """Raises FrontRefusal if `size` more bytes would exceed a bound."""
+        """Raises GatewayRefusal if `size` more bytes would exceed a bound."""
         if holding.bytes + size > (most := self._client_bytes_max):
             message = f"bodies of open requests of this {client.kind} hold {most // _MIB} MiB"
-            raise FrontRefusal("TOO_MANY_BYTES", message)
+            raise GatewayRefusal("TOO_MANY_BYTES", message)
         if self.bytes + size > (most := self._bytes_max):
             message = f"bodies of open requests of all clients hold {most // _MIB} MiB"
-            raise FrontRefusal("TOO_MANY_BYTES", message)
+            raise GatewayRefusal("TOO_MANY_BYTES", message)
 
 
 class Place:
@@ -104,13 +104,13 @@ class Place:
         return self._holding.turn
 
     def announced(self, size: int) -> None:
-        """Raises FrontRefusal for a body of `size` bytes that would exceed a bound now; counts
+        """Raises GatewayRefusal for a body of `size` bytes that would exceed a bound now; counts
         nothing.
         """
         self.room._check(self._client, self._holding, size)
 
     def add(self, size: int) -> None:
-        """Counts bytes of the body that came; raises FrontRefusal, and counts nothing, beyond a
+        """Counts bytes of the body that came; raises GatewayRefusal, and counts nothing, beyond a
         bound.
         """
         self.room.check_size(self.bytes + size)

@@ -27,7 +27,7 @@ from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.failures import Kind, judgement
 from router.config.settings.gateway_settings import GatewaySettings
 from router.gateway.exchange import Blame, Exchange, client_id
-from router.gateway.refusals import Answer, FrontRefusal, answer_of
+from router.gateway.refusals import Answer, GatewayRefusal, answer_of
 from router.gateway.server.attempt import WORKER_ERRORS, ClientLeft
 from router.gateway.server.cors import Cors
 from router.gateway.server.counters import (
@@ -41,7 +41,7 @@ from router.gateway.server.counters import (
 from router.gateway.server.entrance import (
     KEY_HEADERS,
     Entrance,
-    front_refusal,
+    gateway_refusal,
     query_of,
     without_keys,
 )
@@ -61,7 +61,7 @@ from router.net.listener.http_bounds import HttpBounds
 from router.net.listener.seldom import Seldom
 from router.observe.metrics.of_http import HttpCollector
 from router.observe.metrics.scrape import Scrapes
-from router.observe.tracing.front_trace import FrontTrace
+from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Value
 from router.observe.tracing.traceparent import HEADER
 from router.request.bodies import PATHS, errors_on
@@ -93,7 +93,7 @@ class _Call:
         self.outcome = "cancelled"
         self.usage: Usage | None = None
         """Use of the client's identity; None: clients need no keys."""
-        self.trace: FrontTrace | None = None
+        self.trace: GatewayTrace | None = None
         self.about: dict[str, Value] = {}
         """Attributes of the request's span."""
         self.id = f"gateway {next(_calls):x}"  # beside ids of gRPC's reservations
@@ -127,7 +127,7 @@ class GatewayServer:
         bounds: HttpBounds,
         tls: Contexts | None = None,
         door: Door | None = None,
-        begin_trace: Callable[[str], FrontTrace | None] | None = None,
+        begin_trace: Callable[[str], GatewayTrace | None] | None = None,
     ) -> None:
         """tls: serves HTTPS. door: keys of clients, on every address; None: they need none.
         begin_trace: the spans of a
@@ -222,7 +222,7 @@ class GatewayServer:
             if forwarded and request.method == "POST":
                 return await self._forward(call)
             return await self._own(call, route)
-        except FrontRefusal as refusal:
+        except GatewayRefusal as refusal:
             return self._refused(call, refusal)
         except Exception:
             return self._fault(call)
@@ -264,19 +264,19 @@ class GatewayServer:
         if self._begin_trace is not None:
             call.trace = self._begin_trace(request.headers.get(HEADER, ""))
         if self._stopping and request.protocol not in self._staying:
-            raise FrontRefusal("STOPPING", "the gateway is stopping")
+            raise GatewayRefusal("STOPPING", "the gateway is stopping")
         usage = call.usage = await entrance.usage(request, Right.ROUTE)
         with entrance.place(request, usage, call) as place:
             return await self._served(call, await entrance.body(request, usage, place))
 
     def _admit(self, call: _Call, exchange: Exchange) -> None:
-        """Checks a request against its client's rights; raises FrontRefusal."""
+        """Checks a request against its client's rights; raises GatewayRefusal."""
         if call.usage is None:
             return
         try:
             exchange.check_rights()
         except Refusal as refusal:
-            raise front_refusal(refusal) from None
+            raise gateway_refusal(refusal) from None
 
     def _headers(self, call: _Call) -> Mapping[str, str]:
         """A request's headers, with the key that workers shall see."""
@@ -302,7 +302,7 @@ class GatewayServer:
         self._admit(call, exchange)
         try:
             response = await self._forwarder.serve(request, exchange, call.began_s, call.trace)
-        except FrontRefusal:
+        except GatewayRefusal:
             raise
         except ClientLeft:
             return web.Response(status=499)  # nobody reads it
@@ -350,7 +350,7 @@ class GatewayServer:
             self._counters.refusals.labels(PROGRAM, reason).inc()
         return self._answer(call, reason, f"{_FAILED[reason]}: {type(error).__name__}: {error}")
 
-    def _refused(self, call: _Call, refusal: FrontRefusal) -> web.Response:
+    def _refused(self, call: _Call, refusal: GatewayRefusal) -> web.Response:
         reason, message = refusal.reason, refusal.message
         call.outcome = "refused"
         self._counters.refusals.labels(PROGRAM, reason).inc()
@@ -390,13 +390,13 @@ class GatewayServer:
     # Its own paths
 
     async def _own(self, call: _Call, route: str) -> web.Response:
-        """The answer to a path of the gateway itself; raises FrontRefusal."""
+        """The answer to a path of the gateway itself; raises GatewayRefusal."""
         if route == OTHER_PATH:
-            raise FrontRefusal("UNKNOWN_PATH", f"{call.path[:200]} is no path of the gateway")
+            raise GatewayRefusal("UNKNOWN_PATH", f"{call.path[:200]} is no path of the gateway")
         methods = _methods(route)
         if call.request.method not in methods.split(", "):
             message = f"{call.path[:200]} takes {methods} alone"
-            answer = self._refused(call, FrontRefusal("METHOD_NOT_ALLOWED", message))
+            answer = self._refused(call, GatewayRefusal("METHOD_NOT_ALLOWED", message))
             answer.headers["Allow"] = methods
             return answer
         match route:
@@ -430,10 +430,10 @@ class GatewayServer:
         for card in await self._cards(request):
             if card["id"] == name:
                 return web.json_response(card)
-        raise FrontRefusal("UNKNOWN_MODEL", f"no model is called {name[:200]!r}")
+        raise GatewayRefusal("UNKNOWN_MODEL", f"no model is called {name[:200]!r}")
 
     async def _cards(self, request: web.Request) -> list[dict[str, object]]:
-        """The models that a client may use; raises FrontRefusal."""
+        """The models that a client may use; raises GatewayRefusal."""
         usage = await self._entrance.usage(request, Right.ROUTE)
         if not self._roster.ready:
             await self._roster.refresh()

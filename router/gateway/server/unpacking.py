@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from multidict import MultiMapping
 from typing_extensions import override
 
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 
 PIECE_BYTES = 1 << 14
 STEP_BYTES = 1 << 16
@@ -145,7 +145,7 @@ class Unpacker:
 
 
 def encoding_of(headers: MultiMapping[str]) -> str:
-    """The encoding of a request's body, one of ENCODINGS; empty: not packed. Raises FrontRefusal
+    """The encoding of a request's body, one of ENCODINGS; empty: not packed. Raises GatewayRefusal
     for an unsupported encoding, and for several.
     """
     named = ",".join(headers.getall("Content-Encoding", ())).strip().lower()
@@ -153,5 +153,5 @@ def encoding_of(headers: MultiMapping[str]) -> str:
     if named and named not in ENCODINGS:
         taken = ", ".join(ENCODINGS)
         message = f"Content-Encoding {named[:64]!r} is not taken, but one of {taken}"
-        raise FrontRefusal("UNSUPPORTED_ENCODING", message)
+        raise GatewayRefusal("UNSUPPORTED_ENCODING", message)
     return named

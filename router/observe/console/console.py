@@ -20,9 +20,9 @@ from router.observe.views.decisions import Decisions, ShownDecision
 from router.observe.views.history import History, Totals
 from router.observe.views.news import News
 from router.observe.views.past import shown_of
-from router.observe.views.prefixes import Prefixes
 from router.observe.views.reading import totals_of, waiting_of
 from router.observe.views.rounds import Rounds, Subject
+from router.observe.views.shared_prefixes import SharedPrefixes
 from router.observe.views.tiles import standing_of
 
 ROUND_S = 1.0
@@ -49,7 +49,7 @@ class Console:
         self.failures = 0
         self.sampled = 0
         """Decisions."""
-        self.prefixes = Prefixes()
+        self.prefixes = SharedPrefixes()
         self.decisions = Decisions(self._ttft)
         self.news = News()
         self._subject = subject

@@ -50,7 +50,7 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
         "kvroute_forgotten",
         "Entries of bounded tables that were forgotten: for want of room (no_room), for their age"
         " (expired), or with their worker (silent, removed). Of the index: placements of blocks; of"
-        " working_sets: sampled blocks; of callers: their reports on a worker; of peer_workers:"
+        " working_sets: sampled blocks; of callers: their reports on a worker; of replica_workers:"
         " workers without room in a message about our reserved load. Tables are not for adding up,"
         " reasons are.",
         labels=["what", "reason"],
@@ -89,8 +89,8 @@ HELD = (
     "kvroute_held_bytes",
     "Bytes that this process holds: estimated memory of the index, of waiting requests (queue) and"
     " of hot_prefixes; gRPC messages over 64 KiB that are being handled (messages); bodies of"
-    " requests in a gateway (gateway_bodies) or an endpoint picker (epp_bodies); by port of"
-    " HTTP/2, messages that wait for their handlers, answers that wait for their peers, and open"
+    " requests in a gateway (gateway_bodies) or an endpoint picker (picker_bodies); by port of"
+    " HTTP/2, messages that wait for their handlers, answers that wait for their callers, and open"
     " streams (connections).",
 )
 """Name and help of the family."""
@@ -159,19 +159,19 @@ def watchers(kind: str, count: float) -> GaugeMetricFamily:
 
 REFUSALS = (
     "kvroute_refusals",
-    "Requests that a program (gateway; epp, the endpoint picker) or a router refused, or whose body"
-    " came too slowly, by reason.",
+    "Requests that a program (gateway, picker) or a router refused, or whose body came too slowly,"
+    " by reason.",
 )
 BY_LOAD = (
     "kvroute_by_load",
     "Requests without tokens, which went by load: of the gateway, chats, completions and messages,"
-    " by estimated length and the router's reason; of the endpoint picker (epp), by reason; fault:"
-    " of the picker itself.",
+    " by estimated length and the router's reason; of the picker, by reason; fault: of the picker"
+    " itself.",
 )
 OPEN_REQUESTS = (
     "kvroute_open_requests",
-    "Open requests for workers in a gateway; requests under way in an endpoint picker (epp), from"
-    " their headers to the end of their answers.",
+    "Open requests for workers in a gateway; requests under way in a picker, from their headers to"
+    " the end of their answers.",
 )
 """Names and helps of the families that gateway and endpoint picker share."""
 

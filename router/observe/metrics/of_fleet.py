@@ -204,14 +204,14 @@ class RouterCollector(Collector):
             "kvroute_marked_picks",
             "Picks with a mark, of which one may have several: guarded (moved on, since their"
             " worker's queue cost more than its cache saved), last_resort (of workers that don't"
-            " answer, or are ejected, for want of any that answers), strained (of workers over"
+            " answer, or are ejected, for want of any that answers), over_estimate (of workers over"
             " their estimated slots, or over the share of KV blocks that preemptions left them, for"
             " want of any with room).",
             "mark",
             {
                 "guarded": core.guarded,
                 "last_resort": core.last_resorts,
-                "strained": core.strained_picks,
+                "over_estimate": core.over_estimate_picks,
             },
             (),
         )

@@ -44,7 +44,7 @@ class QueueCollector(Collector):
         queue, waits = self._admission.queue, self._admission.waits
         depth = GaugeMetricFamily(
             "kvroute_queue_depth",
-            "Requests that wait for a worker with room, in this router (here), or in other routers"
+            "Requests that wait for a worker with room, in this router (here), or in other replicas"
             " by this router's bands (elsewhere).",
             labels=["band", "where"],
         )
@@ -59,10 +59,10 @@ class QueueCollector(Collector):
         for band, of_band in bands.items():
             depth.add_metric([band, "here"], of_band.count)
             ages.add_metric([band, "oldest"], of_band.oldest_s)
-        for band, of_peers in zip(
+        for band, of_replicas in zip(
             queue.bands, self._admission.fleet_turns.elsewhere(), strict=True
         ):
-            depth.add_metric([band, "elsewhere"], of_peers.count)
+            depth.add_metric([band, "elsewhere"], of_replicas.count)
         for band, wait_s in queue.band_waits_s(now_s).items():
             if wait_s is not None:
                 ages.add_metric([band, "predicted"], wait_s)
@@ -146,10 +146,10 @@ class QueueCollector(Collector):
         yield requests
         moved = self._admission.moved.counts
         yield counter(
-            "kvroute_queue_of_peers",
-            "Waits that other routers have a part in: requests that waited, by their clients,"
+            "kvroute_queue_of_replicas",
+            "Waits that other replicas have a part in: requests that waited, by their clients,"
             " before in a router that is gone (moved_claimed), and were believed, so that the time"
-            " counted for their turns (moved_believed); bands of other routers whose claims on"
+            " counted for their turns (moved_believed); bands of other replicas whose claims on"
             " room ceased to count for a while, since those routers took none of it"
             " (claim_rested).",
             "event",

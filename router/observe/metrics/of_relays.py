@@ -14,7 +14,7 @@ from events.plane.broker import Broker
 from router.cluster.children.nats_server import NatsChild
 from router.cluster.children.own_relays import OwnRelays
 from router.cluster.children.relay_messages import BrokerStatus, RelayStatus
-from router.cluster.replicas.fleet_commands import ControlDesk
+from router.cluster.replicas.fleet_commands import FleetCommands
 from router.observe.metrics.families import counter, failed, gauge
 
 _SOCKET_ERRORS = (
@@ -25,8 +25,8 @@ _SOCKET_ERRORS = (
     "malformed_load",
     "malformed_page",
     "malformed_request",
-    "map_not_saved",
-    "map_unusable",
+    "ledger_not_saved",
+    "ledger_unusable",
     "replay_timeout",
     "replay_too_large",
     "replay_too_slow",
@@ -82,9 +82,9 @@ class NatsChildCollector(Collector):
 class OwnRelaysCollector(Collector):
     """Exports outcomes of the router's own relays, and of fleet commands."""
 
-    def __init__(self, relays: OwnRelays, desk: ControlDesk) -> None:
+    def __init__(self, relays: OwnRelays, commands: FleetCommands) -> None:
         self._relays = relays
-        self._desk = desk
+        self._commands = commands
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -104,7 +104,7 @@ class OwnRelaysCollector(Collector):
             labels=["action"],
         )
         for action in ("drain", "undrain", "remove", "resync", "overtaken", "far_ahead"):
-            commands.add_metric([action], self._desk.counts[action])
+            commands.add_metric([action], self._commands.counts[action])
         yield commands
 
 
@@ -129,11 +129,11 @@ class RelayCollector(Collector):
             labels=[*labels, "fault"],
         )
         entries = GaugeMetricFamily(
-            "kvroute_relay_map_entries", "Engine blocks in the relay's map.", labels=labels
+            "kvroute_relay_ledger_entries", "Engine blocks in the relay's ledger.", labels=labels
         )
         socket_errors = CounterMetricFamily(
             "kvroute_relay_socket_errors",
-            "Errors of a relay's sockets and of its kept maps, by kind.",
+            "Errors of a relay's sockets and of its saved ledgers, by kind.",
             labels=["worker", "kind"],
         )
         for relay in self._relays():
@@ -143,7 +143,7 @@ class RelayCollector(Collector):
                     events.add_metric([*names, kind], count)
                 faults.add_metric([*names, "gap"], rank.engine_gaps)
                 faults.add_metric([*names, "restart"], rank.engine_restarts)
-                entries.add_metric(names, rank.map_entries)
+                entries.add_metric(names, rank.ledger_entries)
             for kind in dict.fromkeys((*_SOCKET_ERRORS, *sorted(relay.counts))):
                 socket_errors.add_metric([relay.worker_id, kind], relay.counts.get(kind, 0))
         yield from (events, faults, entries, socket_errors)

@@ -9,41 +9,41 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.cluster.replicas.peer_link import PeerLink
+from router.cluster.replicas.replica_link import ReplicaLink
 from router.cluster.replicas.saved_commands import FleetState
 from router.decide.core.core import RouterCore
 from router.observe.metrics.families import READS, READS_LABELS, forgotten, gauge
 
 
-class PeerCollector(Collector):
+class ReplicaCollector(Collector):
     """Exports the state of other replicas at each scrape."""
 
-    def __init__(self, core: RouterCore, link: PeerLink, clock: Callable[[], float]) -> None:
+    def __init__(self, core: RouterCore, link: ReplicaLink, clock: Callable[[], float]) -> None:
         self._core = core
         self._link = link
         self._clock = clock
 
     @override
     def collect(self) -> Iterator[Metric]:
-        ages = self._core.fleet.peers.ages_s(self._clock())
-        yield gauge("kvroute_peers", "Other router replicas that send messages.", len(ages))
+        ages = self._core.fleet.replicas.ages_s(self._clock())
+        yield gauge("kvroute_replicas", "Other replicas that send messages.", len(ages))
         yield gauge(
-            "kvroute_peer_age_seconds",
+            "kvroute_replica_age_seconds",
             "Age of the oldest last message of any replica; 0 without replicas.",
             max(ages.values(), default=0.0),
         )
         messages = CounterMetricFamily(
-            "kvroute_peer_messages",
+            "kvroute_replica_messages",
             "Messages of other replicas about their reserved load (load), and Reports handed to the"
             " replica that owns the reservation (report), by result.",
             labels=["what", "result"],
         )
-        for result, count in self._core.fleet.peers.results.items():
+        for result, count in self._core.fleet.replicas.results.items():
             messages.add_metric(["load", result], count)
         for result, count in self._link.forwarded.items():
             messages.add_metric(["report", result], count)
         yield messages
-        yield forgotten("peer_workers", {"no_room": self._link.untold})
+        yield forgotten("replica_workers", {"no_room": self._link.untold})
 
 
 class FleetStateCollector(Collector):

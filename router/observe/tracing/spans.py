@@ -1,7 +1,7 @@
 """Spans, which are made whole, after their work is over. Pure.
 
-A request's faces take times as they go on, and make its spans from them at its end; nothing is
-made of a request that is not sampled.
+The gateway and the picker take a request's times as it goes on, and make its spans from them at its
+end; nothing is made of a request that is not sampled.
 """
 
 import random

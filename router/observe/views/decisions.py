@@ -105,7 +105,7 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     """The first is the pick, unless it is a refusal."""
     guard: GuardMove | None = None
     last_resort: bool = False
-    strained: bool = False
+    over_estimate: bool = False
     pair: str = ""
     """Place where a pair's prompt is computed, a value of Prefill; empty: the pick is no pair."""
     otherwise: Otherwise | None = None
@@ -207,7 +207,7 @@ def shown(of: _Taken) -> ShownDecision:
         rows=_candidates(of, rows),
         guard=_guard_move(decision, places),
         last_resort=decision.last_resort,
-        strained=decision.strained,
+        over_estimate=decision.over_estimate,
         pair=decision.how.value if decision.how is not None else "",
         otherwise=of.otherwise,
         waited_s=decision.waited_s,

@@ -21,7 +21,7 @@ from router.observe.audit.observers import Watchers
 from router.observe.views.decisions import Decisions
 from router.observe.views.history import History
 from router.observe.views.news import News
-from router.observe.views.prefixes import Prefixes, Tree
+from router.observe.views.shared_prefixes import SharedPrefixes, Tree
 from router.observe.views.summary import Summary, summary_of
 from router.observe.views.tiles import tile_of
 
@@ -52,7 +52,7 @@ class Rounds:
         subject: Subject,
         history: History,
         decisions: Decisions,
-        prefixes: Prefixes,
+        prefixes: SharedPrefixes,
         news: News,
     ) -> None:
         self.number = 0

@@ -1,4 +1,4 @@
-"""A router's numbers beside its workers' tiles: queue, streams, peers, shadow. Pure."""
+"""A router's numbers beside its workers' tiles: queue, streams, replicas, shadow. Pure."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from router.observe.audit.shadow_policy import Shadow
 from router.observe.views.decisions import Decisions
 
 TENANTS_MAX = 16
-PEERS_MAX = 64
+REPLICAS_MAX = 64
 
 
 class BandDepth(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class BandDepth(msgspec.Struct, frozen=True):
     count: int
     oldest_s: float
     elsewhere: int
-    """Those that wait in other routers."""
+    """Those that wait in other replicas."""
 
 
 class QueueNow(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ class StreamsNow(msgspec.Struct, frozen=True):
     """Messages that were not applied, by reason."""
 
 
-class PeerNow(msgspec.Struct, frozen=True):
-    """Another router of the fleet, as its messages describe it."""
+class ReplicaNow(msgspec.Struct, frozen=True):
+    """Another replica of the fleet, as its messages describe it."""
 
     replica: str
     age_s: float
@@ -91,11 +91,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     index_bytes: int
     guarded: int
     last_resorts: int
-    strained: int
+    over_estimate: int
     ejections: int
     queue: QueueNow
     streams: StreamsNow
-    peers: list[PeerNow]
+    replicas: list[ReplicaNow]
     shadow: ShadowNow | None
     otherwise: OtherwiseNow
 
@@ -106,8 +106,8 @@ def queue_now(admission: Admission, totals: Sums) -> QueueNow:
     return QueueNow(
         totals.count,
         [
-            BandDepth(band, depth.count, round(depth.oldest_s, 1), of_peers.count)
-            for (band, depth), of_peers in zip(totals.bands.items(), elsewhere, strict=True)
+            BandDepth(band, depth.count, round(depth.oldest_s, 1), of_replicas.count)
+            for (band, depth), of_replicas in zip(totals.bands.items(), elsewhere, strict=True)
         ],
         totals.largest_tenants(TENANTS_MAX),
     )
@@ -137,11 +137,11 @@ def summary_of(
         index_bytes=stats.bytes,
         guarded=core.guarded,
         last_resorts=core.last_resorts,
-        strained=core.strained_picks,
+        over_estimate=core.over_estimate_picks,
         ejections=sum(core.fleet.outliers.ejections.values()),
         queue=queue_now(admission, sums(admission.queue, now_s)),
         streams=_streams(core),
-        peers=_peers(core, now_s),
+        replicas=_replicas(core, now_s),
         shadow=None if shadow is None else _shadow(shadow),
         otherwise=_otherwise(decisions),
     )
@@ -158,18 +158,18 @@ def _streams(core: RouterCore) -> StreamsNow:
     )
 
 
-def _peers(core: RouterCore, now_s: float) -> list[PeerNow]:
-    peers = core.fleet.peers
-    reserved, demand = peers.reserved(), peers.demand()
+def _replicas(core: RouterCore, now_s: float) -> list[ReplicaNow]:
+    replicas = core.fleet.replicas
+    reserved, demand = replicas.reserved(), replicas.demand()
     return [
-        PeerNow(
+        ReplicaNow(
             replica,
             round(age_s, 1),
             reserved[replica].requests,
             reserved[replica].prefill_tokens,
             sum(each.waiting for each in demand.get(replica, ())),
         )
-        for replica, age_s in sorted(peers.ages_s(now_s).items())[:PEERS_MAX]
+        for replica, age_s in sorted(replicas.ages_s(now_s).items())[:REPLICAS_MAX]
     ]
 
 

@@ -55,7 +55,7 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     reserved: int = 0
-    reserved_by_peers: int = 0
+    reserved_by_replicas: int = 0
     active_requests: float
     """Running, waiting and reserved, each request counted once."""
     slots: int | None = None
@@ -108,7 +108,7 @@ def tile_of(source: Source, core: RouterCore, now_s: float) -> Tile:
         running=load.running,
         waiting=load.waiting,
         reserved=load.requests,
-        reserved_by_peers=load.peers.requests,
+        reserved_by_replicas=load.replicas.requests,
         active_requests=round(load.active_requests(), 1),
         slots=slots,
         slots_estimated=estimated,

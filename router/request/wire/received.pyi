@@ -13,7 +13,7 @@ class TooMuch(ValueError):
     def __init__(self, what: str) -> None: ...
 
 class ReceivedRequest:
-    """A RouteRequest, read of a message (read_request) or made by a face of this process
+    """A RouteRequest, read of a message (read_request) or made by this process
     (request_of); its fields by their names in the contract. len() is its size in bytes."""
 
     form: int

@@ -82,7 +82,7 @@ cdef str _text(Span text):
 
 
 cdef class ReceivedRequest:
-    """A RouteRequest, read of a message (read_request) or made by a face of this process (request_of); its fields by
+    """A RouteRequest, read of a message (read_request) or made by this process (request_of); its fields by
     their names in the contract. len() is its size in bytes."""
 
     cdef public int form

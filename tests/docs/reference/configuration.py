@@ -32,7 +32,7 @@ PROGRAMS = {
     "kvroute serve": ServeConfig,
     "kvroute relay": RelayConfig,
     "kvroute gateway": GatewayConfig,
-    "kvroute epp": PickerConfig,
+    "kvroute picker": PickerConfig,
 }
 DEFAULT_CHARS = 60
 """A longer default is left to check-config."""

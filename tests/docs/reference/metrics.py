@@ -22,7 +22,7 @@ PROGRAMS = {
     "kvroute serve": router_families,
     "kvroute relay, and a router with relays": relay_families,
     "kvroute gateway, and a router with a gateway (on both its ports)": gateway_families,
-    "kvroute epp, and a router with an endpoint picker": picker_families,
+    "kvroute picker, and a router with an endpoint picker": picker_families,
 }
 ABOUT_SAMPLES = {"le", "quantile"}
 """Labels of one histogram's samples."""

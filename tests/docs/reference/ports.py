@@ -24,7 +24,7 @@ class Path(NamedTuple):
 
 PORTS: Mapping[str, tuple[str, list[Path]]] = {
     "metrics.listen": (
-        "Of `kvroute serve` and `kvroute relay`; `kvroute epp` has one, too.",
+        "Of `kvroute serve` and `kvroute relay`; `kvroute picker` has one, too.",
         [
             Path(
                 "GET", "/metrics", "metrics, as text for Prometheus ([list](reference-metrics.md))"
@@ -44,14 +44,14 @@ PORTS: Mapping[str, tuple[str, list[Path]]] = {
         ],
     ),
     "probes.listen": (
-        "Of `kvroute serve` and `kvroute epp`: plain HTTP for the kubelet and for load balancers.",
+        "Of `kvroute serve` and `kvroute picker`: plain HTTP for the kubelet and load balancers.",
         [
             Path("GET", "/livez", "200 while the process answers"),
             Path(
                 "GET",
                 "/readyz",
-                "200 while the router is ready, else 503; of `kvroute epp`: while a worker can be"
-                " picked and the picker isn't stopping",
+                "200 while the router is ready, else 503; of `kvroute picker`: while a worker can"
+                " be picked and the picker isn't stopping",
             ),
         ],
     ),

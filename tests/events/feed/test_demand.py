@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from events.feed.demand import DEMANDS_MAX, NAME_BYTES_MAX, TENANTS_MAX, Demand, entries
-from events.feed.peers import TTL_S, Peers, Teller, decode_inflight
+from events.feed.replicas import TTL_S, Replicas, Teller, decode_inflight
 from events.plane.facts import Epoch, Unreadable
 
 EPOCH = Epoch(1, 0)
@@ -18,28 +18,28 @@ def told(demand: list[Demand], now_s: float = 100.0, teller: Teller | None = Non
     return message
 
 
-def test_what_waits_in_a_peer_is_known_until_it_says_otherwise_or_falls_silent() -> None:
-    peers, teller = Peers("us"), Teller("them", EPOCH)
+def test_what_waits_in_a_replica_is_known_until_it_says_otherwise_or_falls_silent() -> None:
+    replicas, teller = Replicas("us"), Teller("them", EPOCH)
     here = Demand("m", "both", 10, 3, 1.5, 7, -0.5, ((5, 2),))
-    peers.on_message(told([here], teller=teller), 100.0)
-    assert peers.demand() == {"them": (here,)}
-    changes = peers.demands
-    peers.on_message(told([], 100.1, teller), 100.1)
-    assert peers.demand() == {}
-    assert peers.demands == changes + 1
-    peers.on_message(told([here], 100.2, teller), 100.2)
-    peers.tick(100.2 + TTL_S)
-    assert peers.demand() == {"them": (here,)}
-    peers.tick(100.3 + TTL_S)
-    assert peers.demand() == {}
-    assert peers.demands == changes + 3
+    replicas.on_message(told([here], teller=teller), 100.0)
+    assert replicas.demand() == {"them": (here,)}
+    changes = replicas.demands
+    replicas.on_message(told([], 100.1, teller), 100.1)
+    assert replicas.demand() == {}
+    assert replicas.demands == changes + 1
+    replicas.on_message(told([here], 100.2, teller), 100.2)
+    replicas.tick(100.2 + TTL_S)
+    assert replicas.demand() == {"them": (here,)}
+    replicas.tick(100.3 + TTL_S)
+    assert replicas.demand() == {}
+    assert replicas.demands == changes + 3
 
 
-def test_a_restarted_peer_has_nothing_waiting() -> None:
-    peers = Peers("us")
-    peers.on_message(told([Demand("m", "both", 0, 3)]), 100.0)
-    peers.on_message(told([], teller=Teller("them", Epoch(2, 0))), 100.1)
-    assert peers.demand() == {}
+def test_a_restarted_replica_has_nothing_waiting() -> None:
+    replicas = Replicas("us")
+    replicas.on_message(told([Demand("m", "both", 0, 3)]), 100.0)
+    replicas.on_message(told([], teller=Teller("them", Epoch(2, 0))), 100.1)
+    assert replicas.demand() == {}
 
 
 def test_a_message_goes_when_more_or_less_waits_and_not_as_it_ages() -> None:

@@ -41,7 +41,7 @@ from events.plane.facts import (
 )
 from events.relay.ledger import Ledger
 from events.relay.outbox import Outbox
-from events.relay.snapshot import SnapshotDesk
+from events.relay.snapshot import SnapshotServer
 from indexer.identity import WorkerKey
 
 EPOCH = Epoch(1_700_000_000_000_000_000, 42)
@@ -421,10 +421,10 @@ REQUEST_FIELDS = ["v", "chunk", "epoch", "as_of", "from_seq", "more"]
 @given(st.dictionaries(st.sampled_from(REQUEST_FIELDS), anything))
 def test_any_snapshot_request_is_answered_or_dropped(fields: dict[str, Any]) -> None:
     outbox = Outbox(EPOCH)
-    desk = SnapshotDesk(Ledger(4), outbox)
+    server = SnapshotServer(Ledger(4), outbox)
     request = decode(SnapshotRequest, msgspec.msgpack.encode(fields))
     if not isinstance(request, Unreadable):
-        encode(desk.answer(request, True, 1.0))
+        encode(server.answer(request, True, 1.0))
 
 
 @pytest.mark.parametrize("message", [FACTS, BEAT, HEARTBEAT, CHUNK])

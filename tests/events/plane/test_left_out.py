@@ -52,12 +52,12 @@ def test_over_its_bound_a_reason_holds_until_all_is_cleared(
 ) -> None:
     monkeypatch.setattr(module, "BLOCKS_MAX", 3)
     left_out = LeftOut()
-    left_out.add("map_full", range(5))
+    left_out.add("ledger_full", range(5))
     left_out.add("unnamed_lora", (2, 2, 2))
     assert len(left_out._copies) == 3
     for block in range(5):
         left_out.remove(block)
-    assert left_out.reasons() == ("map_full", "unnamed_lora")
+    assert left_out.reasons() == ("ledger_full", "unnamed_lora")
     left_out.clear()
     assert left_out.reasons() == ()
 
@@ -72,13 +72,13 @@ def test_over_its_bound_a_reason_holds_until_all_is_cleared(
         ("block_size_unsuitable", 24, stored(1)),
         ("item_place_unknown", 32, stored(1, item_ids=(("image",),))),
         ("unresolved", None, stored(1, token_ids=[])),
-        ("map_full", None, stored(1)),
+        ("ledger_full", None, stored(1)),
     ],
 )
 def test_what_is_left_out_shows_until_it_is_gone(
     reason: str, wanted: int | None, event: BlocksStored
 ) -> None:
-    ledger = Ledger(wanted, blocks_max=1 if reason == "map_full" else 9)
+    ledger = Ledger(wanted, blocks_max=1 if reason == "ledger_full" else 9)
     assert reasons_after(ledger) == ""
     if reason != "block_size_unsuitable":
         assert reasons_after(ledger, stored(50)) == ""
@@ -109,7 +109,7 @@ def test_what_no_request_can_ask_for_is_not_lacked(event: BlocksStored) -> None:
     assert reasons_after(Ledger(), event) == ""
 
 
-def test_a_map_that_is_kept_remembers_why_something_was_left_out() -> None:
+def test_a_saved_ledger_remembers_why_something_was_left_out() -> None:
     rank = Rank("vllm", Epoch(1, 1), has_replay=False)
     hear(rank, 0, store_of_a_lora())
     kept = rank.kept(1.0)

@@ -23,12 +23,12 @@ async def test_a_task_that_failed_has_one_line_with_its_name_and_the_error(
         failed.set()
 
     tasks = Tasks(on_failure)
-    tasks.spawn(failing(), "telling peers")
+    tasks.spawn(failing(), "telling other replicas")
     await failed.wait()
     (record,) = caplog.records
     assert record.levelno == logging.CRITICAL
     assert record.getMessage() == (
-        "this process ends, since its background task 'telling peers' failed:"
+        "this process ends, since its background task 'telling other replicas' failed:"
         " RuntimeError: no such thing"
     )
     assert record.exc_info is not None

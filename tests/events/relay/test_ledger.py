@@ -337,7 +337,7 @@ def test_the_map_is_bounded_and_what_is_in_it_still_counts() -> None:
     assert ledger.apply(stored([11, 12, 13, 14, 15], [1, 2, 3, 4, 5])) == [
         Placed(DEVICE, None, prefixes_of([1, 2, 3]))
     ]
-    assert ledger.dropped == {"map_full": 2}
+    assert ledger.dropped == {"ledger_full": 2}
     assert ledger.apply(stored([11, 12, 13], [1, 2, 3])) == []
     ledger.apply(removed([11, 11]))
     assert len(ledger) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from events.plane.supervisor import Supervisor
 from events.relay import ledger_file as module
-from events.relay.ledger_file import MapKeeper, map_path, pause_s, read_file, write_file
+from events.relay.ledger_file import LedgerSaver, pause_s, read_file, saved_ledger_path, write_file
 from events.relay.rank import Rank
 from events.relay.saved_ledger import Source, unpack
 from indexer.identity import WorkerKey
@@ -20,26 +20,26 @@ SOURCE = Source(WorkerKey("w", 0), "vllm", 4)
 
 
 class Kept:
-    """Keepers of one file, and what they counted."""
+    """Savers of one file, and what they counted."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = map_path(folder, "f", SOURCE.worker)
+        self.path = saved_ledger_path(folder, "f", SOURCE.worker)
         self.counts: Counter[str] = Counter()
         self.tasks = Supervisor("w", random.Random(1))
 
-    def keeper(self, rank: Rank) -> MapKeeper:
-        return MapKeeper(self.path, SOURCE, rank, lambda: NOW_S, self.counts)
+    def saver(self, rank: Rank) -> LedgerSaver:
+        return LedgerSaver(self.path, SOURCE, rank, lambda: NOW_S, self.counts)
 
     async def keep(self, engine: Engine) -> None:
-        """A whole life of a keeper."""
-        keeper = self.keeper(Engine().rank)
-        keeper._rank = engine.rank
-        keeper.start(self.tasks)
-        await keeper.finish()
+        """A whole life of a saver."""
+        saver = self.saver(Engine().rank)
+        saver._rank = engine.rank
+        saver.start(self.tasks)
+        await saver.finish()
 
     async def resumed(self) -> Rank:
         rank = Engine().rank
-        await self.keeper(rank).resume()
+        await self.saver(rank).resume()
         return rank
 
     def held(self) -> int:
@@ -78,8 +78,8 @@ async def test_a_map_is_written_now_and_then_if_it_changed(
 ) -> None:
     monkeypatch.setattr(module, "KEEP_S", 0.001)
     engine = following(5)
-    keeper = kept.keeper(engine.rank)
-    keeper.start(kept.tasks)
+    saver = kept.saver(engine.rank)
+    saver.start(kept.tasks)
     engine.hear(5)
     await until(lambda: kept.held() == 6, "the first file")
     inode = kept.path.stat().st_ino
@@ -87,18 +87,18 @@ async def test_a_map_is_written_now_and_then_if_it_changed(
     await until(lambda: kept.held() == 7, "the next one")
     assert kept.path.stat().st_ino != inode
     inode = kept.path.stat().st_ino
-    await keeper.finish()
+    await saver.finish()
     assert kept.path.stat().st_ino == inode, "nothing was new"
 
 
 async def test_a_rank_that_heard_nothing_leaves_the_file_alone(kept: Kept) -> None:
     await kept.keep(following(5))
     engine = Engine()
-    keeper = kept.keeper(engine.rank)
-    await keeper.resume()
-    keeper.start(kept.tasks)
+    saver = kept.saver(engine.rank)
+    await saver.resume()
+    saver.start(kept.tasks)
     engine.perform(engine.rank.on_process_start(NOW_S - 1, NOW_S))
-    await keeper.finish()
+    await saver.finish()
     assert kept.held() == 5
 
 
@@ -113,7 +113,7 @@ async def test_a_torn_file_is_counted_and_ignored(
     whole = kept.path.read_bytes()
     kept.path.write_bytes(whole[:-1])
     assert (await kept.resumed())._kept is None
-    assert kept.counts == {"map_unusable": 1}
+    assert kept.counts == {"ledger_unusable": 1}
     assert "the checksum" in caplog.text
     await kept.keep(following(6))
     assert kept.held() == 6, "and replaced by the next one"
@@ -122,7 +122,7 @@ async def test_a_torn_file_is_counted_and_ignored(
 async def test_a_file_that_cannot_be_read_is_counted_and_ignored(kept: Kept) -> None:
     kept.path.mkdir()
     assert (await kept.resumed())._kept is None
-    assert kept.counts == {"map_unusable": 1}
+    assert kept.counts == {"ledger_unusable": 1}
 
 
 async def test_a_disk_that_fails_is_counted_and_tried_again(
@@ -131,13 +131,13 @@ async def test_a_disk_that_fails_is_counted_and_tried_again(
     monkeypatch.setattr(module, "KEEP_S", 0.001)
     kept.path.mkdir()  # nothing can take its name
     engine = following(5)
-    keeper = kept.keeper(engine.rank)
+    saver = kept.saver(engine.rank)
     engine.hear(5)
-    keeper.start(kept.tasks)
-    await until(lambda: kept.counts["map_not_saved"] > 1, "two failures")
+    saver.start(kept.tasks)
+    await until(lambda: kept.counts["ledger_not_saved"] > 1, "two failures")
     kept.path.rmdir()
     await until(lambda: kept.held() == 6, "the file")
-    await keeper.finish()
+    await saver.finish()
     assert "can't write" in caplog.text
 
 
@@ -146,14 +146,14 @@ async def test_a_file_is_bounded(kept: Kept, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "FILE_BYTES_MAX", kept.path.stat().st_size)
     assert (await kept.resumed())._kept is not None
     await kept.keep(following(9))
-    assert (kept.counts, kept.held()) == ({"map_not_saved": 1}, 5)
+    assert (kept.counts, kept.held()) == ({"ledger_not_saved": 1}, 5)
     monkeypatch.setattr(module, "FILE_BYTES_MAX", kept.path.stat().st_size - 1)
     assert (await kept.resumed())._kept is None
-    assert kept.counts["map_unusable"] == 1
+    assert kept.counts["ledger_unusable"] == 1
 
 
 def test_a_write_that_died_half_way_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "f.w.0-1.map"
+    path = tmp_path / "f.w.0-1.ledger"
     write_file(path, b"old")
     path.with_suffix(".new").write_bytes(b"half of the n")
     assert read_file(path) == b"old"
@@ -165,7 +165,7 @@ def test_a_write_that_died_half_way_leaves_the_old_file(tmp_path: Path) -> None:
 def test_every_rank_of_every_worker_has_a_name_of_its_own(tmp_path: Path) -> None:
     ids = ["a", "a.0", "a/../b", "ü" * 256, "ü" * 255 + "u", "A"]
     paths = {
-        map_path(tmp_path, fleet, WorkerKey(worker, rank))
+        saved_ledger_path(tmp_path, fleet, WorkerKey(worker, rank))
         for worker in ids
         for rank in (0, 1, 10)
         for fleet in ("f", "f-a")

@@ -33,7 +33,7 @@ ONE_RANK = "\n".join(METRICS.splitlines()[:2]) + "\n"
 
 
 class Engine:
-    """An engine's HTTP face, and a relay on a broker in memory."""
+    """An engine's HTTP api, and a relay on a broker in memory."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -346,14 +346,14 @@ async def test_a_map_that_raises_is_counted_and_the_engine_followed(
     def raises(*_args: object) -> None:
         raise error
 
-    monkeypatch.setattr(shell.keeper, "_load", raises)
+    monkeypatch.setattr(shell.saver, "_load", raises)
     await relay.start()
     await until(lambda: shell.started, "the subscription")
-    assert relay.counts["map_unusable"] == 1
+    assert relay.counts["ledger_unusable"] == 1
     monkeypatch.setattr(shell.rank, "kept", raises)
-    monkeypatch.setattr(shell.keeper, "_saved", None)
+    monkeypatch.setattr(shell.saver, "_saved", None)
     await relay.stop()
-    assert relay.counts["map_not_saved"] == 1
+    assert relay.counts["ledger_not_saved"] == 1
     assert not relay.failures
     del pair.relays["victim"]
     await pair.neighbour_is_well()

@@ -1,4 +1,4 @@
-"""A relay that starts again with the map that its last life kept: when it believes it."""
+"""A relay that starts again with the ledger that its last life saved: when it believes it."""
 
 import pytest
 from hypothesis import given, settings
@@ -49,13 +49,13 @@ def tell_start(engine: Engine, started_s: float = STARTED_S) -> list[int]:
 def resumed(engine: Engine) -> tuple[int, int]:
     """How often what was kept was believed, and dropped."""
     counts = engine.rank.counts
-    return counts["kept_map_resumed"], counts["kept_map_dropped"]
+    return counts["saved_ledger_resumed"], counts["saved_ledger_dropped"]
 
 
 # --- with a replay socket ---
 
 
-def test_a_kept_map_is_believed_when_its_last_message_is_still_there() -> None:
+def test_a_saved_ledger_is_believed_when_its_last_message_is_still_there() -> None:
     engine = born(kept_by(following(5)))
     assert engine.start() == [4]
     assert (engine.held(), engine.complete()) == (0, False)
@@ -65,7 +65,7 @@ def test_a_kept_map_is_believed_when_its_last_message_is_still_there() -> None:
     assert engine.held() == 6
 
 
-def test_nothing_of_a_kept_map_is_told_before_it_is_believed() -> None:
+def test_nothing_of_a_saved_ledger_is_told_before_it_is_believed() -> None:
     engine = born(kept_by(following(5)))
     engine.start()
     engine.hear(6)

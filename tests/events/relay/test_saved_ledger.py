@@ -1,4 +1,4 @@
-"""A kept map as bytes: what was torn or is another's never becomes a ledger."""
+"""A saved ledger as bytes: what was torn or is another's never becomes a ledger."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from events.engines.events import BlocksStored
 from events.plane.facts import Epoch, SnapshotRequest
 from events.relay.ledger import Ledger
 from events.relay.rank import EngineState, Rank
-from events.relay.saved_ledger import MAGIC, Checkpoint, Source, UnusableMap, pack, unpack
+from events.relay.saved_ledger import MAGIC, Checkpoint, Source, UnusableLedger, pack, unpack
 from indexer.identity import WorkerKey
 
 SOURCE = Source(WorkerKey("a worker", 3), "vllm", None)
@@ -42,7 +42,7 @@ def test_what_was_kept_comes_back() -> None:
 
 def test_a_file_that_ends_too_soon_is_of_no_use() -> None:
     for length in range(len(DATA)):
-        with pytest.raises(UnusableMap):
+        with pytest.raises(UnusableLedger):
             unpack(SOURCE, DATA[:length])
 
 
@@ -51,14 +51,14 @@ def test_a_file_that_ends_too_soon_is_of_no_use() -> None:
 def test_a_file_with_a_flipped_bit_is_of_no_use(at: int, flip: int) -> None:
     torn = bytearray(DATA)
     torn[at] ^= flip
-    with pytest.raises(UnusableMap):
+    with pytest.raises(UnusableLedger):
         unpack(SOURCE, bytes(torn))
 
 
 @settings(derandomize=True, deadline=None, max_examples=300, database=None)
 @given(body=st.binary(max_size=200))
 def test_whatever_bears_the_checksum_never_raises_anything_else(body: bytes) -> None:
-    with pytest.raises(UnusableMap):
+    with pytest.raises(UnusableLedger):
         unpack(SOURCE, MAGIC + xxh3_128_digest(body) + body)
 
 
@@ -72,13 +72,13 @@ def test_whatever_bears_the_checksum_never_raises_anything_else(body: bytes) -> 
     ],
 )
 def test_a_map_of_another_is_of_no_use_and_says_whose_it_is(other: Source) -> None:
-    with pytest.raises(UnusableMap, match="the saved ledger is of Source"):
+    with pytest.raises(UnusableLedger, match="the saved ledger is of Source"):
         unpack(other, DATA)
 
 
 def test_another_version_is_of_no_use() -> None:
-    with pytest.raises(UnusableMap, match="kvroute map 2"):
-        unpack(SOURCE, DATA.replace(b"map 1", b"map 2"))
+    with pytest.raises(UnusableLedger, match="kvroute ledger 2"):
+        unpack(SOURCE, DATA.replace(b"ledger 1", b"ledger 2"))
 
 
 def test_rows_that_are_missing_are_noticed() -> None:
@@ -86,7 +86,7 @@ def test_rows_that_are_missing_are_noticed() -> None:
     tree = msgspec.msgpack.decode(DATA[start:])
     tree["rows"] = []
     body = msgspec.msgpack.encode(tree)
-    with pytest.raises(UnusableMap, match="0 placements; its head says 12"):
+    with pytest.raises(UnusableLedger, match="0 placements; its head says 12"):
         unpack(SOURCE, MAGIC + xxh3_128_digest(body) + body)
 
 
@@ -160,7 +160,7 @@ def tried(data: bytes) -> None:
     """Reads a file for a rank, and has the rank do all that a relay asks of it."""
     try:
         checkpoint, ledger = unpack(SOURCE, data)
-    except UnusableMap:
+    except UnusableLedger:
         return
     for has_replay in (True, False):
         rank = Rank("vllm", Epoch(1, 1), has_replay=has_replay)
@@ -222,7 +222,7 @@ def lying(kept: Any, *lies: tuple[tuple[Any, ...], Any]) -> bytes:
 def test_numbers_that_none_can_be_make_a_file_of_no_use(
     kept: int, path: tuple[Any, ...], value: Any
 ) -> None:
-    with pytest.raises(UnusableMap):
+    with pytest.raises(UnusableLedger):
         unpack(SOURCE, lying(KEPT[kept], (path, value)))
 
 
@@ -237,5 +237,5 @@ def test_pages_that_follow_one_another_without_an_end_are_of_no_use() -> None:
         [b"\0\0\0\0"] + [b""] * (count - 1),
         [None, *range(count - 1)],
     ]
-    with pytest.raises(UnusableMap, match="page"):
+    with pytest.raises(UnusableLedger, match="page"):
         unpack(SOURCE, lying(KEPT[1], (("rows",), [rows])))

@@ -18,7 +18,7 @@ from events.plane.facts import (
 from events.relay import snapshot
 from events.relay.ledger import Ledger
 from events.relay.outbox import Outbox
-from events.relay.snapshot import SnapshotDesk
+from events.relay.snapshot import SnapshotServer
 from indexer.identity import PrefixHash, Tier
 
 EPOCH = Epoch(1, 2)
@@ -42,16 +42,18 @@ class Relay:
     def __init__(self) -> None:
         self.ledger = Ledger(4)
         self.outbox = Outbox(EPOCH)
-        self.desk = SnapshotDesk(self.ledger, self.outbox)
+        self.server = SnapshotServer(self.ledger, self.outbox)
         self.complete = True
 
     def tell(self, event: Event) -> list[bytes]:
         changes = self.ledger.apply(event)
-        self.desk.note(changes)
+        self.server.note(changes)
         return self.outbox.add(changes, 1.0) + self.outbox.flush()
 
     def ask(self, request: SnapshotRequest, now_s: float = 1.0) -> SnapshotChunk:
-        while isinstance(made := self.desk.answer(request, self.complete, now_s), SnapshotRequest):
+        while isinstance(
+            made := self.server.answer(request, self.complete, now_s), SnapshotRequest
+        ):
             request = made
         answer = encode(made)
         assert len(answer) < NATS_MESSAGE_BYTES
@@ -144,7 +146,7 @@ def test_a_snapshot_is_of_one_moment_whatever_comes_and_goes_between_its_slices(
     chunks: list[SnapshotChunk] = []
     request = SnapshotRequest()
     while True:
-        answer = relay.desk.answer(request, True, 1.0)
+        answer = relay.server.answer(request, True, 1.0)
         relay.tell(chain(rng.randrange(2000), rng.randrange(1, 30), rng.choice(["GPU", "CPU"])))
         some = tuple(rng.randrange(2000) for _ in range(20))
         relay.tell(BlocksRemoved(some, medium=rng.choice(["GPU", "CPU"])))
@@ -174,7 +176,7 @@ def test_no_call_packs_more_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> Non
     calls: list[int] = []
     while isinstance(answer, SnapshotRequest):
         packed.clear()
-        answer = relay.desk.answer(answer, True, 1.0)
+        answer = relay.server.answer(answer, True, 1.0)
         calls.append(sum(packed))
     assert calls == [snapshot.SLICE_HASHES] * 3 + [5]
     assert len(told([answer])[Tier.DEVICE]) == count
@@ -199,7 +201,7 @@ def test_two_askers_at_one_number_share_a_snapshot() -> None:
     relay.tell(chain(1, 5))
     first, second = relay.snapshot(), relay.snapshot()
     assert first == second
-    assert len(relay.desk._frozen) == 1
+    assert len(relay.server._frozen) == 1
 
 
 def test_a_snapshot_is_no_more_complete_than_its_ledger_is_now() -> None:
@@ -218,7 +220,7 @@ def test_a_snapshot_expires_with_time() -> None:
     gone = relay.next_of(chunks, 131.0)
     assert gone.expired
     assert gone.facts == gone.messages == []
-    assert relay.desk._frozen == []
+    assert relay.server._frozen == []
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -226,10 +228,10 @@ def test_a_snapshot_that_nobody_asks_for_any_more_is_dropped_in_time() -> None:
     relay = Relay()
     relay.tell(chain(1, CHUNK_HASHES + 10))
     relay.ask(SnapshotRequest(), 100.0)
-    relay.desk.expire(129.0)
-    assert len(relay.desk._frozen) == 1
-    relay.desk.expire(131.0)
-    assert relay.desk._frozen == []
+    relay.server.expire(129.0)
+    assert len(relay.server._frozen) == 1
+    relay.server.expire(131.0)
+    assert relay.server._frozen == []
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -239,7 +241,7 @@ def test_frozen_snapshots_are_few() -> None:
     for i in range(6):
         relay.tell(chain(1 + i * 100_000, CHUNK_HASHES + 10))
         asked.append([relay.ask(SnapshotRequest())])
-    assert len(relay.desk._frozen) == 4
+    assert len(relay.server._frozen) == 4
     assert [relay.next_of(chunks).expired for chunks in asked] == [True, True] + [False] * 4
 
 
@@ -262,7 +264,7 @@ def test_another_life_has_none_of_the_old_snapshots() -> None:
     relay.ask(SnapshotRequest())
     relay.ledger = Ledger(4)
     relay.outbox.start_over(Epoch(2, 0))
-    relay.desk.start_over(relay.ledger)
+    relay.server.start_over(relay.ledger)
     relay.tell(chain(7, 2))  # number 1 again
     chunks = relay.snapshot()
     assert told(chunks) == relay.held()

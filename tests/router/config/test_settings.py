@@ -28,7 +28,7 @@ COMPOUND = (
     ("routing", "own_policies"),
     ("routing", "guard", "policies"),
     ("routing", "affinity", "bonus"),
-    ("epp", "objectives"),
+    ("picker", "objectives"),
     ("discovery", "kubernetes", "ports"),
     ("queue", "bands"),
     ("queue", "tenants", "named"),
@@ -103,8 +103,8 @@ def other_value(key: Key) -> object:
         "gateway.pairs": "never",
         "gateway.salt": "tenant",
         "gateway.forward": "tokens",
-        "epp.pairs": "llm-d",
-        "epp.priority": "lower",
+        "picker.pairs": "llm-d",
+        "picker.priority": "lower",
         "gateway.priority": "lower",
     }
     if key.dotted in special:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from router.gateway import openai_body
 from router.gateway.lenient import flag, whole
 from router.gateway.openai_body import INT32_MAX, TEXT_MAX, Facts
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.gateway.top_level import changed
 from router.request import bodies
 
@@ -155,14 +155,14 @@ def test_a_list_of_prompts_is_seen(prompt: object, single: bool) -> None:
     ],
 )
 def test_a_hostile_body_is_refused_with_a_sentence(hostile: bytes) -> None:
-    with pytest.raises(FrontRefusal) as caught:
+    with pytest.raises(GatewayRefusal) as caught:
         read(hostile, {})
     assert caught.value.reason == "INVALID_BODY"
     assert 10 < len(caught.value.message) < 400
 
 
 def test_a_refusal_names_the_field() -> None:
-    with pytest.raises(FrontRefusal) as caught:
+    with pytest.raises(GatewayRefusal) as caught:
         read(b'{"model": 5}', {})
     assert caught.value.param == "model"
 

@@ -1,4 +1,4 @@
-"""The time to the first token that a client wants, by its headers: the same at both faces."""
+"""The time to the first token that a client wants, by its headers: the same at both ports."""
 
 import json
 from typing import Any
@@ -61,9 +61,9 @@ async def by_the_picker(headers: dict[str, str]) -> list[Any]:
     return waits
 
 
-@pytest.mark.parametrize("face", [by_the_gateway, by_the_picker])
+@pytest.mark.parametrize("port", [by_the_gateway, by_the_picker])
 @pytest.mark.parametrize(("headers", "seconds"), FORMS)
 async def test_the_wanted_time_to_the_first_token_reaches_the_router(
-    face: Any, headers: dict[str, str], seconds: float | None
+    port: Any, headers: dict[str, str], seconds: float | None
 ) -> None:
-    assert {wait.ttft_slo_s for wait in await face(headers)} == {seconds}
+    assert {wait.ttft_slo_s for wait in await port(headers)} == {seconds}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw, UnsetType
 
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.gateway.top_level import REPEATS_MAX, changed, decoded, span
 
 NAMES = ("priority", "stream_options", "kv_transfer_params", "lora_path", "model")
@@ -50,7 +50,7 @@ def test_a_change_is_the_same_as_in_an_object_of_python(
     body = written(members, rng, space)
     repeats = Counter(key for key, _ in members if key in fields)
     if any(count > REPEATS_MAX for count in repeats.values()):
-        with pytest.raises(FrontRefusal, match=f"more than {REPEATS_MAX} times"):
+        with pytest.raises(GatewayRefusal, match=f"more than {REPEATS_MAX} times"):
             changed(body, fields)
         return
     expected = [(key, value) for key, value in members if key not in fields]
@@ -97,7 +97,7 @@ def test_a_field_is_cut_out_as_often_as_it_is_there_up_to_a_bound(count: int) ->
     if count <= REPEATS_MAX:
         assert json.loads(changed(body, {"priority": UNSET})) == {"a": 1}
         return
-    with pytest.raises(FrontRefusal, match=f"more than {REPEATS_MAX} times"):
+    with pytest.raises(GatewayRefusal, match=f"more than {REPEATS_MAX} times"):
         changed(body, {"priority": UNSET})
 
 
@@ -120,5 +120,5 @@ def test_bytes_that_are_no_object_are_refused(body: bytes) -> None:
     except (ValueError, RecursionError):
         is_object = False
     if not is_object:
-        with pytest.raises(FrontRefusal):
+        with pytest.raises(GatewayRefusal):
             decoded(DECODER, body)

@@ -30,7 +30,7 @@ def chat(content: str = "hello") -> bytes:
 
 
 class StandIn:
-    """An engine's HTTP face in front of the renderer: /tokenize, and the render endpoints."""
+    """An engine's HTTP API in front of the renderer: /tokenize, and the render endpoints."""
 
     def __init__(
         self,

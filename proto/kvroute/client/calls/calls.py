@@ -50,7 +50,7 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
     token: the bearer token of every call and stream, or a function that returns the present token.
     report_timeout_s: longest that a request waits for its own reports (see RoutedRequest).
     pending_reports_max: last reports under way; those past the bound are left to the lease.
-    fast_lane: routes of many tasks go in batches over a stream, reports of many as one call;
+    batching: routes of many tasks go in batches over a stream, reports of many as one call;
     False: each is a call of its own.
     routes_max, route_bytes_max: unanswered requests on a router's stream, and their bytes; past
     either bound calls raise ClientOverloaded.
@@ -73,7 +73,7 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
         report_timeout_s: float = 1.0,
         retry: RetryPolicy | None = None,
         pending_reports_max: int = 16_384,
-        fast_lane: bool = True,
+        batching: bool = True,
         routes_max: int = 16_384,
         route_bytes_max: int = 256 * 1024 * 1024,
         retry_budget: RetryBudgetPolicy | None = None,
@@ -90,7 +90,7 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
             token=token,
             timeout_s=duration("timeout_s", timeout_s),
             retry=retry or RetryPolicy(),
-            fast_lane=fast_lane,
+            batching=batching,
             routes_max=routes_max,
             route_bytes_max=route_bytes_max,
             silent_s=duration("silent_s", silent_s),

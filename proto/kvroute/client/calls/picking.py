@@ -1,4 +1,4 @@
-"""Route: over the lane or as a call, and by the fallback when no router answers."""
+"""Route: over the stream or as a call, and by the fallback when no router answers."""
 
 import asyncio
 import logging
@@ -99,8 +99,8 @@ class Picker:
         if line.watch.silent and self._takeover.replaces_silent():
             await asyncio.sleep(0)  # a caller in a loop leaves the health checks their turn
             raise line.silence()
-        if line.lane is not None and line.lane.takes(request.size):
-            response = await line.lane.route(request, left_s, on_queued)
+        if line.stream is not None and line.stream.takes(request.size):
+            response = await line.stream.route(request, left_s, on_queued)
         else:
             content = b"".join(request.pieces)
             call = line.route(content, timeout=left_s, metadata=self._transport.metadata())
@@ -111,8 +111,8 @@ class Picker:
                 line.picks.discard(call)
             if response is None:
                 raise unreadable("Route")
-            if line.lane is not None:
-                line.lane.called()
+            if line.stream is not None:
+                line.stream.called()
         self._transport.open().reserved(line, response.reservation_id)
         return response
 

@@ -60,8 +60,8 @@ class QueueCalls:
             raise ValueError("request_id is empty")
 
         async def attempt(line: Line, left_s: float) -> Sequence[ProgressOutcome]:
-            if line.report_lane is not None:
-                return await line.report_lane.report([step], left_s)
+            if line.report_batches is not None:
+                return await line.report_batches.report([step], left_s)
             request = ReportRequest(progress=[step])
             return (await self._transport.report(line.router, request, left_s)).outcomes
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import grpc
 
 from kvroute.client.connections.lines import Line
-from kvroute.client.connections.report_lane import report_pieces
+from kvroute.client.connections.report_batches import report_pieces
 from kvroute.client.connections.retry import RetryPolicy
 from kvroute.client.connections.transport import Transport
 from kvroute.client.errors import DeadlineExceeded
@@ -83,8 +83,8 @@ class Reporter:
             return [self._takeover.reported(step) for step in progress]
 
         async def attempt(line: Line, left_s: float) -> list[ProgressOutcome]:
-            if line.report_lane is not None:
-                return await line.report_lane.report(progress, left_s)
+            if line.report_batches is not None:
+                return await line.report_batches.report(progress, left_s)
             request = ReportRequest(progress=progress)
             response = await self._transport.report(line.router, request, left_s)
             return list(response.outcomes)

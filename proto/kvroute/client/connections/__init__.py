@@ -1,1 +1,1 @@
-"""How a call reaches a router: lines, lanes, retries, routers that are silent."""
+"""How a call reaches a router: lines, batching, retries, routers that are silent."""

@@ -16,8 +16,8 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # A connection to a peer that vanished ends within 35 s if a stream is open on it, and within
-    # 5 s of bytes that the peer's kernel does not acknowledge (gRPC sets TCP_USER_TIMEOUT to the
+    # A connection to a router that vanished ends within 35 s if a stream is open on it, and within
+    # 5 s of bytes that its kernel does not acknowledge (gRPC sets TCP_USER_TIMEOUT to the
     # same). Calls don't wait for that, see silence.py; but TCP doubles its pauses between
     # retransmissions, and after 5 s a new connection is open before the old connection's next
     # retransmission. The router accepts a ping every 10 s.

@@ -25,8 +25,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
 from kvroute.client.connections.channel import Address, Target, addresses_of, open_channel
-from kvroute.client.connections.lane import Lane
-from kvroute.client.connections.report_lane import ReportLane
+from kvroute.client.connections.report_batches import ReportBatches
+from kvroute.client.connections.route_stream import RouteStream
 from kvroute.client.connections.silence import Watch
 from kvroute.client.errors import ClientClosed, RouterUnreachable, error_from_call, unreachable
 from kvroute.v1 import (
@@ -71,7 +71,7 @@ Credentials: TypeAlias = grpc.ChannelCredentials | Callable[[], grpc.ChannelCred
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """The connection to one router: an open channel, its stubs and its lanes."""
+    """The connection to one router: an open channel, its stubs and its batching."""
 
     address: Address
     channel: grpc.aio.Channel
@@ -81,13 +81,13 @@ class Line:
     fleet: FleetAsyncStub
     prompts: PromptsAsyncStub
     health: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
-    lane: Lane | None
-    report_lane: ReportLane | None
+    stream: RouteStream | None
+    report_batches: ReportBatches | None
     watch: Watch
     calls: int = 0
     """Open calls."""
     picks: set[grpc.aio.UnaryUnaryCall[bytes, RouteResponse]] = field(default_factory=set)
-    """Open Route calls; routes over the lane are not among them."""
+    """Open Route calls; routes over the stream are not among them."""
     rests_until_s: float = 0.0
     """Passed over until then, if there is another line."""
 
@@ -116,20 +116,20 @@ class Line:
         """Fails all open picks with silence(), so that they go elsewhere; returns how many.
 
         The router's reservations for them must end, also those that it makes when it wakes. Items
-        of a lane are followed by cancels (the router remembers its last 4,096 answers for them);
+        of a stream are followed by cancels (the router remembers its last 4,096 answers for them);
         calls are reset, so that their answers can't be sent. The lease ends what remains: answers
         that had left the router, and cancels that a connection's end lost.
         """
         calls = [call for call in self.picks if call.cancel()]
-        return len(calls) + (0 if self.lane is None else self.lane.give_up(self.silence()))
+        return len(calls) + (0 if self.stream is None else self.stream.give_up(self.silence()))
 
     async def close(self) -> None:
         """Ends the connection and everything on it."""
         await self.watch.close()
-        if self.lane is not None:
-            await self.lane.close()
-        if self.report_lane is not None:
-            await self.report_lane.close()
+        if self.stream is not None:
+            await self.stream.close()
+        if self.report_batches is not None:
+            await self.report_batches.close()
         await self.channel.close()
 
 
@@ -142,8 +142,8 @@ class Lines:
         *,
         credentials: Credentials,
         options: Sequence[tuple[str, str | int]],
-        make_lanes: Callable[
-            [grpc.aio.Channel, RouterAsyncStub], tuple[Lane | None, ReportLane | None]
+        make_batching: Callable[
+            [grpc.aio.Channel, RouterAsyncStub], tuple[RouteStream | None, ReportBatches | None]
         ],
         counts: Counter[str],
         clock: Callable[[], float],
@@ -158,7 +158,7 @@ class Lines:
         self._renewable = credentials if callable(credentials) else None
         self._credentials = credentials() if callable(credentials) else credentials
         self._options = options
-        self._make_lanes = make_lanes
+        self._make_batching = make_batching
         self._counts = counts
         self._clock = clock
         self._rng = rng
@@ -370,7 +370,7 @@ class Lines:
         route: grpc.aio.UnaryUnaryMultiCallable[bytes, RouteResponse] = channel.unary_unary(
             ROUTE, response_deserializer=RouteResponse.FromString
         )
-        lanes = self._make_lanes(channel, router)
+        batching = self._make_batching(channel, router)
 
         async def probe(timeout_s: float) -> None:
             message = HealthCheckRequest(service="liveness")
@@ -384,7 +384,7 @@ class Lines:
 
         watch = Watch(address.target, self._silent_s, probe, silent, self._counts)
         stubs = (router, route, FleetStub(channel), PromptsStub(channel))
-        line = Line(address, channel, *stubs, check, *lanes, watch)
+        line = Line(address, channel, *stubs, check, *batching, watch)
         return line
 
 

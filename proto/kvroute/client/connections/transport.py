@@ -21,11 +21,11 @@ import grpc
 import grpc.aio
 
 from kvroute.client.connections.channel import Target
-from kvroute.client.connections.lane import Lane
-from kvroute.client.connections.lane_items import LaneItems
 from kvroute.client.connections.lines import Credentials, Line, Lines, Metadata
-from kvroute.client.connections.report_lane import ReportLane
+from kvroute.client.connections.report_batches import ReportBatches
 from kvroute.client.connections.retry import RetryPolicy
+from kvroute.client.connections.route_stream import RouteStream
+from kvroute.client.connections.route_stream_items import RouteStreamItems
 from kvroute.client.connections.silence import from_router
 from kvroute.client.errors import (
     ClientClosed,
@@ -56,7 +56,7 @@ class TransportOptions:
     token: str | Callable[[], str] | None = None
     timeout_s: float = 5.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    fast_lane: bool = True
+    batching: bool = True
     routes_max: int = 16_384
     route_bytes_max: int = 256 * 1024 * 1024
     silent_s: float = 2.0
@@ -76,7 +76,7 @@ class Transport:
         counts: Counter[str],
         can_replace_silent: Callable[[], bool],
     ) -> None:
-        """counts: `picks_moved`, and those of Lines, Lane, ReportLane and Watch.
+        """counts: `picks_moved`, and those of Lines, RouteStream, ReportBatches and Watch.
         can_replace_silent: whether the fallback can pick in the place of a silent router."""
         self.targets = targets
         self.options = options
@@ -105,7 +105,7 @@ class Transport:
                 self.targets,
                 credentials=options.credentials,
                 options=options.channel_options,
-                make_lanes=self._make_lanes,
+                make_batching=self._make_batching,
                 counts=self._counts,
                 clock=options.clock,
                 rng=options.rng,
@@ -320,19 +320,19 @@ class Transport:
         if self.lines.another(line) or self._can_replace_silent():
             self._counts["picks_moved"] += line.give_up_picks()
 
-    def _make_lanes(
+    def _make_batching(
         self, channel: grpc.aio.Channel, router: RouterAsyncStub
-    ) -> tuple[Lane | None, ReportLane | None]:
-        """The lanes of one router."""
+    ) -> tuple[RouteStream | None, ReportBatches | None]:
+        """The batching of one router."""
         options = self.options
-        if not options.fast_lane:
+        if not options.batching:
             return None, None
-        items = LaneItems(options.routes_max, options.route_bytes_max)
-        stream: grpc.aio.StreamStreamMultiCallable[bytes, RouteResults] = channel.stream_stream(
+        items = RouteStreamItems(options.routes_max, options.route_bytes_max)
+        call: grpc.aio.StreamStreamMultiCallable[bytes, RouteResults] = channel.stream_stream(
             ROUTE_STREAM, response_deserializer=RouteResults.FromString
         )
-        lane = Lane(lambda: stream(metadata=self.metadata()), items, self._counts)
-        return lane, ReportLane(partial(self.report, router), self._counts)
+        stream = RouteStream(lambda: call(metadata=self.metadata()), items, self._counts)
+        return stream, ReportBatches(partial(self.report, router), self._counts)
 
 
 def duration(name: str, seconds: float) -> float:

@@ -86,8 +86,9 @@ class RequestCalls(Generic[M]):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The counters of this client since its start: those of Lane, ReportLane, Lines, Watch,
-        Attempts and Fallback, and `picks_moved` away from silent routers. Absent counters are 0."""
+        """The counters of this client since its start: those of RouteStream, ReportBatches, Lines,
+        Watch, Attempts and Fallback, and `picks_moved` away from silent routers. Absent counters
+        are 0."""
         return self._counts.copy()
 
     async def route(
@@ -101,7 +102,7 @@ class RequestCalls(Generic[M]):
 
         The caller reports the request's progress with report(); request() reports by itself.
         on_queued: called with a QueueProgress once a second while the request waits in the router's
-        queue. Requests that go as a call of their own, in the place of the fast lane, have none: a
+        queue. Requests that go as a call of their own, in the place of the stream, have none: a
         client's first ones, and those over 1 MB.
         """
         if on_queued is not None:

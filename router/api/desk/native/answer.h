@@ -13,7 +13,7 @@ typedef struct {
     Span picked;      /* RouteResponse: worker_id, dp_rank, address, labels */
     Span alternative; /* Alternative: worker_id, dp_rank, address */
     Span row;         /* CandidateRow: worker_id, dp_rank */
-} Face;
+} WrittenWorker;
 
 /* What of a worker only its stream and its load know. */
 typedef struct {
@@ -38,7 +38,7 @@ static void put_overlap(Backward *b, uint32_t number, const Decided *d, size_t r
 }
 
 /* A CandidateRow. */
-static void put_row_body(Backward *b, const Decided *d, size_t row, const Face *face,
+static void put_row_body(Backward *b, const Decided *d, size_t row, const WrittenWorker *worker,
                          const Condition *condition) {
     const Columns *c = d->rows.columns;
     intptr_t slot = d->rows.slots[row];
@@ -65,13 +65,13 @@ static void put_row_body(Backward *b, const Decided *d, size_t row, const Face *
     put_double(b, CANDIDATE_ROW_ACTIVE_BLOCKS, c->active_blocks[slot]);
     put_double(b, CANDIDATE_ROW_NEW_TOKENS, new_tokens_of(&d->rows, row));
     put_overlap(b, CANDIDATE_ROW_OVERLAP_TOKENS, d, row);
-    put_raw(b, face->row.at, face->row.size);
+    put_raw(b, worker->row.at, worker->row.size);
 }
 
-static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, const Face *face,
+static void put_row(Backward *b, uint32_t number, const Decided *d, size_t row, const WrittenWorker *worker,
                     const Condition *condition) {
     size_t before = written(b);
-    put_row_body(b, d, row, face, condition);
+    put_row_body(b, d, row, worker, condition);
     put_message(b, number, before);
 }
 
@@ -80,7 +80,7 @@ typedef struct {
     uint32_t cheapest; /* row */
     const PickGuard *guard;
     const Waits *waits;
-    const Face *face;
+    const WrittenWorker *worker;
     const Condition *condition;
 } Moved;
 
@@ -101,7 +101,7 @@ static void put_moved(Backward *b, uint32_t number, const Decided *d, const Move
     put_double(b, GUARDED_LEAST_REQUESTS, moved->waits->least_requests);
     put_double(b, GUARDED_MARGIN_TOKENS, moved->waits->margin_tokens);
     put_double(b, GUARDED_REQUEST_TOKENS, moved->guard->request_tokens);
-    put_row(b, GUARDED_CHEAPEST, d, moved->cheapest, moved->face, moved->condition);
+    put_row(b, GUARDED_CHEAPEST, d, moved->cheapest, moved->worker, moved->condition);
     put_message(b, number, before);
 }
 
@@ -133,7 +133,7 @@ static void put_count(Backward *b, uint32_t number, const char *name, size_t cou
 
 /* A Receipt; `ordered` is 0 where nobody was picked. */
 static void put_receipt_body(Backward *b, const Decided *d, const About *about,
-                             const uint32_t *order, size_t ordered, const Face *faces,
+                             const uint32_t *order, size_t ordered, const WrittenWorker *workers,
                              const Condition *conditions) {
     if (about->moved) put_moved(b, RECEIPT_GUARDED, d, about->moved, order[0]);
     put_bytes(b, RECEIPT_PREFILL, about->prefill);
@@ -147,9 +147,9 @@ static void put_receipt_body(Backward *b, const Decided *d, const About *about,
     put_count(b, RECEIPT_EXCLUDED, "cost is not a number", about->cheapest.not_finite);
     put_uint(b, RECEIPT_CANDIDATES, d->rows.rows + about->not_live);
     if (ordered > 1 && !is_passed_over(d, about->moved, order[1]))
-        put_row(b, RECEIPT_RUNNER_UP, d, order[1], &faces[1], &conditions[1]);
+        put_row(b, RECEIPT_RUNNER_UP, d, order[1], &workers[1], &conditions[1]);
     if (ordered) {
-        put_row(b, RECEIPT_PICKED, d, order[0], &faces[0], &conditions[0]);
+        put_row(b, RECEIPT_PICKED, d, order[0], &workers[0], &conditions[0]);
         put_uint(b, RECEIPT_BLOCK_SIZE,
                  (uint64_t)d->rows.columns->block_size[d->rows.slots[order[0]]]);
     }
@@ -159,21 +159,21 @@ static void put_receipt_body(Backward *b, const Decided *d, const About *about,
 }
 
 static void put_receipt(Backward *b, uint32_t number, const Decided *d, const About *about,
-                        const uint32_t *order, size_t ordered, const Face *faces,
+                        const uint32_t *order, size_t ordered, const WrittenWorker *workers,
                         const Condition *conditions) {
     size_t before = written(b);
-    put_receipt_body(b, d, about, order, ordered, faces, conditions);
+    put_receipt_body(b, d, about, order, ordered, workers, conditions);
     put_message(b, number, before);
 }
 
 /* All but the reservation's id, which is the first field and so the last to be written.
  *
- * faces: of the rows in `order`; conditions: of its first two. engine_priority: NULL if the engine
+ * workers: of the rows in `order`; conditions: of its first two. engine_priority: NULL if the engine
  * has none. about: NULL for an answer whose receipt is written elsewhere, or left out. new_tokens:
  * that the worker computes. hash_block_size: 0 if tokens are wanted. estimated_ttft_ms: not a number
  * if the policy predicts none. */
 static void put_answer(Backward *b, const Decided *d, const uint32_t *order, size_t ordered,
-                       size_t alternatives, const Face *faces, double lease_s,
+                       size_t alternatives, const WrittenWorker *workers, double lease_s,
                        const int32_t *engine_priority, uint64_t new_tokens,
                        uint32_t hash_block_size, double estimated_ttft_ms) {
     if (!isnan(estimated_ttft_ms))
@@ -188,10 +188,10 @@ static void put_answer(Backward *b, const Decided *d, const uint32_t *order, siz
         if (i > alternatives) continue;
         size_t before = written(b);
         put_double(b, ALTERNATIVE_COST, d->costs[order[i]]);
-        put_raw(b, faces[i].alternative.at, faces[i].alternative.size);
+        put_raw(b, workers[i].alternative.at, workers[i].alternative.size);
         put_message(b, ROUTE_RESPONSE_ALTERNATIVES, before);
     }
-    put_raw(b, faces[0].picked.at, faces[0].picked.size);
+    put_raw(b, workers[0].picked.at, workers[0].picked.size);
 }
 
 #endif

@@ -5,7 +5,7 @@ import { Decisions } from "./decisions.js";
 import { at, set, write } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { digits, percent, seconds } from "./format.js";
-import { drawChanges, drawPrefixes, drawQueue, drawRouters, drawTtft, drawWarnings } from "./panels.js";
+import { drawChanges, drawSharedPrefixes, drawQueue, drawRouters, drawTtft, drawWarnings } from "./panels.js";
 import { Store, sum } from "./store.js";
 import { drawNumbers, drawVerdict } from "./verdict.js";
 
@@ -132,7 +132,7 @@ function draw() {
   parts.decisions.draw(store);
   drawQueue(store);
   drawTtft(store);
-  drawPrefixes(store);
+  drawSharedPrefixes(store);
   drawRouters(store);
   drawWarnings(store, playbook, (key) => parts.fleet.show(key));
   drawChanges(store, playbook);

@@ -94,7 +94,7 @@ function notes(one) {
   if (one.waited_s) said.push(el("span", { class: "chip" }, `waited ${seconds(one.waited_s)}`));
   if (one.guard) said.push(el("span", { class: "chip warn" }, "guard moved it"));
   if (one.last_resort) said.push(el("span", { class: "chip warn" }, "last resort"));
-  if (one.strained) said.push(el("span", { class: "chip warn" }, "over capacity"));
+  if (one.over_estimate) said.push(el("span", { class: "chip warn" }, "over capacity"));
   if (one.pair) said.push(el("span", { class: "chip" }, `prefill ${one.pair}`));
   if (one.otherwise?.agreement === "other") said.push(el("span", { class: "chip" }, `ttft: ${nameOf({ dp_rank: 0, ...one.otherwise })}`));
   return said;

@@ -163,7 +163,7 @@ function facts(tile, now_s) {
     ["address", tile.address || "unknown"],
     ["requests", `${digits(tile.active_requests)}${tile.slots ? ` of ${tile.slots} slots${tile.slots_estimated ? " (estimated)" : ""}` : ""}`],
     ["in the engine", `${tile.running ?? 0} running, ${tile.waiting ?? 0} waiting`],
-    ["reserved", `${tile.reserved ?? 0} by this router, ${tile.reserved_by_peers ?? 0} by others`],
+    ["reserved", `${tile.reserved ?? 0} by this router, ${tile.reserved_by_replicas ?? 0} by others`],
     ["prompt tokens to compute", digits(tile.prefill_tokens_active ?? 0)],
     ["KV blocks in use", `${digits(tile.active_blocks)}${tile.total_blocks ? ` of ${digits(tile.total_blocks)} (${percent(blocksOf(tile))})` : ""}`],
     ["blocks cached", `${digits(tile.blocks_held ?? 0)} by its events, ${digits(tile.blocks_predicted ?? 0)} predicted`],

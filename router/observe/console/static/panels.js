@@ -7,7 +7,7 @@ import { nameOf, sum } from "./store.js";
 export function drawQueue(store) {
   const { queue } = store.summary;
   const elsewhere = sum(queue.bands.map((band) => band.elsewhere));
-  write(at("queue-sum"), `${count(queue.waiting, "request waits", "requests wait")} here${elsewhere ? `, ${digits(elsewhere)} in other routers` : ""}`);
+  write(at("queue-sum"), `${count(queue.waiting, "request waits", "requests wait")} here${elsewhere ? `, ${digits(elsewhere)} in other replicas` : ""}`);
   const most = Math.max(1, ...queue.bands.map((band) => band.count + band.elsewhere), ...queue.tenants.map(([, waiting]) => waiting));
   const rows = [...queue.bands].reverse().map((band) => [band.band, band.count, band.elsewhere, band.oldest_s]);
   const parts = [table("By band, the highest first", ["band", "waiting", "oldest", "elsewhere"], rows.map(([name, waiting, others, oldest_s]) =>
@@ -59,11 +59,11 @@ function agreement(counts, total) {
   return el("div", {}, whole, el("ul", { class: "series" }, ...words));
 }
 
-export function drawPrefixes(store) {
+export function drawSharedPrefixes(store) {
   const { prompts, roots } = store.prefixes;
-  write(at("hot-about"), prompts ? `shared beginnings of the last ${count(prompts, "sampled prompt")}` : "no prompt was sampled yet");
-  if (store.drawnPrefixes === store.prefixes) return;
-  store.drawnPrefixes = store.prefixes;
+  write(at("shared-about"), prompts ? `shared beginnings of the last ${count(prompts, "sampled prompt")}` : "no prompt was sampled yet");
+  if (store.drawnSharedPrefixes === store.prefixes) return;
+  store.drawnSharedPrefixes = store.prefixes;
   const open = new Set([...at("prefixes").querySelectorAll("details")].filter((one) => !one.open).map((one) => one.dataset.id));
   at("prefixes").replaceChildren(roots.length ? branch(roots, prompts, open) : el("p", { class: "quiet" }, prompts ? "These prompts share nothing." : ""));
 }
@@ -89,10 +89,10 @@ function holders(node) {
 
 export function drawRouters(store) {
   const { summary, about } = store;
-  write(at("routers-about"), summary.peers.length ? `${summary.peers.length + 1} of fleet ${about.fleet}; others by their messages` : `this one alone in fleet ${about.fleet}`);
+  write(at("routers-about"), summary.replicas.length ? `${summary.replicas.length + 1} of fleet ${about.fleet}; others by their messages` : `this one alone in fleet ${about.fleet}`);
   const own = [`${about.replica} (this one)`, "now", digits(summary.reservations), digits(sum([...store.workers.values()].map((tile) => tile.prefill_tokens_active ?? 0))), digits(summary.queue.waiting)];
-  at("peers").replaceChildren(table("Routers of the fleet", ["router", "last message", "requests reserved", "prompt tokens", "waiting"],
-    [own, ...summary.peers.map((peer) => [peer.replica, `${seconds(peer.age_s)} ago`, digits(peer.requests), digits(peer.prefill_tokens), digits(peer.waiting)])]),
+  at("replicas").replaceChildren(table("Routers of the fleet", ["router", "last message", "requests reserved", "prompt tokens", "waiting"],
+    [own, ...summary.replicas.map((replica) => [replica.replica, `${seconds(replica.age_s)} ago`, digits(replica.requests), digits(replica.prefill_tokens), digits(replica.waiting)])]),
   el("p", { class: "quiet" }, `index: ${digits(summary.index_blocks)} prefixes, ${bytes(summary.index_bytes)} · guard moved ${digits(summary.guarded)} of ${digits(summary.picks)} picks · ${digits(summary.ejections)} ejections`));
 }
 

@@ -88,7 +88,7 @@ export function stateOf(tile) {
   }
   if (tile.stream_state === "silent") return { word: "silent", mark: "✕", kind: "bad", level: 3 };
   if (tile.unschedulable_reason) {
-    return { word: `out: ${tile.unschedulable_reason}`, mark: "✕", kind: "bad", level: 3 };
+    return { word: `unschedulable: ${tile.unschedulable_reason}`, mark: "✕", kind: "bad", level: 3 };
   }
   if (tile.stream_state !== "live") {
     return { word: tile.stream_state, mark: "↻", kind: "warn", level: 2 };

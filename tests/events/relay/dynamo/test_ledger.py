@@ -130,9 +130,9 @@ def test_a_name_that_means_something_else_is_forgotten_first() -> None:
 def test_the_map_has_a_bound() -> None:
     ledger = DynamoLedger(blocks_max=2)
     ledger.store(DEVICE, None, [1, 2, 3, 4], hashes([10, 20, 30, 40]))
-    assert (len(ledger), ledger.dropped) == (2, {"map_full": 2})
+    assert (len(ledger), ledger.dropped) == (2, {"ledger_full": 2})
     ledger.store(DEVICE, None, [1], hashes([10]))
-    assert ledger.dropped == {"map_full": 2}, "what is known needs no place"
+    assert ledger.dropped == {"ledger_full": 2}, "what is known needs no place"
     ledger.remove(DEVICE, [1])
     assert ledger.store(DEVICE, None, [5], hashes([50])) == [Placed(DEVICE, None, chain([50]))]
 

@@ -134,13 +134,13 @@ QUOTA = QueueSettings(tenants=TenantsSettings(named={"paid": TenantSettings(in_f
 """Tenant `paid` has one request in flight; further ones wait."""
 
 
-@pytest.mark.parametrize("face", ["route", "long", "stream"])
+@pytest.mark.parametrize("port", ["route", "long", "stream"])
 @pytest.mark.parametrize(
     ("verified", "field", "waits"),
     [("", "paid", True), ("paid", "free", True), ("free", "paid", False), ("", "free", False)],
 )
 def test_a_verified_tenant_replaces_that_of_the_field(
-    face: str, verified: str, field: str, waits: bool
+    port: str, verified: str, field: str, waits: bool
 ) -> None:
     fleet = Fleet(index=NativeIndex())
     fleet.add("w0", total_blocks=1_000_000)
@@ -148,9 +148,9 @@ def test_a_verified_tenant_replaces_that_of_the_field(
     guard = Guard.of(1 << 20, metrics)
     desk = desk_of(fleet, metrics, guard.fault, queue=QUOTA)
     desk.route(asked(tenant="paid").SerializeToString())
-    request = asked(LONG_BYTES // 4 if face == "long" else 100, tenant=field)
+    request = asked(LONG_BYTES // 4 if port == "long" else 100, tenant=field)
     caller = Caller(tenant=verified)
-    if face == "stream":
+    if port == "stream":
         items = desk.items(caller)
         batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=request)])
         list(items.decide(read_batch(batch.SerializeToString())))

@@ -87,20 +87,20 @@ def test_an_answer_without_a_receipt_is_the_same_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strained", "picks"), [(False, 0), (True, 3)], ids=["full", "over what was learned"]
+    ("over_estimate", "picks"), [(False, 0), (True, 3)], ids=["full", "over what was learned"]
 )
 def test_a_pick_counts_once_in_every_stage_and_a_refusal_in_none(
-    strained: bool, picks: int
+    over_estimate: bool, picks: int
 ) -> None:
     side = Side()
-    key = side.fleet.add("w0", total_slots=None if strained else 2, running=2)
+    key = side.fleet.add("w0", total_slots=None if over_estimate else 2, running=2)
     for _ in range(3):  # requests wait at two running ones: as many slots are learned
         side.fleet.now_s += 0.1
         side.fleet.say(key, running=2, waiting=1, used_blocks=6.0)
     for i in range(3):
         answer = side.route(asked(40, request_id=f"r{i}"))
-        assert isinstance(answer, router_pb2.RouteResponse if strained else Status)
-    assert side.fleet.core.strained_picks == picks
+        assert isinstance(answer, router_pb2.RouteResponse if over_estimate else Status)
+    assert side.fleet.core.over_estimate_picks == picks
     stages = side.metrics.tally.stages.values()
     assert [int(took.counts.sum()) for took in stages] == [picks] * 4
 

@@ -591,8 +591,8 @@ class TestSteps:
                 turns += 1
                 await asyncio.sleep(0)
 
-        async with served(peers=Away()) as stage:
-            count = 2 * reports.PEER_PROGRESS_MAX
+        async with served(replicas=Away()) as stage:
+            count = 2 * reports.REPLICA_PROGRESS_MAX
             steps = [router_pb2.Progress(reservation_id=f"b-{i}", state=1) for i in range(count)]
             report = router_pb2.ReportRequest(progress=steps).SerializeToString()
             ticker = asyncio.create_task(tick())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from events.feed.demand import Demand
-from events.feed.peers import Teller
+from events.feed.replicas import Teller
 from events.plane.facts import Epoch
 from kvroute.client import KvRouteClient
 from kvroute.v1 import ListQueueRequest, ListQueueResponse
@@ -155,9 +155,9 @@ async def test_what_waits_in_other_routers_is_shown_and_holds_requests_here(
         assert message is not None
         stage.fleet.core.on_inflight(message, stage.fleet.now_s)
         answer = await stage.workers.ListQueue(ListQueueRequest())
-        bands = [(one.band, one.count, one.oldest_s) for one in answer.peer_bands]
+        bands = [(one.band, one.count, one.oldest_s) for one in answer.replica_bands]
         assert bands == [("low", 0, 0.0), ("high", 3, 1.5)]
         assert answer.requests[0].held_by == "room", "no worker has room for any"
-        assert not (await stage.workers.ListQueue(ListQueueRequest(model="n"))).peer_bands
+        assert not (await stage.workers.ListQueue(ListQueueRequest(model="n"))).replica_bands
         assert await shown(stage) == 0
-        assert "in other routers: bands: high 3 (oldest 1.5 s), low 0" in capsys.readouterr().out
+        assert "in other replicas: bands: high 3 (oldest 1.5 s), low 0" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The router's calls for a face in the same process, held to those over gRPC."""
+"""The router's calls for a port in the same process, held to those over gRPC."""
 
 import asyncio
 from pathlib import Path

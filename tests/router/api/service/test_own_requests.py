@@ -102,7 +102,7 @@ async def test_a_step_that_another_replica_forwards_names_its_identity(tmp_path:
         def forwarded(**about: Any) -> int:
             answer = router_pb2.ReportResponse()
             step = router_pb2.ReportRequest(progress=report.progress, caller="10.0.0.1", **about)
-            answer.ParseFromString(stage.reports.of_peer(step.SerializeToString()))
+            answer.ParseFromString(stage.reports.of_replica(step.SerializeToString()))
             return int(answer.outcomes[0].result)
 
         assert forwarded(owner="b") == UNKNOWN

@@ -261,7 +261,7 @@ class TestPairs:
             assert told.receipt.prefill == "remote"
             assert stage.fleet.loads() == {}
 
-    async def test_pairs_go_over_the_lane_too(self) -> None:
+    async def test_pairs_go_over_the_stream_too(self) -> None:
         async with served() as stage:
             stage.fleet.add("p", role="prefill")
             stage.fleet.add("d", role="decode")

@@ -209,7 +209,7 @@ class TestReport:
                     assert (worker.ejection.reason, worker.ejection.times) == ("refused", 1)
                     assert worker.ejection.until.ToNanoseconds() == int((START_S + 1) * 1e9)
                     assert dict(worker.outcomes) == {"failed_refused": 1}
-            (standing,) = stage.fleet.core.fleet.outliers._out.values()
+            (standing,) = stage.fleet.core.fleet.outliers._ejected.values()
             assert standing.accuser == "127.0.0.1"
             receipt = (await stage.router.Route(asked(100))).receipt
             assert dict(receipt.excluded) == {"ejected: connections refused": 1}
@@ -225,13 +225,13 @@ class TestReport:
                 refused=True,
             )
             handed_on = router_pb2.ReportRequest(progress=[failed], caller="10.0.0.7")
-            stage.reports.of_peer(handed_on.SerializeToString())
+            stage.reports.of_replica(handed_on.SerializeToString())
             standing = stage.fleet.core.fleet.outliers.standing(key)
             assert standing is not None
             assert standing.accuser == "10.0.0.7"
 
     @pytest.mark.parametrize(
-        ("peer", "caller"),
+        ("origin", "caller"),
         [
             ("ipv4:10.0.0.7:52314", "10.0.0.7"),
             ("ipv6:%5Bfd00::12%5D:52314", "fd00::12"),
@@ -239,8 +239,8 @@ class TestReport:
             ("", ""),
         ],
     )
-    def test_a_caller_is_a_host_without_its_port(self, peer: str, caller: str) -> None:
-        assert host_of(peer) == caller
+    def test_a_caller_is_a_host_without_its_port(self, origin: str, caller: str) -> None:
+        assert host_of(origin) == caller
 
     async def test_too_many_steps_are_refused(self) -> None:
         async with served() as stage:

@@ -60,11 +60,11 @@ async def test_a_wait_is_cancelled_by_the_requests_id() -> None:
         assert stage.requests("refused", "CANCELLED") == 2
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
-async def test_the_client_steers_and_is_not_called_again(fast_lane: bool) -> None:
+@pytest.mark.parametrize("batching", [True, False])
+async def test_the_client_steers_and_is_not_called_again(batching: bool) -> None:
     async with full() as (stage, _):
         target = f"127.0.0.1:{stage.server.port}"
-        async with KvRouteClient(target, fast_lane=fast_lane) as client:
+        async with KvRouteClient(target, batching=batching) as client:
             call = asyncio.ensure_future(client.route(token_ids=[1, 2, 3], request_id="a"))
             await waits(stage, 1)
             steps = [Progress(request_id="a", priority=3), Progress(request_id="a", **CANCEL)]

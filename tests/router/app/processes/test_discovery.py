@@ -209,4 +209,4 @@ def test_discovery_without_a_selector_stops_the_start(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Discovery of a single router begins at once."""
-    monkeypatch.setattr(router_process, "PEERS_S", 0.2)
+    monkeypatch.setattr(router_process, "REPLICAS_S", 0.2)

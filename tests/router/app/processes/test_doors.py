@@ -72,7 +72,7 @@ async def test_the_switch_is_logged_as_a_warning(caplog: pytest.LogCaptureFixtur
     assert "every method" in warning.message
 
 
-async def test_certificates_of_callers_open_both_faces(
+async def test_certificates_of_callers_open_both_ports(
     tmp_path: Path, authority: Authority
 ) -> None:
     tls = written(tmp_path, authority.issue(), authority)
@@ -263,7 +263,7 @@ async def test_metrics_of_the_gateway_and_the_picker_are_beside_the_routers() ->
             NOWHERE,
             metrics=MetricsSettings(listen="127.0.0.1:0"),
             gateway=GatewaySettings(listen="127.0.0.1:0"),
-            epp=PickerSettings(listen="127.0.0.1:0"),
+            picker=PickerSettings(listen="127.0.0.1:0"),
         )
     )
     try:
@@ -276,8 +276,8 @@ async def test_metrics_of_the_gateway_and_the_picker_are_beside_the_routers() ->
     families = list(text_string_to_metric_families(text))
     written = [family.name for family in families]
     assert len(written) == len(set(written))
-    faces = {family.name for family in (*gateway_families(), *picker_families())}
-    assert faces <= set(written)
+    ports = {family.name for family in (*gateway_families(), *picker_families())}
+    assert ports <= set(written)
     (connections,) = [one for one in families if one.name == "kvroute_http_connections"]
     ports = [one.labels["port"] for one in connections.samples if one.labels["kind"] == "open"]
-    assert sorted(ports) == ["epp", "gateway", "grpc", "metrics"]
+    assert sorted(ports) == ["gateway", "grpc", "metrics", "picker"]

@@ -11,7 +11,7 @@ from router.config.keys import ConfigError
 from router.config.settings.configurations import ServeConfig
 from router.net.keys.exposure import split_address
 
-KEYS = ("grpc.listen", "gateway.listen", "epp.listen", "metrics.listen", "probes.listen")
+KEYS = ("grpc.listen", "gateway.listen", "picker.listen", "metrics.listen", "probes.listen")
 PORTS = ("", "-1", "+1", "65536", "9" * 5000, "1 ", "1_0", "0x1", "\u0665\u0660", "\u00b2", "x")
 
 

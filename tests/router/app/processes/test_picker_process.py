@@ -1,4 +1,4 @@
-"""`kvroute epp` as a process of its own: probes over plain HTTP."""
+"""`kvroute picker` as a process of its own: probes over plain HTTP."""
 
 import asyncio
 
@@ -19,8 +19,8 @@ ANY = "127.0.0.1:0"
 def an_app(router: str, probes: str = ANY) -> PickerApp:
     given: dict[tuple[str, ...], object] = {
         ("router",): router,
-        ("epp", "listen"): ANY,
-        ("epp", "accept_after_stop_s"): 60.0,
+        ("picker", "listen"): ANY,
+        ("picker", "accept_after_stop_s"): 60.0,
         ("metrics", "listen"): ANY,
         ("probes", "listen"): probes,
     }

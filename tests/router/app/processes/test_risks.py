@@ -51,15 +51,15 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
         {"metrics": {"listen": OPEN}} | KEYED | TLS,
         {"metrics": {"listen": OPEN, "tls": "server"}} | KEYED | TLS,
     ),
-    "epp.mutual_tls": (
+    "picker.mutual_tls": (
         PickerConfig,
-        {"epp": {"listen": OPEN, "plain": False}} | TLS,
-        {"epp": {"listen": OPEN, "plain": False, "mutual_tls": True}} | TLS,
+        {"picker": {"listen": OPEN, "plain": False}} | TLS,
+        {"picker": {"listen": OPEN, "plain": False, "mutual_tls": True}} | TLS,
     ),
-    "epp.plain": (
+    "picker.plain": (
         PickerConfig,
-        {"epp": {"listen": OPEN, "mutual_tls": True}} | TLS,
-        {"epp": {"listen": "127.0.0.1:1"}},
+        {"picker": {"listen": OPEN, "mutual_tls": True}} | TLS,
+        {"picker": {"listen": "127.0.0.1:1"}},
     ),
     "nats.allow_plaintext": (
         RelayConfig,
@@ -159,14 +159,14 @@ def test_the_routers_defaults_lack_workers_alone() -> None:
 LISTENS = st.sampled_from(["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/s", OPEN, "[::]:1", ""])
 
 
-@given(grpc=LISTENS, gateway=LISTENS, epp=LISTENS, metrics=LISTENS)
+@given(grpc=LISTENS, gateway=LISTENS, picker=LISTENS, metrics=LISTENS)
 def test_only_addresses_that_a_network_reaches_are_risks(**listens: str) -> None:
-    tree: dict[str, Any] = {"workers": [ENGINE], "epp": {}} | KEYED
+    tree: dict[str, Any] = {"workers": [ENGINE], "picker": {}} | KEYED
     for name, listen in listens.items():
         tree.setdefault(name, {})["listen"] = listen
     far = [name for name, listen in listens.items() if listen in (OPEN, "[::]:1")]
     seen = warnings_of(msgspec.convert(tree, ServeConfig))
-    expected = ("grpc" in far) + 2 * ("gateway" in far) + ("metrics" in far) + 2 * ("epp" in far)
+    expected = ("grpc" in far) + 2 * ("gateway" in far) + ("metrics" in far) + 2 * ("picker" in far)
     assert len(seen) == expected
     assert all(OPEN in line or "[::]:1" in line or "gateway.salt" in line for line in seen)
 

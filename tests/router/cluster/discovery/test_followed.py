@@ -34,7 +34,7 @@ class Router:
     """Workers as one router knows them, and the pods that it follows."""
 
     name: str = "a"
-    peers: Collection[str] = ()
+    replicas: Collection[str] = ()
     beats: set[str] = field(default_factory=set)
     """Workers that another relay beats for."""
     relays: set[str] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Router:
         return worker_id in self.beats or address in self.beats
 
     def others(self) -> Collection[str]:
-        return self.peers
+        return self.replicas
 
     def removed(self, worker_id: str) -> bool:
         return worker_id in self.operators

@@ -1,7 +1,7 @@
 """Several cores on one fleet, in turned time: load that they tell one another, and that they don't.
 
 The stage: eight workers, requests that take five seconds, replicas that get them at random. Engines
-report once a second; replicas exchange every 20 ms, which `PeerLink` does sooner.
+report once a second; replicas exchange every 20 ms, which `ReplicaLink` does sooner.
 """
 
 import random
@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from events.feed.peers import TTL_S, Teller
+from events.feed.replicas import TTL_S, Teller
 from events.plane.facts import Epoch
 from indexer.identity import WorkerKey
 from router.config.settings.routing_settings import AffinitySettings, RoutingSettings
@@ -218,7 +218,7 @@ def test_what_is_guessed_makes_no_worker_full() -> None:
     assert here.core.decide(here.request(prompt(8)), here.now_s).excluded[0] == "full"
 
 
-def test_nothing_is_guessed_where_no_peer_is_heard() -> None:
+def test_nothing_is_guessed_where_no_replica_is_heard() -> None:
     replicas = Replicas(2, tell=True, seed=1, policy="least-loaded")
 
     here, _ = replicas.fleets
@@ -257,7 +257,7 @@ def test_a_replica_that_dies_gives_its_load_back_when_it_has_not_been_heard_for_
     replicas.turn()
     here, there = replicas.fleets
     sent_there = sum(load.requests for load in there.core.fleet.loads.values())
-    assert sum(here.core.fleet.load_of(key).peers.requests for key in WORKERS) == sent_there
+    assert sum(here.core.fleet.load_of(key).replicas.requests for key in WORKERS) == sent_there
     # What it had sent vanishes with it; the engines' next samples show what is left.
     replicas.served = [one for one in replicas.served if one.replica is here]
     replicas.fleets, replicas.tellers = [here], replicas.tellers[:1]
@@ -266,11 +266,11 @@ def test_a_replica_that_dies_gives_its_load_back_when_it_has_not_been_heard_for_
     truth = replicas.in_flight()
     for key in WORKERS:
         load = here.core.fleet.load_of(key)
-        assert load.peers.requests == 0
+        assert load.replicas.requests == 0
         assert load.active_requests() == truth[key]
 
 
-def test_a_worker_that_comes_back_is_seen_with_what_peers_have_there() -> None:
+def test_a_worker_that_comes_back_is_seen_with_what_replicas_have_there() -> None:
     replicas = Replicas(2, tell=True, seed=1, policy="round-robin")
     replicas.send(16)
     replicas.turn()
@@ -282,4 +282,4 @@ def test_a_worker_that_comes_back_is_seen_with_what_peers_have_there() -> None:
     here.now_s += 1.0
     here.core.tick(here.now_s)
     here.add(key.worker_id, total_slots=1000)
-    assert here.core.fleet.load_of(key).peers.requests == sent_there
+    assert here.core.fleet.load_of(key).replicas.requests == sent_there

@@ -64,7 +64,7 @@ class Played:
         self.refused += 1
         assert refusal.retry_after_s is not None
         any_request = Request(request_id="", prompt=prompt(1))
-        assert not self.fleet.core.decide(any_request, self.fleet.now_s, may_strain=True).order
+        assert not self.fleet.core.decide(any_request, self.fleet.now_s, may_exceed=True).order
 
     def end(self) -> None:
         if self.running:

@@ -1,4 +1,4 @@
-"""Requests of one router while others wait in a peer: which are held, and what peers are told."""
+"""Requests of one router while others wait in another replica: which are held, what is sent."""
 
 from random import Random
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from events.feed.demand import DEMANDS_MAX, Demand
-from events.feed.peers import TTL_S, Teller
+from events.feed.replicas import TTL_S, Teller
 from events.plane.facts import Epoch
 from router.config.settings.queue_settings import BandSettings, QueueSettings, TenantsSettings
 from router.decide.core.admission import Admission
@@ -32,7 +32,7 @@ class Job:
         self._fleet = fleet
         self._number = number
 
-    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+    def decide(self, waited_s: float, may_exceed: bool) -> Reservation:
         return self._fleet.route(prompt(64, first=1000 * self._number)).reservation
 
     def refuse(self, refusal: Refusal) -> None:
@@ -86,7 +86,7 @@ class Stage:
         return [row.held_by for row in rows(self.admission.queue, self.fleet.now_s, 9, held=held)]
 
 
-def test_a_place_is_left_to_a_peers_higher_band_until_it_waits_no_longer() -> None:
+def test_a_place_is_left_to_a_replicas_higher_band_until_it_waits_no_longer() -> None:
     stage = Stage()
     low = stage.come()
     assert low is not None
@@ -94,13 +94,13 @@ def test_a_place_is_left_to_a_peers_higher_band_until_it_waits_no_longer() -> No
     assert stage.held_by() == ["room"]
     stage.running(1)
     assert low.waits
-    assert stage.held_by() == ["peers"]
+    assert stage.held_by() == ["replicas"]
     stage.hear()
     assert not low.waits
     assert not stage.admission.fleet_turns.is_contended
 
 
-def test_a_newcomer_takes_no_place_of_a_peers_request_either() -> None:
+def test_a_newcomer_takes_no_place_of_a_replicas_request_either() -> None:
     stage = Stage()
     stage.running(1)
     assert not stage.admission.fleet_turns.is_contended
@@ -108,7 +108,7 @@ def test_a_newcomer_takes_no_place_of_a_peers_request_either() -> None:
     assert stage.admission.fleet_turns.is_contended
     low = stage.come()
     assert low is not None
-    assert low.waits, "the one place is the peer's"
+    assert low.waits, "the one place is the other replica's"
     stage.running(0)
     assert not low.waits, "the second is not"
 
@@ -120,7 +120,7 @@ def test_a_request_that_may_not_wait_takes_the_place_at_once() -> None:
     assert stage.come() is None
 
 
-def test_room_that_a_peer_leaves_is_taken_after_a_while() -> None:
+def test_room_that_a_replica_leaves_is_taken_after_a_while() -> None:
     stage = Stage()
     low = stage.come()
     assert low is not None
@@ -133,7 +133,7 @@ def test_room_that_a_peer_leaves_is_taken_after_a_while() -> None:
     assert stage.admission.fleet_turns.rests == 1
 
 
-def test_a_full_fleet_is_no_room_that_a_peer_leaves() -> None:
+def test_a_full_fleet_is_no_room_that_a_replica_leaves() -> None:
     stage = Stage()
     stage.come()
     stage.hear(HIGH)
@@ -141,7 +141,7 @@ def test_a_full_fleet_is_no_room_that_a_peer_leaves() -> None:
     assert stage.admission.fleet_turns.rests == 0
 
 
-def test_a_silent_peer_holds_nothing() -> None:
+def test_a_silent_replica_holds_nothing() -> None:
     stage = Stage()
     stage.come()
     stage.hear(HIGH)
@@ -159,7 +159,7 @@ def test_demand_for_another_pool_holds_nothing() -> None:
     assert not low.waits
 
 
-def test_peers_are_told_what_waits_by_band_with_the_largest_tenants() -> None:
+def test_replicas_are_told_what_waits_by_band_with_the_largest_tenants() -> None:
     stage = Stage(tenants=TenantsSettings(fair=True))
     for number in range(20):
         stage.come(tenant=f"t{number // 2 if number < 4 else number}")
@@ -183,11 +183,11 @@ def test_turns_that_were_taken_are_told_and_counted_against_the_router() -> None
     assert mine.credit == pytest.approx(4 / 7 - 1)
 
 
-def test_pools_of_peers_are_bounded() -> None:
+def test_pools_of_replicas_are_bounded() -> None:
     stage = Stage()
-    for peer in range(POOLS_MAX // DEMANDS_MAX + 2):
-        demand = [Demand(f"{peer}-{i}", "both", 0, 1) for i in range(DEMANDS_MAX)]
-        message = Teller(f"p{peer}", Epoch(1, 0)).message({}, stage.fleet.now_s, demand=demand)
+    for replica in range(POOLS_MAX // DEMANDS_MAX + 2):
+        demand = [Demand(f"{replica}-{i}", "both", 0, 1) for i in range(DEMANDS_MAX)]
+        message = Teller(f"p{replica}", Epoch(1, 0)).message({}, stage.fleet.now_s, demand=demand)
         assert message is not None
         stage.fleet.core.on_inflight(message, stage.fleet.now_s)
     assert stage.admission.fleet_turns.is_contended

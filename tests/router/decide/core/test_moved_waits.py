@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from events.feed.demand import Demand
-from events.feed.peers import TTL_S, Teller
+from events.feed.replicas import TTL_S, Teller
 from events.plane.facts import Epoch
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.admission import Admission
@@ -27,7 +27,7 @@ class Job:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def decide(self, waited_s: float, may_strain: bool) -> Reservation:
+    def decide(self, waited_s: float, may_exceed: bool) -> Reservation:
         return self._fleet.route(prompt(64)).reservation
 
     def refuse(self, refusal: Refusal) -> None:
@@ -35,7 +35,7 @@ class Job:
 
 
 class Stage:
-    """A full worker, its router, and a peer in which requests wait."""
+    """A full worker, its router, and another replica in which requests wait."""
 
     def __init__(self, waiting: int, role: str = "both") -> None:
         self.fleet = Fleet(replica="us")
@@ -78,7 +78,7 @@ def test_a_wait_counts_once_its_router_has_fallen_silent_for_as_many_as_waited_t
     here = stage.come()
     moved = [stage.come(5.0) for _ in range(3)]
     stage.pass_time(1.0)
-    assert stage.waited(here, *moved) == [1, 1, 1, 1], "the peer may be alive"
+    assert stage.waited(here, *moved) == [1, 1, 1, 1], "the other replica may be alive"
     stage.pass_time(TTL_S)
     age = 1.0 + TTL_S
     assert stage.waited(here, *moved) == [age, age + 5, age + 5, age]

@@ -49,7 +49,7 @@ def test_prompts_under_way_are_waited_for_and_crowded() -> None:
     assert scores.costs == pytest.approx([2.1101 + 1.51 + 0.6 * 1.51])
 
 
-def test_what_peers_and_others_have_sent_is_waited_for_too() -> None:
+def test_what_replicas_and_others_have_sent_is_waited_for_too() -> None:
     # 400 tokens that nobody told us more of; 2 of 3 waiting requests are of others, of 5000 each
     scores = score("ttft", 1000, {"prefill_tokens_active": 400, "waiting": 3, "external": 2})
     assert scores.row_terms["wait_s"] == pytest.approx([(400 + 2 * 5000) / RATE])

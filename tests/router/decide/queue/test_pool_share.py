@@ -17,7 +17,7 @@ COUNTS = st.lists(
 
 
 def said(share: PoolShare) -> dict[int, Band]:
-    """What a router tells its peers."""
+    """What a router tells other replicas."""
     return {
         level: replace(band) for level in (LOW, HIGH) if (band := share.ours(level)) is not None
     }
@@ -173,7 +173,7 @@ def test_tenants_have_their_weights_wherever_they_wait() -> None:
     assert abs(went - 20) <= 1, "two of four parts"
 
 
-def test_room_that_a_peer_does_not_take_is_held_for_a_bounded_time() -> None:
+def test_room_that_a_replica_does_not_take_is_held_for_a_bounded_time() -> None:
     share = PoolShare("us", (1.0, 1.0), strict=True)
     share.wait({LOW: Band(50)})
     share.hear("dead", {HIGH: Band(10)})
@@ -187,7 +187,7 @@ def test_room_that_a_peer_does_not_take_is_held_for_a_bounded_time() -> None:
     assert not share.may_go(LOW, 1, 101.0 + HOLD_S + REST_S)
 
 
-def test_a_peer_that_takes_its_turns_keeps_its_claims() -> None:
+def test_a_replica_that_takes_its_turns_keeps_its_claims() -> None:
     share = PoolShare("us", (1.0, 1.0), strict=True)
     share.wait({LOW: Band(50)})
     for number in range(20):
@@ -197,7 +197,7 @@ def test_a_peer_that_takes_its_turns_keeps_its_claims() -> None:
     assert share.rests == 0
 
 
-def test_a_full_fleet_leaves_the_peers_nothing_to_take() -> None:
+def test_a_full_fleet_leaves_the_replicas_nothing_to_take() -> None:
     share = PoolShare("us", (1.0, 1.0), strict=True)
     share.wait({LOW: Band(50)})
     share.hear("them", {HIGH: Band(10)})
@@ -207,7 +207,7 @@ def test_a_full_fleet_leaves_the_peers_nothing_to_take() -> None:
     assert share.rests == 0
 
 
-def test_a_rest_ends_once_the_peer_takes_a_request() -> None:
+def test_a_rest_ends_once_the_replica_takes_a_request() -> None:
     share = PoolShare("us", (1.0, 1.0), strict=True)
     share.wait({LOW: Band(50)})
     share.hear("them", {HIGH: Band(10)})

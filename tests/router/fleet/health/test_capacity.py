@@ -250,7 +250,9 @@ def saturated(fleet: Fleet, worker_id: str, slots: int = 2) -> WorkerKey:
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_strained_worker_yields_to_others_and_takes_what_none_of_them_can(native: bool) -> None:
+def test_a_worker_over_its_estimate_yields_to_others_and_takes_what_none_of_them_can(
+    native: bool,
+) -> None:
     fleet = Fleet(index=NativeIndex() if native else None)
     key = saturated(fleet, "w0")
     fleet.cache(key, prompt(160))
@@ -259,13 +261,13 @@ def test_a_strained_worker_yields_to_others_and_takes_what_none_of_them_can(nati
     assert fleet.core.fleet.pools.columns[SLOTS, slot] == 3
     assert fleet.core.fleet.pools.written.full
     assert fleet.picked(prompt(160)) == "w0", "nobody is refused for an estimate"
-    assert fleet.core.strained_picks == 1
+    assert fleet.core.over_estimate_picks == 1
     fleet.add("w1", total_slots=2)
     assert [fleet.picked(prompt(160)) for _ in range(2)] == ["w1", "w1"]
-    assert fleet.core.strained_picks == 1
+    assert fleet.core.over_estimate_picks == 1
     assert fleet.picked(prompt(160)) == "w0", "the other one is full by what it says"
     fleet.say(key, running=1, waiting=0, used_blocks=1.0)
-    assert fleet.core.strained_picks == 2
+    assert fleet.core.over_estimate_picks == 2
 
 
 def test_slots_that_are_known_refuse_as_before() -> None:
@@ -284,7 +286,7 @@ def test_idle_workers_with_estimates_take_requests() -> None:
         fleet.say(key, running=0, waiting=0)
     for i in range(4):
         fleet.route(prompt(32, first=1000 * i))
-    assert fleet.core.strained_picks == 0
+    assert fleet.core.over_estimate_picks == 0
 
 
 def served(fleet: Fleet, pick: Pick) -> None:
@@ -303,9 +305,9 @@ def test_a_worker_that_preempts_gets_nothing_above_its_share(native: bool, polic
     picks = [fleet.route(prompt(320))]
     fleet.add("w1", used_blocks=960.0)
     picks += [fleet.route(prompt(320, first=1000 * i)) for i in (1, 2, 3)]
-    # 480 blocks and 20 more are half of w0's; w1 takes 20 twice, and then is full and w0 strained.
+    # 480 blocks and 20 more are half of w0's; w1 takes 20 twice, and then is full and w0 over it.
     assert [one.reservation.worker.worker_id for one in picks] == ["w0", "w1", "w1", "w0"]
-    assert fleet.core.strained_picks == 1
+    assert fleet.core.over_estimate_picks == 1
     served(fleet, picks[1])
     heartbeat = fleet.relays[preempts].heartbeat
     assert fleet.core.fleet.capacities.block_share(preempts, heartbeat) == 0.5

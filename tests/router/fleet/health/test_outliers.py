@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from events.feed.peers import Verdict
+from events.feed.replicas import Verdict
 from indexer.identity import WorkerKey
 from router.fleet.health.outliers import (
     BEING_PROBED,
@@ -278,7 +278,7 @@ class TestBounds:
         for worker in W[:2]:
             bench.outliers.forget(worker)
         outliers = bench.outliers
-        assert (outliers._standings, outliers._out, outliers._accused) == ({}, {}, {})
+        assert (outliers._standings, outliers._ejected, outliers._accused) == ({}, {}, {})
         assert (outliers.probing, bench.out()) == ({}, set())
 
 

@@ -272,7 +272,7 @@ class TestCore:
         assert fleet.core.fleet.outliers.reason(blamed)
         assert set(fleet.core.fleet.outcomes) == {blamed}
 
-    def test_the_lane_bounds_probes_as_the_core_does(self) -> None:
+    def test_the_stream_bounds_probes_as_the_core_does(self) -> None:
         fleet = Fleet(index=NativeIndex())
         key, other = fleet.add("w0"), fleet.add("w1", running=70)
         found = fleet.route(prompt(100)).reservation

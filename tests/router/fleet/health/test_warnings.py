@@ -245,9 +245,9 @@ class TestEvents:
 
     def test_a_stream_that_leaves_blocks_out_says_why(self) -> None:
         source = a_source()
-        lacks = known()._replace(lacks=("map_full", "unnamed_lora", "of a later release"))
+        lacks = known()._replace(lacks=("ledger_full", "unnamed_lora", "of a later release"))
         sentence = told(source, lacks)["left_out"]
-        assert "more blocks than a relay's map" in sentence
+        assert "more blocks than a relay's ledger" in sentence
         assert "only numbers of LoRAs" in sentence
         assert "'of a later release'" in sentence
         source.stream.complete = False

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.feed.peers import Totals
+from events.feed.replicas import Totals
 from indexer.hashing import HashArray
 from router.fleet.reservations.load import FORGOTTEN_MAX, HISTORY_MAX, HISTORY_S, WorkerLoad
 from tests.stage.fleet import hashes

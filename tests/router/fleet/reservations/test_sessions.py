@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.feed.peers import SESSIONS_MAX, Moved
+from events.feed.replicas import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec
@@ -148,7 +148,7 @@ def refusal(fleet: Fleet, session_id: str = "s") -> Refusal:
     return caught.value
 
 
-class TestPeers:
+class TestReplicas:
     def one(self) -> Sessions:
         """That others listen to."""
         sessions = Sessions(TTL_S, 4)

@@ -49,8 +49,8 @@ async def test_tls_and_plain_come_to_one_port(tmp_path: Path) -> None:
     async with a_picker(worker(), certificates=certificates) as stage:
         assert await status(trusting(stage, authority)) == SERVING
         assert await status(plain(stage)) == SERVING
-        assert stage.sample("kvroute_epp_connections_total", kind="tls") == 1
-        assert stage.sample("kvroute_epp_connections_total", kind="plain") >= 1
+        assert stage.sample("kvroute_picker_connections_total", kind="tls") == 1
+        assert stage.sample("kvroute_picker_connections_total", kind="plain") >= 1
 
 
 async def test_plain_connections_may_be_refused(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_plain_connections_may_be_refused(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await status(plain(stage))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert stage.sample("kvroute_epp_connections_total", kind="refused") >= 1
+        assert stage.sample("kvroute_picker_connections_total", kind="refused") >= 1
 
 
 async def test_certificates_of_callers_may_be_asked_for(tmp_path: Path) -> None:
@@ -140,10 +140,12 @@ async def test_an_old_connection_is_left_by_its_gateway_and_its_requests_end(
     async with a_picker(worker(), connection_age_s=0.05) as stage:
         call = stage.call()
         await call.write(request_headers("/v1/chat/completions"))
-        await until(lambda: stage.sample("kvroute_open_requests", program="epp") == 1, "it is open")
+        await until(
+            lambda: stage.sample("kvroute_open_requests", program="picker") == 1, "it is open"
+        )
         for _ in range(20):
             assert await status(plain(stage)) == SERVING
-        assert stage.sample("kvroute_open_requests", program="epp") == 1, "its request goes on"
+        assert stage.sample("kvroute_open_requests", program="picker") == 1, "its request goes on"
         call.cancel()
         await until(lambda: stage.picker.connections.open == 0, "old connections are closed")
         assert stage.picker.connections.closed["age"] == 0
@@ -155,10 +157,10 @@ async def test_a_connection_that_breaks_ends_its_requests() -> None:
         for call in calls:
             await call.write(request_headers("/v1/chat/completions"))
         await until(
-            lambda: stage.sample("kvroute_open_requests", program="epp") == 5, "all are open"
+            lambda: stage.sample("kvroute_open_requests", program="picker") == 5, "all are open"
         )
         await stage.channel.close()
         await until(
-            lambda: stage.sample("kvroute_open_requests", program="epp") == 0, "all are over"
+            lambda: stage.sample("kvroute_open_requests", program="picker") == 0, "all are over"
         )
-        assert stage.sample("kvroute_epp_requests_total", outcome="cancelled") == 5
+        assert stage.sample("kvroute_picker_requests_total", outcome="cancelled") == 5

@@ -149,7 +149,7 @@ async def test_an_answer_that_is_not_shown_ends_by_the_load_of_its_engine() -> N
         fleet.now_s += 1.0
         fleet.say(worker, running=0)
         assert stage.endings == {Ending.FINISHED: 1}
-        await stage.counted("kvroute_epp_requests_total", outcome="unobserved")
+        await stage.counted("kvroute_picker_requests_total", outcome="unobserved")
 
 
 async def test_nginx_sends_a_whole_body_and_shows_no_answer() -> None:
@@ -157,4 +157,4 @@ async def test_nginx_sends_a_whole_body_and_shows_no_answer() -> None:
         await as_nginx(stage)
         await stage.idle()
         await until(lambda: stage.endings == {Ending.FINISHED: 1}, "it is no longer counted")
-        await stage.counted("kvroute_epp_requests_total", outcome="unobserved")
+        await stage.counted("kvroute_picker_requests_total", outcome="unobserved")

@@ -112,7 +112,7 @@ class Told:
         return self.registry.get_sample_value(family, labels) or 0.0
 
     def early(self, reason: Early) -> float:
-        return self.sample("kvroute_epp_streams_without_request_total", reason=reason)
+        return self.sample("kvroute_picker_streams_without_request_total", reason=reason)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ async def test_headers_are_waited_for_and_then_the_stream_ends(told: Told) -> No
     ((status, _),) = told.ends
     assert status is Status.DEADLINE_EXCEEDED
     assert told.early(Early.TIMEOUT) == 1
-    assert told.sample("kvroute_epp_requests_total", outcome="cancelled") == 0
+    assert told.sample("kvroute_picker_requests_total", outcome="cancelled") == 0
 
 
 async def test_a_body_is_waited_for_by_what_has_come_of_it(told: Told) -> None:
@@ -151,9 +151,9 @@ async def test_a_body_is_waited_for_by_what_has_come_of_it(told: Told) -> None:
     assert refused.immediate_response.status.code == 408
     assert b"BODY_TOO_SLOW" in refused.immediate_response.body
     assert told.closed == 1
-    assert told.sample("kvroute_refusals_total", program="epp", reason="BODY_TOO_SLOW") == 1
-    assert told.sample("kvroute_epp_requests_total", outcome="refused") == 1
-    assert told.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
+    assert told.sample("kvroute_refusals_total", program="picker", reason="BODY_TOO_SLOW") == 1
+    assert told.sample("kvroute_picker_requests_total", outcome="refused") == 1
+    assert told.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
 
 
 async def test_the_pace_of_a_body_that_a_gateway_sends_whole_is_not_seen(told: Told) -> None:
@@ -199,12 +199,12 @@ async def test_a_stream_without_a_request_is_not_under_way(told: Told) -> None:
     assert told.picker.open == 0
     assert told.picker.idle.is_set()
     tell(call, request_headers(CHAT))
-    assert told.sample("kvroute_open_requests", program="epp") == 1
+    assert told.sample("kvroute_open_requests", program="picker") == 1
     assert not told.picker.idle.is_set()
     call.stream.reset()
     assert told.picker.idle.is_set()
     call.left()
-    assert told.sample("kvroute_open_requests", program="epp") == 0
+    assert told.sample("kvroute_open_requests", program="picker") == 0
 
 
 async def test_many_idle_streams_end_in_many_turns(told: Told) -> None:
@@ -269,7 +269,7 @@ async def begun(stage: Stage) -> Any:
 
 
 async def counted(stage: Stage, reason: Early) -> None:
-    await stage.counted("kvroute_epp_streams_without_request_total", reason=reason)
+    await stage.counted("kvroute_picker_streams_without_request_total", reason=reason)
 
 
 async def test_a_stream_without_a_message_ends_on_the_port() -> None:
@@ -287,7 +287,7 @@ async def test_a_body_that_stops_ends_with_408_on_the_port(monkeypatch: pytest.M
         await call.write(request_body(BODY[:9], last=False))
         assert (await call.read()).immediate_response.status.code == 408
         assert await call.read() is grpc.aio.EOF
-        assert stage.sample("kvroute_open_requests", program="epp") == 0
+        assert stage.sample("kvroute_open_requests", program="picker") == 0
 
 
 async def test_a_gateways_own_end_and_what_is_no_message_are_counted_apart() -> None:
@@ -300,7 +300,7 @@ async def test_a_gateways_own_end_and_what_is_no_message_are_counted_apart() -> 
         await call.write(request_body(BODY))
         assert await code(call) == grpc.StatusCode.INVALID_ARGUMENT
         await counted(stage, Early.MALFORMED)
-        assert stage.sample("kvroute_epp_requests_total", outcome="cancelled") == 0
+        assert stage.sample("kvroute_picker_requests_total", outcome="cancelled") == 0
 
 
 async def test_a_stop_waits_for_requests_and_for_no_stream_without_one() -> None:
@@ -311,7 +311,7 @@ async def test_a_stop_waits_for_requests_and_for_no_stream_without_one() -> None
         await over.write(response_body(USAGE, last=True))
         call = await begun(stage)
         await until(
-            lambda: stage.sample("kvroute_open_requests", program="epp") == 1, "one is under way"
+            lambda: stage.sample("kvroute_open_requests", program="picker") == 1, "one is under way"
         )
         stopping = asyncio.create_task(stage.picker.stop())
         assert await code(idle) == grpc.StatusCode.UNAVAILABLE

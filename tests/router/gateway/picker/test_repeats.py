@@ -73,8 +73,8 @@ async def test_a_request_by_two_filters_of_one_gateway_is_reserved_for_once() ->
         assert stage.open == 2, "once for each pick"
         await ended(stage, third, second, first)
         assert stage.endings == {Ending.FINISHED: 2}
-        await stage.counted("kvroute_epp_requests_total", outcome="repeated")
-        assert stage.sample("kvroute_epp_requests_total", outcome="finished") == 2
+        await stage.counted("kvroute_picker_requests_total", outcome="repeated")
+        assert stage.sample("kvroute_picker_requests_total", outcome="finished") == 2
 
 
 async def test_a_client_that_names_id_and_endpoint_is_picked_for_as_any_other() -> None:
@@ -85,7 +85,7 @@ async def test_a_client_that_names_id_and_endpoint_is_picked_for_as_any_other() 
         assert stage.open == 3
         await ended(stage, *calls)
         assert stage.endings == {Ending.FINISHED: 3}
-        assert stage.sample("kvroute_epp_requests_total", outcome="repeated") == 0
+        assert stage.sample("kvroute_picker_requests_total", outcome="repeated") == 0
 
 
 async def test_a_second_filter_is_counted_where_the_first_one_has_left() -> None:

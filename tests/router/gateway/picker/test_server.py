@@ -72,8 +72,8 @@ async def test_a_stream_of_events_is_passed_on_as_it_came() -> None:
         assert await call.read() is grpc.aio.EOF
         await stage.idle()
         assert stage.endings == {Ending.FINISHED: 1}
-        await stage.counted("kvroute_epp_requests_total", outcome="finished")
-        assert stage.sample("kvroute_open_requests", program="epp") == 0
+        await stage.counted("kvroute_picker_requests_total", outcome="finished")
+        assert stage.sample("kvroute_open_requests", program="picker") == 0
 
 
 async def test_a_client_that_leaves_leaves_no_reservation() -> None:
@@ -83,7 +83,7 @@ async def test_a_client_that_leaves_leaves_no_reservation() -> None:
         call.cancel()
         await stage.idle()
         assert stage.endings == {Ending.FAILED_CANCELLED: 1}
-        await stage.counted("kvroute_epp_requests_total", outcome="cancelled")
+        await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_an_error_of_the_worker_is_reported(status: int, outcome: str) -> 
         await call.read()
         await call.done_writing()
         await stage.idle()
-        await stage.counted("kvroute_epp_requests_total", outcome=outcome)
+        await stage.counted("kvroute_picker_requests_total", outcome=outcome)
         assert sum(stage.endings.values()) == 1
 
 
@@ -116,7 +116,7 @@ async def test_a_refusal_is_an_answer_of_http() -> None:
         assert headers["retry-after"] == "1"
         assert b'"code":"NO_WORKER"' in refused.body
         assert await call.read() is grpc.aio.EOF
-        assert stage.sample("kvroute_refusals_total", program="epp", reason="NO_WORKER") == 1
+        assert stage.sample("kvroute_refusals_total", program="picker", reason="NO_WORKER") == 1
 
 
 async def test_a_get_goes_by_load_and_reserves_nothing() -> None:
@@ -129,8 +129,8 @@ async def test_a_get_goes_by_load_and_reserves_nothing() -> None:
         await call.read()
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
-        assert stage.sample("kvroute_by_load_total", program="epp", reason="unknown_path") == 1
-        await stage.counted("kvroute_epp_requests_total", outcome="blind")
+        assert stage.sample("kvroute_by_load_total", program="picker", reason="unknown_path") == 1
+        await stage.counted("kvroute_picker_requests_total", outcome="blind")
 
 
 async def test_a_long_body_comes_back_in_parts_that_every_gateway_takes() -> None:
@@ -198,7 +198,7 @@ async def test_a_long_body_is_read_beside_the_loop_and_a_short_one_in_it(read: R
             assert picked(await call.read())
             assert read.threads.pop() is not current_thread()
             assert await back(call) == LONG
-        assert stage.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
+        assert stage.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
 
 
 async def test_a_stream_that_ends_while_its_body_is_read_leaves_nothing(read: Read) -> None:
@@ -209,8 +209,8 @@ async def test_a_stream_that_ends_while_its_body_is_read_leaves_nothing(read: Re
         await call.write(request_body(LONG))
         await until(lambda: read.threads, "the body is being read")
         call.cancel()
-        await stage.counted("kvroute_epp_requests_total", outcome="cancelled")
-        assert stage.sample("kvroute_held_bytes", what="epp_bodies", port="") == 0
+        await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
+        assert stage.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
         read.may.set()
         call, _ = await asked(stage)
         assert stage.open == 1
@@ -233,7 +233,7 @@ async def test_a_body_over_the_bound_flows_through_while_the_rest_of_it_comes() 
         assert picked(await call.read())
         assert await back(call) == body
         await sending
-        assert stage.sample("kvroute_by_load_total", program="epp", reason="body_too_large") == 1
+        assert stage.sample("kvroute_by_load_total", program="picker", reason="body_too_large") == 1
 
 
 async def reserved(stage: Stage) -> dict[str, int]:
@@ -255,7 +255,7 @@ async def test_another_endpoint_than_the_picked_one_gets_the_load() -> None:
         async with asyncio.timeout(60):
             while await reserved(stage) != moved:
                 pass
-        assert stage.sample("kvroute_epp_not_followed_total", endpoint="known") == 1
+        assert stage.sample("kvroute_picker_not_followed_total", endpoint="known") == 1
         call.cancel()
         await stage.idle()
 
@@ -288,7 +288,7 @@ async def test_a_body_that_is_no_json_goes_to_an_engine_that_says_so() -> None:
         await call.write(request_headers(CHAT))
         await call.write(request_body(b"no json"))
         assert picked(await call.read())
-        assert stage.sample("kvroute_by_load_total", program="epp", reason="invalid_body") == 1
+        assert stage.sample("kvroute_by_load_total", program="picker", reason="invalid_body") == 1
         call.cancel()
 
 
@@ -303,7 +303,7 @@ async def test_a_message_that_is_none_ends_the_stream() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert stage.sample("kvroute_open_requests", program="epp") == 0
+        assert stage.sample("kvroute_open_requests", program="picker") == 0
 
 
 async def test_unknown_methods_are_unimplemented() -> None:

@@ -42,11 +42,11 @@ async def test_the_routers_spans_are_below_the_pickers_and_that_below_the_gatewa
         Worker(answering(b"{}")), tracing=kept.tracing, in_process=in_process
     ) as stage:
         endpoint = await served(stage, traceparent=PARENT.header())
-        await until(lambda: "kvroute.epp" in kept.names(), "the request is over")
+        await until(lambda: "kvroute.picker" in kept.names(), "the request is over")
     tree = kept.tree()
     assert tree["kvroute.route"] == "kvroute.pick"
-    assert tree["kvroute.pick"] == "kvroute.epp"
-    own = kept.one("kvroute.epp")
+    assert tree["kvroute.pick"] == "kvroute.picker"
+    own = kept.one("kvroute.picker")
     assert own.parent_id == PARENT.span_id
     assert own.attributes == {"kvroute.outcome": "finished", "kvroute.endpoint": endpoint}
     assert own.error == ""
@@ -56,8 +56,8 @@ async def test_a_share_of_the_requests_without_a_trace_begins_one() -> None:
     kept = Kept(share=1.0)
     async with a_picker(Worker(answering(b"{}")), tracing=kept.tracing) as stage:
         await served(stage)
-        await until(lambda: "kvroute.epp" in kept.names(), "the request is over")
-    assert kept.one("kvroute.epp").parent_id == 0
+        await until(lambda: "kvroute.picker" in kept.names(), "the request is over")
+    assert kept.one("kvroute.picker").parent_id == 0
 
 
 async def test_a_refusal_is_an_error() -> None:
@@ -68,6 +68,6 @@ async def test_a_refusal_is_an_error() -> None:
         await call.write(request_body(BODY))
         assert (await call.read()).HasField("immediate_response")
         await call.done_writing()
-        await until(lambda: "kvroute.epp" in kept.names(), "the request is over")
+        await until(lambda: "kvroute.picker" in kept.names(), "the request is over")
     assert kept.one("kvroute.pick").error == "NO_WORKER"
-    assert kept.one("kvroute.epp").error == "refused"
+    assert kept.one("kvroute.picker").error == "refused"

@@ -16,7 +16,7 @@ from router.gateway.server.unpacking import zstd_library
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
-from simulator.live.http_face import HttpFace
+from simulator.live.http_api import HttpApi
 from tests.router.gateway.server.test_gateway import DEAD
 from tests.stage.gateway import Stage, Worker, a_gateway, answering, streaming
 
@@ -32,11 +32,11 @@ async def before_engines(count: int = 2) -> AsyncIterator[Stage]:
         for number in range(count):
             scheduler = SchedulerConfig(block_count=512, block_size=16)
             engine = Engine(EngineConfig(f"w{number}", scheduler), ScaledClock(100.0))
-            face = HttpFace(engine)
-            await face.start()
-            stack.push_async_callback(face.stop)
+            api = HttpApi(engine)
+            await api.start()
+            stack.push_async_callback(api.stop)
             stack.callback(engine.stop)
-            stage.add(f"w{number}", face.address, model="stand-in")
+            stage.add(f"w{number}", api.address, model="stand-in")
         await stage.gateway.roster.refresh()
         yield stage
 

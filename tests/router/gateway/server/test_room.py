@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.gateway.server.pace import BODY_S, GRACE_S, PACE_BYTES_PER_S, wait_s
 from router.gateway.server.room import Client, Place, Room, client_of
 
@@ -42,7 +42,7 @@ def test_what_is_held_is_the_sum_of_what_came_and_within_each_bound(seed: int) -
                     rng.choice(places)[1].announced(rng.randrange(3 * MIB))
                 case 3 if places:
                     rng.choice(places)[1].add(rng.randrange(MIB))
-        except FrontRefusal as refusal:
+        except GatewayRefusal as refusal:
             refused.add(refusal.message)
         assert room.open == len(places) <= 10
         assert room.bytes == sum(place.bytes for _, place, _ in places) <= 8 * MIB
@@ -62,23 +62,23 @@ def test_one_client_leaves_room_for_another_and_is_named() -> None:
     room = a_room()
     with ExitStack() as stack:
         held = [stack.enter_context(room.enter(client("a"))) for _ in range(5)]
-        with pytest.raises(FrontRefusal, match="this key has 5 open requests"):
+        with pytest.raises(GatewayRefusal, match="this key has 5 open requests"):
             room.enter(client("a"))
         for place in held[:2]:
             place.add(2 * MIB)
-        with pytest.raises(FrontRefusal, match="of this key hold 4 MiB") as refused:
+        with pytest.raises(GatewayRefusal, match="of this key hold 4 MiB") as refused:
             held[2].add(1)
         assert refused.value.reason == "TOO_MANY_BYTES"
         others = [stack.enter_context(room.enter(client("b"))) for _ in range(5)]
         others[0].add(2 * MIB)
-        with pytest.raises(FrontRefusal, match="all clients together have 10"):
+        with pytest.raises(GatewayRefusal, match="all clients together have 10"):
             room.enter(client("c"))
 
 
 def test_a_body_of_the_largest_size_finds_room_however_small_a_share_is() -> None:
     with a_room(bodies_mib_max=1, body_mib_max=2, share=0.01).enter(client("a")) as place:
         place.add(2 * MIB)
-        with pytest.raises(FrontRefusal) as refused:
+        with pytest.raises(GatewayRefusal) as refused:
             place.add(1)
         assert refused.value.reason == "BODY_TOO_LARGE"
 

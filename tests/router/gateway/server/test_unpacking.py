@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from router.gateway.refusals import FrontRefusal
+from router.gateway.refusals import GatewayRefusal
 from router.gateway.server.unpacking import (
     ENCODINGS,
     FRAMES_MAX,
@@ -192,8 +192,8 @@ def test_codings_that_are_taken(headers: tuple[str, ...], encoding: str) -> None
 def test_every_other_coding_is_named_with_those_that_are_taken(values: list[str]) -> None:
     named = CIMultiDict([("Content-Encoding", value) for value in values])
     try:
-        got: str | FrontRefusal = encoding_of(named)
-    except FrontRefusal as refusal:
+        got: str | GatewayRefusal = encoding_of(named)
+    except GatewayRefusal as refusal:
         got = refusal
     if isinstance(got, str):
         assert got in ("", *ENCODINGS)

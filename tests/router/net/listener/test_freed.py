@@ -63,7 +63,7 @@ def some_bytes(port: Port, rng: random.Random) -> bytes:
     """A request, or a part of one, or several, or nothing."""
     whole = port.request
     if port.protocols:
-        path = PROCESS.encode() if port.kind == "epp" else b"/kvroute.v1.Router/Route"
+        path = PROCESS.encode() if port.kind == "picker" else b"/kvroute.v1.Router/Route"
         for stream in range(1, 2 * rng.randrange(1, 20), 2):
             message = struct.pack(">BI", 0, 4) + bytes(rng.randrange(5))
             whole += frame(HEADERS, END_HEADERS, stream, call_head(path))

@@ -101,7 +101,7 @@ def test_broken_handshakes_leave_a_port_as_it_was(kind: str, seed: int, tls: Tls
     run(scenario())
 
 
-@pytest.mark.parametrize("kind", ["grpc", "epp", "metrics"])
+@pytest.mark.parametrize("kind", ["grpc", "picker", "metrics"])
 def test_nothing_is_made_for_a_connection_before_its_handshake_is_over(
     kind: str, tls: Tls, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +224,7 @@ def test_tls_to_a_port_without_it_is_closed_with_a_line_in_the_log(
     assert caplog.text.count("begins TLS, but this port speaks plain text") == 1
 
 
-@pytest.mark.parametrize("kind", ["grpc", "epp"])
+@pytest.mark.parametrize("kind", ["grpc", "picker"])
 @pytest.mark.parametrize("protocols", [(), ("http/1.1",), ("h2c", "spdy/3")])
 def test_tls_that_has_not_agreed_on_http2_is_closed(
     kind: str, protocols: tuple[str, ...], tls: Tls, run: Run

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from events.feed.demand import Demand
-from events.feed.peers import TTL_S, Teller
+from events.feed.replicas import TTL_S, Teller
 from events.plane.facts import Epoch
 from router.config.settings.queue_settings import BandSettings, QueueSettings
 from router.decide.core.admission import Admission
@@ -60,7 +60,7 @@ def test_bands_have_their_depth_and_their_oldest_wait() -> None:
     assert stage.value("queue_timeout_seconds") == 10
 
 
-def test_what_waits_in_peers_is_shown_by_our_bands_until_they_are_silent() -> None:
+def test_what_waits_in_replicas_is_shown_by_our_bands_until_they_are_silent() -> None:
     stage = Stage()
     demand = [Demand("m", "both", 10, 3), Demand("n", "prefill", 50, 4), Demand("m", "both", -5, 1)]
     message = Teller("them", Epoch(1, 0)).message({}, stage.fleet.now_s, demand=demand)
@@ -68,8 +68,8 @@ def test_what_waits_in_peers_is_shown_by_our_bands_until_they_are_silent() -> No
     stage.fleet.core.on_inflight(message, stage.fleet.now_s)
     assert stage.value("queue_depth", band="high", where="elsewhere") == 7
     assert stage.value("queue_depth", band="low", where="elsewhere") == 1
-    assert stage.value("queue_of_peers_total", event="claim_rested") == 0
-    stage.fleet.core.fleet.peers.tick(stage.fleet.now_s + TTL_S + 1)
+    assert stage.value("queue_of_replicas_total", event="claim_rested") == 0
+    stage.fleet.core.fleet.replicas.tick(stage.fleet.now_s + TTL_S + 1)
     assert stage.value("queue_depth", band="high", where="elsewhere") == 0
 
 

@@ -1,9 +1,9 @@
-"""A router's numbers beside its tiles: those of metrics and lists, of this router and its peers."""
+"""A router's numbers beside its tiles: those of metrics and lists, of all replicas."""
 
 import random
 
 from events.feed.demand import Demand
-from events.feed.peers import TTL_S, Teller
+from events.feed.replicas import TTL_S, Teller
 from events.plane.facts import Epoch
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import GuardSettings
@@ -44,14 +44,14 @@ def test_other_routers_are_there_by_their_messages_until_they_are_silent() -> No
     message = teller.message(other.core.fleet.loads, other.now_s, demand=demand)
     assert message is not None
     fleet.core.on_inflight(message, fleet.now_s)
-    (peer,) = of(fleet).peers
-    assert (peer.replica, peer.requests, peer.waiting) == ("there", 2, 7)
-    assert peer.prefill_tokens == other.core.fleet.load_of(key).prefill_tokens
+    (replica,) = of(fleet).replicas
+    assert (replica.replica, replica.requests, replica.waiting) == ("there", 2, 7)
+    assert replica.prefill_tokens == other.core.fleet.load_of(key).prefill_tokens
     assert sum(band.elsewhere for band in of(fleet).queue.bands) == 7
     fleet.now_s += 1.0
-    assert of(fleet).peers[0].age_s == 1.0
-    fleet.core.fleet.peers.tick(fleet.now_s + TTL_S + 1)
-    assert of(fleet).peers == []
+    assert of(fleet).replicas[0].age_s == 1.0
+    fleet.core.fleet.replicas.tick(fleet.now_s + TTL_S + 1)
+    assert of(fleet).replicas == []
 
 
 def test_an_idle_router_has_zeros_and_no_shadow() -> None:

@@ -8,7 +8,7 @@ from tests.stage.fleet import Fleet, prompt
 SAME = (
     "worker_id", "dp_rank", "role", "address", "stream_complete",
     "stream_reason", "unschedulable_reason", "drained", "last_resort", "approximate", "running",
-    "waiting", "reserved", "reserved_by_peers", "block_share", "blocks_predicted",
+    "waiting", "reserved", "reserved_by_replicas", "block_share", "blocks_predicted",
     "prefill_tokens_active", "total_blocks",
 )  # fmt: skip
 

@@ -177,7 +177,7 @@ def read_prompt(content: bytes) -> tuple[int, bytes, int, int]:
 
 
 def in_process(message: router_pb2.RouteRequest) -> ReceivedRequest:
-    """The same request as a face of the router's own process makes it."""
+    """The same request as a port of the router's own process makes it."""
     form, data, block_size, prompt_tokens = prompt_of(message)
     fields: dict[str, Any] = {"block_size": block_size, "prompt_tokens": prompt_tokens}
     for descriptor, value in message.ListFields():
