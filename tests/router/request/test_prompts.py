@@ -196,7 +196,7 @@ async def test_sources_as_configured_or_as_the_caller_wants(
         assert not (await made(Source.LOCAL)).verified
         assert prompts.unverified == 2
         assert (await made(Source.ENGINE)).made_by is MadeBy.ENGINE
-        assert (await made(Source.OFF)).reason.startswith("NO_TOKENIZER: prompts.source")
+        assert (await made(Source.OFF)).reason.startswith("NO_TOKENIZER: this router")
 
 
 async def test_a_model_without_a_folder_has_its_engines_tokens(folder: RendererSettings) -> None:
