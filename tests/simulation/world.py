@@ -607,8 +607,8 @@ class World:
         rank = shell.rank
         if len(rank._held) > self.options.held_messages:
             raise Broken("bounds", f"{shell.key} holds {len(rank._held)} messages")
-        if len(rank._desk._frozen) > snapshot_module._FROZEN_MAX:
-            raise Broken("bounds", f"{shell.key} keeps {len(rank._desk._frozen)} snapshots")
+        if len(rank._server._frozen) > snapshot_module._FROZEN_MAX:
+            raise Broken("bounds", f"{shell.key} keeps {len(rank._server._frozen)} snapshots")
         ring = rank.outbox
         if ring._ring_bytes > ring._ring_bytes_max and len(ring._ring) > 1:
             raise Broken("bounds", f"{shell.key}'s ring has {ring._ring_bytes} bytes")
