@@ -144,6 +144,12 @@ class QueueCollector(Collector):
         for bound in Bound:
             requests.add_metric([Fate.REFUSED, bound], queue.refusals[bound])
         yield requests
+        yield CounterMetricFamily(
+            "kvroute_queue_vain_attempts",
+            "Attempts to place a waiting request that no worker had room for; their cost is bounded"
+            " to a tenth of a core.",
+            value=self._admission.in_vain.count,
+        )
         moved = self._admission.moved.counts
         yield counter(
             "kvroute_queue_of_replicas",

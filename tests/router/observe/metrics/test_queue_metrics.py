@@ -60,6 +60,13 @@ def test_bands_have_their_depth_and_their_oldest_wait() -> None:
     assert stage.value("queue_timeout_seconds") == 10
 
 
+def test_attempts_in_vain_are_counted() -> None:
+    stage = Stage()
+    assert stage.value("queue_vain_attempts_total") == 0
+    stage.admission.in_vain.add(rows=3)
+    assert stage.value("queue_vain_attempts_total") == 1
+
+
 def test_what_waits_in_replicas_is_shown_by_our_bands_until_they_are_silent() -> None:
     stage = Stage()
     demand = [Demand("m", "both", 10, 3), Demand("n", "prefill", 50, 4), Demand("m", "both", -5, 1)]
