@@ -23,10 +23,13 @@ NOT_MADE = frozenset(
     {
         "kvroute_worker_messages_lost_total",
         "kvroute_by_load_total",
+        "kvroute_worker_cache_hit_rate",
+        "kvroute_worker_waiting_prefill_tokens",
     }
 )
 """The first needs a publisher with more than 16 MiB in a second, which a busy machine may not
-carry; the other a body that a router refuses and an engine may serve, which no story has yet."""
+carry; the second a body that a router refuses and an engine may serve, which no story has yet; the
+others are numbers that vLLM, which the stage's engines are, does not report."""
 STEP_S = 3.0
 _FILLED = {"$__rate_interval": "12s", "$job": ".+", "$fleet": ".*", "$worker": ".*"}
 
