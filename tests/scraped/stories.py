@@ -135,7 +135,7 @@ def children_of(pid: int) -> list[int]:
     return [
         int(child)
         for child in children
-        if b"prompts" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"prompt_processes" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
 
 
