@@ -1,11 +1,15 @@
-"""A connection that comes in the turn of the loop in which its server is closed leaves nothing."""
+"""Connections of asyncio's servers end with the server, or with the loop, and leave nothing."""
 
 import asyncio
 import gc
 import socket
+import ssl
 import warnings
+from pathlib import Path
 
 import pytest
+
+from tests.stage.certificates import Authority
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -28,7 +32,42 @@ async def test_a_connection_of_the_last_turn_is_closed(turns: int) -> None:
     client.close()
     await asyncio.sleep(0)
     transports.clear()
+    assert left_open() == []
+
+
+def test_a_tls_connection_whose_peer_never_says_goodbye_ends_with_the_loop(tmp_path: Path) -> None:
+    certificate, key = Authority().issue()
+    (tmp_path / "server.pem").write_bytes(certificate + key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    silent = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    silent.check_hostname, silent.verify_mode = False, ssl.CERT_NONE
+
+    async def closes() -> ssl.SSLSocket:
+        accepted = asyncio.get_running_loop().create_future()
+
+        class Tells(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                accepted.set_result(transport)
+
+        create = asyncio.get_running_loop().create_server
+        server = await create(Tells, "127.0.0.1", 0, ssl=context)
+        plain = socket.create_connection(server.sockets[0].getsockname())
+        client = await asyncio.to_thread(silent.wrap_socket, plain)
+        (await accepted).close()
+        server.close()
+        return client
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        client = runner.run(closes())
+    assert left_open() == []
+    client.close()
+
+
+def left_open() -> list[str]:
+    """What the garbage collector says of sockets that nobody closed."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", ResourceWarning)
         gc.collect()
-    assert [str(one.message) for one in seen if "socket" in str(one.message)] == []
+    texts = [str(one.message) for one in seen]
+    return [text for text in texts if "socket" in text.lower()]
