@@ -401,14 +401,17 @@ class Decider:
             decision.scores = scores
             ranking.take(np.ascontiguousarray(scores.costs, np.float64), scores.ttft_s)
             return
-        users = inputs = None
+        users = recent = inputs = None
         if kernel.reads_users:
             users = pool.made(_users_of)
             users.refresh(self._loads, self._fleet.loads_changed)
+        if kernel.reads_recent:
+            recent = self._further.recent_table(pool).take(pool.slots)
         if kernel.reads_prefill:
             inputs = self._prefill_inputs(pool)
         about = decision.request.expected_output_tokens or 0, decision.kv_distance
-        ranking.score(kernel, users, inputs, self._further.mean_work, decision.decided_at_s, *about)
+        mean_work, now_s = self._further.mean_work, decision.decided_at_s
+        ranking.score(kernel, users, recent, inputs, mean_work, now_s, *about)
         if policy.affinity_bonus:
             row = self._further.session_row(pool, decision.request.session_id)
             if row >= 0:
@@ -416,8 +419,7 @@ class Decider:
 
     def _prefill_inputs(self, pool: Pool) -> npt.NDArray[np.float64]:
         further = self._further
-        tables = further.rate_table(pool), self._pools.others_waiting, further.recent_table(pool)
-        inputs = prefill_inputs(*tables, pool.slots)
+        inputs = prefill_inputs(further.rate_table(pool), self._pools.others_waiting, pool.slots)
         rate = inputs[0]
         if not rate.all():
             for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there

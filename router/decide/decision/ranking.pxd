@@ -19,7 +19,6 @@ cdef extern from "router/decide/decision/native/columns.h" nogil:
         const double *least_s
         const double *tokens
         const double *others_waiting
-        const double *recent_blocks
         const double *rate
         double mean_work, now_s
     ctypedef struct Rows:
@@ -31,6 +30,7 @@ cdef extern from "router/decide/decision/native/columns.h" nogil:
         const uint64_t *prefixes
         size_t prefixes_count
         const Prefill *prefill
+        const double *recent_blocks
         size_t rows
         double prompt_tokens, output_tokens
         const double *distance
@@ -71,7 +71,7 @@ cdef extern from "router/decide/decision/native/guard.h" nogil:
 
 cdef class Kernel:
     cdef Policy policy
-    cdef readonly bint reads_users, reads_prefill
+    cdef readonly bint reads_users, reads_recent, reads_prefill
 
 
 cdef class RowUsers:
@@ -89,7 +89,7 @@ cdef class Ranking:
     cdef Columns _columns
     cdef Prefill _prefill
     cdef bint _is_own
-    cdef object _table, _tokens, _prefixes, _barred, _kernel, _users, _inputs, _distance
+    cdef object _table, _tokens, _prefixes, _barred, _kernel, _users, _inputs, _recent, _distance
     cdef readonly object costs
     cdef readonly object seconds
     cdef Cheapest cheapest
@@ -99,7 +99,7 @@ cdef class Ranking:
     cdef readonly double shortest_s
     """The least of `seconds` over rows that could be picked, where some row could."""
 
-    cpdef int score(self, Kernel kernel, object users, object inputs, double mean_work, double now_s, double output_tokens, object distance) except -1
+    cpdef int score(self, Kernel kernel, object users, object recent, object inputs, double mean_work, double now_s, double output_tokens, object distance) except -1
     cpdef int take(self, object costs, object seconds) except -1
     cpdef list in_order(self, size_t wanted, bint in_turn, object rng)
     cpdef list moved(self, double request_tokens, double margin, list order, bint in_turn, object rng)

@@ -23,6 +23,7 @@ class Kernel:
     """A policy's costs in C, with the policy's parameters."""
 
     reads_users: bool
+    reads_recent: bool
     reads_prefill: bool
 
     def __init__(self, kind: int, numbers: Iterable[float]) -> None: ...
@@ -37,10 +38,9 @@ class RowUsers:
 def prefill_inputs(
     table: npt.NDArray[np.float64],
     others_waiting: Column,
-    recent_blocks: Column,
     slots: npt.NDArray[np.intp],
 ) -> npt.NDArray[np.float64]:
-    """Shape (6, rows): rate, ends_s, least_s, tokens, others_waiting, recent_blocks."""
+    """Shape (5, rows): rate, ends_s, least_s, tokens, others_waiting."""
 
 class Ranking:
     """Rows, their costs and their order."""
@@ -76,6 +76,7 @@ class Ranking:
         self,
         kernel: Kernel,
         users: RowUsers | None,
+        recent: Column | None,
         inputs: npt.NDArray[np.float64] | None,
         mean_work: float,
         now_s: float,

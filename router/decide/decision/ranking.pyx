@@ -44,7 +44,7 @@ KERNELS = tuple(_kinds)
 """Functions of policies that have a kernel."""
 assert {kind for kind, _ in _kinds.values()} == set(range(1, LAST_KIND + 1)), "a kind of policy.h has no function"
 assert dynamo_adaptive.AdaptiveParameters.__struct_fields__ == (
-    "balance_threshold", "alpha_balance", "alpha_cache", "gamma", "queue_weight",
+    "balance_threshold", "alpha_balance", "alpha_cache", "gamma", "queue_weight", "keep",
 )
 assert dynamo_blocks.BlocksParameters.__struct_fields__ == (
     "prefill_load_scale", "overlap_credit", "host_credit", "disk_credit", "credit_decay", "request_weight",
@@ -84,6 +84,7 @@ cdef class Kernel:
                 raise ValueError(f"a policy in C has at most {NUMBERS_MAX} parameters")
             self.policy.numbers[i] = number
         self.reads_users = kind not in (ADAPTIVE, PREFILL_QUEUE, THRESHOLD)
+        self.reads_recent = kind in (ADAPTIVE, TTFT)
         self.reads_prefill = kind == TTFT
 
 
@@ -118,19 +119,18 @@ cdef class RowUsers:
         return 0
 
 
-def prefill_inputs(table, others_waiting, recent_blocks, slots):
-    """What policies that predict the first token read of a pool's workers: an array of shape (6, rows) of
-    rate (0: nothing was ever sent there), ends_s, least_s, tokens, others_waiting, recent_blocks.
+def prefill_inputs(table, others_waiting, slots):
+    """What policies that predict the first token read of a pool's workers: an array of shape (5, rows) of
+    rate (0: nothing was ever sent there), ends_s, least_s, tokens, others_waiting.
 
-    table: PrefillRates.table; the other two hold a number for each slot."""
+    table: PrefillRates.table; others_waiting: a number for each slot."""
     cdef size_t rows = len(slots), row, width = table.shape[1]
-    inputs = _empty((6, rows))
+    inputs = _empty((5, rows))
     if not rows:
         return inputs
     cdef double *out = <double *>address_of(inputs)
     cdef const double *rates = <const double *>address_of(table)
     cdef const double *others = <const double *>address_of(others_waiting)
-    cdef const double *recent = <const double *>address_of(recent_blocks)
     cdef const Py_ssize_t *at = <const Py_ssize_t *>address_of(slots)
     for row in range(rows):
         out[row] = rates[at[row]]
@@ -138,7 +138,6 @@ def prefill_inputs(table, others_waiting, recent_blocks, slots):
         out[2 * rows + row] = rates[2 * width + at[row]]
         out[3 * rows + row] = rates[3 * width + at[row]]
         out[4 * rows + row] = others[at[row]]
-        out[5 * rows + row] = recent[at[row]]
     return inputs
 
 
@@ -201,11 +200,11 @@ cdef class Ranking:
         return self.cheapest.not_finite
 
     cpdef int score(
-        self, Kernel kernel, object users, object inputs, double mean_work, double now_s, double output_tokens,
-        object distance,
+        self, Kernel kernel, object users, object recent, object inputs, double mean_work, double now_s,
+        double output_tokens, object distance,
     ) except -1:
         """Costs by a kernel; of at least one row. users: a RowUsers that was refreshed, where the kernel reads it;
-        inputs: prefill_inputs, where it reads those. mean_work: of a prompt, tokens. output_tokens: as the request
+        recent: blocks of each row's working set, and inputs: prefill_inputs, where it reads those. mean_work: of a prompt, tokens. output_tokens: as the request
         says; 0: it does not. distance: of each row to where the KV cache has to come from; None: nothing has to."""
         cdef Rows *r = &self.decided.rows
         cdef size_t rows = r.rows
@@ -220,11 +219,14 @@ cdef class Ranking:
         if kernel.reads_users:
             self._users = users, self._users
             r.users = (<RowUsers>users)._users
+        if kernel.reads_recent:
+            self._recent = recent
+            r.recent_blocks = <const double *>address_of(recent)
         if kernel.reads_prefill:
             self._inputs = inputs
             at = <const double *>address_of(inputs)
             self._prefill = Prefill(
-                at + rows, at + 2 * rows, at + 3 * rows, at + 4 * rows, at + 5 * rows, at, mean_work, now_s
+                at + rows, at + 2 * rows, at + 3 * rows, at + 4 * rows, at, mean_work, now_s
             )
             r.prefill = &self._prefill
             self.seconds = _empty(rows)

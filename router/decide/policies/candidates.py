@@ -140,6 +140,17 @@ class Candidates(Table):
         return self._further.recent_blocks(self._pool)
 
     @property
+    def evicted_share(self) -> Column:
+        """Share of the blocks that the request adds to a worker for which there is no place beside
+        the worker's working set: 1 - (total_blocks - recent_blocks) / (new_tokens / block_size),
+        from 0 to 1; 0 where the total is unknown.
+        """
+        stored_blocks = np.maximum(self.new_tokens, 1.0) / self.block_tokens
+        room = self.total_blocks - self.recent_blocks
+        share: Column = np.nan_to_num(np.clip(1 - room / stored_blocks, 0.0, 1.0))
+        return share
+
+    @property
     def name_hashes(self) -> npt.NDArray[np.uint64]:
         """Hash of each worker's id and rank; the same in every process."""
         return self._pool.name_hashes

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's first cost function, with adaptive alpha, and with the prompts ahead."""
+"""NVIDIA Dynamo's first cost function, with adaptive alpha, prompts ahead and evictions."""
 
 from dataclasses import replace
 from math import sqrt
@@ -12,7 +12,7 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class AdaptiveParameters(Parameters, frozen=True):
-    """Weights; all but the last are Dynamo's own numbers by default."""
+    """Weights; all but the last two are Dynamo's own numbers by default."""
 
     balance_threshold: Annotated[
         float, Meta(ge=0, description="std / mean of load above which the fleet is uneven")
@@ -32,6 +32,14 @@ class AdaptiveParameters(Parameters, frozen=True):
             " requests, beside the request's own new tokens; 0: the published formula",
         ),
     ] = 1.0
+    keep: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="weight of computing again what the pick evicts: 1 counts each evicted"
+            " recent token as one token to compute; 0: the published formula",
+        ),
+    ] = 1.0
 
 
 def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
@@ -41,18 +49,20 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
         mean, std over all live workers, before any exclusion    (population std)
         alpha = alpha_balance (0.7) if mean > 0 and std > balance_threshold (0.1) * mean
                 else alpha_cache (0.3)
-        work  = (new_tokens + queue_weight (1) * prefill_tokens_active) / prompt_tokens
+        work  = ((1 + keep (1) * evicted_share) * new_tokens
+                 + queue_weight (1) * prefill_tokens_active) / prompt_tokens
         cost  = alpha * (load - mean) + (1 - alpha) * work
                 + gamma (0.1) * active_slots / total_slots       (0 where the total is unknown)
 
-    Source: ai-dynamo/dynamo v0.1.0, lib/llm/src/kv_router/scheduler.rs, read 2026-11-21. Three
-    things differ from the published code. There `work` is the request's own part alone, so that of
-    two workers with like load the one that computes a long prompt is as good as the one that
-    computes none: requests without a shared prefix queue behind one another while other workers
-    have nothing to compute (docs/decisions.md has the numbers). There the mean is in blocks but is
-    subtracted from a ratio; here both are ratios. There a worker's overlap is looked up by its
-    place in a list that need not line up with the list of endpoints; here a row is one worker's.
-    And ties, which there went to the first in the list, are broken at random.
+    Source: ai-dynamo/dynamo v0.1.0, lib/llm/src/kv_router/scheduler.rs, read 2026-11-21. Four
+    things differ from the published code. There `work` is new_tokens / prompt_tokens: of two
+    workers with like load the one that computes a long prompt is as good as the one that computes
+    none, and the one whose cache is full of prompts of the last minute as good as the one with free
+    blocks, though each evicted token is computed again when its session goes on
+    (Candidates.evicted_share; docs/decisions.md has the numbers of both). There the mean is in
+    blocks but is subtracted from a ratio; here both are ratios. There a worker's overlap is looked
+    up by its place in a list that need not line up with the list of endpoints; here a row is one
+    worker's. And ties, which there went to the first in the list, are broken at random.
     """
     load = rows.load
     # Sums row after row: the same to the last bit wherever they are made
@@ -65,13 +75,15 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
     new_share = rows.new_tokens / rows.prompt_tokens
     queue_share = rows.prefill_tokens_active / rows.prompt_tokens
     slot_ratio = rows.slot_ratio
-    work = new_share + parameters.queue_weight * queue_share
+    evicted_share = rows.evicted_share
+    work = (1 + parameters.keep * evicted_share) * new_share + parameters.queue_weight * queue_share
     return Scores(
         costs=alpha * deviation + (1 - alpha) * work + parameters.gamma * slot_ratio,
         row_terms={
             "load": load,
             "load_deviation": deviation,
             "new_share": new_share,
+            "evicted_share": evicted_share,
             "queue_share": queue_share,
             "slot_ratio": slot_ratio,
             "total_blocks_unknown": rows.load_unknown,
@@ -83,17 +95,19 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
 DYNAMO_ADAPTIVE = Policy(
     name="dynamo-adaptive",
     summary="load against new and queued work, load more when the fleet is uneven; the default",
-    formula="alpha * (load - load_mean) + (1 - alpha) * (new_share + queue_weight * queue_share)"
-    " + gamma * slot_ratio;"
+    formula="alpha * (load - load_mean) + (1 - alpha)"
+    " * ((1 + keep * evicted_share) * new_share + queue_weight * queue_share) + gamma * slot_ratio;"
     " alpha = alpha_balance if load_mean > 0 and load_std > balance_threshold * load_mean"
     " else alpha_cache",
     settings=AdaptiveParameters(),
     function=score,
+    timed=True,
 )
 
 DYNAMO_UNGUARDED = replace(
     DYNAMO_ADAPTIVE,
     name="dynamo-unguarded",
-    summary="dynamo-adaptive as it was published: no queued work, and no guard over its picks",
-    settings=AdaptiveParameters(queue_weight=0.0),
+    summary="dynamo-adaptive as it was published: new work alone, and no guard over its picks",
+    settings=AdaptiveParameters(queue_weight=0.0, keep=0.0),
+    timed=False,
 )

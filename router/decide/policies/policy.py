@@ -44,8 +44,8 @@ class Policy:
     function: Callable[[Candidates, Any], Scores]
     """Pure: no clock, no randomness. Gets at least one row, and the settings."""
     timed: bool = False
-    """Whether the policy reads how long prompts under way will take
-    (router/fleet/rates.py)."""
+    """Whether the policy reads how long prompts under way will take (router/fleet/rates.py), or
+    workers' working sets (working_set.py): its picks are noted in both."""
     draws: bool = False
     """Whether its picks are drawn by chances, so that costs decide nothing."""
     affinity_bonus: float = 0.0

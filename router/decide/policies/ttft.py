@@ -64,8 +64,7 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
         crowded_s = min(work, step_tokens) / rate  while prompts are under way there, else 0
         stalled_s = active_slots * prefill_s
         evicted_share = how much of the blocks that it adds has no place beside the worker's
-                    working set: 1 - (total_blocks - recent_blocks) / (new_tokens / block_size),
-                    from 0 to 1, 0 where the total is unknown (router/fleet/working_set.py)
+                    working set, from 0 to 1 (Candidates.evicted_share)
 
     All in seconds, of which only differences matter: what all workers hold alike decides nothing.
 
@@ -85,9 +84,7 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
     crowded_s = np.where(first.wait_s > 0, at_once_s, 0.0)
     stalled_s = np.maximum(rows.active_slots, 0.0) * first.prefill_s
     room_s = np.where(rows.new_blocks > rows.free_blocks, parameters.stay_s, 0.0)
-    stored_blocks = np.maximum(rows.new_tokens, 1.0) / rows.block_tokens
-    room = rows.total_blocks - rows.recent_blocks
-    evicted_share = np.nan_to_num(np.clip(1 - room / stored_blocks, 0.0, 1.0))
+    evicted_share = rows.evicted_share
     load = rows.load
     return Scores(
         costs=first.total_s

@@ -8,7 +8,7 @@
 
 /* AdaptiveParameters, in their order. */
 typedef struct {
-    double balance_threshold, alpha_balance, alpha_cache, gamma, queue_weight;
+    double balance_threshold, alpha_balance, alpha_cache, gamma, queue_weight, keep;
 } AdaptiveNumbers;
 
 /* The terms that all rows share. */
@@ -35,8 +35,9 @@ static AdaptiveShared adaptive_costs(const AdaptiveNumbers *n, const Rows *r, do
                                                                   : n->alpha_cache;
     double cache_share = 1 - s.alpha;
     for (size_t i = 0; i < r->rows; i++) {
-        double new_share = new_tokens_of(r, i) / r->prompt_tokens;
-        double work = new_share + n->queue_weight * queue_share_of(r, i);
+        double new_tokens = new_tokens_of(r, i);
+        double again = 1 + n->keep * evicted_share_of(r, i, new_tokens);
+        double work = again * (new_tokens / r->prompt_tokens) + n->queue_weight * queue_share_of(r, i);
         costs[i] = s.alpha * (load[r->slots[i]] - s.mean) + cache_share * work +
                    n->gamma * r->columns->slot_ratio[r->slots[i]];
     }
@@ -50,6 +51,7 @@ static void put_adaptive_terms(Backward *b, uint32_t number, const AdaptiveShare
     put_term(b, number, "total_blocks_unknown", c->load_unknown[slot]);
     put_term(b, number, "slot_ratio", c->slot_ratio[slot]);
     put_term(b, number, "queue_share", queue_share_of(r, row));
+    put_term(b, number, "evicted_share", evicted_share_of(r, row, new_tokens_of(r, row)));
     put_term(b, number, "new_share", new_tokens_of(r, row) / r->prompt_tokens);
     put_term(b, number, "load_deviation", c->load[slot] - s->mean);
     put_term(b, number, "load", c->load[slot]);

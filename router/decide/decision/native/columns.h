@@ -12,7 +12,7 @@
 /* How fast workers prefill, and for how long they are busy (router/fleet/rates.py), for policies
  * that predict the time to the first token. */
 typedef struct {
-    const double *ends_s, *least_s, *tokens, *others_waiting, *recent_blocks; /* of each slot */
+    const double *ends_s, *least_s, *tokens, *others_waiting; /* of each slot */
     const double *rate; /* of each row */
     double mean_work, now_s;
 } Prefill;
@@ -27,7 +27,8 @@ typedef struct {
     const BlockUsers *const *users; /* of each row's worker, or NULL; only where the policy reads them */
     const uint64_t *prefixes; /* of the prompt's full blocks */
     size_t prefixes_count;
-    const Prefill *prefill;  /* only where the policy reads it */
+    const Prefill *prefill;  /* only where the policy reads it; and the next */
+    const double *recent_blocks; /* of each row's worker (router/fleet/working_set.py) */
     size_t rows;             /* at least 1 */
     double prompt_tokens;
     double output_tokens;    /* as the request says, or 0; and the next: for halves.h alone */
@@ -55,6 +56,19 @@ static inline double at_least(double value, double least) {
 /* The block size of a row's worker: a divisor, as Candidates.block_tokens. */
 static inline double block_tokens_of(const Rows *r, size_t row) {
     return at_least(r->columns->block_size[r->slots[row]], 1.0);
+}
+
+/* As Candidates.evicted_share. Divisions are most of what a row costs; those here are made where
+ * their result counts: a block is a token at least, so a room of as many blocks as there are tokens
+ * is enough. */
+static inline double evicted_share_of(const Rows *r, size_t row, double new_tokens) {
+    double stored_tokens = at_least(new_tokens, 1.0);
+    double room = r->columns->total_blocks[r->slots[row]] - r->recent_blocks[row];
+    if (room >= stored_tokens) return 0;
+    double stored_blocks = stored_tokens / block_tokens_of(r, row);
+    if (!(room < stored_blocks)) return 0; /* there is room, or the total is unknown */
+    double share = 1 - room / stored_blocks;
+    return share > 1 ? 1 : share;
 }
 
 /* Blocks of the prompt. */

@@ -29,18 +29,6 @@ static inline double prefill_work(double new_tokens, double prompt_tokens) {
     return REQUEST_TOKENS + new_tokens * (1 + attended / ATTENTION_TOKENS);
 }
 
-/* Divisions are most of what a row costs. Those here are made where their result counts: a block is
- * a token at least, so a room of as many blocks as there are tokens is enough. */
-static inline double evicted_share_of(const Rows *r, size_t row, double new_tokens) {
-    double stored_tokens = at_least(new_tokens, 1.0);
-    double room = r->columns->total_blocks[r->slots[row]] - r->prefill->recent_blocks[r->slots[row]];
-    if (room >= stored_tokens) return 0;
-    double stored_blocks = stored_tokens / block_tokens_of(r, row);
-    if (!(room < stored_blocks)) return 0; /* there is room, or the total is unknown */
-    double share = 1 - room / stored_blocks;
-    return share > 1 ? 1 : share;
-}
-
 /* Until tokens are on the device, from where they come at some rate. */
 static inline double loading_s(const Rows *r, size_t row, int32_t tokens, double rate) {
     if (!tokens) return 0; /* as a rule: saves a division */

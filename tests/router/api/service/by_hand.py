@@ -26,7 +26,8 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
             alpha = constants["alpha_balance"] if uneven else constants["alpha_cache"]
             slot_ratio = queue / slots if slots > 0 else 0.0
             ahead = constants["queue_weight"] * row.prefill_tokens_active
-            work = (row.new_tokens + ahead) / receipt.prompt_tokens
+            again = 1 + constants["keep"] * row.terms["evicted_share"]
+            work = (again * row.new_tokens + ahead) / receipt.prompt_tokens
             return alpha * (load - mean) + (1 - alpha) * work + constants["gamma"] * slot_ratio
         case "dynamo-logit":
             longest = receipt.terms["waiting_max"]

@@ -107,6 +107,21 @@ class TestDynamoAdaptive:
         assert best(scores) == [1]
         assert score("dynamo-unguarded", 100, *rows).costs == pytest.approx([0.7 * 0.2, 0.7])
 
+    def test_tokens_that_have_to_go_for_its_blocks_count_as_new_ones(self) -> None:
+        # 1000 tokens are 62.5 blocks. There is room for all beside 112 recent ones of 200; for half
+        # of them, 31.25, of 143.25; for none where all are recent; and who knows of the last one.
+        recent = {"recent_blocks": 112}
+        rows = (
+            {**recent, "total_blocks": 200},
+            {**recent, "total_blocks": 143.25},
+            {**recent, "total_blocks": 100},
+            recent,
+        )
+        scores = score("dynamo-adaptive", 1000, *rows)
+        assert scores.row_terms["evicted_share"] == pytest.approx([0, 0.5, 1, 0])
+        assert scores.costs == pytest.approx([0.7, 1.5 * 0.7, 2 * 0.7, 0.7])
+        assert score("dynamo-unguarded", 1000, *rows).costs == pytest.approx([0.7] * 4)
+
     def test_an_unknown_total_is_a_load_of_zero_and_says_so(self) -> None:
         # loads: unknown = 0, 50/100 = 0.5; mean 0.25; std 0.25 > 0.025: alpha = 0.7
         scores = score(
