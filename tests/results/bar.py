@@ -13,8 +13,7 @@ from contextlib import suppress
 from router.config.settings.routing_settings import GuardSettings
 from tests.bar.__main__ import KEPT
 from tests.bar.cases import CASES, TUNING
-from tests.bar.judge import GUARDED, best_of_others, breaches, medians
-from tests.bar.runs import Numbers
+from tests.bar.judge import GUARDED, Judged, breaches, judged
 from tests.results.cases import Case, Results
 from tests.results.fleets import Traces
 from tests.results.page import markdown_table, ms, percent
@@ -34,7 +33,7 @@ def page(traces: Traces, results: Results) -> str:
     played = {}
     for name in CASES:
         with suppress(KeyError):  # not played
-            played[name] = medians(name, SEEDS, guard, kept)
+            played[name] = judged(name, SEEDS, guard, kept)
     missing = [name for name in CASES if name not in played]
     parts = [f"`request_tokens` {settings.request_tokens:g}, `margin` {settings.margin:g}.\n"]
     if played:
@@ -44,27 +43,24 @@ def page(traces: Traces, results: Results) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _table(played: Mapping[str, Mapping[str, Numbers]]) -> str:
+def _table(played: Mapping[str, Judged]) -> str:
     rows = []
-    for case, numbers in played.items():
-        best = best_of_others(numbers)
+    for case, (numbers, best) in played.items():
         row = [case, "tuning" if case in TUNING else "held out", best, ms(numbers[best].ttft_ms)]
         for policy in GUARDED:
             ours = numbers[policy]
             ratio = ours.ttft_ms / numbers[best].ttft_ms
             row += [ms(ours.ttft_ms), f"{ratio:.2f}", percent(ours.moved, 0)]
         rows.append([*row, ms(numbers["dynamo-unguarded"].ttft_ms)])
-    head = ["case", "half", "best of the others", "TTFT mean"]
+    head = ["case", "half", "best", "TTFT mean"]
     for policy in GUARDED:
         head += [f"`{policy}`", "to the best", "moved"]
     return markdown_table([*head, "`dynamo-unguarded`"], rows)
 
 
-def _losses(played: Mapping[str, Mapping[str, Numbers]]) -> str:
+def _losses(played: Mapping[str, Judged]) -> str:
     """Bounds that are broken, a line each."""
-    lines = [
-        f"- {case}: {text}" for case, numbers in played.items() for text in breaches(case, numbers)
-    ]
+    lines = [f"- {case}: {text}" for case, one in played.items() for text in breaches(case, *one)]
     return (
         "\n".join(["Bounds of the bar that are broken:", "", *lines])
         if lines
