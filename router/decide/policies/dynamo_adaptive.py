@@ -12,17 +12,17 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class AdaptiveParameters(Parameters, frozen=True):
-    """Weights; all but the last two are Dynamo's own numbers by default."""
+    """Weights; the defaults did best over traces in the simulator (docs/decisions.md)."""
 
     balance_threshold: Annotated[
         float, Meta(ge=0, description="std / mean of load above which the fleet is uneven")
     ] = 0.1
     alpha_balance: Annotated[
         float, Meta(ge=0, le=1, description="weight of load while the fleet is uneven")
-    ] = 0.7
+    ] = 0.3
     alpha_cache: Annotated[
         float, Meta(ge=0, le=1, description="weight of load in an even fleet")
-    ] = 0.3
+    ] = 0.2
     gamma: Annotated[float, Meta(ge=0, description="weight of the slots in use")] = 0.1
     queue_weight: Annotated[
         float,
@@ -47,22 +47,22 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
 
         load  = active_blocks / total_blocks                     (0 where the total is unknown)
         mean, std over all live workers, before any exclusion    (population std)
-        alpha = alpha_balance (0.7) if mean > 0 and std > balance_threshold (0.1) * mean
-                else alpha_cache (0.3)
+        alpha = alpha_balance (0.3) if mean > 0 and std > balance_threshold (0.1) * mean
+                else alpha_cache (0.2)
         work  = ((1 + keep (1) * evicted_share) * new_tokens
                  + queue_weight (1) * prefill_tokens_active) / prompt_tokens
         cost  = alpha * (load - mean) + (1 - alpha) * work
                 + gamma (0.1) * active_slots / total_slots       (0 where the total is unknown)
 
-    Source: ai-dynamo/dynamo v0.1.0, lib/llm/src/kv_router/scheduler.rs, read 2026-11-21. Four
-    things differ from the published code. There `work` is new_tokens / prompt_tokens: of two
-    workers with like load the one that computes a long prompt is as good as the one that computes
-    none, and the one whose cache is full of prompts of the last minute as good as the one with free
-    blocks, though each evicted token is computed again when its session goes on
-    (Candidates.evicted_share; docs/decisions.md has the numbers of both). There the mean is in
-    blocks but is subtracted from a ratio; here both are ratios. There a worker's overlap is looked
-    up by its place in a list that need not line up with the list of endpoints; here a row is one
-    worker's. And ties, which there went to the first in the list, are broken at random.
+    Source: ai-dynamo/dynamo v0.1.0, lib/llm/src/kv_router/scheduler.rs, read 2026-11-21. Five
+    things differ from the published code. There alpha is 0.7 or 0.3. There `work` is new_tokens /
+    prompt_tokens: of two workers with like load the one that computes a long prompt is as good as
+    the one that computes none, and the one whose cache is full of prompts of the last minute as
+    good as the one with free blocks, though each evicted token is computed again when its session
+    goes on (Candidates.evicted_share; docs/decisions.md has the numbers of all three). There the
+    mean is in blocks but is subtracted from a ratio; here both are ratios. There a worker's overlap
+    is looked up by its place in a list that need not line up with the list of endpoints; here a row
+    is one worker's. And ties, which there went to the first in the list, are broken at random.
     """
     load = rows.load
     # Sums row after row: the same to the last bit wherever they are made
@@ -108,6 +108,6 @@ DYNAMO_UNGUARDED = replace(
     DYNAMO_ADAPTIVE,
     name="dynamo-unguarded",
     summary="dynamo-adaptive as it was published: new work alone, and no guard over its picks",
-    settings=AdaptiveParameters(queue_weight=0.0, keep=0.0),
+    settings=AdaptiveParameters(alpha_balance=0.7, alpha_cache=0.3, queue_weight=0.0, keep=0.0),
     timed=False,
 )

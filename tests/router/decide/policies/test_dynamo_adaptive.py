@@ -1,4 +1,5 @@
-"""dynamo-adaptive: golden numbers worked out by hand, degenerate fleets."""
+"""dynamo-adaptive, and dynamo-unguarded, which has the published weights: golden numbers worked
+out by hand, degenerate fleets."""
 
 from math import sqrt
 
@@ -17,7 +18,7 @@ class TestDynamoAdaptive:
         # new shares of 1000 tokens: 200/1000 = 0.2, 1000/1000 = 1, 600/1000 = 0.6
         # slots: (4 + 1 + 0)/10 = 0.5, (0 + 0 + 2)/10 = 0.2, unknown = 0
         scores = score(
-            "dynamo-adaptive",
+            "dynamo-unguarded",
             1000,
             {
                 "active_blocks": 80,
@@ -46,7 +47,7 @@ class TestDynamoAdaptive:
     def test_in_an_even_fleet_new_work_weighs_seven_tenths(self) -> None:
         # loads 0.50 and 0.52; mean 0.51; deviations -0.01, 0.01; std 0.01 < 0.1 * 0.51: alpha = 0.3
         scores = score(
-            "dynamo-adaptive",
+            "dynamo-unguarded",
             100,
             {"active_blocks": 50, "total_blocks": 100, "overlap_tokens": 32},
             {"active_blocks": 52, "total_blocks": 100, "overlap_tokens": 64},
@@ -62,14 +63,14 @@ class TestDynamoAdaptive:
     def test_a_deviation_of_just_a_tenth_is_still_even(self) -> None:
         # loads 0.5625 and 0.6875: mean 0.625, std 0.0625, which is just 0.1 * 0.625
         even = score(
-            "dynamo-adaptive",
+            "dynamo-unguarded",
             10,
             {"active_blocks": 5625, "total_blocks": 10000},
             {"active_blocks": 6875, "total_blocks": 10000},
         )
         assert even.shared_terms["alpha"] == 0.3
         uneven = score(
-            "dynamo-adaptive",
+            "dynamo-unguarded",
             10,
             {"active_blocks": 5624, "total_blocks": 10000},
             {"active_blocks": 6876, "total_blocks": 10000},
@@ -78,7 +79,7 @@ class TestDynamoAdaptive:
 
     def test_an_idle_fleet_has_a_mean_of_zero_and_is_even(self) -> None:
         scores = score(
-            "dynamo-adaptive",
+            "dynamo-unguarded",
             100,
             {"total_blocks": 100, "overlap_tokens": 50},
             {"total_blocks": 100},
@@ -89,12 +90,20 @@ class TestDynamoAdaptive:
     def test_the_queue_term_breaks_what_else_would_tie(self) -> None:
         # Same load, same prompt; (3 + 2 + 1)/8 = 0.75 and (1 + 0 + 1)/8 = 0.25 of the slots.
         scores = score(
-            "dynamo-adaptive",
+            "dynamo-unguarded",
             100,
             {"running": 3, "waiting": 2, "reserved": 1, "total_slots": 8},
             {"running": 1, "waiting": 0, "reserved": 1, "total_slots": 8},
         )
         assert scores.costs == pytest.approx([0.7 + 0.1 * 0.75, 0.7 + 0.1 * 0.25])
+
+    def test_load_weighs_less_in_the_default_than_in_the_published_formula(self) -> None:
+        idle = score("dynamo-adaptive", 100, {"total_blocks": 100}, {"total_blocks": 100})
+        assert idle.shared_terms["alpha"] == 0.2
+        busy = {"active_blocks": 50, "total_blocks": 100}
+        uneven = score("dynamo-adaptive", 100, {"total_blocks": 100}, busy)
+        assert uneven.shared_terms["alpha"] == 0.3
+        assert uneven.costs == pytest.approx([0.3 * -0.25 + 0.7, 0.3 * 0.25 + 0.7])
 
     def test_prompts_that_a_worker_has_still_to_compute_count_as_new_work_does(self) -> None:
         rows = (
@@ -102,7 +111,7 @@ class TestDynamoAdaptive:
             {"prefill_tokens_active": 0, "overlap_tokens": 0},
         )
         scores = score("dynamo-adaptive", 100, *rows)
-        assert scores.costs == pytest.approx([0.7 * (0.2 + 1.5), 0.7 * 1.0])
+        assert scores.costs == pytest.approx([0.8 * (0.2 + 1.5), 0.8 * 1.0])
         assert scores.row_terms["queue_share"].tolist() == [1.5, 0.0]
         assert best(scores) == [1]
         assert score("dynamo-unguarded", 100, *rows).costs == pytest.approx([0.7 * 0.2, 0.7])
@@ -119,13 +128,13 @@ class TestDynamoAdaptive:
         )
         scores = score("dynamo-adaptive", 1000, *rows)
         assert scores.row_terms["evicted_share"] == pytest.approx([0, 0.5, 1, 0])
-        assert scores.costs == pytest.approx([0.7, 1.5 * 0.7, 2 * 0.7, 0.7])
+        assert scores.costs == pytest.approx([0.8, 1.5 * 0.8, 2 * 0.8, 0.8])
         assert score("dynamo-unguarded", 1000, *rows).costs == pytest.approx([0.7] * 4)
 
     def test_an_unknown_total_is_a_load_of_zero_and_says_so(self) -> None:
         # loads: unknown = 0, 50/100 = 0.5; mean 0.25; std 0.25 > 0.025: alpha = 0.7
         scores = score(
-            "dynamo-adaptive",
+            "dynamo-unguarded",
             10,
             {"active_blocks": 50},
             {"active_blocks": 50, "total_blocks": 100},
@@ -135,7 +144,7 @@ class TestDynamoAdaptive:
 
     def test_one_worker_deviates_from_nobody(self) -> None:
         scores = score(
-            "dynamo-adaptive",
+            "dynamo-unguarded",
             100,
             {"active_blocks": 90, "total_blocks": 100, "overlap_tokens": 96, "running": 1},
         )
