@@ -8,7 +8,7 @@ import pytest
 from router.config.settings.presets import PRESETS
 from router.config.settings.routing_settings import GuardSettings
 from tests.bar.cases import CASES
-from tests.bar.judge import GUARDED, OTHERS
+from tests.bar.judge import CHOICE_SEEDS, GUARDED, OTHERS
 from tests.bar.runs import Run
 from tests.results import bar, grid, presets
 from tests.results.fleets import RATES, Traces, fleet
@@ -18,17 +18,21 @@ GUARD = f"{GuardSettings().request_tokens:g}/{GuardSettings().margin:g}"
 LOST, HELD, UNPLAYED = list(CASES)[:3]
 
 
-def kept_runs(case: str, ttft_ms: dict[str, float]) -> dict[str, list[float]]:
-    """Five seeds, around a mean time to first token; 100 ms unless it is given."""
+def kept_runs(
+    case: str, ttft_ms: dict[str, float], chosen_ms: dict[str, float] | None = None
+) -> dict[str, list[float]]:
+    """Five seeds around a mean time to first token, 100 ms unless it is given; and those by which
+    the best policy is chosen, around chosen_ms."""
+    choice = dict.fromkeys(range(5, 5 + CHOICE_SEEDS), chosen_ms or ttft_ms)
     return {
         Run(case, policy, seed, GUARD if policy in GUARDED else "").key: [
-            ttft_ms.get(policy, 100.0) + seed - 2,
+            choice.get(seed, ttft_ms).get(policy, 100.0) + seed - 2,
             500.0,
             0.5,
             0.25 if policy in GUARDED else 0.0,
         ]
         for policy in (*OTHERS, *GUARDED)
-        for seed in range(5)
+        for seed in range(5 + CHOICE_SEEDS)
     }
 
 
@@ -41,7 +45,9 @@ def test_the_bars_table_has_medians_what_loses_and_what_was_not_played(
     nothing = bar.page(traces, {})
     assert all(case in nothing for case in CASES)
 
-    losing = kept_runs(LOST, {"conductor": 80.0, "dynamo-adaptive": 90.0, "ttft": 97.0})
+    # By the luck of the judged seeds round-robin is the best.
+    told = {"conductor": 80.0, "dynamo-adaptive": 90.0, "ttft": 97.0}
+    losing = kept_runs(LOST, {**told, "round-robin": 79.0}, told)
     holding = kept_runs(HELD, {})
     unplayed = kept_runs(UNPLAYED, {})
     unplayed.popitem()
@@ -49,7 +55,7 @@ def test_the_bars_table_has_medians_what_loses_and_what_was_not_played(
     text = bar.page(traces, {})
     (row,) = (line for line in text.splitlines() if line.startswith(f"| {LOST} "))
     assert "| conductor | 80 ms | 90 ms | 1.12 | 25 % | 97 ms | 1.21 | 25 % | 100 ms |" in row
-    assert text.count(f"- {LOST}: ") == 3
+    assert text.count(f"- {LOST}: ") == 2
     assert f"- {HELD}: " not in text
     assert UNPLAYED in text.splitlines()[-1]
     assert f"| {UNPLAYED} " not in text
