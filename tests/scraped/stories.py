@@ -397,7 +397,7 @@ STORIES = [
         {"KvrouteReservationsExpire"},
         # Of engines that have to preempt, too.
         routes(0.3, max_tokens=300),
-        Setup({"routing": {"lease_s": 2}}, blocks=40, speed=1.0),
+        Setup({"routing": {"lease_s": 2}}, blocks=64, speed=1.0),
     ),
     Story(
         "a policy ignores caches",
