@@ -1,9 +1,7 @@
 """Each preset beside the others, on each trace, with the numbers that it is for.
 
 Presets that come to the same settings share a row. *To balanced*: how much less (minus) or more
-than the default. *Moved*: picks that the guard moved. Of the conversation trace, more comes at 8x
-than the engines can do, and clients that find them full try for an hour: tokens a second are those
-of a fleet that never rests. Agents wait for answers, and keep the fleet as busy at 6x.
+than the default. *Moved*: picks that the guard moved.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +20,6 @@ from tests.results.fleets import FILES, RATES, Traces, fleet
 from tests.results.page import less, markdown_table, ms, percent
 
 SECTION = "presets"
-SATURATED = 8.0
-PATIENCE_S = 3600.0
-"""Of clients at that rate."""
-PLAYED = {name: (*RATES, SATURATED) if name == "conversation" else RATES for name in FILES}
 BALANCED: PresetName = "balanced"
 
 
@@ -44,16 +38,12 @@ def _ttft_mean(done: Done) -> float:
     return done.numbers.ttft_ms.mean
 
 
-def _ttft_p99(done: Done) -> float:
-    return done.numbers.ttft_ms.p99
-
-
 def _itl_mean(done: Done) -> float:
     return done.numbers.itl_ms.mean
 
 
-_TOKENS = "tokens"
-"""Of which more is better."""
+def _e2e_mean(done: Done) -> float:
+    return done.numbers.e2e_ms.mean
 
 
 def _tokens(tokens_per_s: float) -> str:
@@ -67,10 +57,9 @@ AIMS: dict[PresetName, tuple[Aim, ...]] = {
         Aim("ITL mean", _itl_mean, lambda value: ms(value, 1), "conversation", RATES),
     ),
     "batch": (
-        Aim(_TOKENS, lambda done: done.tokens_per_s, _tokens, "conversation", (SATURATED,)),
-        Aim(_TOKENS, lambda done: done.tokens_per_s, _tokens, "agentic", (RATES[-1],)),
+        Aim("end to end", _e2e_mean, ms, "conversation", (RATES[-1],)),
+        Aim("end to end", _e2e_mean, ms, "synthetic", (RATES[-1],)),
     ),
-    "lowest-latency": tuple(Aim("TTFT p99", _ttft_p99, ms, name, RATES) for name in FILES),
 }
 
 
@@ -84,12 +73,6 @@ def preset_fleet(name: PresetName) -> RunOptions:
     return replace(options, hot_prefixes=routing.hot_prefixes.enabled)
 
 
-def _played(name: PresetName, rate: float) -> RunOptions:
-    """At rates of the other sections the same run as theirs."""
-    options = preset_fleet(name)
-    return replace(options, patience_s=PATIENCE_S) if rate == SATURATED else options
-
-
 def groups() -> dict[str, list[PresetName]]:
     """Presets with the same settings, by those settings; balanced first."""
     found: dict[str, list[PresetName]] = {}
@@ -100,9 +83,9 @@ def groups() -> dict[str, list[PresetName]]:
 
 def cases(traces: Traces) -> list[Case]:
     return [
-        Case(SECTION, f"{trace}, {names[0]}", traces[trace], rate, _played(names[0], rate))
+        Case(SECTION, f"{trace}, {names[0]}", traces[trace], rate, preset_fleet(names[0]))
         for trace in FILES
-        for rate in PLAYED[trace]
+        for rate in RATES
         for names in groups().values()
     ]
 
@@ -119,7 +102,7 @@ def page(traces: Traces, results: Results) -> str:
     for trace in FILES:
         rows = [
             _row(", ".join(names), run(trace, names[0], rate), run(trace, BALANCED, rate))
-            for rate in PLAYED[trace]
+            for rate in RATES
             for names in groups().values()
         ]
         parts += [f"### Presets: {trace}\n", markdown_table(_HEAD, rows), ""]
@@ -131,7 +114,7 @@ def _aims(run: Callable[[str, PresetName, float], Done]) -> str:
     rows = []
     for preset, aim, rate in _aimed():
         value = {name: aim.of(run(aim.trace, name, rate)) for name in PRESETS}
-        best_value = (max if aim.name == _TOKENS else min)(value.values())
+        best_value = min(value.values())
         best = [name for name in PRESETS if value[name] == best_value]
         rows.append(
             [

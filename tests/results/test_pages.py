@@ -11,7 +11,7 @@ from tests.bar.cases import CASES
 from tests.bar.judge import CHOICE_SEEDS, GUARDED, OTHERS
 from tests.bar.runs import Run
 from tests.results import bar, grid, presets
-from tests.results.fleets import RATES, Traces, fleet
+from tests.results.fleets import FILES, RATES, Traces, fleet
 from tests.results.kept import Kept
 
 GUARD = f"{GuardSettings().request_tokens:g}/{GuardSettings().margin:g}"
@@ -68,7 +68,8 @@ def test_every_preset_is_played_and_presets_of_the_same_settings_share_a_run() -
     assert set(presets.AIMS) == set(PRESETS) - {presets.BALANCED}
     for name, aims in presets.AIMS.items():
         for aim in aims:
-            assert set(aim.rates) <= set(presets.PLAYED[aim.trace]), name
+            assert aim.trace in FILES, name
+            assert set(aim.rates) <= set(RATES), name
 
 
 def test_the_default_preset_is_the_grids_default(tmp_path: Path) -> None:
