@@ -52,9 +52,9 @@ class Stage:
     def sample(self, family: str, **labels: str) -> float:
         return self.registry.get_sample_value(family, labels) or 0.0
 
-    async def counted(self, family: str, **labels: str) -> None:
-        """Until a counter is 1: a stream may be over a little later than its reservation."""
-        await until(lambda: self.sample(family, **labels) == 1, f"{family} {labels} is 1")
+    async def counted(self, family: str, count: int = 1, **labels: str) -> None:
+        """Until a counter is that: a stream may be over a little later than its reservation."""
+        await until(lambda: self.sample(family, **labels) == count, f"{family} {labels}: {count}")
 
     def call(self) -> Any:
         """A stream of ext_proc, by grpc's own client."""
