@@ -445,7 +445,7 @@ async def test_policies_lists_all_with_formula_and_parameters() -> None:
     code, out, _ = await kvroute("policies", "--json")
     assert code == 0
     listed = {one["name"]: one for one in json.loads(out)}
-    assert listed["dynamo-adaptive"]["parameters"]["alpha_balance"] == 0.7
+    assert listed["dynamo-unguarded"]["parameters"]["alpha_balance"] == 0.7
     assert {"dynamo-logit", "least-loaded", "round-robin"} < listed.keys()
     assert listed["dynamo-blocks"]["about"]["host_credit"].endswith("at least 0")
     code, out, _ = await kvroute("policies")
