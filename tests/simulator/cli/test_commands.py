@@ -269,10 +269,10 @@ def test_the_policy_is_that_of_the_command_else_of_the_file_or_the_preset(
     own = "simulator.world.yardsticks:random"
     for words, policies in (
         ((), ["dynamo-adaptive"]),
-        (("--preset", "agents"), ["ttft"]),
-        (("--preset", "agents", "-c", file), ["least-loaded"]),
-        (("--preset", "agents", "-c", file, "--policy", "round-robin"), ["round-robin"]),
-        (("--preset", "agents", "--compare", f"{own},ttft"), ["ttft", own]),
+        (("--preset", "chat"), ["ttft"]),
+        (("--preset", "chat", "-c", file), ["least-loaded"]),
+        (("--preset", "chat", "-c", file, "--policy", "round-robin"), ["round-robin"]),
+        (("--preset", "chat", "--compare", f"{own},ttft"), ["ttft", own]),
     ):
         assert [run["policy"] for run in replayed(*short, *words)] == policies
     assert "batsch" in kvroute("replay", trace, "--preset", "batsch").output
