@@ -29,7 +29,7 @@ class AdaptiveParameters(Parameters, frozen=True):
         Meta(
             ge=0,
             description="weight of the prompt tokens that a worker has still to compute for other"
-            " requests, beside the request's own new tokens; 0: the published formula",
+            " requests, beside the request's own new tokens; in the published formula 0",
         ),
     ] = 1.0
     keep: Annotated[
@@ -37,7 +37,7 @@ class AdaptiveParameters(Parameters, frozen=True):
         Meta(
             ge=0,
             description="weight of computing again what the pick evicts: 1 counts each evicted"
-            " recent token as one token to compute; 0: the published formula",
+            " recent token as one token to compute; in the published formula 0",
         ),
     ] = 1.0
 
