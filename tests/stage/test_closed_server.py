@@ -14,6 +14,7 @@ from tests.stage.certificates import Authority
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_connection_of_the_last_turn_is_closed(turns: int) -> None:
+    left_open()  # by other tests
     transports: list[asyncio.BaseTransport] = []
 
     class Keeps(asyncio.Protocol):
@@ -36,6 +37,7 @@ async def test_a_connection_of_the_last_turn_is_closed(turns: int) -> None:
 
 
 def test_a_tls_connection_whose_peer_never_says_goodbye_ends_with_the_loop(tmp_path: Path) -> None:
+    left_open()  # by other tests
     certificate, key = Authority().issue()
     (tmp_path / "server.pem").write_bytes(certificate + key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
