@@ -205,7 +205,8 @@ cdef class Ranking:
     ) except -1:
         """Costs by a kernel; of at least one row. users: a RowUsers that was refreshed, where the kernel reads it;
         recent: blocks of each row's working set, and inputs: prefill_inputs, where it reads those. mean_work: of a
-        prompt, tokens. output_tokens: as the request says; 0: it does not. distance: of each row to where the KV cache has to come from; None: nothing has to."""
+        prompt, tokens. output_tokens: as the request says; 0: it does not. distance: of each row to where
+        the KV cache has to come from; None: nothing has to."""
         cdef Rows *r = &self.decided.rows
         cdef size_t rows = r.rows
         r.output_tokens = output_tokens
