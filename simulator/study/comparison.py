@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from multiprocessing import get_context
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from simulator.traffic.results import (
     WarmUp,
     aggregate,
 )
-from simulator.traffic.reuse import ceiling_of, reusable_blocks
+from simulator.traffic.reuse import Ceiling, ceiling_of, pooled_blocks, reusable_blocks
 from simulator.traffic.trace import Trace
 from simulator.world.options import RunOptions
 
@@ -59,6 +60,14 @@ class Traffic:
     def warm_up(self, rate: float) -> WarmUp:
         """The warm-up, of the same requests at every rate."""
         return WarmUp(self.warm_up_s / rate, self.warm_up_requests)
+
+
+class Reuse(NamedTuple):
+    """Blocks of each prompt that one cache for all workers would have had; shape (requests,)."""
+
+    infinite: Integers
+    pooled: Integers
+    """By a cache of the fleet's size."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,18 +136,23 @@ def _comparison(
     slo: Slo,
     seeds: Sequence[int],
 ) -> Comparison:
-    """The runs at a rate. The ceiling is that of the first run. trace: as played in that run."""
+    """The runs at a rate. The ceilings are those of the first run. trace: as played in that run."""
     first = runs[0].first
-    reusable = reusable_by_request(trace, first)
+    reuse = reuse_by_request(trace, first, fleet.cache_blocks)
     counted = traffic.warm_up(rate).counted(first)
+
+    def ceiling(blocks: Integers) -> Ceiling:
+        return ceiling_of(first.prompt_tokens[counted], blocks[counted], first.block_size)
+
     grouped_by, groups = groups_of(trace)
     return Comparison(
         trace=traffic.trace.name,
         workers=fleet.workers,
         engine=fleet.engine,
         rate=rate,
-        ceiling=ceiling_of(first.prompt_tokens[counted], reusable[counted], first.block_size),
-        reusable=reusable,
+        ceiling=ceiling(reuse.infinite),
+        pooled=ceiling(reuse.pooled),
+        reusable=reuse.infinite,
         slo=slo,
         seeds=seeds,
         runs=runs,
@@ -165,9 +179,11 @@ def _play_all(
         )
 
 
-def reusable_by_request(trace: Trace, run: RunResult) -> Integers:
-    """Blocks of each prompt in a single infinite cache, in the order of arrival in this run."""
+def reuse_by_request(trace: Trace, run: RunResult, cache_blocks: int) -> Reuse:
+    """What one cache would have had of each prompt, in the order of arrival in this run."""
     order = np.argsort(run.arrival_s, kind="stable")
-    reusable = np.empty(len(order), np.int64)
-    reusable[order] = reusable_blocks([trace.requests[i] for i in order], run.block_size)
-    return reusable
+    requests = [trace.requests[i] for i in order]
+    infinite, pooled = np.empty((2, len(order)), np.int64)
+    infinite[order] = reusable_blocks(requests, run.block_size)
+    pooled[order] = pooled_blocks(requests, run.block_size, cache_blocks)
+    return Reuse(infinite, pooled)

@@ -54,6 +54,8 @@ class Comparison:
     """Speed of the trace's clock, times the recorded."""
     ceiling: Ceiling
     """Ceiling over the requests that count."""
+    pooled: Ceiling
+    """Pooled ceiling over them, of one LRU cache of the fleet's size."""
     reusable: Integers
     """Blocks of each prompt in a single infinite cache; shape (requests,)."""
     slo: Slo
@@ -65,13 +67,14 @@ class Comparison:
     """The group of each request; empty: there is one."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of `kvroute replay --json`. Hit rates and the ceiling are shares, 0 to 1."""
+        """The form of `kvroute replay --json`. Hit rates and ceilings are shares, 0 to 1."""
         return {
             "trace": self.trace,
             "workers": self.workers,
             "engine": self.engine,
             "rate": self.rate,
             "ceiling": self.ceiling.blocks,
+            "pooled_ceiling": self.pooled.blocks,
             "runs": [run.numbers for run in self.runs],
         }
 
@@ -118,6 +121,7 @@ def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
             "seed": seed,
             "ceiling": comparison.ceiling.blocks,
             "token_ceiling": comparison.ceiling.tokens,
+            "pooled_ceiling": comparison.pooled.blocks,
             **_csv_cells(numbers),
         }
         for comparison in comparisons
@@ -158,13 +162,21 @@ def table_of(comparison: Comparison, runs: Sequence[Run]) -> Table:
         shown.add_column(run.label, justify="right", overflow="fold")
     shown.add_column("ceiling", justify="right")
     numbers = [run.numbers for run in runs]
-    ceiling = comparison.ceiling
+    ceiling, pooled = comparison.ceiling, comparison.pooled
 
     def row(name: str, cell: Callable[[Aggregates], str], best: str = "") -> None:
         shown.add_row(name, *map(cell, numbers), best)
 
     row("block hit rate", lambda run: f"{run.block_hit_rate:.1%}", f"{ceiling.blocks:.1%}")
-    row("  of the ceiling", lambda run: _of(run.block_hit_rate, ceiling.blocks), "100%")
+    for name, most in (
+        ("the ceiling", ceiling),
+        (f"one LRU cache's {pooled.blocks:.1%}", pooled),
+    ):
+
+        def share(run: Aggregates, most: float = most.blocks) -> str:
+            return _of(run.block_hit_rate, most)
+
+        row(f"  of {name}", share, _of(ceiling.blocks, most.blocks))
     row("token hit rate", lambda run: f"{run.token_hit_rate:.1%}", f"{ceiling.tokens:.1%}")
     shown.add_section()
     for name, pick, digits in _DURATIONS:

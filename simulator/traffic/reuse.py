@@ -1,12 +1,18 @@
-"""The ceiling of every hit rate: the part of a trace's prompts that can be reused at best. Pure.
+"""What a trace's prompts leave to reuse, in one cache for all workers. Pure.
 
-The ceiling is that of a single infinite cache that has a prompt as soon as it has arrived. Of a
-prompt it serves the leading blocks seen before, at most (prompt_tokens - 1) // block_size of them,
-since an engine computes at least one token. Hits are measured in the same unit.
+The ceiling of every hit rate is that of a single infinite cache that has a prompt as soon as it has
+arrived. Of a prompt it serves the leading blocks seen before, at most
+(prompt_tokens - 1) // block_size of them, since an engine computes at least one token. Hits are
+measured in the same unit.
 
 Law: no fleet that serves a trace's requests in this order has a higher hit rate.
+
+The pooled ceiling is that of one cache as large as those of the whole fleet together, which evicts
+the least recently used blocks first, of a prompt its end first; answers take no room. It is a
+yardstick and no bound: N caches can happen to evict more wisely than one.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,6 +83,36 @@ def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Intege
     seen[order] = np.minimum(np.maximum(before - offset, 0), reach[order])
     blocks = np.bincount(request, weights=seen, minlength=len(requests)).astype(np.int64)
     return np.minimum(blocks, (tokens - 1) // block_size)
+
+
+def pooled_blocks(requests: Sequence[TraceRequest], block_size: int, cache_blocks: int) -> Integers:
+    """Usable leading blocks of each prompt in one cache of `cache_blocks` blocks; shape
+    (requests,). A piece of text with one id is evicted as a whole."""
+    cache: OrderedDict[int, int] = OrderedDict()
+    """Chain of a piece -> its blocks; least recently used first."""
+    found = np.zeros(len(requests), np.int64)
+    held = 0
+    for number, request in enumerate(requests):
+        size = max(request.id_tokens, block_size)
+        chains = prefix_hashes(_pieces(request, block_size)).tolist()
+        blocks = [
+            min(size, request.prompt_tokens - place * size) // block_size
+            for place in range(len(chains))
+        ]
+        for chain, wanted in zip(chains, blocks, strict=True):
+            present = min(cache.get(chain, 0), wanted)
+            found[number] += present
+            if not present or present * block_size < size:
+                break
+        for chain, wanted in zip(reversed(chains), reversed(blocks), strict=True):
+            present = cache.get(chain, 0)
+            cache[chain] = max(present, wanted)
+            cache.move_to_end(chain)
+            held += cache[chain] - present
+        while held > cache_blocks:
+            held -= cache.popitem(last=False)[1]
+    usable = [(request.prompt_tokens - 1) // block_size for request in requests]
+    return np.minimum(found, np.array(usable, np.int64))
 
 
 def _pieces(request: TraceRequest, block_size: int) -> HashIds:

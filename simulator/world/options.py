@@ -194,6 +194,13 @@ class RunOptions:
             _between("RouterRestart.router", restart.router, 0, self.replicas - 1)
             _between("RouterRestart.at_s", restart.at_s, 0.0, 1e9)
 
+    @property
+    def cache_blocks(self) -> int:
+        """KV blocks of all engines that compute prompts, host caches left out."""
+        apart = self.disaggregation
+        engines = self.workers if apart is None else apart.prefill_workers
+        return engines * self.ranks * self.scheduler.block_count
+
     def role_of(self, engine: int) -> Role:
         """The role of an engine."""
         if self.disaggregation is None:

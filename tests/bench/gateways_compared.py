@@ -86,6 +86,7 @@ class Engine(NamedTuple):
     events: str
     replay: str
     settings: dict[str, Any]
+    """Of its relay; without slots, which an ordinary vLLM does not tell."""
 
 
 class Port(NamedTuple):
@@ -133,13 +134,13 @@ class Result(NamedTuple):
 
 def shared(rng: random.Random) -> Sessions:
     """One system prompt, and a question that is asked once."""
-    system = _text(rng, SYSTEM_BYTES)
+    system = text_of(rng, SYSTEM_BYTES)
     return [[_question(rng, system) for _ in range(CHATS)] for _ in range(CLIENTS)]
 
 
 def two_applications(rng: random.Random) -> Sessions:
     """Two system prompts, in turn."""
-    systems = [_text(rng, SYSTEM_BYTES) for _ in range(2)]
+    systems = [text_of(rng, SYSTEM_BYTES) for _ in range(2)]
     return [
         [_question(rng, systems[(number + turn) % 2]) for turn in range(CHATS)]
         for number in range(CLIENTS)
@@ -148,12 +149,12 @@ def two_applications(rng: random.Random) -> Sessions:
 
 def agents(rng: random.Random) -> Sessions:
     """Chats that grow by each turn; all have the same tools' text."""
-    system = _text(rng, SYSTEM_BYTES // 2)
+    system = text_of(rng, SYSTEM_BYTES // 2)
     sessions = []
     for _ in range(CLIENTS):
         turns = [_question(rng, system)]
         for _ in range(CHATS - 1):
-            content = _text(rng, STEP_BYTES)
+            content = text_of(rng, STEP_BYTES)
             turns.append(_turn([{"role": "user", "content": content}]))
         sessions.append(turns)
     return sessions
@@ -162,7 +163,7 @@ def agents(rng: random.Random) -> Sessions:
 def even(rng: random.Random) -> Sessions:
     """Prompts that have nothing in common, all as long."""
     return [
-        [_question(rng, _text(rng, SYSTEM_BYTES)) for _ in range(CHATS)] for _ in range(CLIENTS)
+        [_question(rng, text_of(rng, SYSTEM_BYTES)) for _ in range(CHATS)] for _ in range(CLIENTS)
     ]
 
 
@@ -170,7 +171,7 @@ def nothing_shared(rng: random.Random) -> Sessions:
     """Prompts that have nothing in common, short and long ones."""
     return [
         [
-            _turn([{"role": "user", "content": _text(rng, rng.randint(LEAST_BYTES, MOST_BYTES))}])
+            _turn([{"role": "user", "content": text_of(rng, rng.randint(LEAST_BYTES, MOST_BYTES))}])
             | {"anew": True}
             for _ in range(CHATS)
         ]
@@ -209,7 +210,7 @@ def arriving(sessions: Sessions, rate: float, rng: random.Random) -> Sessions:
 def _question(rng: random.Random, system: str) -> dict[str, Any]:
     messages = [
         {"role": "system", "content": system},
-        {"role": "user", "content": _text(rng, QUESTION_BYTES)},
+        {"role": "user", "content": text_of(rng, QUESTION_BYTES)},
     ]
     return _turn(messages) | {"anew": True}
 
@@ -218,7 +219,7 @@ def _turn(messages: list[dict[str, str]]) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": ANSWER_TOKENS}
 
 
-def _text(rng: random.Random, size: int) -> str:
+def text_of(rng: random.Random, size: int) -> str:
     return "".join(rng.choices(_LETTERS, k=size))
 
 
@@ -370,7 +371,7 @@ async def capacity(mix: str) -> float:
     ]
     async with AsyncExitStack() as stack:
         engines = await _engines(stack, FLEETS["even"])
-        done = await _clients(await robin(stack, engines), sessions)
+        done = await clients(await robin(stack, engines), sessions)
     return len(done["answers"]) / float(done["took_s"])
 
 
@@ -383,9 +384,9 @@ async def measured(cell: Cell, proxy: str, seed: int, rate: float) -> Result:
     async with AsyncExitStack() as stack:
         engines = await _engines(stack, FLEETS[cell.fleet])
         port = await PROXIES[proxy.removesuffix(AGAIN)](stack, engines)
-        await _clients(port, [[_question(random.Random(0), "warm")]])
+        await clients(port, [[_question(random.Random(0), "warm")]])
         before_s, first_s = cpu_s(port.pid), await _first_s(engines)
-        done = await _clients(port, sessions)
+        done = await clients(port, sessions)
         spent_s = cpu_s(port.pid) - before_s
         engine_s = await _first_s(engines) - first_s
     answers = done["answers"]
@@ -410,10 +411,13 @@ async def _engines(stack: AsyncExitStack, slow: int) -> list[Engine]:
     words = ("engines", str(ENGINES), str(slow))
     process = await started(stack, sys.executable, str(SIDE), *words, reads=True)
     assert process.stdout is not None
-    return [
-        Engine(one["address"], one["events"], one["replay"], one)
-        for one in json.loads(await process.stdout.readline())
-    ]
+    engines = []
+    for settings in json.loads(await process.stdout.readline()):
+        del settings["slots"]
+        engines.append(
+            Engine(settings["address"], settings["events"], settings["replay"], settings)
+        )
+    return engines
 
 
 async def _first_s(engines: list[Engine]) -> float:
@@ -428,7 +432,7 @@ async def _first_s(engines: list[Engine]) -> float:
     return total
 
 
-async def _clients(port: Port, sessions: Sessions) -> Any:
+async def clients(port: Port, sessions: Sessions) -> Any:
     pipe = asyncio.subprocess.PIPE
     words = ("clients", str(port.port), port.ca_file, port.token)
     process = await asyncio.create_subprocess_exec(

@@ -12,7 +12,8 @@ usage: gateways_compared_side.py engines COUNT SLOW
                                               file of the port's CA, or empty for plain HTTP.
                                               TOKEN: the clients' key, or empty. A turn with `at_s`
                                               is sent that many seconds after the start, or when the
-                                              answer before it is there
+                                              answer before it is there, and `think_s` later; `more`
+                                              are further fields of its body
 """
 
 import asyncio
@@ -127,35 +128,37 @@ async def clients(
 
 async def _session(
     http: aiohttp.ClientSession, began_s: float, turns: list[dict[str, Any]]
-) -> list[dict[str, float]]:
+) -> list[dict[str, Any]]:
     messages: list[dict[str, str]] = []
-    answers = []
+    answers: list[dict[str, Any]] = []
     for turn in turns:
         if turn.get("anew"):
             messages = []
         messages += turn["messages"]
-        await asyncio.sleep(max(0.0, began_s + turn.get("at_s", 0.0) - perf_counter()))
-        text, answer = await _turn(http, messages, turn["max_tokens"])
+        wait_s = max(turn.get("think_s", 0.0), began_s + turn.get("at_s", 0.0) - perf_counter())
+        await asyncio.sleep(wait_s)
+        text, answer = await _turn(http, messages, turn)
         messages.append({"role": "assistant", "content": text})
         answers.append(answer)
     return answers
 
 
 async def _turn(
-    http: aiohttp.ClientSession, messages: list[dict[str, str]], tokens: int
-) -> tuple[str, dict[str, float]]:
+    http: aiohttp.ClientSession, messages: list[dict[str, str]], turn: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
     body = json.dumps(
         {
             "model": MODEL,
             "messages": messages,
-            "max_tokens": tokens,
+            "max_tokens": turn["max_tokens"],
             "stream": True,
             "stream_options": {"include_usage": True},
+            **turn.get("more", {}),
         }
     ).encode()
-    text, first_s, usage = "", None, None
+    text, first_s, usage, worker = "", None, None, None
     began_s = perf_counter()
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **turn.get("headers", {})}
     async with http.post(PATH, data=body, headers=headers) as response:
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {await response.text()}")
@@ -166,12 +169,15 @@ async def _turn(
             chunk = json.loads(line[6:])
             text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
             usage = chunk.get("usage") or usage
+            worker = chunk.get("nvext", {}).get("worker_id", {}).get("decode_worker_id") or worker
     if first_s is None or usage is None:
         raise RuntimeError("an answer without tokens or usage")
     return text, {
         "ttft_s": first_s,
+        "end_s": perf_counter() - began_s,
+        "worker": worker,
         "prompt_tokens": usage["prompt_tokens"],
-        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "cached_tokens": (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0,
         "output_tokens": usage["completion_tokens"],
     }
 

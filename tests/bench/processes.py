@@ -11,16 +11,21 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 async def started(
-    stack: AsyncExitStack, *command: str, reads: bool = False, output: IO[bytes] | None = None
+    stack: AsyncExitStack,
+    *command: str,
+    reads: bool = False,
+    output: IO[bytes] | None = None,
+    env: dict[str, str] | None = None,
 ) -> asyncio.subprocess.Process:
     """A process until the stack closes. reads: it prints where it is. output: of what it says;
-    None: what it prints is dropped."""
+    None: what it prints is dropped. env: its environment; None: that of this process."""
     dropped = output or asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE if reads else dropped,
         stderr=output,
+        env=env,
     )
     stack.push_async_callback(_stopped, process)
     return process

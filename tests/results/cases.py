@@ -8,9 +8,9 @@ from multiprocessing import get_context
 import numpy as np
 from rich.console import Console
 
-from simulator.study.comparison import Traffic, reusable_by_request
+from simulator.study.comparison import Reuse, Traffic, reuse_by_request
 from simulator.study.report import Comparison, Run
-from simulator.traffic.results import Aggregates, Integers, Outcome, RunResult, Slo, aggregate
+from simulator.traffic.results import Aggregates, Outcome, RunResult, Slo, aggregate
 from simulator.traffic.reuse import Ceiling, ceiling_of
 from simulator.world import world
 from simulator.world.options import RunOptions
@@ -40,13 +40,15 @@ class Done:
     case: Case
     result: RunResult
     numbers: Aggregates
-    reusable: Integers
-    """Blocks that one infinite cache would have had of each prompt."""
+    reuse: Reuse
 
     @property
     def ceiling(self) -> Ceiling:
-        result = self.result
-        return ceiling_of(result.prompt_tokens, self.reusable, result.block_size)
+        return ceiling_of(self.result.prompt_tokens, self.reuse.infinite, self.result.block_size)
+
+    @property
+    def pooled(self) -> Ceiling:
+        return ceiling_of(self.result.prompt_tokens, self.reuse.pooled, self.result.block_size)
 
     @property
     def overrated_share(self) -> float:
@@ -87,7 +89,7 @@ def run_all(cases: Sequence[Case], jobs: int, console: Console, kept: Kept) -> R
     def add(name: str, one: Finished, how: str) -> None:
         numbers = aggregate(one.result)
         for case in alike[name]:
-            done[case.key] = Done(case, one.result, numbers, one.reusable)
+            done[case.key] = Done(case, one.result, numbers, one.reuse)
         case = alike[name][0]
         console.print(
             f"{' '.join(filter(None, case.key[:3]))} {case.rate:g}x: {how},"
@@ -125,7 +127,8 @@ def comparison(done: Sequence[Done]) -> Comparison:
         engine=first.case.options.engine,
         rate=first.case.rate,
         ceiling=first.ceiling,
-        reusable=first.reusable,
+        pooled=first.pooled,
+        reusable=first.reuse.infinite,
         slo=Slo(),
         seeds=[first.case.options.seed],
         runs=[Run(one.result, [one.numbers]) for one in done],
@@ -135,7 +138,7 @@ def comparison(done: Sequence[Done]) -> Comparison:
 def _run(case: Case) -> Finished:
     trace = case.traffic.at(case.rate, case.options.seed)
     result = world.run(case.options, trace)
-    return Finished(result, reusable_by_request(trace, result))
+    return Finished(result, reuse_by_request(trace, result, case.options.cache_blocks))
 
 
 def _guess(case: Case) -> int:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from xxhash import xxh3_128
 
-from simulator.study.comparison import Traffic
-from simulator.traffic.results import Integers, RunResult
+from simulator.study.comparison import Reuse, Traffic
+from simulator.traffic.results import RunResult
 from simulator.traffic.trace import Trace, TraceRequest
 from simulator.world.options import RunOptions
 
@@ -34,8 +34,7 @@ class Finished(NamedTuple):
     """What is kept of a run."""
 
     result: RunResult
-    reusable: Integers
-    """Blocks that an infinite cache would have had of each prompt."""
+    reuse: Reuse
 
 
 class Kept:

@@ -1,38 +1,25 @@
 """A yardstick: the mean time to first token of one cache for all, and no queues."""
 
-from collections import OrderedDict
-
 import numpy as np
 
 from simulator.engines.cost_model import PrefillChunk
 from simulator.engines.scheduler import SchedulerConfig
-from simulator.traffic.trace import ID_TOKENS, Trace
+from simulator.traffic.reuse import pooled_blocks
+from simulator.traffic.trace import Trace
 from simulator.world.options import RunOptions
 
 
 def pooled_ttft_ms(trace: Trace, fleet: RunOptions) -> float:
-    """Mean prefill time if nobody waited and one LRU cache of the whole fleet's size served all.
-
-    Prompts in the order of the trace, in pieces of 512 tokens; answers take no room. Not a bound:
-    LRU is not the best order of eviction, and N caches can happen to evict more wisely than one.
-    """
+    """Mean prefill time if nobody waited and one LRU cache of the whole fleet's size served all, in
+    the order of the trace. No bound (see simulator.traffic.reuse)."""
     config = fleet.scheduler
-    room = fleet.workers * config.block_count * config.block_size // ID_TOKENS
-    cache: OrderedDict[int, None] = OrderedDict()
-    times_s = []
-    for request in trace.requests:
-        pieces = request.hash_ids.tolist()
-        found = 0
-        while found < len(pieces) and pieces[found] in cache:
-            found += 1
-        usable_max = (request.prompt_tokens - 1) // config.block_size * config.block_size
-        cached = min(found * ID_TOKENS, usable_max)
-        times_s.append(_prefill_s(config, cached, request.prompt_tokens))
-        for piece in reversed(pieces):  # tails are evicted before their beginnings
-            cache[piece] = None
-            cache.move_to_end(piece)
-        while len(cache) > room:
-            cache.popitem(last=False)
+    cached = config.block_size * pooled_blocks(
+        trace.requests, config.block_size, fleet.cache_blocks
+    )
+    times_s = [
+        _prefill_s(config, tokens, request.prompt_tokens)
+        for tokens, request in zip(cached.tolist(), trace.requests, strict=True)
+    ]
     return 1e3 * float(np.mean(times_s))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.study.comparison import Traffic, compare, reusable_by_request
+from simulator.study.comparison import Traffic, compare, reuse_by_request
 from simulator.study.progress import Unwatched
 from simulator.traffic.results import OnProgress, RunProgress, RunResult, Slo
 from simulator.traffic.trace import Trace, TraceRequest
@@ -71,6 +71,7 @@ def test_every_policy_plays_the_same_traffic_at_every_rate_and_seed() -> None:
         assert [len(run.by_seed) for run in one.runs] == [2, 2]
         # of 4 x 16 blocks the last two prompts find 15 usable ones each
         assert one.ceiling.blocks == one.runs[0].numbers.block_hit_rate == 30 / 64
+        assert one.pooled == one.ceiling  # the caches hold all
 
 
 def test_the_same_requests_count_at_every_rate() -> None:
@@ -95,9 +96,14 @@ def test_nothing_left_to_play_is_refused() -> None:
 def test_what_can_be_reused_is_told_by_the_order_in_which_requests_came() -> None:
     trace = trace_of(0, 1, 2, 3)
     run = FakeWorld().play(FLEETS[0], trace, None)
-    assert reusable_by_request(trace, run).tolist() == [0, 0, 15, 15]
-    run.arrival_s[:] = [3, 1, 0, 2]
-    assert reusable_by_request(trace, run).tolist() == [15, 0, 0, 15]
+    for arrival_s, infinite, pooled in (
+        ([0, 1, 2, 3], [0, 0, 15, 15], [0, 0, 0, 0]),
+        ([3, 1, 0, 2], [15, 0, 0, 15], [0, 0, 0, 15]),
+    ):
+        run.arrival_s[:] = arrival_s
+        roomy = reuse_by_request(trace, run, 32)
+        assert roomy.infinite.tolist() == roomy.pooled.tolist() == infinite
+        assert reuse_by_request(trace, run, 16).pooled.tolist() == pooled
 
 
 def test_processes_that_share_the_work_find_the_same() -> None:

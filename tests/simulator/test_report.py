@@ -39,6 +39,7 @@ def test_json_has_exactly_the_published_fields() -> None:
         "engine": "vllm",
         "rate": 3.0,
         "ceiling": 0.4,
+        "pooled_ceiling": 0.3,
     }
     assert [run["policy"] for run in told["runs"]] == ["round-robin", "dynamo-adaptive"]
     for run in told["runs"]:
@@ -77,7 +78,18 @@ def test_the_table_puts_runs_beside_the_best_possible() -> None:
     shown = printed(comparison("round-robin", "dynamo-adaptive"))
     for text in (
         *("trace at 1x, 2 workers (vllm)", "round-robin", "dynamo-adaptive", "ceiling"),
-        *("25.0%", "40.0%", "39.0%", "62%", "goodput", "TTFT <= 500 ms", "ITL <= 50 ms"),
+        *(
+            "25.0%",
+            "40.0%",
+            "39.0%",
+            "62%",
+            "of one LRU cache's 30.0%",
+            "83%",
+            "133%",
+            "goodput",
+            "TTFT <= 500 ms",
+            "ITL <= 50 ms",
+        ),
         *("TTFT mean", "queue mean", "ITL mean", "20.0 ms", "end to end mean", "p99", "copies"),
     ):
         assert text in shown
@@ -138,6 +150,8 @@ def test_csv_has_a_row_for_each_policy_rate_and_seed(tmp_path: Path) -> None:
         for seed in ("4", "5")
     ]
     first = rows[0]
-    assert (first["trace"], first["ceiling"], first["token_ceiling"]) == ("trace", "0.4", "0.39")
+    assert [first[name] for name in ("trace", "ceiling", "token_ceiling", "pooled_ceiling")] == [
+        *("trace", "0.4", "0.39", "0.3"),
+    ]
     assert float(first["itl_ms_p90"]) == pytest.approx(20.0)
     assert float(first["queue_ms_mean"]) == pytest.approx(float(first["ttft_ms_mean"]) / 2)
