@@ -9,15 +9,19 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.rates import PrefillColumns, PrefillRates
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.sessions import Sessions
-from router.fleet.table import Column, Flags
+from router.fleet.shared_prefixes import ROOM_SHARE, SharedPrefixes
+from router.fleet.table import COLUMNS, Column, Flags
 from router.fleet.topology import PlaceLabels, Topology
 from router.fleet.working_set import WorkingSets
 from router.request.prompt import Prompt
+
+_TOTAL_BLOCKS = COLUMNS.index("total_blocks")
 
 
 class Further:
@@ -30,12 +34,14 @@ class Further:
         labels: PlaceLabels,
         sessions: Sessions | None = None,
         working_sets: WorkingSets | None = None,
+        shared_prefixes: SharedPrefixes | None = None,
     ) -> None:
         self._loads = loads
         self._rates = rates
         self._labels = labels
         self._sessions = sessions
         self._working_sets = working_sets
+        self._shared_prefixes = shared_prefixes
         self._topology: tuple[Pool, Topology] | None = None
         """The topology of the last call's pool, as a rule the only pool."""
 
@@ -98,6 +104,21 @@ class Further:
         if self._working_sets is None:
             return np.zeros(len(pool))
         return self._working_sets.blocks(pool.slots)
+
+    def invested_tokens(
+        self,
+        pool: Pool,
+        table: npt.NDArray[np.float64],
+        usable: npt.NDArray[np.int32],
+        prefixes: HashArray,
+        now_s: float,
+    ) -> Column | None:
+        """See SharedPrefixes.invested. table: the pool's columns."""
+        if self._shared_prefixes is None:
+            return None
+        room = ROOM_SHARE * table[_TOTAL_BLOCKS] - self.recent_blocks(pool)
+        size = pool.only_block_size
+        return self._shared_prefixes.invested(prefixes, usable, size, room, now_s)
 
     def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
         """Mean distance from each worker to some of them (router/fleet/topology.py)."""

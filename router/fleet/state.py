@@ -30,6 +30,7 @@ from router.fleet.rates import PrefillRates
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.reservations import Ending
 from router.fleet.reservations.sessions import Sessions
+from router.fleet.shared_prefixes import SharedPrefixes
 from router.fleet.tenants import Tenants
 from router.fleet.topology import PlaceLabels
 from router.fleet.working_set import WorkingSets
@@ -110,8 +111,11 @@ class Fleet:
         self.rates = PrefillRates(routing.prefill_rate)
         self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
         self.working_sets = WorkingSets()
+        self.shared_prefixes = SharedPrefixes()
         labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
-        self.further = Further(self.loads, self.rates, labels, self.sessions, self.working_sets)
+        self.further = Further(
+            self.loads, self.rates, labels, self.sessions, self.working_sets, self.shared_prefixes
+        )
         self._troubles = troubles or {}
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])
 

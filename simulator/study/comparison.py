@@ -67,7 +67,7 @@ class Reuse(NamedTuple):
 
     infinite: Integers
     pooled: Integers
-    """By a cache of the fleet's size."""
+    """Blocks by a cache of the fleet's size."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -90,7 +90,7 @@ def pooled_blocks(requests: Sequence[TraceRequest], block_size: int, cache_block
     (requests,). A piece of text with one id is evicted as a whole."""
     cache: OrderedDict[int, int] = OrderedDict()
     """Chain of a piece -> its blocks; least recently used first."""
-    found = np.zeros(len(requests), np.int64)
+    hits = np.zeros(len(requests), np.int64)
     held = 0
     for number, request in enumerate(requests):
         size = max(request.id_tokens, block_size)
@@ -101,7 +101,7 @@ def pooled_blocks(requests: Sequence[TraceRequest], block_size: int, cache_block
         ]
         for chain, wanted in zip(chains, blocks, strict=True):
             present = min(cache.get(chain, 0), wanted)
-            found[number] += present
+            hits[number] += present
             if not present or present * block_size < size:
                 break
         for chain, wanted in zip(reversed(chains), reversed(blocks), strict=True):
@@ -112,7 +112,7 @@ def pooled_blocks(requests: Sequence[TraceRequest], block_size: int, cache_block
         while held > cache_blocks:
             held -= cache.popitem(last=False)[1]
     usable = [(request.prompt_tokens - 1) // block_size for request in requests]
-    return np.minimum(found, np.array(usable, np.int64))
+    return np.minimum(hits, np.array(usable, np.int64))
 
 
 def _pieces(request: TraceRequest, block_size: int) -> HashIds:

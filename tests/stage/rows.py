@@ -39,9 +39,9 @@ def rows(
     """Candidates of what a test says about them; what it doesn't is zero, or unknown.
 
     overlap_tokens without its tiers is on the device. What can be said beside the columns: labels,
-    excluded, recent_blocks (a multiple of SAMPLE), in_use (blocks of the prompt that open requests
-    use), external (requests of others), prefills (new and all tokens of each prompt that was just
-    sent there; the rate is RATE).
+    excluded, recent_blocks (a multiple of SAMPLE), invested_tokens, in_use (blocks of the prompt
+    that open requests use), external (requests of others), prefills (new and all tokens of each
+    prompt that was just sent there; the rate is RATE).
     request: of its fields, those that matter.
     """
     unsaid = dict.fromkeys((*COLUMNS, "overlap_tokens"), 0.0) | {
@@ -85,6 +85,7 @@ def rows(
             loads, rates, PlaceLabels("host", "rack", "cluster"), working_sets=working_sets
         ),
         now_s=NOW_S,
+        invested_tokens=np.array([worker.get("invested_tokens", 0.0) for worker in workers]),
     )
 
 

@@ -208,7 +208,7 @@ class RouterCore:
                 prefill_source = computing.sources[computing.order[0]]
                 self.life.open_prefill(prefill_source, reservation, now_s)
         if computing.policy.timed or self.watched.timed:
-            self.life.time(reservation, now_s)
+            self.life.time(reservation, computing.best_overlap_tokens(), now_s)
         if (predicted_s := computing.ttft_s) is not None:
             self.ttft_check.on_pick(reservation.id, predicted_s)
         for observer in self._pick_observers:

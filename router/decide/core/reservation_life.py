@@ -142,9 +142,9 @@ class ReservationLife:
         lora_name = request.prompt.lora_name
         self.fleet.sessions.put(request.session_id, reservation, size, lora_name, now_s)
 
-    def time(self, reservation: Reservation, now_s: float) -> None:
-        """Updates what timed policies read of a worker, work under way and working set; for a pair,
-        that of the prefill worker.
+    def time(self, reservation: Reservation, longest_tokens: int, now_s: float) -> None:
+        """Updates what timed policies read: of a worker, work under way and working set; for a
+        pair, that of the prefill worker. longest_tokens: the longest match of any worker.
         """
         seen = reservation.where_computed()
         source = self.fleet.view.sources[seen.worker]
@@ -158,6 +158,9 @@ class ReservationLife:
             now_s,
         )
         self.fleet.working_sets.on_pick(source.key, source.slot, reservation.prefixes, now_s)
+        if size := heartbeat_of(source).block_size:
+            matched_blocks = longest_tokens // size
+            self.fleet.shared_prefixes.on_pick(reservation.prefixes, matched_blocks, now_s)
 
     def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
         """Applies a reported step to a reservation. Counts are cumulative, so a repeated step

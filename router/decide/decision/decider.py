@@ -346,6 +346,11 @@ class Decider:
         )
         if not pool.sources:
             return decision
+        if policy.invests and prefixes is not None:
+            decision.invested_tokens = self._further.invested_tokens(
+                pool, table, overlaps[1], prefixes, now_s
+            )
+            ranking.invest(decision.invested_tokens)
         self._score(decision, settings)
         in_turn = bool(session_id)
         wanted = 1 + max(1, self._routing.alternatives)  # receipts name the runner-up

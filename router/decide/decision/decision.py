@@ -71,6 +71,8 @@ class Decision:
     waited_s = 0.0
     """Seconds in the router's queue; set for watchers alone, by
     router/observe/audit/sampling.py."""
+    invested_tokens: Column | None = None
+    """Candidates.invested_tokens; None: 0 for each row."""
     _rows: Candidates | None = None
     _scores: Scores | None = None
     _excluded: Sequence[str] | None = None
@@ -134,6 +136,7 @@ class Decision:
                 further=self._further,
                 now_s=self.decided_at_s,
                 kv_distance=self.kv_distance,
+                invested_tokens=self.invested_tokens,
             )
         return self._rows
 

@@ -4,7 +4,7 @@ A cost function may send every request that shares a prefix to the one worker th
 long the queue is there. The guard looks at the worker that a policy would pick, in tokens:
 
     ahead = prefill_tokens_active + request_tokens * active_slots   work in front of the request
-    wait  = ahead + new_tokens                                      until its prompt is computed
+    wait  = ahead + new_tokens - invested_tokens                    until its prompt is computed
 
 and passes over each worker where both hold, the least taken over workers that can be picked:
 
@@ -52,7 +52,7 @@ class Waits:
         requests = np.maximum(rows.active_slots, 0.0)
         tokens = settings.request_tokens * requests
         tokens += rows.prefill_tokens_active
-        tokens += rows.new_tokens
+        tokens += rows.new_tokens - rows.invested_tokens
         able = (requests, tokens) if can is None else (requests[can], tokens[can])
         return cls(settings, rows.prompt_tokens, requests, tokens, least(able[0]), least(able[1]))
 

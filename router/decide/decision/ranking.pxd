@@ -31,6 +31,7 @@ cdef extern from "router/decide/decision/native/columns.h" nogil:
         size_t prefixes_count
         const Prefill *prefill
         const double *recent_blocks
+        const double *invested_tokens
         size_t rows
         double prompt_tokens, output_tokens
         const double *distance
@@ -89,7 +90,7 @@ cdef class Ranking:
     cdef Columns _columns
     cdef Prefill _prefill
     cdef bint _is_own
-    cdef object _table, _tokens, _prefixes, _barred, _kernel, _users, _inputs, _recent, _distance
+    cdef object _table, _tokens, _prefixes, _barred, _kernel, _users, _inputs, _recent, _invested, _distance
     cdef readonly object costs
     cdef readonly object seconds
     cdef Cheapest cheapest

@@ -242,6 +242,13 @@ cdef class Ranking:
         self.decided.costs = <const double *>address_of(costs) if len(costs) else NULL
         return 0
 
+    def invest(self, object tokens):
+        """Tokens of each row's new ones that count for later prompts, in costs and for the guard; None: none. Before
+        the rows are scored."""
+        self._invested = tokens
+        if tokens is not None:
+            self.decided.rows.invested_tokens = <const double *>address_of(tokens)
+
     def lessen(self, Py_ssize_t row, double bonus):
         """Takes a bonus off the cost of a row."""
         cdef double *costs = <double *>address_of(self.costs)

@@ -26,8 +26,8 @@ class Candidates(Table):
     """Live workers of a pool, row by row; excluded ones too, since means go over all."""
 
     __slots__ = (
-        "_further", "_kv_distance", "_pool", "_tokens", "barred", "new_tokens", "now_s",
-        "overlap_tokens", "prompt_tokens", "request", "table", "workers",
+        "_further", "_kv_distance", "_pool", "_tokens", "barred", "invested_tokens",
+        "new_tokens", "now_s", "overlap_tokens", "prompt_tokens", "request", "table", "workers",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +40,7 @@ class Candidates(Table):
         further: Further,
         now_s: float,
         kv_distance: Column | None = None,
+        invested_tokens: Column | None = None,
     ) -> None:
         """table: shape (len(COLUMNS), rows); nobody may change it afterwards.
 
@@ -51,6 +52,9 @@ class Candidates(Table):
         self.overlap_tokens: Column = table[_TRUST] * tokens[1]
         """Usable: what the engine will reuse of the prompt, times trust."""
         self.new_tokens = self.prompt_tokens - self.overlap_tokens
+        self.invested_tokens = np.zeros(len(self)) if invested_tokens is None else invested_tokens
+        """The part of new_tokens that is computed for later prompts with the same prefix, too
+        (router/fleet/shared_prefixes.py); 0 for policies that don't invest."""
         self.barred = barred
         """Rows that can't be picked, but for those that are full."""
         self.request = request

@@ -46,6 +46,8 @@ class Policy:
     timed: bool = False
     """Whether the policy reads how long prompts under way will take (router/fleet/rates.py), or
     workers' working sets (working_set.py): its picks are noted in both."""
+    invests: bool = False
+    """Whether it reads what a prompt computes for later ones (shared_prefixes.py); timed, too."""
     draws: bool = False
     """Whether its picks are drawn by chances, so that costs decide nothing."""
     affinity_bonus: float = 0.0

@@ -89,6 +89,7 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks_in_use: list[float] = []
     others_waiting: list[float] = []
     recent_blocks: list[float] = []
+    invested_tokens: list[float] = []
     kv_distance: list[float] = []
     of_session: list[int] = []
     """The row that the session's last request went to."""
@@ -154,6 +155,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         blocks_in_use=_unless_zero(rows.prompt_blocks - rows.new_blocks),
         others_waiting=_unless_zero(rows.others_waiting),
         recent_blocks=_unless_zero(rows.recent_blocks),
+        invested_tokens=_unless_zero(rows.invested_tokens),
         kv_distance=_unless_zero(rows.kv_distance),
         of_session=np.flatnonzero(rows.of_session).tolist(),
         places=_places([heartbeat_of(source).labels for source in decision.sources], labels),
@@ -186,7 +188,7 @@ def checked(line: LoggedDecision) -> LoggedDecision:
     columns: list[Sized] = [line.costs, *line.columns.values(), *line.overlap_tokens.values()]
     columns += [rates.rate, rates.wait_s, rates.tokens, rates.count]
     columns += filter(None, (line.blocks_in_use, line.others_waiting, line.recent_blocks))
-    columns += filter(None, (line.kv_distance, line.places))
+    columns += filter(None, (line.invested_tokens, line.kv_distance, line.places))
     if line.v != VERSION:
         raise ValueError(f"the line has version {line.v}, but this release reads version {VERSION}")
     if any(len(column) != count for column in columns):
@@ -258,6 +260,7 @@ class _LoggedCandidates(Candidates):
             further=_LoggedFurther(line),
             now_s=line.at_s,
             kv_distance=np.array(line.kv_distance) if line.kv_distance else None,
+            invested_tokens=np.array(line.invested_tokens) if line.invested_tokens else None,
         )
         self._affinity_key = line.affinity_key
 

@@ -194,10 +194,12 @@ def _guard_complaints(receipt: router_pb2.Receipt) -> list[str]:
     )
     for name, row, requests, wait in seen:
         ahead = row.prefill_tokens_active + guarded.request_tokens * requests
-        if not isclose(wait, ahead + row.new_tokens, rel_tol=TOLERANCE):
+        invested_tokens = row.terms.get("invested_share", 0.0) * receipt.prompt_tokens
+        by_formula = ahead + row.new_tokens - invested_tokens
+        if not isclose(wait, by_formula, rel_tol=TOLERANCE):
             complaints.append(
-                f"the wait of the {name} is {wait!r} tokens in the receipt, and"
-                f" {ahead + row.new_tokens!r} by the formula"
+                f"the wait of the {name} is {wait!r} tokens in the receipt, and {by_formula!r} by"
+                " the formula"
             )
     cheapest = _row(receipt, guarded.cheapest)
     if not cheapest.agrees:

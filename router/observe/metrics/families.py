@@ -50,7 +50,8 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
         "kvroute_forgotten",
         "Entries of bounded tables that were forgotten: for want of room (no_room), for their age"
         " (expired), or with their worker (silent, removed). Of the index: placements of blocks; of"
-        " working_sets: sampled blocks; of callers: their reports on a worker; of replica_workers:"
+        " working_sets: sampled blocks; of shared_prefixes: beginnings that prompts share; of"
+        " callers: their reports on a worker; of replica_workers:"
         " workers without room in a message about our reserved load. Tables are not for adding up,"
         " reasons are.",
         labels=["what", "reason"],

@@ -20,6 +20,10 @@ static double queue_share_of(const Rows *r, size_t row) {
     return r->columns->prefill_tokens_active[r->slots[row]] / r->prompt_tokens;
 }
 
+static double invested_share_of(const Rows *r, size_t row) {
+    return invested_tokens_of(r, row) / r->prompt_tokens;
+}
+
 static AdaptiveShared adaptive_costs(const AdaptiveNumbers *n, const Rows *r, double *costs) {
     const double *load = r->columns->load;
     double sum = load[r->slots[0]], square, squares = 0;
@@ -37,7 +41,8 @@ static AdaptiveShared adaptive_costs(const AdaptiveNumbers *n, const Rows *r, do
     for (size_t i = 0; i < r->rows; i++) {
         double new_tokens = new_tokens_of(r, i);
         double again = 1 + n->keep * evicted_share_of(r, i, new_tokens);
-        double work = again * (new_tokens / r->prompt_tokens) + n->queue_weight * queue_share_of(r, i);
+        double computed = again * (new_tokens / r->prompt_tokens) - invested_share_of(r, i);
+        double work = computed + n->queue_weight * queue_share_of(r, i);
         costs[i] = s.alpha * (load[r->slots[i]] - s.mean) + cache_share * work +
                    n->gamma * r->columns->slot_ratio[r->slots[i]];
     }
@@ -51,6 +56,7 @@ static void put_adaptive_terms(Backward *b, uint32_t number, const AdaptiveShare
     put_term(b, number, "total_blocks_unknown", c->load_unknown[slot]);
     put_term(b, number, "slot_ratio", c->slot_ratio[slot]);
     put_term(b, number, "queue_share", queue_share_of(r, row));
+    put_term(b, number, "invested_share", invested_share_of(r, row));
     put_term(b, number, "evicted_share", evicted_share_of(r, row, new_tokens_of(r, row)));
     put_term(b, number, "new_share", new_tokens_of(r, row) / r->prompt_tokens);
     put_term(b, number, "load_deviation", c->load[slot] - s->mean);

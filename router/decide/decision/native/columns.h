@@ -29,6 +29,7 @@ typedef struct {
     size_t prefixes_count;
     const Prefill *prefill;  /* only where the policy reads it; and the next */
     const double *recent_blocks; /* of each row's worker (router/fleet/working_set.py) */
+    const double *invested_tokens; /* of each row (router/fleet/shared_prefixes.py); NULL: 0 */
     size_t rows;             /* at least 1 */
     double prompt_tokens;
     double output_tokens;    /* as the request says, or 0; and the next: for halves.h alone */
@@ -46,6 +47,10 @@ static inline double trusted(const Rows *r, size_t row, int32_t tokens) {
 
 static inline double new_tokens_of(const Rows *r, size_t row) {
     return r->prompt_tokens - trusted(r, row, overlap_of(r, 1, row));
+}
+
+static inline double invested_tokens_of(const Rows *r, size_t row) {
+    return r->invested_tokens ? r->invested_tokens[row] : 0.0;
 }
 
 /* As numpy.maximum: a value that is not a number stays so. */

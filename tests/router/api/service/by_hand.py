@@ -28,6 +28,7 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
             ahead = constants["queue_weight"] * row.prefill_tokens_active
             again = 1 + constants["keep"] * row.terms["evicted_share"]
             work = (again * row.new_tokens + ahead) / receipt.prompt_tokens
+            work -= row.terms["invested_share"]
             return alpha * (load - mean) + (1 - alpha) * work + constants["gamma"] * slot_ratio
         case "dynamo-logit":
             longest = receipt.terms["waiting_max"]

@@ -8,7 +8,7 @@ from router.decide.core.progress import Progress, ProgressState
 from router.fleet.reservations.reservations import Ending
 from router.request.refusal import Reason
 from router.request.request import Role
-from tests.router.decide.core.outcomes import UNGUARDED, decide, excluded, refused
+from tests.router.decide.core.outcomes import decide, excluded, refused
 from tests.stage.fleet import Fleet, prompt
 
 
@@ -155,7 +155,7 @@ class TestEligibility:
 
 class TestSilence:
     def test_a_worker_whose_beats_stop_is_never_picked_again_once_its_time_is_up(self) -> None:
-        fleet = Fleet(guard=UNGUARDED)
+        fleet = Fleet(policy="dynamo-unguarded")
         asked = prompt(100)
         stops = fleet.add("stops", total_slots=None)
         goes_on = fleet.add("goes-on", total_slots=None)

@@ -36,6 +36,11 @@ def test_a_wait_is_the_prompts_and_requests_in_front_and_what_is_new() -> None:
     assert seen.passed_over.tolist() == [False, False], "5,000 is within the margin"
 
 
+def test_tokens_that_count_for_later_prompts_are_no_wait() -> None:
+    seen = waits({"invested_tokens": 3000.0}, {})
+    assert seen.tokens.tolist() == [1296, 4296]
+
+
 def test_a_queue_that_costs_more_than_the_cache_saves_is_passed_over() -> None:
     assert waits({**HOLDER, "running": 8}, {}).passed_over.tolist() == [False, False]
     assert waits({**HOLDER, "running": 9}, {}).passed_over.tolist() == [True, False]

@@ -131,6 +131,12 @@ class TestDynamoAdaptive:
         assert scores.costs == pytest.approx([0.8, 1.5 * 0.8, 2 * 0.8, 0.8])
         assert score("dynamo-unguarded", 1000, *rows).costs == pytest.approx([0.7] * 4)
 
+    def test_tokens_that_count_for_later_prompts_do_not_count_for_this_one(self) -> None:
+        rows = ({"overlap_tokens": 80}, {"invested_tokens": 60})
+        scores = score("dynamo-adaptive", 100, *rows)
+        assert scores.row_terms["invested_share"].tolist() == [0, 0.6]
+        assert scores.costs == pytest.approx([0.8 * 0.2, 0.8 * 0.4])
+
     def test_an_unknown_total_is_a_load_of_zero_and_says_so(self) -> None:
         # loads: unknown = 0, 50/100 = 0.5; mean 0.25; std 0.25 > 0.025: alpha = 0.7
         scores = score(

@@ -5,12 +5,14 @@ import random
 import numpy as np
 import pytest
 
+from indexer.hashing import pack_tokens
 from indexer.kernel import NativeIndex
 from router.config.settings.routing_settings import AffinitySettings, GuardSettings
 from router.decide.decision.decision import Decision
 from router.decide.decision.guard import Waits
 from router.decide.decision.ranking import KERNELS, Kernel, kernel_of
 from router.decide.policies import POLICIES
+from router.request.prompt import Prompt
 from router.request.refusal import Refusal
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
@@ -100,6 +102,19 @@ def test_a_kernel_gives_what_the_function_gives(policy: str, seed: int) -> None:
         except Refusal:
             fleet.turn(1.0)
     assert decided > 0
+
+
+def test_a_kernel_counts_what_is_computed_for_later_prompts() -> None:
+    fleet, invested = Fleet(index=NativeIndex(), policy="dynamo-adaptive"), 0
+    for name in ("a", "b", "c"):
+        fleet.add(name, running=3 * (name == "c"))
+    for number in range(20):
+        of = Prompt.from_tokens(pack_tokens([*range(3200), *range(5000 + number, 5033 + number)]))
+        decision = fleet.core.decide(fleet.request(of), fleet.now_s)
+        check(decision)
+        invested += decision.invested_tokens is not None
+        fleet.route(of)
+    assert invested > 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,0 +1,98 @@
+"""Prefixes that many prompts begin with, such as a system prompt. Pure.
+
+A prompt *branches* at the last block of its longest match on any worker: what follows is new to the
+fleet. Where one session goes on, each of its prompts branches at another block, the end of the
+prompt before; where many begin with the same text, all branch at the end of that.
+
+A worker without a shared prefix has to compute it once, and every later prompt that it gets finds
+it there. So the first pays for the others, too, and *invests* their part:
+
+    uses     = prompts that branched at the same block, this one among them; one that came a
+               HALF_S ago counts half
+    invested = (1 - workers / uses) * tokens of the prefix that the worker lacks,
+               0 while uses <= workers
+
+for each prompt in the mean over the workers. Nothing is invested where the request would take more
+than ROOM_SHARE of the cache beside the worker's working set (router/fleet/working_set.py): there
+the prefix would take the place of blocks that come again, and would soon be gone itself.
+
+Laws:
+- a prompt of which nothing is cached anywhere branches nowhere;
+- a worker that has the whole prefix, or whose room is unknown, gets nothing invested;
+- at most PREFIXES_MAX prefixes are kept: past it, the one that was used longest ago is forgotten,
+  and counted.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.hashing import HashArray
+from router.fleet.table import Column
+
+HALF_S = 30.0
+"""Seconds after which a use counts half: with those of the last minute three quarters of all."""
+ROOM_SHARE = 0.7
+"""Share of a worker's KV blocks. With 1, copies of many prefixes filled caches of a trace whose
+sessions need them (docs/decisions.md)."""
+PREFIXES_MAX = 4096
+"""Prefixes that are kept: 1 MiB."""
+
+
+class SharedPrefixes:
+    """The blocks at which prompts of this replica branched."""
+
+    def __init__(self) -> None:
+        self.forgotten = 0
+        """Prefixes dropped for want of room."""
+        self._uses: OrderedDict[int, tuple[float, float]] = OrderedDict()
+        """PrefixHash of the last block -> uses, and when they were counted; the last used last."""
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def on_pick(self, prefixes: HashArray, matched_blocks: int, now_s: float) -> None:
+        """Counts a prompt. matched_blocks: of its longest match on any worker."""
+        if not 0 < matched_blocks <= len(prefixes):
+            return
+        key = int(prefixes[matched_blocks - 1])
+        self._uses[key] = self._counted(key, now_s) + 1.0, now_s
+        self._uses.move_to_end(key)
+        if len(self._uses) > PREFIXES_MAX:
+            self._uses.popitem(last=False)
+            self.forgotten += 1
+
+    def uses(self, prefixes: HashArray, matched_blocks: int, now_s: float) -> float:
+        """Prompts that branched where this one would, itself among them; 0: it branches nowhere."""
+        if not 0 < matched_blocks <= len(prefixes):
+            return 0.0
+        return self._counted(int(prefixes[matched_blocks - 1]), now_s) + 1.0
+
+    def invested(
+        self,
+        prefixes: HashArray,
+        usable: npt.NDArray[np.int32],
+        block_size: int,
+        room: Column,
+        now_s: float,
+    ) -> Column | None:
+        """Tokens that a prompt would invest on each worker; None: none on any.
+
+        prefixes: of its full blocks. usable: its overlap with each worker, in tokens. room: blocks
+        of each worker that picks may invest in, beside the working set; NaN: unknown.
+        """
+        longest = int(usable.max(initial=0))
+        uses = self.uses(prefixes, longest // block_size, now_s)
+        if uses <= len(usable):
+            return None
+        missing = longest - usable
+        if not missing.any():
+            return None
+        needed = len(prefixes) - usable / block_size
+        share = 1.0 - len(usable) / uses
+        return np.where(room >= needed, share * missing, 0.0)
+
+    def _counted(self, key: int, now_s: float) -> float:
+        uses, at_s = self._uses.get(key, (0.0, now_s))
+        return float(uses * 0.5 ** (max(0.0, now_s - at_s) / HALF_S))
