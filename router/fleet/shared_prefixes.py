@@ -7,17 +7,18 @@ prompt before; where many begin with the same text, all branch at the end of tha
 A worker without a shared prefix has to compute it once, and every later prompt that it gets finds
 it there. So the first pays for the others, too, and *invests* their part:
 
-    uses     = prompts that branched at the same block, this one among them; one that came a
-               HALF_S ago counts half
-    invested = (1 - workers / uses) * tokens of the prefix that the worker lacks,
-               0 while uses <= workers
+    earlier  = prompts that branched at the same block before; one of HALF_S ago counts half
+    later    = EXPECTED * (earlier - FORKS) / workers, 0 at least: those that a worker will get, if
+               they go on coming
+    invested = later / (1 + later) * tokens of the prefix that the worker lacks
 
-for each prompt in the mean over the workers. Nothing is invested where the request would take more
-than ROOM_SHARE of the cache beside the worker's working set (router/fleet/working_set.py): there
-the prefix would take the place of blocks that come again, and would soon be gone itself.
+Nothing is invested where the prompt would take more than ROOM_SHARE of the cache, with the worker's
+working set (router/fleet/working_set.py): there the prefix would take the place of blocks that come
+again, and would soon be gone itself.
 
 Laws:
 - a prompt of which nothing is cached anywhere branches nowhere;
+- where at most FORKS prompts branched before, as in a session, nothing is invested;
 - a worker that has the whole prefix, or whose room is unknown, gets nothing invested;
 - at most PREFIXES_MAX prefixes are kept: past it, the one that was used longest ago is forgotten,
   and counted.
@@ -32,7 +33,13 @@ from indexer.hashing import HashArray
 from router.fleet.table import Column
 
 HALF_S = 30.0
-"""Seconds after which a use counts half: with those of the last minute three quarters of all."""
+"""Seconds after which a prompt counts half: those of the last minute are three quarters of all."""
+FORKS = 2.0
+"""Prompts that branch at one block without more to come: an agent's that work on its history side
+by side. Without it an agentic trace lost 5 % (docs/decisions.md)."""
+EXPECTED = 7.0
+"""Prompts of the next five minutes for each earlier one: those that come evenly count for 43 s of
+them (HALF_S / ln 2)."""
 ROOM_SHARE = 0.7
 """Share of a worker's KV blocks. With 1, copies of many prefixes filled caches of a trace whose
 sessions need them (docs/decisions.md)."""
@@ -46,28 +53,29 @@ class SharedPrefixes:
     def __init__(self) -> None:
         self.forgotten = 0
         """Prefixes dropped for want of room."""
-        self._uses: OrderedDict[int, tuple[float, float]] = OrderedDict()
-        """PrefixHash of the last block -> uses, and when they were counted; the last used last."""
+        self._branched: OrderedDict[int, tuple[float, float]] = OrderedDict()
+        """PrefixHash of the last block -> prompts that branched there, and when they were counted;
+        the last used last."""
 
     def __len__(self) -> int:
-        return len(self._uses)
+        return len(self._branched)
 
     def on_pick(self, prefixes: HashArray, matched_blocks: int, now_s: float) -> None:
         """Counts a prompt. matched_blocks: of its longest match on any worker."""
         if not 0 < matched_blocks <= len(prefixes):
             return
         key = int(prefixes[matched_blocks - 1])
-        self._uses[key] = self._counted(key, now_s) + 1.0, now_s
-        self._uses.move_to_end(key)
-        if len(self._uses) > PREFIXES_MAX:
-            self._uses.popitem(last=False)
+        self._branched[key] = self._counted(key, now_s) + 1.0, now_s
+        self._branched.move_to_end(key)
+        if len(self._branched) > PREFIXES_MAX:
+            self._branched.popitem(last=False)
             self.forgotten += 1
 
-    def uses(self, prefixes: HashArray, matched_blocks: int, now_s: float) -> float:
-        """Prompts that branched where this one would, itself among them; 0: it branches nowhere."""
+    def earlier(self, prefixes: HashArray, matched_blocks: int, now_s: float) -> float:
+        """Prompts that branched before where this one would; 0: it branches nowhere."""
         if not 0 < matched_blocks <= len(prefixes):
             return 0.0
-        return self._counted(int(prefixes[matched_blocks - 1]), now_s) + 1.0
+        return self._counted(int(prefixes[matched_blocks - 1]), now_s)
 
     def invested(
         self,
@@ -83,16 +91,14 @@ class SharedPrefixes:
         of each worker that picks may invest in, beside the working set; NaN: unknown.
         """
         longest = int(usable.max(initial=0))
-        uses = self.uses(prefixes, longest // block_size, now_s)
-        if uses <= len(usable):
-            return None
+        earlier = self.earlier(prefixes, longest // block_size, now_s)
         missing = longest - usable
-        if not missing.any():
+        if earlier <= FORKS or not missing.any():
             return None
+        later = EXPECTED * (earlier - FORKS) / len(usable)
         needed = len(prefixes) - usable / block_size
-        share = 1.0 - len(usable) / uses
-        return np.where(room >= needed, share * missing, 0.0)
+        return np.where(room >= needed, later / (1.0 + later) * missing, 0.0)
 
     def _counted(self, key: int, now_s: float) -> float:
-        uses, at_s = self._uses.get(key, (0.0, now_s))
-        return float(uses * 0.5 ** (max(0.0, now_s - at_s) / HALF_S))
+        count, at_s = self._branched.get(key, (0.0, now_s))
+        return float(count * 0.5 ** (max(0.0, now_s - at_s) / HALF_S))

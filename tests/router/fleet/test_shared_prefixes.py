@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from indexer.hashing import HashArray, pack_tokens
 from router.decide.core.progress import Pick, Progress, ProgressState
 from router.fleet import shared_prefixes
-from router.fleet.shared_prefixes import HALF_S, SharedPrefixes
+from router.fleet.shared_prefixes import EXPECTED, FORKS, HALF_S, SharedPrefixes
 from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet
 
@@ -36,40 +36,44 @@ def test_prompts_branch_where_their_longest_match_ends() -> None:
     for own in range(3, 6):
         known.on_pick(hashes(1, 2, own), 2, 0.0)
     known.on_pick(hashes(1, 2, 3, 7), 3, 0.0)
-    assert known.uses(hashes(1, 2, 9), 2, 0.0) == 4
-    assert known.uses(hashes(1, 2, 3, 8), 3, 0.0) == 2
-    assert known.uses(hashes(1, 2, 9), 1, 0.0) == 1
-    assert known.uses(hashes(5, 6), 0, 0.0) == 0
+    assert known.earlier(hashes(1, 2, 9), 2, 0.0) == 3
+    assert known.earlier(hashes(1, 2, 3, 8), 3, 0.0) == 1
+    assert known.earlier(hashes(1, 2, 9), 1, 0.0) == 0
+    assert known.earlier(hashes(5, 6), 0, 0.0) == 0
 
 
-def test_a_use_counts_half_after_a_time() -> None:
+def test_an_earlier_prompt_counts_half_after_a_time() -> None:
     known = SharedPrefixes()
     for _ in range(4):
         known.on_pick(hashes(1, 2), 1, 0.0)
-    assert known.uses(hashes(1, 3), 1, HALF_S) == pytest.approx(3)
+    assert known.earlier(hashes(1, 3), 1, HALF_S) == pytest.approx(2)
     known.on_pick(hashes(1, 2), 1, HALF_S)
-    assert known.uses(hashes(1, 3), 1, 2 * HALF_S) == pytest.approx(2.5)
-    assert known.uses(hashes(1, 3), 1, 0.0) == pytest.approx(4)  # a clock that goes back
+    assert known.earlier(hashes(1, 3), 1, 2 * HALF_S) == pytest.approx(1.5)
+    assert known.earlier(hashes(1, 3), 1, 0.0) == pytest.approx(3)  # a clock that goes back
 
 
 def test_what_later_prompts_pay_grows_with_their_number() -> None:
     known, prefixes = SharedPrefixes(), hashes(1, 2, 3)
-    known.on_pick(prefixes, 2, 0.0)
-    assert invested(known, prefixes, [2, 0], [ROOMY] * 2) is None  # two uses, two workers
-    known.on_pick(prefixes, 2, 0.0)
-    known.on_pick(prefixes, 2, 0.0)
-    assert invested(known, prefixes, [2, 0], [ROOMY] * 2) == [0, 0.5 * 2 * BLOCK]
-    assert invested(known, prefixes, [2, 1], [ROOMY] * 2) == [0, 0.5 * BLOCK]
+    for _ in range(int(FORKS) + 1):  # as of a session that goes on, and forks
+        assert invested(known, prefixes, [2, 0], [ROOMY] * 2) is None
+        known.on_pick(prefixes, 2, 0.0)
+    later = EXPECTED / 2
+    part = later / (1 + later)
+    assert invested(known, prefixes, [2, 0], [ROOMY] * 2) == [0, part * 2 * BLOCK]
+    assert invested(known, prefixes, [2, 1], [ROOMY] * 2) == [0, part * BLOCK]
     assert invested(known, prefixes, [2, 2], [ROOMY] * 2) is None
     assert invested(known, hashes(8, 9), [0, 0], [ROOMY] * 2) is None
+    known.on_pick(prefixes, 2, 0.0)
+    part = 2 * later / (1 + 2 * later)
+    assert invested(known, prefixes, [2, 0], [ROOMY] * 2) == [0, part * 2 * BLOCK]
 
 
 def test_nothing_is_invested_without_room_for_the_whole_prompt() -> None:
     known, prefixes = SharedPrefixes(), hashes(1, 2, 3)
-    for _ in range(7):
+    for _ in range(4 + int(FORKS)):
         known.on_pick(prefixes, 2, 0.0)
-    half = 0.5 * 2 * BLOCK
-    assert invested(known, prefixes, [2, 0, 0, 0], [0, 3, 2.9, nan]) == [0, half, 0, 0]
+    most = EXPECTED / (1 + EXPECTED) * 2 * BLOCK
+    assert invested(known, prefixes, [2, 0, 0, 0], [0, 3, 2.9, nan]) == [0, most, 0, 0]
 
 
 def test_at_the_bound_the_prefix_used_longest_ago_is_forgotten_and_counted(
@@ -80,7 +84,7 @@ def test_at_the_bound_the_prefix_used_longest_ago_is_forgotten_and_counted(
     for number in (1, 2, 1, 3):
         known.on_pick(hashes(number, 9), 1, 0.0)
     assert (len(known), known.forgotten) == (2, 1)
-    assert [known.uses(hashes(number), 1, 0.0) for number in (1, 2, 3)] == [3, 1, 2]
+    assert [known.earlier(hashes(number), 1, 0.0) for number in (1, 2, 3)] == [2, 0, 1]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(0, 40))
@@ -125,9 +129,9 @@ class TestTheDefault:
         assert soon < to_both()
 
     def test_and_says_what_counts_for_later_prompts(self) -> None:
-        picks = self.picks(self.fleet(), 6)
+        picks = self.picks(self.fleet(), 9)
         invested_tokens = [pick.decision.rows.invested_tokens.max() for pick in picks]
-        assert invested_tokens[:2] == [0, 0]
+        assert invested_tokens[: int(FORKS) + 2] == [0] * (int(FORKS) + 2)
         assert max(invested_tokens) > 0
         for pick in picks:
             assert (
@@ -136,5 +140,5 @@ class TestTheDefault:
             )
 
     def test_of_an_unknown_size_nothing(self) -> None:
-        for pick in self.picks(self.fleet(total_blocks=None), 6):
+        for pick in self.picks(self.fleet(total_blocks=None), 9):
             assert not pick.decision.rows.invested_tokens.any()
