@@ -439,7 +439,7 @@ def test_prompts_are_computed_by_some_and_answers_brought_out_by_others(
     assert sum(load.generated_tokens for load in told[:2]) == 6
     assert sum(load.generated_tokens for load in told[2:]) == 6 * 50
     assert (result.output_tokens == 50).all()
-    assert (result.cached_tokens[1:] >= 512).all()
+    assert (result.cached_tokens < 512).sum() <= 2  # once at each prefill worker
 
 
 def test_kv_cache_from_farther_away_takes_longer() -> None:

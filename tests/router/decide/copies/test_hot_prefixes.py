@@ -13,7 +13,7 @@ from events.plane.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode, encode
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.config.settings.routing_settings import GuardSettings, HotPrefixSettings
+from router.config.settings.routing_settings import HotPrefixSettings
 from router.decide.copies.copies import UNDER_WAY_MAX, Cancel, Copy, CopyFate
 from router.decide.copies.hot_prefixes import (
     CONSIDERED_MAX,
@@ -43,11 +43,10 @@ class HotFleet(Fleet):
     def __init__(
         self, means: Means | None = None, *, native: bool = False, **numbers: float
     ) -> None:
-        # Without the guard, which has requests for the text spread before it is hot.
-        unguarded = GuardSettings(enabled=False)
         super().__init__(
+            # The default has requests for the text spread before it is hot.
+            policy="dynamo-unguarded",
             index=NativeIndex() if native else None,
-            guard=unguarded,
             prefill_rate=RATE,
             hot_prefixes=HotPrefixSettings(**{"enabled": True, **numbers}),
             copy_means=means,
