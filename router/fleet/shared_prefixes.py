@@ -18,6 +18,7 @@ again, and would soon be gone itself.
 
 Laws:
 - a prompt of which nothing is cached anywhere branches nowhere;
+- in a prefix nothing is invested within GAP_S of the last investment in it;
 - where at most FORKS prompts branched before, as in a session, nothing is invested;
 - a worker that has the whole prefix, or whose room is unknown, gets nothing invested;
 - at most PREFIXES_MAX prefixes are kept: past it, the one that was used longest ago is forgotten,
@@ -25,6 +26,7 @@ Laws:
 """
 
 from collections import OrderedDict
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +42,16 @@ by side. Without it an agentic trace lost 5 % (docs/decisions.md)."""
 EXPECTED = 7.0
 """Prompts of the next five minutes for each earlier one: those that come evenly count for 43 s of
 them (HALF_S / ln 2)."""
+GAP_S = 0.3
+"""Seconds between two investments in one prefix: in a burst, one worker after the other computes
+it, and not all at once."""
 ROOM_SHARE = 0.7
 """Share of a worker's KV blocks. With 1, copies of many prefixes filled caches of a trace whose
 sessions need them (docs/decisions.md)."""
 PREFIXES_MAX = 4096
 """Prefixes that are kept: 1 MiB."""
+
+_NEVER = 0.0, 0.0, -inf
 
 
 class SharedPrefixes:
@@ -53,19 +60,24 @@ class SharedPrefixes:
     def __init__(self) -> None:
         self.forgotten = 0
         """Prefixes dropped for want of room."""
-        self._branched: OrderedDict[int, tuple[float, float]] = OrderedDict()
-        """PrefixHash of the last block -> prompts that branched there, and when they were counted;
-        the last used last."""
+        self._branched: OrderedDict[int, tuple[float, float, float]] = OrderedDict()
+        """PrefixHash of the last block -> prompts that branched there, when they were counted, and
+        when one was last sent to a worker that lacked it; the last used last."""
 
     def __len__(self) -> int:
         return len(self._branched)
 
-    def on_pick(self, prefixes: HashArray, matched_blocks: int, now_s: float) -> None:
-        """Counts a prompt. matched_blocks: of its longest match on any worker."""
+    def on_pick(
+        self, prefixes: HashArray, matched_blocks: int, now_s: float, invests: bool = False
+    ) -> None:
+        """Counts a prompt. matched_blocks: of its longest match on any worker. invests: its worker
+        lacks some of them."""
         if not 0 < matched_blocks <= len(prefixes):
             return
         key = int(prefixes[matched_blocks - 1])
-        self._branched[key] = self._counted(key, now_s) + 1.0, now_s
+        _, _, invested_s = self._branched.get(key, _NEVER)
+        invested_s = now_s if invests else invested_s
+        self._branched[key] = self._counted(key, now_s) + 1.0, now_s, invested_s
         self._branched.move_to_end(key)
         if len(self._branched) > PREFIXES_MAX:
             self._branched.popitem(last=False)
@@ -91,14 +103,18 @@ class SharedPrefixes:
         of each worker that picks may invest in, beside the working set; NaN: unknown.
         """
         longest = int(usable.max(initial=0))
-        earlier = self.earlier(prefixes, longest // block_size, now_s)
+        matched_blocks = longest // block_size
+        earlier = self.earlier(prefixes, matched_blocks, now_s)
         missing = longest - usable
         if earlier <= FORKS or not missing.any():
+            return None
+        _, _, invested_s = self._branched[int(prefixes[matched_blocks - 1])]
+        if now_s - invested_s < GAP_S:
             return None
         later = EXPECTED * (earlier - FORKS) / len(usable)
         needed = len(prefixes) - usable / block_size
         return np.where(room >= needed, later / (1.0 + later) * missing, 0.0)
 
     def _counted(self, key: int, now_s: float) -> float:
-        count, at_s = self._branched.get(key, (0.0, now_s))
+        count, at_s, _ = self._branched.get(key, _NEVER)
         return float(count * 0.5 ** (max(0.0, now_s - at_s) / HALF_S))

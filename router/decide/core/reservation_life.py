@@ -160,7 +160,8 @@ class ReservationLife:
         self.fleet.working_sets.on_pick(source.key, source.slot, reservation.prefixes, now_s)
         if size := heartbeat_of(source).block_size:
             matched_blocks = longest_tokens // size
-            self.fleet.shared_prefixes.on_pick(reservation.prefixes, matched_blocks, now_s)
+            invests = reservation.prompt_tokens - seen.new_tokens < matched_blocks * size
+            self.fleet.shared_prefixes.on_pick(reservation.prefixes, matched_blocks, now_s, invests)
 
     def report(self, progress: Progress, now_s: float, caller: str = "") -> ProgressResult:
         """Applies a reported step to a reservation. Counts are cumulative, so a repeated step

@@ -114,6 +114,7 @@ def test_a_kernel_counts_what_is_computed_for_later_prompts() -> None:
         check(decision)
         invested += decision.invested_tokens is not None
         fleet.route(of)
+        fleet.turn(0.5)
     assert invested > 0
 
 
