@@ -220,7 +220,8 @@ async def measured(workload: str, name: str, seed: int, traces: Path) -> Result:
         nats = free_port()
         if router.policy is not None:
             listen = ("-a", "127.0.0.1", "-p", str(nats), "-js", "-sd", str(room / "streams"))
-            ours.append((await started(stack, str(server_binary()), *listen)).pid)
+            log = stack.enter_context((room / "nats.log").open("wb"))
+            ours.append((await started(stack, str(server_binary()), *listen, output=log)).pid)
         env = _environment(room, None if router.policy is None else nats)
         port = free_port()
         frontend = await _dynamo(stack, room, model, router, port, env)
@@ -283,17 +284,20 @@ async def _dynamo(
 ) -> int:
     """The mockers and the frontend; the frontend's pid, when it knows all mockers."""
     python = str(_installed())
+    log = stack.enter_context((room / "dynamo.log").open("wb"))
     sizes = ("--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(BLOCKS))
     await started(
         stack,
         *(python, "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", MODEL),
         *("--num-workers", str(WORKERS), *sizes, "--speedup-ratio", str(SPEED)),
+        output=log,
         env=env,
     )
     process = await started(
         stack,
         *(python, "-m", "dynamo.frontend", "--router-mode", router.mode),
         *("--http-port", str(port), *router.flags),
+        output=log,
         env=env,
     )
     instances = room / "store" / "v1" / "instances"
