@@ -18,7 +18,7 @@ again, and would soon be gone itself.
 
 Laws:
 - a prompt of which nothing is cached anywhere branches nowhere;
-- in a prefix nothing is invested within GAP_S of the last investment in it;
+- in a prefix nothing is invested until the last investment in it is computed;
 - where at most FORKS prompts branched before, as in a session, nothing is invested;
 - a worker that has the whole prefix, or whose room is unknown, gets nothing invested;
 - at most PREFIXES_MAX prefixes are kept: past it, the one that was used longest ago is forgotten,
@@ -42,9 +42,9 @@ by side. Without it an agentic trace lost 5 % (docs/decisions.md)."""
 EXPECTED = 7.0
 """Prompts of the next five minutes for each earlier one: those that come evenly count for 43 s of
 them (HALF_S / ln 2)."""
-GAP_S = 0.3
-"""Seconds between two investments in one prefix: in a burst, one worker after the other computes
-it, and not all at once."""
+COMPUTED_PER_S = 20_000.0
+"""Tokens of a prefix that are computed in a second, for the time between two investments in it: in
+a burst, one worker after the other computes it, and not all at once."""
 ROOM_SHARE = 0.7
 """Share of a worker's KV blocks. With 1, copies of many prefixes filled caches of a trace whose
 sessions need them (docs/decisions.md)."""
@@ -109,7 +109,7 @@ class SharedPrefixes:
         if earlier <= FORKS or not missing.any():
             return None
         _, _, invested_s = self._branched[int(prefixes[matched_blocks - 1])]
-        if now_s - invested_s < GAP_S:
+        if now_s - invested_s < longest / COMPUTED_PER_S:
             return None
         later = EXPECTED * (earlier - FORKS) / len(usable)
         needed = len(prefixes) - usable / block_size

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from indexer.hashing import HashArray, pack_tokens
 from router.decide.core.progress import Pick, Progress, ProgressState
 from router.fleet import shared_prefixes
-from router.fleet.shared_prefixes import EXPECTED, FORKS, GAP_S, HALF_S, SharedPrefixes
+from router.fleet.shared_prefixes import COMPUTED_PER_S, EXPECTED, FORKS, HALF_S, SharedPrefixes
 from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet
 
@@ -79,11 +79,11 @@ def test_nothing_is_invested_without_room_for_the_whole_prompt() -> None:
 def test_in_a_burst_one_worker_after_the_other_gets_the_prefix() -> None:
     known, prefixes = SharedPrefixes(), hashes(1, 2, 3)
     for invests in (False, False, False, True):
-        known.on_pick(prefixes, 2, -0.9 * GAP_S, invests)
+        known.on_pick(prefixes, 2, -0.9 * 2 * BLOCK / COMPUTED_PER_S, invests)
     assert invested(known, prefixes, [2, 0], [ROOMY] * 2) is None
     known.on_pick(prefixes, 2, 0.0)
     usable = BLOCK * np.array([2, 0], np.int32)
-    assert known.invested(prefixes, usable, BLOCK, np.array([ROOMY] * 2), GAP_S) is not None
+    assert known.invested(prefixes, usable, BLOCK, np.array([ROOMY] * 2), 1.0) is not None
 
 
 def test_at_the_bound_the_prefix_used_longest_ago_is_forgotten_and_counted(
