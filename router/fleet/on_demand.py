@@ -110,15 +110,20 @@ class Further:
         pool: Pool,
         table: npt.NDArray[np.float64],
         usable: npt.NDArray[np.int32],
+        longest: int,
         prefixes: HashArray,
         now_s: float,
     ) -> Column | None:
         """See SharedPrefixes.invested. table: the pool's columns."""
-        if self._shared_prefixes is None:
+        if self._shared_prefixes is None or not longest:
             return None
-        room = ROOM_SHARE * table[_TOTAL_BLOCKS] - self.recent_blocks(pool)
-        size = pool.only_block_size
-        return self._shared_prefixes.invested(prefixes, usable, size, room, now_s)
+
+        def room() -> Column:
+            blocks: Column = ROOM_SHARE * table[_TOTAL_BLOCKS] - self.recent_blocks(pool)
+            return blocks
+
+        size, rate = pool.only_block_size, self.anchor(pool.models[0])
+        return self._shared_prefixes.invested(prefixes, usable, longest, size, room, rate, now_s)
 
     def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
         """Mean distance from each worker to some of them (router/fleet/topology.py)."""

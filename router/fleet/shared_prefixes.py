@@ -18,7 +18,8 @@ again, and would soon be gone itself.
 
 Laws:
 - a prompt of which nothing is cached anywhere branches nowhere;
-- in a prefix nothing is invested until the last investment in it is computed;
+- in a prefix nothing is invested until the last investment in it is computed, so that in a burst
+  one worker after the other computes it, and not all at once;
 - where at most FORKS prompts branched before, as in a session, nothing is invested;
 - a worker that has the whole prefix, or whose room is unknown, gets nothing invested;
 - at most PREFIXES_MAX prefixes are kept: past it, the one that was used longest ago is forgotten,
@@ -26,6 +27,7 @@ Laws:
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -42,9 +44,6 @@ by side. Without it an agentic trace lost 5 % (docs/decisions.md)."""
 EXPECTED = 7.0
 """Prompts of the next five minutes for each earlier one: those that come evenly count for 43 s of
 them (HALF_S / ln 2)."""
-COMPUTED_PER_S = 20_000.0
-"""Tokens of a prefix that are computed in a second, for the time between two investments in it: in
-a burst, one worker after the other computes it, and not all at once."""
 ROOM_SHARE = 0.7
 """Share of a worker's KV blocks. With 1, copies of many prefixes filled caches of a trace whose
 sessions need them (docs/decisions.md)."""
@@ -93,27 +92,29 @@ class SharedPrefixes:
         self,
         prefixes: HashArray,
         usable: npt.NDArray[np.int32],
+        longest: int,
         block_size: int,
-        room: Column,
+        room: Callable[[], Column],
+        rate: float,
         now_s: float,
     ) -> Column | None:
         """Tokens that a prompt would invest on each worker; None: none on any.
 
-        prefixes: of its full blocks. usable: its overlap with each worker, in tokens. room: blocks
-        of each worker that picks may invest in, beside the working set; NaN: unknown.
+        prefixes: of its full blocks. usable: its overlap with each worker, in tokens; longest: the
+        largest of them. room: makes the blocks of each worker that picks may invest in, beside the
+        working set; NaN: unknown. rate: tokens that a worker computes in a second.
         """
-        longest = int(usable.max(initial=0))
         matched_blocks = longest // block_size
         earlier = self.earlier(prefixes, matched_blocks, now_s)
-        missing = longest - usable
-        if earlier <= FORKS or not missing.any():
+        if earlier <= FORKS:
             return None
         _, _, invested_s = self._branched[int(prefixes[matched_blocks - 1])]
-        if now_s - invested_s < longest / COMPUTED_PER_S:
+        missing = longest - usable
+        if now_s - invested_s < longest / rate or not missing.any():
             return None
         later = EXPECTED * (earlier - FORKS) / len(usable)
         needed = len(prefixes) - usable / block_size
-        return np.where(room >= needed, later / (1.0 + later) * missing, 0.0)
+        return np.where(room() >= needed, later / (1.0 + later) * missing, 0.0)
 
     def _counted(self, key: int, now_s: float) -> float:
         count, at_s, _ = self._branched.get(key, _NEVER)

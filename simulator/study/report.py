@@ -168,15 +168,12 @@ def table_of(comparison: Comparison, runs: Sequence[Run]) -> Table:
         shown.add_row(name, *map(cell, numbers), best)
 
     row("block hit rate", lambda run: f"{run.block_hit_rate:.1%}", f"{ceiling.blocks:.1%}")
-    for name, most in (
-        ("the ceiling", ceiling),
-        (f"one LRU cache's {pooled.blocks:.1%}", pooled),
-    ):
-
-        def share(run: Aggregates, most: float = most.blocks) -> str:
-            return _of(run.block_hit_rate, most)
-
-        row(f"  of {name}", share, _of(ceiling.blocks, most.blocks))
+    row("  of the ceiling", lambda run: _of(run.block_hit_rate, ceiling.blocks), "100%")
+    row(
+        f"  of one LRU cache's {pooled.blocks:.1%}",
+        lambda run: _of(run.block_hit_rate, pooled.blocks),
+        _of(ceiling.blocks, pooled.blocks),
+    )
     row("token hit rate", lambda run: f"{run.token_hit_rate:.1%}", f"{ceiling.tokens:.1%}")
     shown.add_section()
     for name, pick, digits in _DURATIONS:

@@ -26,7 +26,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -41,7 +40,14 @@ from simulator.cli.gateway import workers_ready
 from simulator.traffic.trace import TraceRequest
 from simulator.traffic.trace_file import load_trace
 from tests.bench.environments import BUILD, python_of, run
-from tests.bench.gateways_compared import Port, Sessions, clients, text_of
+from tests.bench.gateways_compared import (
+    Port,
+    Sessions,
+    cached_share,
+    clients,
+    first_tokens_ms,
+    text_of,
+)
 from tests.bench.processes import cpu_s, rss_mib, started
 from tests.stage.prompts.byte_tokenizer import make_folder
 from tests.stage.waiting import free_port
@@ -234,7 +240,6 @@ async def measured(workload: str, name: str, seed: int, traces: Path) -> Result:
         answers = (await clients(Port(port, 0), sessions))["answers"]
         spent_s, frontend_s = sum(map(cpu_s, ours)) - before_s, cpu_s(frontend) - frontend_s
         resident = sum(map(rss_mib, ours))
-    ttft_ms = sorted(answer["ttft_s"] * 1e3 for answer in answers)
     workers = [answer["worker"] for answer in answers]
     busiest = max(map(workers.count, set(workers)))
     return Result(
@@ -242,15 +247,9 @@ async def measured(workload: str, name: str, seed: int, traces: Path) -> Result:
         name,
         seed,
         len(answers),
-        round(fmean(ttft_ms), 1),
-        round(median(ttft_ms), 1),
-        round(ttft_ms[ceil(0.99 * len(ttft_ms)) - 1], 1),
+        *first_tokens_ms(answers),
         round(fmean(answer["end_s"] * 1e3 for answer in answers), 1),
-        round(
-            sum(answer["cached_tokens"] for answer in answers)
-            / sum(answer["prompt_tokens"] for answer in answers),
-            3,
-        ),
+        cached_share(answers),
         round(busiest * WORKERS / len(answers), 2),
         round(spent_s * 1e3 / len(answers), 2),
         round(frontend_s * 1e3 / len(answers), 2),

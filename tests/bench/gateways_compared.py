@@ -26,7 +26,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import product
 from math import ceil
@@ -390,21 +390,30 @@ async def measured(cell: Cell, proxy: str, seed: int, rate: float) -> Result:
         spent_s = cpu_s(port.pid) - before_s
         engine_s = await _first_s(engines) - first_s
     answers = done["answers"]
-    ttft_ms = sorted(answer["ttft_s"] * 1e3 for answer in answers)
-    prompts = sum(answer["prompt_tokens"] for answer in answers)
     return Result(
         cell,
         proxy,
         seed,
         len(answers),
-        round(fmean(ttft_ms), 1),
-        round(median(ttft_ms), 1),
-        round(ttft_ms[ceil(0.99 * len(ttft_ms)) - 1], 1),
+        *first_tokens_ms(answers),
         round(engine_s * 1e3 / len(answers), 1),
         round(len(answers) / done["took_s"], 2),
-        round(sum(answer["cached_tokens"] for answer in answers) / prompts, 3),
+        cached_share(answers),
         round(spent_s * 1e3 / len(answers), 2),
     )
+
+
+def first_tokens_ms(answers: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+    """Mean, median and 99th percentile of the clients' time to the first token."""
+    ttft_ms = sorted(answer["ttft_s"] * 1e3 for answer in answers)
+    p99_ms = ttft_ms[ceil(0.99 * len(ttft_ms)) - 1]
+    return round(fmean(ttft_ms), 1), round(median(ttft_ms), 1), round(p99_ms, 1)
+
+
+def cached_share(answers: Sequence[Mapping[str, Any]]) -> float:
+    """Tokens that came from caches / all tokens of the prompts."""
+    prompts = sum(answer["prompt_tokens"] for answer in answers)
+    return round(sum(answer["cached_tokens"] for answer in answers) / prompts, 3)
 
 
 async def _engines(stack: AsyncExitStack, slow: int) -> list[Engine]:

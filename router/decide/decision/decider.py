@@ -348,7 +348,7 @@ class Decider:
             return decision
         if policy.invests and prefixes is not None:
             decision.invested_tokens = self._further.invested_tokens(
-                pool, table, overlaps[1], prefixes, now_s
+                pool, table, overlaps[1], ranking.best_overlap(), prefixes, now_s
             )
             ranking.invest(decision.invested_tokens)
         self._score(decision, settings)

@@ -59,13 +59,13 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
     prompt_tokens: of two workers with like load the one that computes a long prompt is as good as
     the one that computes none, and the one whose cache is full of prompts of the last minute as
     good as the one with free blocks, though each evicted token is computed again when its session
-    goes on (Candidates.evicted_share; docs/decisions.md has the numbers of all three). There
-    a prefix that many prompts share keeps all of them at the workers that computed it first, since
-    the one prompt that brings it to another worker seems to be the only one that pays
-    (router/fleet/shared_prefixes.py). There the
-    mean is in blocks but is subtracted from a ratio; here both are ratios. There a worker's overlap
-    is looked up by its place in a list that need not line up with the list of endpoints; here a row
-    is one worker's. And ties, which there went to the first in the list, are broken at random.
+    goes on (Candidates.evicted_share; docs/decisions.md has the numbers of all three). There a
+    prefix that many prompts share keeps all of them at the workers that computed it first, since a
+    prompt that brings it to another worker seems to be the only one that pays
+    (router/fleet/shared_prefixes.py). There the mean is in blocks but is subtracted from a ratio;
+    here both are ratios. There a worker's overlap is looked up by its place in a list that need not
+    line up with the list of endpoints; here a row is one worker's. And ties, which there went to
+    the first in the list, are broken at random.
     """
     load = rows.load
     # Sums row after row: the same to the last bit wherever they are made

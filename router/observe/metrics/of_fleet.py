@@ -92,8 +92,8 @@ class RouterCollector(Collector):
         core = self._core
         yield known("sessions", len(core.fleet.sessions))
         yield known("sessions_elsewhere", core.fleet.sessions.elsewhere)
-        for what in ("working_sets", "shared_prefixes"):
-            yield forgotten(what, {"no_room": getattr(core.fleet, what).forgotten})
+        yield forgotten("working_sets", {"no_room": core.fleet.working_sets.forgotten})
+        yield forgotten("shared_prefixes", {"no_room": core.fleet.shared_prefixes.forgotten})
         of_sessions = core.fleet.sessions.forgotten
         yield forgotten("sessions", {why: of_sessions[why] for why in ("expired", "no_room")})
 

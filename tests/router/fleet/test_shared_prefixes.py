@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from indexer.hashing import HashArray, pack_tokens
 from router.decide.core.progress import Pick, Progress, ProgressState
 from router.fleet import shared_prefixes
-from router.fleet.shared_prefixes import COMPUTED_PER_S, EXPECTED, FORKS, HALF_S, SharedPrefixes
+from router.fleet.shared_prefixes import EXPECTED, FORKS, HALF_S, SharedPrefixes
 from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet
 
 BLOCK = 16
+RATE = 64.0
+"""Tokens a second."""
 ROOMY = 1000.0
 
 
@@ -23,11 +25,15 @@ def hashes(*numbers: int) -> HashArray:
 
 
 def invested(
-    known: SharedPrefixes, prefixes: HashArray, matched: list[int], room: list[float]
+    known: SharedPrefixes,
+    prefixes: HashArray,
+    matched: list[int],
+    room: list[float],
+    now_s: float = 0.0,
 ) -> list[float] | None:
     """matched: blocks that each worker has."""
-    usable = BLOCK * np.array(matched, np.int32)
-    found = known.invested(prefixes, usable, BLOCK, np.array(room), 0.0)
+    usable, longest = BLOCK * np.array(matched, np.int32), BLOCK * max(matched)
+    found = known.invested(prefixes, usable, longest, BLOCK, lambda: np.array(room), RATE, now_s)
     return None if found is None else found.tolist()
 
 
@@ -78,12 +84,11 @@ def test_nothing_is_invested_without_room_for_the_whole_prompt() -> None:
 
 def test_in_a_burst_one_worker_after_the_other_gets_the_prefix() -> None:
     known, prefixes = SharedPrefixes(), hashes(1, 2, 3)
-    for invests in (False, False, False, True):
-        known.on_pick(prefixes, 2, -0.9 * 2 * BLOCK / COMPUTED_PER_S, invests)
-    assert invested(known, prefixes, [2, 0], [ROOMY] * 2) is None
-    known.on_pick(prefixes, 2, 0.0)
-    usable = BLOCK * np.array([2, 0], np.int32)
-    assert known.invested(prefixes, usable, BLOCK, np.array([ROOMY] * 2), 1.0) is not None
+    for invests in (False, False, True, False):
+        known.on_pick(prefixes, 2, 0.0, invests)
+    computed_s = 2 * BLOCK / RATE
+    assert invested(known, prefixes, [2, 0], [ROOMY] * 2, computed_s - 0.01) is None
+    assert invested(known, prefixes, [2, 0], [ROOMY] * 2, computed_s) is not None
 
 
 def test_at_the_bound_the_prefix_used_longest_ago_is_forgotten_and_counted(
