@@ -17,6 +17,8 @@ RELOADED = (
     "decode_policy",
     "local_prefill_tokens",
     "local_prefill_percent",
+    "pair_labels",
+    "label_shares",
     "expected_output_tokens",
     "prompt_tokens_max",
     "alternatives",

@@ -104,6 +104,7 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
         replica="a",
         host_label="host",
         rack_label="rack",
+        copied_labels=(),
         clock=fleet.clock,
         rng=rng,
     )

@@ -253,6 +253,7 @@ class RouterApp:
                 replica=self.replica,
                 host_label=config.routing.host_label,
                 rack_label=config.routing.rack_label,
+                copied_labels=config.routing.compared_labels,
                 clock=self.clock,
                 rng=random.Random(secrets.randbits(64)),
             )

@@ -136,10 +136,13 @@ class KubernetesDiscovery:
         replica: str,
         host_label: str,
         rack_label: str,
+        copied_labels: Sequence[str],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        """host_label, rack_label: names of workers' labels, as in `routing`. Raises NoApi."""
+        """host_label, rack_label: names of workers' labels, as in `routing`. copied_labels: names
+        of pods' labels that their workers have, too. Raises NoApi.
+        """
         if bool(settings.selector) == bool(settings.pool):
             raise NoApi("discovery.kubernetes: name either a selector or a pool")
         self.settings = settings
@@ -163,6 +166,7 @@ class KubernetesDiscovery:
                 settings.replay_port,
                 settings.role_label,
                 host_label,
+                copied_labels,
             ),
             replica,
         )

@@ -27,6 +27,8 @@ class Plan(NamedTuple):
     role_label: str
     host_label: str
     """Name of the label that names a worker's host, in `routing`."""
+    copied_labels: Sequence[str] = ()
+    """Names of pods' labels that their workers have, too."""
 
 
 class Endpoint(NamedTuple):
@@ -70,7 +72,11 @@ def settings_of(
         "id": endpoint.worker_id,
         "engine": kind,
         "address": endpoint.address,
-        "labels": {**labels, **({plan.host_label: pod.node} if pod.node else {})},
+        "labels": {
+            **labels,
+            **({plan.host_label: pod.node} if pod.node else {}),
+            **{name: pod.labels[name] for name in plan.copied_labels if name in pod.labels},
+        },
     }
     host = endpoint.address.removeprefix("http://").rpartition(":")[0]
     events = _port(said, "events_port", plan.events_port)

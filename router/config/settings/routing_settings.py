@@ -151,6 +151,22 @@ class RoutingSettings(Settings, frozen=True):
             " for the prompt to be computed there, without a prefill worker",
         ),
     ] = 5
+    pair_labels: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=8,
+            description="names of worker labels whose values are equal in both workers of a pair,"
+            " as the revision of a rollout",
+        ),
+    ] = ("revision",)
+    label_shares: Annotated[
+        dict[Annotated[str, Meta(pattern="^[^=]+=")], Annotated[float, Meta(ge=0, le=1)]],
+        Meta(
+            max_length=8,
+            description="share (0 to 1) of the requests that workers with a label get, by label,"
+            " such as {revision=v2: 0.05}; workers with none of the labels get the others",
+        ),
+    ] = msgspec.field(default_factory=dict)
     policy_per_request: Annotated[
         bool, Meta(description="let requests name the policy that decides them")
     ] = True
@@ -269,6 +285,12 @@ class RoutingSettings(Settings, frozen=True):
     cluster_label: Annotated[
         str, Meta(description="name of the worker label whose value is the worker's cluster")
     ] = "cluster"
+
+    @property
+    def compared_labels(self) -> tuple[str, ...]:
+        """Names of the labels that pair_labels and label_shares read."""
+        shared = (label.partition("=")[0] for label in self.label_shares)
+        return tuple(dict.fromkeys((*self.pair_labels, *shared)))
 
 
 class ModelRoutingSettings(Settings, frozen=True):

@@ -24,8 +24,9 @@ from indexer.index import BlockIndex
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.decide.decision.decision import Decision, Overlap
+from router.decide.decision.label_shares import of_share
 from router.decide.decision.nobody_fits import NobodyFits
-from router.decide.decision.pairs import Matched, Pairs, Stages
+from router.decide.decision.pairs import FETCHES_FROM_OTHERS, Matched, Pairs, Stages, of_kind
 from router.decide.decision.ranking import Ranking, RowUsers, kernel_of, prefill_inputs
 from router.decide.policies.affinity import held, with_bonus
 from router.decide.policies.configured import DecisionSettings, PolicySettings
@@ -230,7 +231,9 @@ class Decider:
             holders = self._holders(matched, request.resumed)
             stage = policy if request.policy else policies[routing.decode_policy]
             away = self._further.mean_distance(pool, holders)
-            return self._judge(matched, stage, self._eligible(request, pool), away)
+            fetches = of_kind(pool, holders, routing.pair_labels)
+            eligible = self._eligible(request, pool).narrowed(fetches, FETCHES_FROM_OTHERS)
+            return self._judge(matched, stage, eligible, away)
         return self._judge(matched, policy, self._eligible(request, pool))
 
     def refuse(self, decision: Decision) -> NobodyFits:
@@ -322,6 +325,9 @@ class Decider:
             eligible = answering_first(eligible, last)
         if prompt.lora_name:
             eligible = loaded_first(eligible, prompt.lora_name, pool, table[_FULL_COLUMN])
+        if shares := settings.routing.label_shares:
+            drawn_by = session_id or request.request_id
+            eligible = of_share(eligible, shares, drawn_by, pool, table[_FULL_COLUMN])
         # Of a pair, the session goes on where it is decoded.
         if session_id and (request.role is not Role.PAIR or kv_distance is not None):
             affinity = self._routing.affinity

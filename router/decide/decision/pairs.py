@@ -9,18 +9,20 @@ can serve alone does all, by the policy of whole requests.
 
 The parts that a worker can take depend on the engine, too. vLLM's decode workers compute prompts as
 all others do; SGLang's don't, and its workers without a role know no hand-over. A vLLM worker
-without a role takes part in pairs if it names its KV connector. Both halves are of the same engine
-and block size.
+without a role takes part in pairs if it names its KV connector. Both halves are of one kind: of the
+same engine, block size and values of `routing.pair_labels`, such as the revision of a rollout.
 
 Pure, like the core that it is a part of.
 
 Laws:
-- the prefill worker of a pair hands over only to its decode worker, which is another worker;
+- the prefill worker of a pair hands over only to its decode worker, which is another worker of its
+  kind;
 - thresholds of 0 leave nothing local that is not cached.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -130,7 +132,7 @@ class _Halves:
     takes_over: Flags
     alone: Flags
     kind: npt.NDArray[np.intp]
-    """Workers with the same number have the same engine and block size, and can take over."""
+    """Workers with the same number are of one kind: they can take over from one another."""
     one_kind: bool
     """Whether all have the same number."""
 
@@ -145,22 +147,34 @@ class _Halves:
         return self.takes_over if self.one_kind else self.takes_over & (self.kind == self.kind[row])
 
     @classmethod
-    def of(cls, pool: Pool) -> "_Halves":
+    def of(cls, labels: Sequence[str], pool: Pool) -> "_Halves":
+        """labels: names of those that tell kinds apart."""
         heartbeats = [heartbeat_of(source) for source in pool.sources]
-        kinds: dict[tuple[str, int], int] = {}
+        kinds: dict[tuple[object, ...], int] = {}
+        kind_of = [_kind(heartbeat, labels) for heartbeat in heartbeats]
         return cls(
             np.array([hands_over(heartbeat) for heartbeat in heartbeats], np.bool_),
             np.array([takes_over(heartbeat) for heartbeat in heartbeats], np.bool_),
             np.array([serves_alone(heartbeat) for heartbeat in heartbeats], np.bool_),
-            np.array(
-                [
-                    kinds.setdefault((heartbeat.engine, heartbeat.block_size), len(kinds))
-                    for heartbeat in heartbeats
-                ],
-                np.intp,
-            ),
+            np.array([kinds.setdefault(kind, len(kinds)) for kind in kind_of], np.intp),
             len(kinds) < 2,
         )
+
+
+def _kind(heartbeat: Heartbeat, labels: Sequence[str]) -> tuple[object, ...]:
+    values = (heartbeat.labels.get(name, "") for name in labels)
+    return heartbeat.engine, heartbeat.block_size, *values
+
+
+@lru_cache(4)
+def _halves_by(labels: Sequence[str]) -> Callable[[Pool], _Halves]:
+    """One function for the same labels, by which a pool keeps its result."""
+    return partial(_Halves.of, labels)
+
+
+def of_kind(pool: Pool, rows: Flags, labels: Sequence[str]) -> Flags:
+    """The workers that are of a kind with one of these."""
+    return pool.made(_halves_by(labels)).with_mates(rows)
 
 
 class Pairs:
@@ -174,7 +188,7 @@ class Pairs:
     ) -> Decision:
         """The decision about the decode worker, with the prefill worker's inside."""
         request, pool = matched.request, matched.pool
-        halves = pool.made(_Halves.of)
+        halves = pool.made(_halves_by(matched.settings.routing.pair_labels))
         decodes = eligible(replace(request, role=Role.DECODE), pool)
         room = matched.table[_FULL] == 0
         takes = halves.takes_over & room & decodes.can(len(pool))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import fsum, isfinite
 
 import msgspec
 
@@ -57,6 +57,11 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
     for key, name in named.items():
         _check_known(policies, name, f"$.routing.{key}")
     _check_affinity(routing, policies)
+    if (together := fsum(routing.label_shares.values())) > 1:
+        raise ConfigError(
+            f"shares of all requests are at most 1 together, got {together:g} - at"
+            " `$.routing.label_shares`"
+        )
     return policies
 
 

@@ -26,6 +26,8 @@ COMPOUND = (
     ("workers",),
     ("routing", "parameters"),
     ("routing", "own_policies"),
+    ("routing", "pair_labels"),
+    ("routing", "label_shares"),
     ("routing", "guard", "policies"),
     ("routing", "affinity", "bonus"),
     ("picker", "objectives"),

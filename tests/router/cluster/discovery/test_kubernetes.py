@@ -119,6 +119,7 @@ async def discovering(stage: Stage, **changes: object) -> AsyncIterator[Kubernet
         replica="router-a",
         host_label="host",
         rack_label="rack",
+        copied_labels=("revision",),
         clock=unix_now,
         rng=random.Random(1),
     )

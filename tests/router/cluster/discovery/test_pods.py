@@ -26,6 +26,14 @@ def test_a_pods_name_is_its_workers_id_and_its_ip_the_address() -> None:
     assert settings.labels == {"zone": "a", "rack": "r7", "host": "node-a"}
 
 
+def test_labels_that_routing_names_are_the_worker_s_too() -> None:
+    plan = PLAN._replace(copied_labels=("revision", "track"))
+    found = pod()._replace(labels={"revision": "v2", "app": "vllm"})
+    (endpoint,) = endpoints(found, plan)
+    settings = settings_of(found, endpoint, plan, "vllm", {"zone": "a"})
+    assert settings.labels == {"zone": "a", "host": "node-a", "revision": "v2"}
+
+
 def test_ipv6_stands_in_brackets() -> None:
     (endpoint,) = endpoints(pod("fd00::7"), PLAN)
     assert endpoint.address == "http://[fd00::7]:8000"

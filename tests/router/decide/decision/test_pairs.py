@@ -1,6 +1,7 @@
 """Pairs: who computes a prompt, who decodes, and that both halves are held and released as one."""
 
 import json
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,46 @@ class TestWhoCan:
         fleet.add("p1", role="prefill", **about)
         for i in range(4):
             assert halves(pair(fleet, prompt(LONG, 9_000 * i))) == ("p0", "d0")
+
+    def test_halves_are_of_one_revision_while_one_takes_over_from_another(self) -> None:
+        fleet = Fleet()
+        ready = {"p0": "v1", "p1": "v1", "d0": "v1", "d1": "v1"}
+        for name, revision in ready.items():
+            of_half = "prefill" if name[0] == "p" else "decode"
+            fleet.add(name, role=of_half, labels={"revision": revision})
+        revisions = set()
+        numbers = count()
+        for comes, goes in (("p2", "d0"), ("d2", "p0"), ("d3", "d1"), ("p3", "p1")):
+            of_half = "prefill" if comes[0] == "p" else "decode"
+            fleet.add(comes, role=of_half, labels={"revision": "v2"})
+            ready[comes] = "v2"
+            for _ in range(12):
+                pick = pair(fleet, prompt(LONG, 9_000 * next(numbers)))
+                assert pick.decision.how is Prefill.REMOTE
+                prefill, decode = halves(pick)
+                assert ready[prefill] == ready[decode]
+                revisions.add(ready[decode])
+                fleet.core.withdraw(pick.reservation, fleet.now_s)
+                row = pick.decision.order[-1]
+                assert ready[pick.decision.rows.workers[row].worker_id] == ready[decode]
+            fleet.core.remove(goes, 60.0, fleet.now_s)
+        assert revisions == {"v1", "v2"}
+
+    def test_halves_of_two_revisions_are_no_pair(self) -> None:
+        fleet = Fleet()
+        fleet.add("p0", role="prefill", labels={"revision": "v1"})
+        fleet.add("d0", role="decode", labels={"revision": "v2"})
+        pick = pair(fleet)
+        assert (halves(pick), pick.decision.how) == (("d0", "d0"), Prefill.ABSENT)
+        assert pick.decision.prefill is not None
+        assert pick.decision.prefill.exclusions()["no worker can take over from it"] == 1
+
+    @pytest.mark.parametrize("names", [(), ("release",)])
+    def test_labels_that_are_not_named_keep_nobody_apart(self, names: tuple[str, ...]) -> None:
+        fleet = Fleet(pair_labels=names)
+        fleet.add("p0", role="prefill", labels={"revision": "v1", "release": "x"})
+        fleet.add("d0", role="decode", labels={"release": "x"})
+        assert halves(pair(fleet)) == ("p0", "d0")
 
     def test_alternatives_can_do_what_the_pick_was_to_do(self) -> None:
         fleet = Fleet()

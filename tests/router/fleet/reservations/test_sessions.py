@@ -11,6 +11,7 @@ from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec
 from router.decide.core.progress import Pick, Progress, ProgressState, Repeated
+from router.decide.decision.pairs import FETCHES_FROM_OTHERS
 from router.fleet.reservations.reservations import Reservation
 from router.fleet.reservations.sessions import ANNOUNCED_NAME_BYTES_MAX, Sessions
 from router.request.refusal import Reason, Refusal
@@ -231,6 +232,16 @@ class TestDecode:
         assert pick.reservation.prompt_tokens == LONG
         assert pick.reservation.new_tokens == 0, "the prompt is computed already"
         assert pick.decision.policy.name == "decode-room"
+
+    def test_a_session_is_decoded_by_the_revision_that_computed_it(self) -> None:
+        fleet = Fleet()
+        fleet.add("p0", role="prefill", labels={"revision": "v1"})
+        fleet.add("d0", role="decode", labels={"revision": "v1"}, used_blocks=800.0)
+        fleet.add("d1", role="decode", labels={"revision": "v2"})
+        fleet.route(prompt(LONG), role=Role.PREFILL, session_id="s")
+        pick = resume(fleet)
+        assert pick.reservation.worker.worker_id == "d0"
+        assert pick.decision.exclusions() == {"role is prefill": 1, FETCHES_FROM_OTHERS: 1}
 
     def test_decode_stays_where_the_cache_is(self) -> None:
         fleet = fleet_of_halves()

@@ -1,0 +1,63 @@
+"""Shares of the requests that workers with a label get, as those of a new revision. Pure.
+
+    shares = {"revision=v2": 0.05}      5 % of the requests to workers with revision=v2, the others
+                                        to workers without that label
+
+Laws:
+- requests of one session, or of one id, are of one share as long as the shares are the same; where
+  the first share grows, those that were in it stay in it;
+- a share keeps no request waiting: where none of its workers may take the request, or none has
+  room, it goes to any worker, so that a new revision that fails costs no request.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from hashlib import blake2b
+
+import numpy as np
+
+from router.fleet.eligibility import Barred
+from router.fleet.pools import Pool, heartbeat_of
+from router.fleet.table import Column, Flags
+
+OTHER_SHARE = "the request is of another label's share"
+
+
+def of_share(
+    barred: Barred, shares: Mapping[str, float], drawn_by: str, pool: Pool, full: Column
+) -> Barred:
+    """Adds workers whose share a request is not of to the barred rows.
+
+    shares: by label, NAME=VALUE; at most 1 together. drawn_by: the request's session or id.
+    """
+    rows = pool.made(_labelled_by(tuple(shares)))[_drawn(shares, drawn_by)]
+    can = rows & barred.can(len(pool)) & (full == 0)
+    return barred.narrowed(rows, OTHER_SHARE) if can.any() else barred
+
+
+def _drawn(shares: Mapping[str, float], drawn_by: str) -> str:
+    """The label whose share a request is of; empty: that of the workers without any."""
+    hashed = blake2b(drawn_by.encode(), digest_size=8).digest()
+    left = int.from_bytes(hashed) / 2**64
+    for label, share in shares.items():
+        left -= share
+        if left < 0:
+            return label
+    return ""
+
+
+@lru_cache(4)
+def _labelled_by(labels: tuple[str, ...]) -> Callable[[Pool], dict[str, Flags]]:
+    """One function for the same labels, by which a pool keeps its result."""
+    return partial(_labelled, labels)
+
+
+def _labelled(labels: tuple[str, ...], pool: Pool) -> dict[str, Flags]:
+    """The workers that have each label; under the empty one, those that have none of them."""
+    of_workers = [heartbeat_of(source).labels for source in pool.sources]
+    rows: dict[str, Flags] = {}
+    for label in labels:
+        name, _, value = label.partition("=")
+        rows[label] = np.array([labels.get(name) == value for labels in of_workers], np.bool_)
+    rows[""] = ~np.any(list(rows.values()), axis=0)
+    return rows
