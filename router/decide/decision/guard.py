@@ -4,9 +4,12 @@ A cost function may send every request that shares a prefix to the one worker th
 long the queue is there. The guard looks at the worker that a policy would pick, in tokens:
 
     ahead = prefill_tokens_active + request_tokens * active_slots   work in front of the request
-    wait  = ahead + new_tokens - invested_tokens                    until its prompt is computed
+    wait  = ahead + COMPUTED (2) * new_tokens - INVESTED (2.2) * invested_tokens
 
-and passes over each worker where both hold, the least taken over workers that can be picked:
+New tokens count twice, since the requests that come after wait for them, too: a session that leaves
+its cache for a wait that is a little shorter costs the fleet what it computes again. Those that are
+computed for later prompts (router/fleet/shared_prefixes.py) are gained back. The guard passes over
+each worker where both hold, the least taken over workers that can be picked:
 
     wait         > least_wait + margin * prompt_tokens
     active_slots > least_slots
@@ -30,6 +33,9 @@ from router.config.settings.routing_settings import GuardSettings
 from router.decide.policies.candidates import Candidates
 from router.fleet.table import Column, Flags, least
 
+COMPUTED, INVESTED = 2.0, 2.2
+"""Weights of tokens; by tests/bar, traces and agents (docs/decisions.md has their numbers)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waits:
@@ -52,7 +58,7 @@ class Waits:
         requests = np.maximum(rows.active_slots, 0.0)
         tokens = settings.request_tokens * requests
         tokens += rows.prefill_tokens_active
-        tokens += rows.new_tokens - rows.invested_tokens
+        tokens += COMPUTED * rows.new_tokens - INVESTED * rows.invested_tokens
         able = (requests, tokens) if can is None else (requests[can], tokens[can])
         return cls(settings, rows.prompt_tokens, requests, tokens, least(able[0]), least(able[1]))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import isclose
 
 from kvroute.v1 import router_pb2
+from router.decide.decision.guard import COMPUTED, INVESTED
 
 TOLERANCE = 1e-9
 """Relative: the same doubles, perhaps added up in another order."""
@@ -195,7 +196,7 @@ def _guard_complaints(receipt: router_pb2.Receipt) -> list[str]:
     for name, row, requests, wait in seen:
         ahead = row.prefill_tokens_active + guarded.request_tokens * requests
         invested_tokens = row.terms.get("invested_share", 0.0) * receipt.prompt_tokens
-        by_formula = ahead + row.new_tokens - invested_tokens
+        by_formula = ahead + COMPUTED * row.new_tokens - INVESTED * invested_tokens
         if not isclose(wait, by_formula, rel_tol=TOLERANCE):
             complaints.append(
                 f"the wait of the {name} is {wait!r} tokens in the receipt, and {by_formula!r} by"

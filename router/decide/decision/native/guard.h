@@ -6,6 +6,9 @@
 #include "columns.h"
 #include "order.h"
 
+#define GUARD_COMPUTED 2.0 /* COMPUTED, INVESTED */
+#define GUARD_INVESTED 2.2
+
 typedef struct {
     double request_tokens, margin;
 } PickGuard;
@@ -23,7 +26,7 @@ static inline double requests_at(const Rows *r, size_t row) {
 static inline double wait_tokens_at(const PickGuard *g, const Rows *r, size_t row) {
     double ahead = r->columns->prefill_tokens_active[r->slots[row]] +
                    g->request_tokens * requests_at(r, row);
-    return ahead + (new_tokens_of(r, row) - invested_tokens_of(r, row));
+    return ahead + (GUARD_COMPUTED * new_tokens_of(r, row) - GUARD_INVESTED * invested_tokens_of(r, row));
 }
 
 /* The least over rows that can be picked, of which there must be one. */

@@ -28,22 +28,22 @@ def waits(*workers: dict[str, Any], settings: GuardSettings = GUARD) -> Waits:
 
 
 def test_a_wait_is_the_prompts_and_requests_in_front_and_what_is_new() -> None:
-    seen = waits({**HOLDER, "running": 9, "prefill_tokens_active": 300}, {"waiting": 1})
-    assert seen.tokens.tolist() == [300 + 9 * 500 + 200, 500 + 4296]
-    assert seen.requests.tolist() == [9, 1]
-    assert (seen.least_tokens, seen.least_requests) == (4796, 1)
+    seen = waits({**HOLDER, "running": 17, "prefill_tokens_active": 300}, {"waiting": 1})
+    assert seen.tokens.tolist() == [300 + 17 * 500 + 2 * 200, 500 + 2 * 4296]
+    assert seen.requests.tolist() == [17, 1]
+    assert (seen.least_tokens, seen.least_requests) == (9092, 1)
     assert seen.margin_tokens == pytest.approx(0.05 * 4296)
-    assert seen.passed_over.tolist() == [False, False], "5,000 is within the margin"
+    assert seen.passed_over.tolist() == [False, False], "9,200 is within the margin"
 
 
 def test_tokens_that_count_for_later_prompts_are_no_wait() -> None:
     seen = waits({"invested_tokens": 3000.0}, {})
-    assert seen.tokens.tolist() == [1296, 4296]
+    assert seen.tokens.tolist() == [2 * 4296 - 2.2 * 3000, 2 * 4296]
 
 
 def test_a_queue_that_costs_more_than_the_cache_saves_is_passed_over() -> None:
-    assert waits({**HOLDER, "running": 8}, {}).passed_over.tolist() == [False, False]
-    assert waits({**HOLDER, "running": 9}, {}).passed_over.tolist() == [True, False]
+    assert waits({**HOLDER, "running": 16}, {}).passed_over.tolist() == [False, False]
+    assert waits({**HOLDER, "running": 17}, {}).passed_over.tolist() == [True, False]
 
 
 def test_where_all_have_as_many_requests_nothing_is_passed_over() -> None:
@@ -127,7 +127,7 @@ def fleet(**about: Any) -> Fleet:
     made = Fleet(**{"guard": GUARD, **about})
     keys = [made.add(f"w{i}", total_blocks=40_000, total_slots=256) for i in range(3)]
     made.cache(keys[0], prompt(5000), 4096)
-    made.say(keys[0], running=12, used_blocks=900.0)
+    made.say(keys[0], running=20, used_blocks=900.0)
     return made
 
 
@@ -143,16 +143,16 @@ def test_the_core_moves_a_pick_on_and_the_receipt_says_why(native: bool) -> None
     assert receipt.runner_up.worker_id in {"w1", "w2"}
     guarded = receipt.guarded
     assert guarded.cheapest.worker_id == "w0"
-    assert (guarded.cheapest_requests, guarded.picked_requests) == (12, 0)
-    assert guarded.cheapest_wait_tokens == 12 * 500 + 104
-    assert guarded.picked_wait_tokens == guarded.least_wait_tokens == 4200
+    assert (guarded.cheapest_requests, guarded.picked_requests) == (20, 0)
+    assert guarded.cheapest_wait_tokens == 20 * 500 + 2 * 104
+    assert guarded.picked_wait_tokens == guarded.least_wait_tokens == 2 * 4200
     assert made.core.guarded == 1
     verdict = check(receipt)
     assert verdict.complaints == []
     assert verdict.moved_from is not None
     assert verdict.moved_from.sentence == (
-        "guarded: w0/0 would have been cheapest by cost; 12 requests ahead of it make 6104 tokens"
-        " to wait for, at the pick 4200, and it holds 4096 tokens more of the prompt"
+        "guarded: w0/0 would have been cheapest by cost; 20 requests ahead of it make 10208 tokens"
+        " to wait for, at the pick 8400, and it holds 4096 tokens more of the prompt"
     )
 
 

@@ -110,7 +110,7 @@ def test_a_move_of_the_guard_names_the_row_that_it_left() -> None:
     fleet = Fleet(guard=GuardSettings(request_tokens=512.0, margin=0.05))
     keys = [fleet.add(f"w{i}", total_blocks=40_000, total_slots=256) for i in range(3)]
     fleet.cache(keys[0], prompt(5000), 4096)
-    fleet.say(keys[0], running=12, used_blocks=900.0)
+    fleet.say(keys[0], running=20, used_blocks=900.0)
     decisions = Decisions(lambda: None)
     decision = watched(fleet, decisions, 4200)
     (shown,) = decisions.kept
