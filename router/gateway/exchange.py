@@ -107,6 +107,8 @@ class Outcome:
     """None: the answer is whole."""
     usage: Usage
     output_tokens: int
+    finish_reason: str = ""
+    """The engine's word; empty: it said none."""
 
 
 class Exchange:
@@ -336,7 +338,12 @@ class Exchange:
             if not self.facts.has_one_prompt:
                 usage = usage._replace(prompt_tokens=None)
             output = usage.output_tokens
-            self.outcome = Outcome(blame, usage, self.output_tokens if output is None else output)
+            self.outcome = Outcome(
+                blame,
+                usage,
+                self.output_tokens if output is None else output,
+                self._reader.finish_reason() if blame is None else "",
+            )
         return self.outcome
 
     def broke(self, blame: Blame, reason: str, message: str) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from kvroute.client.messages.usage import Usage, read_usage
-from router.request.bodies import BodyFormat
+from router.request.bodies import FORMATS, BodyFormat
 
 TAIL_BYTES = 4096
 KEPT_BYTES = 4 * TAIL_BYTES
@@ -32,6 +32,12 @@ _EDGE = 48
 """Bytes that are kept for words across two chunks."""
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.-]{1,200})"')
 _NUMBER = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})\b')
+_FINISHES = {
+    body.finish_field: re.compile(rb'"%b"\s*:\s*"([a-z_]{1,32})"' % body.finish_field.encode())
+    for body in FORMATS
+    if body.finish_field
+}
+"""Why an answer ended, by the field that says it. In an answer's text, quotes are escaped."""
 _decoder = json.JSONDecoder()
 
 
@@ -126,6 +132,12 @@ class AnswerReader:
         """Id of an answer of /v1/responses; empty: it has none."""
         named = _RESPONSE_ID.search(self._head or self._ending())
         return named[1].decode() if self._kind.is_continued and named else ""
+
+    def finish_reason(self) -> str:
+        """The engine's word for why the answer ended; empty: its end says none."""
+        pattern = _FINISHES.get(self._kind.finish_field)
+        said = pattern.findall(self._ending()) if pattern else ()
+        return said[-1].decode() if said else ""
 
     def usage(self) -> Usage:
         """The token usage in the answer's end, as far as it is there."""

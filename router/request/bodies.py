@@ -51,6 +51,8 @@ class BodyFormat:
     """A stream's first event has the prompt's tokens, and its last one may lack them."""
     first_token: tuple[bytes, ...] = ()
     """Words of a stream's events that a first token brings; none: every event does."""
+    finish_field: str = "finish_reason"
+    """Field that says why the answer ended; empty: none is read."""
     errors: ErrorForm = OPENAI
 
     @property
@@ -87,6 +89,7 @@ MESSAGES = BodyFormat(
     usage_begins=True,
     # message_start may come before the prompt's end.
     first_token=(b"content_block", b"message_delta"),
+    finish_field="stop_reason",
     errors=ANTHROPIC,
 )
 TEXT = BodyFormat(name="text", about="a completion's prompt", option="text", text_of=COMPLETION)
@@ -99,6 +102,7 @@ RESPONSES = BodyFormat(
     prefill_fields={"max_output_tokens": 1, "store": False},
     # response.created and response.in_progress may come before the prompt's end.
     first_token=(b".delta", b"output_item", b"response.completed"),
+    finish_field="",
     errors=OPENAI_RESPONSES,
 )
 LOAD = BodyFormat(
@@ -110,6 +114,7 @@ LOAD = BodyFormat(
     ),
     takes_priority=False,
     may_pair=False,
+    finish_field="",
 )  # fmt: skip
 
 FORMATS = (CHAT, COMPLETION, MESSAGES, TEXT, RESPONSES, LOAD)

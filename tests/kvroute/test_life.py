@@ -98,6 +98,7 @@ async def test_an_answer_that_is_not_seen_is_reported_with_each_renewal(server: 
 async def test_an_explicit_end_counts_and_leaving_adds_nothing(server: Server) -> None:
     async with make_client(server) as client:
         async with client.request(token_ids=[1]) as request:
+            request.finish_reason = "length"
             await request.finished(output_tokens=3, cached_tokens=16)
             request.output_tokens = 99
 
@@ -110,6 +111,7 @@ async def test_an_explicit_end_counts_and_leaving_adds_nothing(server: Server) -
             await fail_late()
     first, second = await server.next_report(), await server.next_report()
     assert (first.state, first.output_tokens, first.cached_tokens) == (FINISHED, 3, 16)
+    assert first.finish_reason == "length"
     assert (second.state, second.output_tokens) == (FINISHED, 4)
     assert server.router.told.empty()
 

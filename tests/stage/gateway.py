@@ -79,6 +79,10 @@ class Stage:
         return {ending: n for ending, n in self.served.fleet.core.endings.items() if n}
 
     @property
+    def finish_reasons(self) -> dict[str, int]:
+        return self.served.fleet.core.finish_reasons
+
+    @property
     def open(self) -> int:
         return len(self.served.fleet.core.reservations)
 

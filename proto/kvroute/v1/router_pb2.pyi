@@ -1254,6 +1254,7 @@ class Progress(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     UNOBSERVED_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     state: Global___ProgressState.ValueType
     output_tokens: builtins.int
@@ -1277,6 +1278,8 @@ class Progress(google.protobuf.message.Message):
     """With state RUNNING: the caller will not see or report the answer's steps. The router takes the end of the prefill from the
     worker's KV events, and the end of the request from the engine's reported load; the lease and later reports end it, too.
     """
+    finish_reason: builtins.str
+    """with state FINISHED: the engine's word for why the answer ended, as stop, length or tool_calls; counted"""
     def __init__(
         self,
         *,
@@ -1291,9 +1294,10 @@ class Progress(google.protobuf.message.Message):
         priority: builtins.int | None = ...,
         prompt_tokens: builtins.int | None = ...,
         unobserved: builtins.bool = ...,
+        finish_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "request_id", b"request_id", "reservation_id", b"reservation_id", "state", b"state", "unobserved", b"unobserved"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_priority", b"_priority", "_prompt_tokens", b"_prompt_tokens", "cached_tokens", b"cached_tokens", "failed_worker_id", b"failed_worker_id", "failure_reason", b"failure_reason", "finish_reason", b"finish_reason", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "request_id", b"request_id", "reservation_id", b"reservation_id", "state", b"state", "unobserved", b"unobserved"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cached_tokens", b"_cached_tokens"]) -> typing.Literal["cached_tokens"] | None: ...
     @typing.overload

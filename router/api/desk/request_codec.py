@@ -14,7 +14,7 @@ from kvroute.v1 import fleet_pb2, router_pb2
 from router.api.desk.tenant import UNVERIFIED, Caller, tenant_of
 from router.decide.core.core import RouterCore
 from router.decide.core.progress import Progress, ProgressState, WaitStep
-from router.fleet.reservations.reservations import Ending
+from router.fleet.reservations.reservations import FINISH_REASONS, Ending
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
@@ -59,6 +59,15 @@ _STATES = {
     router_pb2.PROGRESS_STATE_FINISHED: ProgressState.FINISHED,
     router_pb2.PROGRESS_STATE_FAILED: ProgressState.FAILED,
 }
+_OTHER_WORDS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "tool_use": "tool_calls",
+    "function_call": "tool_calls",
+    "refusal": "content_filter",
+}
+"""Anthropic's words, and an old one of OpenAI's."""
 _FAILURES = {
     router_pb2.FAILURE_REASON_UNSPECIFIED: Ending.FAILED_UNKNOWN,
     router_pb2.FAILURE_REASON_WORKER: Ending.FAILED_WORKER,
@@ -208,7 +217,14 @@ def read_progress(message: router_pb2.Progress) -> Progress | str:
         failure=failure,
         failed_worker_id=message.failed_worker_id,
         unobserved=message.unobserved,
+        finish_reason=_finish_reason(message.finish_reason),
     )
+
+
+def _finish_reason(said: str) -> str:
+    """The one of FINISH_REASONS that an engine means; empty: it said none."""
+    reason = _OTHER_WORDS.get(said, said)
+    return reason if reason in FINISH_REASONS or not reason else "other"
 
 
 def read_wait_step(message: router_pb2.Progress) -> WaitStep | str:

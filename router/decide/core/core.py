@@ -80,7 +80,7 @@ class RouterCore:
         )
         self.reservations = life.reservations
         self.unobserved = Unobserved(life)
-        self.endings = life.endings
+        self.endings, self.finish_reasons = life.endings, life.finish_reasons
         self.ttft_check = life.ttft_check
         self.ids = life.ids
         self.guarded = 0

@@ -48,6 +48,8 @@ class Progress(NamedTuple):
     unobserved: bool = False
     """Whether a running request's caller sees nothing of the answer
     (router/decide/core/unobserved.py)."""
+    finish_reason: str = ""
+    """Why a finished answer ended: one of FINISH_REASONS; empty: not known."""
 
 
 class WaitStep(NamedTuple):

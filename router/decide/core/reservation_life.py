@@ -53,6 +53,8 @@ class ReservationLife:
         self.ids = ids
         self.picks = 0
         self.endings: Counter[Ending] = Counter()
+        self.finish_reasons: Counter[str] = Counter()
+        """Finished requests whose caller reported a Progress.finish_reason, by that."""
         self.ttft_check = TtftCheck()
         self._rng = rng
         self._ended: list[Reservation] | None = None
@@ -185,6 +187,8 @@ class ReservationLife:
                 if reservation.prefill is not None:
                     self._decoded(reservation, caller, now_s)
                 self.end(reservation, Ending.FINISHED, now_s)
+                if progress.finish_reason:
+                    self.finish_reasons[progress.finish_reason] += 1
                 return ProgressResult.APPLIED
             case ProgressState.FAILED:
                 self._failed(reservation, progress, caller, now_s)

@@ -41,6 +41,9 @@ class Ending(StrEnum):
     WORKER_LOST = "worker_lost"
 
 
+FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "abort", "other")
+"""Why engines end answers, in OpenAI's words and vLLM's `abort`; values of a metric's label."""
+
 HASH_BYTES_MAX = 1 << 30
 """134 million blocks of prompts: twenty thousand requests of 100,000 tokens in blocks of 16."""
 

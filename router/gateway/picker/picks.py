@@ -504,6 +504,7 @@ async def _report(
 ) -> None:
     """Sends the last report of a request whose answer the picker saw."""
     routed.prompt_tokens = outcome.usage.prompt_tokens
+    routed.finish_reason = outcome.finish_reason
     if outcome.blame is not None:
         routed.output_tokens = outcome.output_tokens
         await routed.failed(_REASONS[outcome.blame], wait=False)

@@ -319,6 +319,7 @@ class WorkerAttempt:
         outcome, routed = self._exchange.ended(), self._routed
         cached = outcome.usage.cached_tokens
         routed.prompt_tokens = outcome.usage.prompt_tokens
+        routed.finish_reason = outcome.finish_reason
         if outcome.blame is not None:
             await self._report(_REASONS[outcome.blame])
             return

@@ -20,7 +20,7 @@ from router.decide.policies.own import Failure, is_own
 from router.fleet.health.outliers import PROBES, WITHHELD, Cause
 from router.fleet.health.self_check import CheckResult
 from router.fleet.health.ttft_check import RATIOS
-from router.fleet.reservations.reservations import Ending
+from router.fleet.reservations.reservations import FINISH_REASONS, Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
 from router.observe.metrics.families import counter, failures, forgotten, gauge, held, known
 
@@ -174,13 +174,19 @@ class RouterCollector(Collector):
     def _outliers(self) -> Iterator[Metric]:
         core = self._core
         outliers = core.fleet.outliers
-        yield counter(
+        ended = CounterMetricFamily(
             "kvroute_reservations_ended",
-            "Reservations that have ended, by how.",
-            "ending",
-            {ending.value: count for ending, count in core.endings.items()},
-            tuple(Ending),
+            "Reservations that have ended, by how; finished ones by why the answer ended, too"
+            " (finish_reason), empty where the caller reported no reason.",
+            labels=["ending", "finish_reason"],
         )
+        reasons = core.finish_reasons
+        for ending in Ending:
+            of_a_reason = reasons.total() if ending is Ending.FINISHED else 0
+            ended.add_metric([ending, ""], core.endings[ending] - of_a_reason)
+        for reason in FINISH_REASONS:
+            ended.add_metric([Ending.FINISHED, reason], reasons[reason])
+        yield ended
         ejections = CounterMetricFamily(
             "kvroute_ejections",
             "Workers that were ejected since requests failed there, by cause (ejected); ejections"

@@ -12,13 +12,13 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from events.engines.numbers import NUMBERS
+from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
-from indexer.identity import WorkerKey
 from router.decide.core.core import RouterCore
 from router.fleet.reservations.reservations import Ending
 from router.observe.metrics.families import gauge
 
-LABELS = ("worker", "rank")
+LABELS = ("worker", "rank", "role")
 _OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
 """Outcomes that are exported for each worker from 0 on."""
 
@@ -42,20 +42,20 @@ class WorkerCollector(Collector):
         state = GaugeMetricFamily(
             "kvroute_stream_state",
             "1 for the state a stream is in.",
-            labels=["worker", "rank", "state"],
+            labels=[*LABELS, "state"],
         )
         complete = GaugeMetricFamily(
             "kvroute_stream_complete",
             "0 if the stream may lack blocks that the engine holds.",
-            labels=["worker", "rank"],
+            labels=LABELS,
         )
         lag = GaugeMetricFamily(
             "kvroute_stream_lag_seconds",
             "Age of the last fact when it was applied.",
-            labels=["worker", "rank"],
+            labels=LABELS,
         )
-        for key, source in self._core.fleet.view.sources.items():
-            names = [key.worker_id, str(key.dp_rank)]
+        for source in self._core.fleet.view.sources.values():
+            names = _names(source)
             for each in StreamState:
                 state.add_metric([*names, each.value], source.stream.state is each)
             complete.add_metric(names, source.stream.whole)
@@ -81,7 +81,7 @@ class WorkerCollector(Collector):
         prefill = _gauges("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
         shares = []
         for key, source in fleet.view.sources.items():
-            names, load = _names(key), fleet.load_of(key)
+            names, load = _names(source), fleet.load_of(key)
             is_up = not fleet.excluded(source)
             up.add_metric(names, is_up)
             blocks.add_metric([*names, "active"], load.active_blocks())
@@ -119,7 +119,7 @@ class WorkerCollector(Collector):
         for key, source in fleet.view.sources.items():
             if (heartbeat := source.heartbeat) is None:
                 continue
-            names = _names(key)
+            names = _names(source)
             preemptions.add_metric(names, heartbeat.preemptions)
             if heartbeat.total_slots:
                 slots.add_metric([*names, "known"], heartbeat.total_slots)
@@ -130,8 +130,8 @@ class WorkerCollector(Collector):
     def _numbers(self) -> Iterator[Metric]:
         """What the engines' pages have beside (events/engines/numbers.py)."""
         heartbeats = [
-            (_names(key), source.heartbeat)
-            for key, source in self._core.fleet.view.sources.items()
+            (_names(source), source.heartbeat)
+            for source in self._core.fleet.view.sources.values()
             if source.heartbeat is not None
         ]
         for name, number in NUMBERS.items():
@@ -149,8 +149,8 @@ class WorkerCollector(Collector):
             "Requests of this router that a worker got, by how they ended.",
             labels=[*LABELS, "outcome"],
         )
-        for key in fleet.view.sources:
-            names, counts = _names(key), fleet.outcomes_of(key)
+        for key, source in fleet.view.sources.items():
+            names, counts = _names(source), fleet.outcomes_of(key)
             for ending in _OUTCOMES:
                 outcomes.add_metric([*names, ending], counts.get(ending, 0))
             for ending, count in counts.items():
@@ -167,8 +167,8 @@ class WorkerCollector(Collector):
             " the index had predicted as cached, those that the engine reported as cached.",
             labels=[*LABELS, "kind"],
         )
-        for key in fleet.view.sources:
-            names, report = _names(key), fleet.cache_report_of(key)
+        for key, source in fleet.view.sources.items():
+            names, report = _names(source), fleet.cache_report_of(key)
             ejected.add_metric(names, bool(fleet.outliers.reason(key)))
             cached.add_metric([*names, "prompt"], report.prompt)
             cached.add_metric([*names, "predicted"], report.predicted)
@@ -180,6 +180,7 @@ def _gauges(name: str, description: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"kvroute_worker_{name}", description, labels=LABELS)
 
 
-def _names(key: WorkerKey) -> list[str]:
-    """The values of LABELS."""
-    return [key.worker_id, str(key.dp_rank)]
+def _names(source: Source) -> list[str]:
+    """The values of LABELS; the role is empty until the first heartbeat."""
+    role = "" if source.heartbeat is None else source.heartbeat.role
+    return [source.key.worker_id, str(source.key.dp_rank), role]

@@ -44,6 +44,28 @@ def test_a_stream_passes_as_it_comes_and_its_usage_is_read() -> None:
     assert reader.chunks == 5
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_why_an_answer_ended_is_read_from_its_end_and_not_from_its_text(is_stream: bool) -> None:
+    text = 'she said "finish_reason": "length", "stop_reason": "refusal"'
+    chat, messages = (AnswerReader(kind, is_stream=is_stream) for kind in (CHAT, MESSAGES))
+    if is_stream:
+        last = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
+        passed(chat, [content(text), last, LAST, DONE])
+        passed(messages, [content(text), event(type="message_delta", delta={"stop_reason": "end"})])
+    else:
+        choice = {"message": {"content": text}, "finish_reason": "stop", "stop_reason": None}
+        passed(chat, [json.dumps({"choices": [choice], "usage": USAGE}).encode()])
+        passed(messages, [json.dumps({"content": [text], "stop_reason": "end"}, indent=1).encode()])
+    assert (chat.finish_reason(), messages.finish_reason()) == ("stop", "end")
+
+
+def test_an_answer_that_does_not_say_why_it_ended_has_no_reason() -> None:
+    for kind in FORMATS:
+        reader = AnswerReader(kind, is_stream=True)
+        passed(reader, [*STREAM, event(choices=[{"finish_reason": None}], stop_reason=None), DONE])
+        assert reader.finish_reason() == ""
+
+
 def test_the_usage_that_the_client_did_not_request_is_taken_out() -> None:
     reader = AnswerReader(CHAT, is_stream=True, takes_usage_out=True)
     assert passed(reader, [*STREAM, LAST, DONE]) == b"".join([*STREAM, DONE])

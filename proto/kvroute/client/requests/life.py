@@ -56,6 +56,8 @@ class RoutedRequest:
         """http_body: the request's prompt, if it is a body."""
         self.output_tokens = 0
         """Output tokens so far; renewals and the last report carry it."""
+        self.finish_reason = ""
+        """The engine's word for why the answer ended, as stop or length; empty: not known."""
         self.cached_tokens: int | None = None
         """Prompt tokens that the engine reused: usage.prompt_tokens_details.cached_tokens."""
         self.prompt_tokens: int | None = None
@@ -298,6 +300,7 @@ class RoutedRequest:
             cached_tokens=cached_tokens,
             prompt_tokens=count(self.prompt_tokens),
             unobserved=self._unobserved,
+            finish_reason=self.finish_reason,
         )
 
     async def _report(self, progress: Progress, timeout_s: float, attempts: int | None) -> bool:

@@ -156,6 +156,18 @@ class TestProgress:
         expected = Progress("r", ProgressState.FAILED, 0, 0, ending)
         assert request_codec.read_progress(message) == expected
 
+    @pytest.mark.parametrize(
+        ("said", "reason"),
+        [("", ""), ("length", "length"), ("max_tokens", "length"), ("new word", "other")],
+    )
+    def test_reads_why_an_answer_ended_in_one_set_of_words(self, said: str, reason: str) -> None:
+        message = router_pb2.Progress(
+            reservation_id="r", state=router_pb2.PROGRESS_STATE_FINISHED, finish_reason=said
+        )
+        progress = request_codec.read_progress(message)
+        assert isinstance(progress, Progress)
+        assert progress.finish_reason == reason
+
 
 class TestStatus:
     @pytest.mark.parametrize("reason", list(Reason))

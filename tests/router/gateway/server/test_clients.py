@@ -160,6 +160,7 @@ async def test_openais_client_gets_the_tool_call_that_it_requires(openai: Module
             with pytest.raises(openai.BadRequestError, match="tool_choice"):
                 await client.chat.completions.create(tool_choice=chosen, **asked)
         await stage.until(lambda: stage.open == 0)
+        assert stage.finish_reasons == {"tool_calls": 2, "stop": 2, "length": 2}
 
 
 async def test_anthropics_client_gets_texts_usage_and_tool_calls_of_stand_ins(
@@ -198,6 +199,7 @@ async def test_anthropics_client_gets_texts_usage_and_tool_calls_of_stand_ins(
         with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
             await client.messages.create(tool_choice=missing, **asked)
         await stage.until(lambda: stage.open == 0)
+        assert stage.finish_reasons == {"stop": 2, "length": 1, "tool_calls": 4}
 
 
 def event(**about: object) -> bytes:

@@ -148,7 +148,7 @@ def test_workers_and_streams_are_told_one_by_one() -> None:
     key = fleet.add("w0", 1, total_blocks=200)
     fleet.say(key, running=3, waiting=2, used_blocks=50.0)
     observed.pick(100)
-    labels = {"worker": "w0", "rank": "1"}
+    labels = {"worker": "w0", "rank": "1", "role": "both"}
     assert observed.value("kvroute_worker_up", **labels) == 1
     assert observed.value("kvroute_worker_blocks", **labels, kind="active") == 50 + 7
     assert observed.value("kvroute_worker_blocks", **labels, kind="total") == 200
@@ -169,7 +169,7 @@ def test_a_worker_that_may_get_nothing_is_not_up() -> None:
     fleet.say(sick, healthy=False)
     fleet.core.drain("drained")
     for key in (sick, drained):
-        assert observed.value("kvroute_worker_up", worker=key.worker_id, rank="0") == 0
+        assert observed.value("kvroute_worker_up", worker=key.worker_id, rank="0", role="both") == 0
 
 
 def test_an_unknown_total_is_absent_and_not_zero() -> None:
@@ -293,7 +293,9 @@ def test_hit_rates_are_told_by_worker() -> None:
     def told(worker: str) -> list[float]:
         name = "kvroute_worker_prompt_tokens_reported_total"
         kinds = ("prompt", "predicted", "cached")
-        return [observed.value(name, worker=worker, rank="0", kind=kind) for kind in kinds]
+        return [
+            observed.value(name, worker=worker, rank="0", role="both", kind=kind) for kind in kinds
+        ]
 
     assert told("a") == [200, 96, 112]
     assert told("b") == [100, 0, 0]
@@ -416,7 +418,7 @@ def test_worker_ids_of_any_printable_characters_are_labels() -> None:
     observed = Observed()
     odd = 'a"b\\c d é'
     observed.fleet.add(odd)
-    assert observed.value("kvroute_worker_up", worker=odd, rank="0") == 1
+    assert observed.value("kvroute_worker_up", worker=odd, rank="0", role="both") == 1
 
 
 def test_a_pick_of_any_worker_can_be_written() -> None:
