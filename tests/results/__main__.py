@@ -12,7 +12,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from tests.results import bar, dynamo, exact_events, grid, hot_prefixes, low_reuse, presets
+from tests.results import bar, claims, dynamo, exact_events, grid, hot_prefixes, low_reuse, presets
 from tests.results.cases import run_all
 from tests.results.fleets import BLOCK_COUNT, BLOCK_SIZE, PROFILE, WORKERS, Traces
 from tests.results.kept import Kept
@@ -26,6 +26,7 @@ SECTIONS: dict[str, tuple[str, ModuleType]] = {
     "low-reuse": ("Where nothing can be reused", low_reuse),
     "exact-events": ("What exact events are worth", exact_events),
     "hot-prefixes": ("Mooncake's claims, as a scenario", hot_prefixes),
+    "claims": ("Balancing and reuse, as scenarios", claims),
 }
 
 
