@@ -6,7 +6,7 @@ Names of columns: simulator/traffic/trace_columns.py. In Mooncake's files, and f
 columns: `session_id` (each prompt continues the session's longest prompt so far) and `prefix_id`
 with `prefix_tokens` (the prompt begins with these tokens of a common text; whole ids are shared).
 A turn with `think_ms` starts so long after the end of the turn before; its arrival is then only the
-time in the recording.
+time in the recording. A router's decision log is a trace, too (simulator/traffic/logged_trace.py).
 
 Blank lines are skipped. Lines are in order of time.
 """
@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from simulator.traffic.logged_trace import LoggedTrace
 from simulator.traffic.trace import ID_TOKENS, Trace, TraceRequest, served_by
 from simulator.traffic.trace_columns import Row, TraceColumns, TraceError
 
@@ -76,6 +77,7 @@ class _TraceFile:
         """None before the first row."""
         self._lines = iter(enumerate(lines, 1))
         self._id_tokens = id_tokens
+        self._logged = LoggedTrace()
         self._texts = _Texts(id_tokens)
         self._first_chats: dict[str, str] = {}
         """Chat -> the first chat of its chain."""
@@ -101,6 +103,9 @@ class _TraceFile:
                 raise TraceError(f"line {number}: expected an object: {error}") from error
             except msgspec.DecodeError as error:
                 raise TraceError(f"line {number}: not JSON: {error}") from error
+            if LoggedTrace.is_logged(cells):
+                cells = self._logged.cells(cells, number)
+                self._id_tokens = self._logged.id_tokens
             if self.columns is None:
                 self.columns = TraceColumns(cells.keys(), cells_are_text=False)
             yield number, self.columns.row(cells.items(), number)

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import structs
 
 from events.engines.access import EngineAccess
 from events.engines.pages.probe import Answer, Probe
@@ -186,6 +187,48 @@ async def test_a_chat_is_served_by_a_pair_behind_the_gateway(tmp_path: Path, str
             assert ("data: [DONE]" in text) is stream
             served = [each for each in engines if each.engine.load().finished]
             assert sorted(str(each.engine.config.half) for each in served) == ["decode", "prefill"]
+
+
+async def test_pairs_are_of_one_revision_while_a_half_of_one_comes_and_goes(
+    tmp_path: Path,
+) -> None:
+    """Two revisions, as in the middle of a rollout. The engines say who computed for whom."""
+    halves = ("prefill", "decode") * 2
+    configs = [config(i, half) for i, half in enumerate(halves)]
+    async with live_engines(configs, speed=100.0) as engines:
+        revisions = {
+            engine.engine_id: f"v{1 + number // 2}" for number, engine in enumerate(engines)
+        }
+        settings = gateway_config(engines, "127.0.0.1:0", "127.0.0.1:0", tmp_path / "socket")
+        labelled = [
+            structs.replace(worker, labels={"revision": revisions[worker.id]})
+            for worker in settings.workers
+        ]
+        settings = structs.replace(settings, workers=tuple(labelled))
+        async with router_app(settings) as (router, client):
+            await workers_ready(client, len(engines))
+            base = f"http://127.0.0.1:{router.listeners.gateway_port}"
+            async with aiohttp.ClientSession(base) as http:
+
+                async def pair_of(number: int) -> tuple[str, str]:
+                    text = f"{number} " * 400
+                    body = CHAT | {"messages": [{"role": "user", "content": text}]}
+                    while True:  # until the gateway has listed the workers
+                        async with http.post("/v1/chat/completions", json=body) as answer:
+                            if answer.status != 503:
+                                assert answer.status == 200, await answer.text()
+                                names = ("X-Kvroute-Prefill-Worker", "X-Kvroute-Worker")
+                                prefill, decode = (answer.headers[name] for name in names)
+                                return revisions[prefill], revisions[decode]
+
+                async with asyncio.timeout(DEADLINE_S):
+                    both = [await pair_of(number) for number in range(24)]
+                    await client.drain_worker(engines[0].engine_id)
+                    one = [await pair_of(number) for number in range(24, 32)]
+                    await client.undrain_worker(engines[0].engine_id)
+                    back = [await pair_of(number) for number in range(32, 56)]
+            assert set(both) == set(back) == {("v1", "v1"), ("v2", "v2")}
+            assert set(one) == {("v2", "v2")}
 
 
 async def test_an_engine_on_its_way_out_finishes_what_has_begun() -> None:

@@ -138,7 +138,7 @@ class GatewaySettings(Settings, frozen=True):
         bool,
         Meta(
             description="send the headers X-Kvroute-Worker, X-Kvroute-Overlap-Tokens and"
-            " X-Kvroute-Reservation with each answer"
+            " X-Kvroute-Reservation with each answer, and of a pair X-Kvroute-Prefill-Worker"
         ),
     ] = False
 

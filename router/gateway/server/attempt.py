@@ -383,8 +383,11 @@ async def _ended(response: web.StreamResponse) -> None:
 
 
 def _about(pick: Pick) -> dict[str, str]:
-    return {
+    about = {
         "X-Kvroute-Worker": pick.worker_id,
         "X-Kvroute-Overlap-Tokens": str(pick.overlap_tokens.usable),
         "X-Kvroute-Reservation": pick.reservation_id,
     }
+    if pick.prefill_worker is not None:
+        about["X-Kvroute-Prefill-Worker"] = pick.prefill_worker.worker_id
+    return about
