@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, Unpack
 
-from kvroute.client import Attempts, RoutedRequest, RouteOptions
+from kvroute.client import Attempts, Pick, RoutedRequest, RouteOptions
 from kvroute.v1 import WorkerStatus
 
 
@@ -19,6 +19,11 @@ class Router(AbstractAsyncContextManager[Any], Protocol):
     @property
     def counts(self) -> Mapping[str, int]:
         """See RequestCalls.counts."""
+
+    async def route(
+        self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
+    ) -> Pick:
+        """See RequestCalls.route."""
 
     def request(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]

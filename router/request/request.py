@@ -66,6 +66,8 @@ class Request(msgspec.Struct, frozen=True):
     charged_tokens: int = 0
     """Tokens by which a tenant's quota counts an estimated prompt until its engine has counted it;
     0: the prompt's length is no estimate."""
+    observed: bool = False
+    """Whether another router serves the request, so that nothing is reserved."""
     resumed: Session | None = None
     """The session that the prompt was made of, when only a session was named."""
 

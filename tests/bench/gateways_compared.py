@@ -229,7 +229,7 @@ def text_of(rng: random.Random, size: int) -> str:
 async def kvroute(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """`kvroute serve` with its gateway, relays and NATS server inside."""
     port = free_port()
-    pid, _ = await _router(stack, engines, gateway={"listen": f"127.0.0.1:{port}"})
+    pid, _ = await started_router(stack, engines, gateway={"listen": f"127.0.0.1:{port}"})
     return Port(port, pid)
 
 
@@ -239,7 +239,7 @@ async def kvroute_locked(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     port, authority = free_port(), Authority()
     tls = written(room, authority.issue())
     (ca_file := room / "ca.pem").write_bytes(authority.pem)
-    pid, _ = await _router(
+    pid, _ = await started_router(
         stack,
         engines,
         Port(port, 0, str(ca_file), "client-token"),
@@ -256,7 +256,7 @@ async def kvroute_locked(stack: AsyncExitStack, engines: list[Engine]) -> Port:
 async def kvroute_gateway(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """`kvroute gateway` before a `kvroute serve` whose CPU does not count."""
     port = free_port()
-    _, router = await _router(stack, engines)
+    _, router = await started_router(stack, engines)
     command = ["-m", "router.app.main", "gateway", "--router", f"127.0.0.1:{router}"]
     command += ["--listen", f"127.0.0.1:{port}", "--log-level", "error"]
     process = await started(stack, sys.executable, *command)
@@ -264,8 +264,8 @@ async def kvroute_gateway(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     return Port(port, process.pid)
 
 
-async def _router(
-    stack: AsyncExitStack, engines: list[Engine], lock: Port | None = None, **more: dict[str, str]
+async def started_router(
+    stack: AsyncExitStack, engines: list[Engine], lock: Port | None = None, **more: dict[str, Any]
 ) -> tuple[int, int]:
     """A router with relays inside; its pid and its port. lock: the CA and the key of its callers;
     None: it needs none."""
@@ -290,10 +290,10 @@ async def _router(
     return process.pid, grpc
 
 
-async def robin(stack: AsyncExitStack, engines: list[Engine]) -> Port:
-    """A plain round robin on aiohttp."""
+async def robin(stack: AsyncExitStack, engines: list[Engine], mirror: str = "") -> Port:
+    """A plain round robin on aiohttp. mirror: URL that gets a copy of each request; empty: none."""
     urls = [engine.url for engine in engines]
-    process = await started(stack, sys.executable, str(SIDE), "robin", *urls, reads=True)
+    process = await started(stack, sys.executable, str(SIDE), "robin", mirror, *urls, reads=True)
     assert process.stdout is not None
     return Port(int(await process.stdout.readline()), process.pid)
 
@@ -370,7 +370,7 @@ async def capacity(mix: str) -> float:
         for turns in MIXES[mix](random.Random(f"capacity {number} {mix}"))
     ]
     async with AsyncExitStack() as stack:
-        engines = await _engines(stack, FLEETS["even"])
+        engines = await started_engines(stack, FLEETS["even"])
         done = await clients(await robin(stack, engines), sessions)
     return len(done["answers"]) / float(done["took_s"])
 
@@ -382,7 +382,7 @@ async def measured(cell: Cell, proxy: str, seed: int, rate: float) -> Result:
     if cell.load != CLOSED:
         sessions = arriving(sessions, rate, rng)
     async with AsyncExitStack() as stack:
-        engines = await _engines(stack, FLEETS[cell.fleet])
+        engines = await started_engines(stack, FLEETS[cell.fleet])
         port = await PROXIES[proxy.removesuffix(AGAIN)](stack, engines)
         await clients(port, [[_question(random.Random(0), "warm")]])
         before_s, first_s = cpu_s(port.pid), await _first_s(engines)
@@ -416,7 +416,7 @@ def cached_share(answers: Sequence[Mapping[str, Any]]) -> float:
     return round(sum(answer["cached_tokens"] for answer in answers) / prompts, 3)
 
 
-async def _engines(stack: AsyncExitStack, slow: int) -> list[Engine]:
+async def started_engines(stack: AsyncExitStack, slow: int) -> list[Engine]:
     words = ("engines", str(ENGINES), str(slow))
     process = await started(stack, sys.executable, str(SIDE), *words, reads=True)
     assert process.stdout is not None

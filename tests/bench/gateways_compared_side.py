@@ -4,8 +4,10 @@ usage: gateways_compared_side.py engines COUNT SLOW
                                               prints a JSON list of relay settings, one an engine;
                                               SLOW of them need twice as long for each step; serves
                                               until its input ends
-       gateways_compared_side.py robin URL ...  a proxy of aiohttp's server and client that sends
-                                              each request to the next engine; prints its port
+       gateways_compared_side.py robin MIRROR URL ...
+                                              a proxy of aiohttp's server and client that sends
+                                              each request to the next engine, and a copy to MIRROR
+                                              unless that is empty; prints its port
        gateways_compared_side.py clients PORT CA TOKEN
                                               reads sessions, a JSON list of lists of turns, from
                                               its input; prints what the answers came to. CA: PEM
@@ -74,18 +76,26 @@ async def engines(count: int, slow: int) -> None:
         await asyncio.to_thread(sys.stdin.read)
 
 
-async def robin(*urls: str) -> None:
+async def robin(mirror: str, *urls: str) -> None:
     """What a plain round robin takes with aiohttp: bytes in, bytes out."""
     turn = itertools.cycle(urls)
+    copies: set[asyncio.Task[None]] = set()
     async with aiohttp.ClientSession(
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None),
         connector=aiohttp.TCPConnector(limit=0),
     ) as session:
 
+        async def copy(path: str, body: bytes, headers: dict[str, str]) -> None:
+            async with session.post(mirror + path, data=body, headers=headers) as answer:
+                await answer.read()
+
         async def forward(request: web.Request) -> web.StreamResponse:
             body = await request.read()
             headers = {"Content-Type": request.headers.get("Content-Type", "")}
+            if mirror:
+                copies.add(task := asyncio.create_task(copy(request.path, body, headers)))
+                task.add_done_callback(copies.discard)
             url = next(turn) + request.path
             async with session.post(url, data=body, headers=headers) as answer:
                 response = web.StreamResponse(status=answer.status)

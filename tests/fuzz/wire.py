@@ -91,7 +91,7 @@ def canonical(message: Message) -> bytes:
 FIELDS = (
     *("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy"),
     *("traceparent", "priority", "phase", "waited_ms", "charged_tokens"),
-    *("omit_receipt", "return_tokens", "require_tokens", "queue_progress"),
+    *("omit_receipt", "return_tokens", "require_tokens", "queue_progress", "observed"),
 )
 """Fields of a RouteRequest that have a value when they are not set."""
 

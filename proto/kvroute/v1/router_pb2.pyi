@@ -309,6 +309,7 @@ class RouteRequest(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     CHARGED_TOKENS_FIELD_NUMBER: builtins.int
     EXCLUDED_LABELS_FIELD_NUMBER: builtins.int
+    OBSERVED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """the same id and prompt get the same answer; empty: a random id"""
     model: builtins.str
@@ -356,6 +357,10 @@ class RouteRequest(google.protobuf.message.Message):
     charged_tokens: builtins.int
     """Prompt tokens that the tenant's quota (queue.tenants tokens_per_s) is charged with, for a prompt whose estimated length was
     lowered for routing; until the engine's count is reported (Progress.prompt_tokens).
+    """
+    observed: builtins.bool
+    """true: another router serves the request. It is decided, counted and logged at once, and nothing is reserved: the answer's
+    reservation_id names no reservation.
     """
     @property
     def token_ids(self) -> Global___TokenIds: ...
@@ -410,9 +415,10 @@ class RouteRequest(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         charged_tokens: builtins.int | None = ...,
         excluded_labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        observed: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_labels", b"excluded_labels", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_labels", b"excluded_labels", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "observed", b"observed", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_charged_tokens", b"_charged_tokens"]) -> typing.Literal["charged_tokens"] | None: ...
     @typing.overload

@@ -315,15 +315,19 @@ class Desk:
                 trace=trace,
             )
 
+        waiter = None
         try:
-            waiter = self.admission.route(
-                parsed,
-                request_codec.read_wait(received, now_s, left_s),
-                now_s,
-                len(request) + parsed.prompt.hash_bytes + WAITING_BYTES,
-                waits,
-                decide,
-            )
+            if parsed.observed:  # it takes no room, and so waits for none
+                decide(True)
+            else:
+                waiter = self.admission.route(
+                    parsed,
+                    request_codec.read_wait(received, now_s, left_s),
+                    now_s,
+                    len(request) + parsed.prompt.hash_bytes + WAITING_BYTES,
+                    waits,
+                    decide,
+                )
         except Refusal as refusal:
             if trace is not None:
                 trace.refused(now_s, refusal.reason)
@@ -400,13 +404,15 @@ class Desk:
             if trace is not None:
                 trace.repeated(now_s)
             return reservation.answer, reservation, True
+        counts.picked(outcome)
+        if trace is not None:
+            trace.decided(now_s, counts.took_s)
+        if parsed.observed:
+            return reservation.answer, reservation, False
         if caller.owner:
             caller.owns(reservation)
         if request.priority:
             self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
-        counts.picked(outcome)
-        if trace is not None:
-            trace.decided(now_s, counts.took_s)
         if caller.usage is not None:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False

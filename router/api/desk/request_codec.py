@@ -154,6 +154,7 @@ def read_request(
         session_id=message.session_id,
         narrowing=narrowing,
         charged_tokens=message.charged_tokens,
+        observed=message.observed,
         resumed=session,
     )
 

@@ -134,6 +134,14 @@ class GatewaySettings(Settings, frozen=True):
             " no tenant"
         ),
     ] = "client"
+    observe: Annotated[
+        bool,
+        Meta(
+            description="decide about requests that another router or proxy serves, and mirrors"
+            " here: each is counted and logged, and answered by status 204; nothing is forwarded"
+            " to a worker, or reserved"
+        ),
+    ] = False
     answer_headers: Annotated[
         bool,
         Meta(

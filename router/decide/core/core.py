@@ -83,6 +83,8 @@ class RouterCore:
         self.endings, self.finish_reasons = life.endings, life.finish_reasons
         self.ttft_check = life.ttft_check
         self.ids = life.ids
+        self.observed = 0
+        """Picks for requests that another router serves."""
         self.guarded = 0
         """Picks that the guard moved."""
         self.last_resorts = 0
@@ -152,6 +154,9 @@ class RouterCore:
             reservation.answer = write(pick)
         else:  # the pick, with its decision, is the answer
             decision.keep_table()
+        if request.observed:
+            self.observed += 1
+            return pick
         self.life.open(source, reservation, self.decider.output_tokens(request))
         try:
             if request.tenant:

@@ -22,10 +22,10 @@ from router.request.bodies import PATHS
 
 PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 FIRST_BYTE_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-OUTCOMES = ("finished", "worker_refused", "refused", "failed", "cut", "cancelled")
+OUTCOMES = ("finished", "worker_refused", "refused", "failed", "cut", "cancelled", "observed")
 """finished: the answer is whole. worker_refused: passed on, with the worker's 4xx. refused: by the
 gateway or a router. failed: no worker answered. cut: the worker failed after the first byte.
-cancelled: the client left."""
+cancelled: the client left. observed: another router serves it (gateway.observe)."""
 
 OWN_PATHS = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/NAME")
 MODEL_PATH = OWN_PATHS[-1]

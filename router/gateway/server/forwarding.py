@@ -77,6 +77,14 @@ class Forwarder:
                 self._counters.by_load.labels(PROGRAM, error.reason or error.code.name).inc()
                 by_load = True
 
+    async def observe(self, exchange: Exchange) -> None:
+        """Has a request decided that another router serves. Raises KvRouteError for one without a
+        worker."""
+        options = self._question(exchange, by_load=not exchange.has_body)
+        await self._client.route(
+            timeout_s=self._settings.route_timeout_s, observed=True, omit_receipt=True, **options
+        )
+
     async def _tries(
         self,
         request: web.Request,
@@ -86,16 +94,9 @@ class Forwarder:
         trace: GatewayTrace | None,
     ) -> web.StreamResponse:
         settings = self._settings
-        model = exchange.facts.model
-        options = exchange.question(
-            by_load=by_load,
-            tokens_max=self._roster.estimate_max(model),
-            output_tokens=self._lengths.mean(model),
-        )
+        options = self._question(exchange, by_load=by_load)
         if settings.forward == "tokens" and exchange.may_have_tokens and not by_load:
             options["return_tokens"] = True
-        if settings.pairs == "auto" and self._pairs(exchange):
-            options["phase"] = Phase.PHASE_PREFILL_DECODE
         if holder := self._holder(exchange):
             options["allowed_worker_ids"] = (holder,)
         if trace is not None:
@@ -115,6 +116,18 @@ class Forwarder:
         raise RuntimeError(
             "all attempts of the request ended without an answer and without an error"
         )
+
+    def _question(self, exchange: Exchange, *, by_load: bool) -> dict[str, Any]:
+        """The options of a request's route. by_load: without its prompt."""
+        model = exchange.facts.model
+        options = exchange.question(
+            by_load=by_load,
+            tokens_max=self._roster.estimate_max(model),
+            output_tokens=self._lengths.mean(model),
+        )
+        if self._settings.pairs == "auto" and self._pairs(exchange):
+            options["phase"] = Phase.PHASE_PREFILL_DECODE
+        return options
 
     def _pairs(self, exchange: Exchange) -> bool:
         engines = self._roster.pair_engines(exchange.facts.model)

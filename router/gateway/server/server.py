@@ -68,7 +68,7 @@ from router.request.bodies import PATHS, errors_on
 from router.request.error_forms import OPENAI
 from router.request.refusal import Refusal
 
-SERVED = ("finished", "worker_refused")
+SERVED = ("finished", "worker_refused", "observed")
 """Outcomes that are no failure of the fleet."""
 _FAILED = {
     "WORKER_FAILED": "no worker answered",
@@ -301,6 +301,10 @@ class GatewayServer:
         exchange = await made(len(body), make)
         self._admit(call, exchange)
         try:
+            if self._settings.observe:
+                await self._forwarder.observe(exchange)
+                call.outcome = "observed"
+                return web.Response(status=204)
             response = await self._forwarder.serve(request, exchange, call.began_s, call.trace)
         except GatewayRefusal:
             raise

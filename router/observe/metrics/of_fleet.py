@@ -213,12 +213,13 @@ class RouterCollector(Collector):
             " worker's queue cost more than its cache saved), last_resort (of workers that don't"
             " answer, or are ejected, for want of any that answers), over_estimate (of workers over"
             " their estimated slots, or over the share of KV blocks that preemptions left them, for"
-            " want of any with room).",
+            " want of any with room), observed (of requests that another router serves).",
             "mark",
             {
                 "guarded": core.guarded,
                 "last_resort": core.last_resorts,
                 "over_estimate": core.over_estimate_picks,
+                "observed": core.observed,
             },
             (),
         )

@@ -48,6 +48,7 @@ class ReceivedRequest:
     return_tokens: bool
     require_tokens: bool
     queue_progress: bool
+    observed: bool
     required_labels: dict[str, str] | None
     excluded_labels: dict[str, str] | None
     allowed_worker_ids: list[str] | None

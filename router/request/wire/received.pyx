@@ -21,6 +21,7 @@ cdef extern from "native/field_numbers.h" nogil:
         ROUTE_REQUEST_PHASE, ROUTE_REQUEST_REQUIRED_LABELS, ROUTE_REQUEST_ALLOWED_WORKER_IDS
         ROUTE_REQUEST_EXCLUDED_WORKER_IDS, ROUTE_REQUEST_POLICY, ROUTE_REQUEST_OMIT_RECEIPT
         ROUTE_REQUEST_WAITED_MS, ROUTE_REQUEST_QUEUE_PROGRESS, ROUTE_REQUEST_TRACEPARENT
+        ROUTE_REQUEST_OBSERVED
         ROUTE_REQUEST_EXCLUDED_LABELS, ROUTE_REQUEST_CHARGED_TOKENS, ROUTE_REQUEST_RETURN_TOKENS, ROUTE_REQUEST_REQUIRE_TOKENS
 
 cdef extern from "native/received.h" nogil:
@@ -101,7 +102,7 @@ cdef class ReceivedRequest:
     cdef public int32_t priority
     cdef public int32_t phase
     cdef public uint32_t waited_ms, charged_tokens
-    cdef public bint omit_receipt, return_tokens, require_tokens, queue_progress
+    cdef public bint omit_receipt, return_tokens, require_tokens, queue_progress, observed
     cdef public dict required_labels, excluded_labels
     cdef public list allowed_worker_ids, excluded_worker_ids, multimodal_items
     """None: not set. Items: the bytes of each MultimodalItem."""
@@ -192,6 +193,8 @@ cdef class ReceivedRequest:
                 self.require_tokens = field.value != 0
             elif field.number == ROUTE_REQUEST_QUEUE_PROGRESS:
                 self.queue_progress = field.value != 0
+            elif field.number == ROUTE_REQUEST_OBSERVED:
+                self.observed = field.value != 0
         return 0
 
 

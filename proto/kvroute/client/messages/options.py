@@ -62,6 +62,9 @@ class RequestAbout(TypedDict, total=False):
     """True: the pick has no receipt, which takes less time to make and to read."""
     queue_progress: bool | None
     """Set by `on_queued` of route() and request()."""
+    observed: bool | None
+    """True, for route() alone: another router serves the request. This one decides, counts and logs
+    it at once, and reserves nothing."""
     traceparent: str | None
     """W3C traceparent of the caller's span: the router's spans are its children."""
     charged_tokens: int | None

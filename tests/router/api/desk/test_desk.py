@@ -1,11 +1,13 @@
 """What the desk counts and keeps, whatever fails."""
 
+import random
 from itertools import count
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.api.desk.answers import Later, Waiting
@@ -15,6 +17,8 @@ from router.api.desk.stream_items import RouteItems, read_batch
 from router.api.desk.tenant import Caller
 from router.api.service.calls import Guard
 from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
+from router.decide.decision.decision import Decision
+from router.observe.audit.sampling import Sampled, Watch
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet
 from tests.stage.served import asked, desk_of
@@ -75,6 +79,33 @@ def test_a_call_past_its_deadline_is_counted_as_refused(tokens: int) -> None:
     assert refused.value.reason is Reason.DEADLINE_EXCEEDED
     assert stage.counted() == {"DEADLINE_EXCEEDED": 1}
     assert stage.fleet.loads() == {}
+
+
+@pytest.mark.parametrize("tokens", [40, LONG_BYTES // 4])
+def test_a_request_that_another_router_serves_is_decided_and_reserves_nothing(tokens: int) -> None:
+    seen: list[Decision] = []
+    stage = Stage(watch=Watch([Sampled(seen.append, 1.0)], random.Random(1), print))
+    before = stage.fleet.core.fleet.view.index.predicted(0)
+    for _ in range(2):  # the first one left no trace for the second one
+        outcome = stage.desk.route(asked(tokens, observed=True).SerializeToString())
+        assert isinstance(outcome, tuple)
+        response = router_pb2.RouteResponse.FromString(outcome[0])
+        assert (response.worker_id, response.overlap_tokens.usable) == ("w0", 0)
+    assert len(seen) == 2
+    assert stage.counted() == {"picked": 2}
+    assert stage.fleet.core.observed == 2
+    assert stage.fleet.loads() == {}
+    assert len(stage.fleet.core.reservations) == 0
+    assert stage.fleet.core.fleet.view.index.predicted(0) == before
+
+
+def test_a_request_that_another_router_serves_waits_for_no_room() -> None:
+    stage = Stage()
+    stage.fleet.say(WorkerKey("w0", 0), running=100)
+    with pytest.raises(Refusal) as refused:
+        stage.desk.route(asked(40, observed=True).SerializeToString())
+    assert refused.value.reason is Reason.ALL_WORKERS_FULL
+    assert len(stage.desk.admission) == 0
 
 
 def test_every_item_of_a_stream_is_counted() -> None:

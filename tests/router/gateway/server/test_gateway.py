@@ -384,6 +384,25 @@ async def test_paths_of_the_gateway_itself() -> None:
             assert (await answer.json())["error"]["code"] == "UNKNOWN_PATH"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_mirrored_requests_are_decided_and_go_nowhere(stream: bool) -> None:
+    worker = Worker(answering(WHOLE))
+    async with a_gateway(worker, observe=True) as stage:
+        for _ in range(3):
+            async with stage.post(CHAT, {**BODY, "stream": stream}) as answer:
+                assert (answer.status, await answer.read()) == (204, b"")
+        async with stage.post("/v1/embeddings", {"model": "m", "input": "x"}) as answer:
+            assert answer.status == 204
+        async with stage.post(CHAT, {**BODY, "model": "none"}) as answer:
+            assert answer.status == 404
+        assert worker.requests == []
+        assert stage.open == 0
+        assert stage.endings == {}
+        assert stage.served.fleet.core.observed == 4
+        assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="observed") == 3
+        assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="refused") == 1
+
+
 async def test_embeddings_go_by_load() -> None:
     worker = Worker(answering(b'{"data":[],"usage":{"prompt_tokens":5}}'))
     async with a_gateway(worker) as stage:
