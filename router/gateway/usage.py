@@ -37,7 +37,8 @@ _FINISHES = {
     for body in FORMATS
     if body.finish_field
 }
-"""Why an answer ended, by the field that says it. In an answer's text, quotes are escaped."""
+"""Why an answer ended, by the field that says it, which comes after the answer's content. In a
+text, quotes are escaped."""
 _decoder = json.JSONDecoder()
 
 

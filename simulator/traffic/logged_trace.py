@@ -1,8 +1,11 @@
 """Requests of a router's decision log, as rows of a trace: what other policies, other numbers of
 engines or other caches would have made of the traffic that was recorded.
 
-A line needs the hashes of its prompt (`decision_log.hashes`). Output tokens are what the request
-expected, its `max_tokens` at a gateway; the log does not know what came.
+A line needs the hashes of its prompt (`decision_log.hashes`). A request that was refused, and tried
+again, counts once, as it came first; one that was refused before any worker was looked at has no
+prompt in the log, and is left out. One whose tokens the router did not know, such as of
+/v1/embeddings, shares its prompt with nobody. Output tokens are what the request expected, a
+client's `max_tokens`: the log does not know what came.
 """
 
 from collections.abc import Mapping
@@ -16,9 +19,8 @@ from simulator.traffic.trace_columns import TraceError
 
 OUTPUT_TOKENS = 256
 """Output tokens of a request that expected no number."""
-
-_SIGN = "overlap_tokens"
-"""Column that every line of a decision has, and no trace."""
+REQUESTS_MAX = 10_000_000
+"""Requests of a log whose ids are remembered: 1 GB. Later ones count each time they are logged."""
 
 
 class LoggedTrace:
@@ -27,33 +29,49 @@ class LoggedTrace:
     def __init__(self) -> None:
         self.id_tokens = 0
         """Tokens of each of `hash_ids`: the block size of the first line's workers."""
+        self._seen: set[str] = set()
 
     @staticmethod
     def is_logged(cells: Mapping[str, Any]) -> bool:
-        """Whether a line is of a decision log: of a pick, or of a refusal after a decision."""
-        return _SIGN in cells or _SIGN in (cells.get("decision") or ())
+        """Whether a line is of a decision log, which no trace looks like."""
+        return "v" in cells and "replica" in cells
 
-    def cells(self, logged: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """A request's cells, by names of simulator/traffic/trace_columns.py; raises TraceError."""
+    def cells(self, logged: Mapping[str, Any], number: int) -> dict[str, Any] | None:
+        """A request's cells, by names of simulator/traffic/trace_columns.py; None: the line adds no
+        request. Raises TraceError."""
+        content = logged.get("decision") if "reason" in logged else logged
+        if content is None:
+            return None
         try:
-            line = msgspec.convert(logged.get("decision") or logged, LoggedDecision)
+            line = msgspec.convert(content, LoggedDecision)
         except msgspec.ValidationError as error:
             raise TraceError(f"line {number}: no line of a decision log: {error}") from error
         if line.prefixes is None:
             raise TraceError(
                 f"line {number}: the line has no hashes of its prompt: decision_log.hashes was off"
             )
+        if line.request_id in self._seen:
+            return None
+        if len(self._seen) < REQUESTS_MAX:
+            self._seen.add(line.request_id)
         sizes = {int(size) for size in line.columns.get("block_size", ()) if size}
         if len(sizes) != 1 or self.id_tokens not in (0, min(sizes)):
-            raise TraceError(f"line {number}: workers of another block size")
+            raise TraceError(
+                f"line {number}: workers of another block size, whose hashes can't be compared"
+            )
         self.id_tokens = min(sizes)
-        ids = np.frombuffer(bytes.fromhex(line.prefixes), ">u8").tolist()
-        if line.prompt_tokens % self.id_tokens:
-            ids.append(number)  # of the last block, which is not full and so nobody else's
         return {
             "Timestamp": line.at_s,
             "input_tokens": line.prompt_tokens,
             "output_tokens": line.output_tokens or OUTPUT_TOKENS,
-            "hash_ids": ids,
+            "hash_ids": self._ids(bytes.fromhex(line.prefixes), line.prompt_tokens, number),
             "model": line.model,
         }
+
+    def _ids(self, prefixes: bytes, prompt_tokens: int, number: int) -> list[int]:
+        """An id for each block. Those that have no hash are this line's alone: the last block, if
+        it is not full, and all of a prompt without tokens."""
+        needed = -(-prompt_tokens // self.id_tokens)
+        ids: list[int] = np.frombuffer(prefixes, ">u8")[:needed].tolist()
+        own = number << 32
+        return ids + list(range(own, own + needed - len(ids)))

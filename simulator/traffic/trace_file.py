@@ -105,6 +105,8 @@ class _TraceFile:
                 raise TraceError(f"line {number}: not JSON: {error}") from error
             if LoggedTrace.is_logged(cells):
                 cells = self._logged.cells(cells, number)
+                if cells is None:
+                    continue
                 self._id_tokens = self._logged.id_tokens
             if self.columns is None:
                 self.columns = TraceColumns(cells.keys(), cells_are_text=False)

@@ -238,9 +238,10 @@ async def test_metrics_tell_of_picks_workers_streams_and_relays() -> None:
         assert samples["kvroute_overlap_tokens_total", (("tier", "device"),)] == 160
         assert samples["kvroute_cached_tokens_total", (("kind", "reported"),)] == 160
         assert samples["kvroute_index_blocks", (("kind", "prefixes"),)] == 10
-        live = (("rank", "0"), ("state", "live"), ("worker", worker))
+        labels = ("rank", "0"), ("role", "both")
+        live = (*labels, ("state", "live"), ("worker", worker))
         assert samples["kvroute_stream_state", live] == 1
-        assert samples["kvroute_worker_up", (("rank", "0"), ("worker", worker))] == 1
+        assert samples["kvroute_worker_up", (*labels, ("worker", worker))] == 1
 
 
 async def test_a_drained_worker_gets_nothing_until_it_is_taken_back() -> None:

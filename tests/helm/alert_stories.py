@@ -282,6 +282,16 @@ STORIES = [
         {"KvrouteMostStreamsNotLive"},
     ),
     Story(
+        "the only prefill worker's stream is suspect, of three",
+        {
+            'kvroute_stream_state{worker="p",role="prefill",state="live"}': lately(4, "0", "1"),
+            'kvroute_stream_state{worker="p",role="prefill",state="suspect"}': lately(4, "1"),
+            'kvroute_stream_state{worker="d0",role="decode",state="live"}': f"1x{MINUTES}",
+            'kvroute_stream_state{worker="d1",role="decode",state="live"}': f"1x{MINUTES}",
+        },
+        set(),
+    ),
+    Story(
         "one stream goes from one trouble to another",
         {
             'kvroute_stream_state{pod="router-1",worker="w0",state="live"}': lately(20, "0", "1"),

@@ -1,6 +1,8 @@
 """A router's decision log as a trace."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from tests.stage.fleet import Fleet, prompt
 PLACES = PlaceLabels("host", "rack", "cluster")
 
 
-def logged(fleet: Fleet, *asked: tuple[int, int], hashes: bool = True, **about: int) -> list[str]:
+def logged(fleet: Fleet, *asked: tuple[int, int], hashes: bool = True, **about: Any) -> list[str]:
     """The log of prompts, each with so many tokens from a first one on, a second apart."""
     lines: list[str] = []
     for count, first in asked:
@@ -63,11 +65,30 @@ def test_a_log_without_hashes_is_no_trace() -> None:
 
 
 def test_lines_of_workers_with_other_blocks_are_refused() -> None:
-    lines = logged(two_workers(), (64, 0)) + logged(two_workers(32), (64, 0))
+    lines = logged(two_workers(), (64, 0)) + logged(two_workers(32), (64, 0), request_id="other")
     with pytest.raises(TraceError, match="line 2: workers of another block size"):
         list(read_trace(lines))
 
 
+def test_a_prompt_without_tokens_shares_nothing() -> None:
+    fleet = two_workers()
+    lines = logged(fleet, (40, 0))
+    by_load = json.loads(lines[0]) | {"request_id": "x", "prefixes": "", "at_s": fleet.now_s}
+    first, other = read_trace([*lines, json.dumps(by_load)])
+    assert (len(first.hash_ids), len(other.hash_ids)) == (3, 3)
+    assert not set(first.hash_ids.tolist()) & set(other.hash_ids.tolist())
+
+
+def test_a_refused_request_that_is_tried_again_counts_once_and_one_without_a_prompt_not() -> None:
+    picked = json.loads(logged(two_workers(), (40, 0))[0])
+    decision = {name: of for name, of in picked.items() if name != "picked"} | {"picked": None}
+    about = {"v": 1, "replica": "here", "at_s": picked["at_s"]}
+    full = about | {"reason": "ALL_WORKERS_FULL", "decision": decision}
+    unknown = about | {"reason": "UNKNOWN_MODEL"}
+    lines = [json.dumps(one) for one in (unknown, full, full, picked)]
+    assert [one.prompt_tokens for one in read_trace(lines)] == [40]
+
+
 def test_a_line_that_only_looks_like_a_decision_is_refused() -> None:
     with pytest.raises(TraceError, match="line 1: no line of a decision log"):
-        list(read_trace(['{"overlap_tokens": 7}']))
+        list(read_trace(['{"v": 1, "replica": "here"}']))

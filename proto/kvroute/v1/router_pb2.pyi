@@ -1051,7 +1051,7 @@ class Guarded(google.protobuf.message.Message):
     least_requests: builtins.float
     """running + waiting + reserved, of the worker with the fewest"""
     least_wait_tokens: builtins.float
-    """least of prefill_tokens_active + request_tokens * requests + 2 * new_tokens - 2.2 * those that count for later prompts"""
+    """least of prefill_tokens_active + request_tokens * requests + 2 * new_tokens - 2.2 * those that count for later prompts; may be below 0"""
     cheapest_requests: builtins.float
     """running + waiting + reserved, of the cheapest worker"""
     cheapest_wait_tokens: builtins.float

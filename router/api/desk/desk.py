@@ -5,8 +5,8 @@
     report, heartbeat, replica, time -> core -> `dispatch` -> answers to requests that wait
 
 A service brings bytes and takes bytes: it measures messages, keeps deadlines and writes statuses.
-What `route` answers holds a reservation: a service whose caller is gone ends it by `cancel` or
-`unsent`, and a wait by `leave`.
+What `route` answers holds a reservation, unless the request is observed: a service whose caller is
+gone ends it by `cancel` or `unsent`, and a wait by `leave`.
 
 Laws:
 - every request is counted once, by its outcome; every refusal has a Reason;
@@ -331,6 +331,8 @@ class Desk:
         except Refusal as refusal:
             if trace is not None:
                 trace.refused(now_s, refusal.reason)
+            if parsed.observed:
+                refusal.retry_after_s = None  # one look is enough
             raise
         if waiter is None:
             self._on_change()

@@ -73,9 +73,9 @@ def settings_of(
         "engine": kind,
         "address": endpoint.address,
         "labels": {
+            **{name: pod.labels[name] for name in plan.copied_labels if name in pod.labels},
             **labels,
             **({plan.host_label: pod.node} if pod.node else {}),
-            **{name: pod.labels[name] for name in plan.copied_labels if name in pod.labels},
         },
     }
     host = endpoint.address.removeprefix("http://").rpartition(":")[0]

@@ -163,8 +163,8 @@ class RoutingSettings(Settings, frozen=True):
         dict[Annotated[str, Meta(pattern="^[^=]+=")], Annotated[float, Meta(ge=0, le=1)]],
         Meta(
             max_length=8,
-            description="share (0 to 1) of the requests that workers with a label get, by label,"
-            " such as {revision=v2: 0.05}; workers with none of the labels get the others",
+            description="part of the requests, 0 to 1, that goes to workers with a label:"
+            " {revision=v2: 0.05} sends 5 % there; workers with none of these labels get the rest",
         ),
     ] = msgspec.field(default_factory=dict)
     policy_per_request: Annotated[

@@ -6,7 +6,7 @@ own. The core takes `now_s` and a seeded rng, owns load and reservations, and re
 The gRPC shell performs its effects, and so does a simulator: one core, two worlds.
 
 Laws:
-- a pick reserves its load at once;
+- a pick reserves its load at once, unless another router serves the request (Request.observed);
 - a refusal changes nothing;
 - a worker that failed requests gets none for a while (router/fleet/health/outliers.py);
 - the same request id, prompt, model and role get the same answer while they are remembered.
@@ -124,9 +124,9 @@ class RouterCore:
         if prompt.has_items:
             view.itemized = True
         earlier = self.reservations.of_request(request.request_id)
-        if earlier is not None:
+        if earlier is not None and not request.observed:
             return self._repeated(earlier, request, now_s)
-        if self.reservations.full():
+        if self.reservations.full() and not request.observed:
             raise Refusal(
                 Reason.TOO_MANY_RESERVATIONS,
                 f"{len(self.reservations)} requests are in flight, as many or as long as this"
@@ -155,6 +155,8 @@ class RouterCore:
         else:  # the pick, with its decision, is the answer
             decision.keep_table()
         if request.observed:
+            if request.tenant:
+                self.fleet.tenants.on_pick(request.tenant, prompt.token_count, overlap.usable)
             self.observed += 1
             return pick
         self.life.open(source, reservation, self.decider.output_tokens(request))

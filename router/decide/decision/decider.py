@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from events.feed.fleet_view import Source
+from indexer.identity import WorkerKey
 from indexer.index import BlockIndex
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import RoutingSettings
@@ -170,6 +171,9 @@ class Decider:
             overlaps = self._overlaps(prompt, pool)
         mark("match")
         table = self._pools.table(pool)
+        if request.observed:  # it takes no room
+            table = table.copy()
+            table[_FULL_COLUMN] = 0.0
         return Matched(request, pool, kept_out, table, overlaps, now_s, settings, policy)
 
     def _with_room(self, matched: Matched, may_exceed: bool) -> Decision:
@@ -231,7 +235,8 @@ class Decider:
             holders = self._holders(matched, request.resumed)
             stage = policy if request.policy else policies[routing.decode_policy]
             away = self._further.mean_distance(pool, holders)
-            fetches = of_kind(pool, holders, routing.pair_labels)
+            computed = _at(pool, request.resumed.worker)
+            fetches = of_kind(pool, computed if computed.any() else holders, routing.pair_labels)
             eligible = self._eligible(request, pool).narrowed(fetches, FETCHES_FROM_OTHERS)
             return self._judge(matched, stage, eligible, away)
         return self._judge(matched, policy, self._eligible(request, pool))
@@ -298,7 +303,7 @@ class Decider:
         holders: Flags = held == longest
         if longest > 0:
             return holders
-        was_there = np.array([key == session.worker for key in pool.workers], np.bool_)
+        was_there = _at(pool, session.worker)
         holders = was_there & ((trust < 1) | (not len(session.prefixes)))
         if not holders.any():
             raise Refusal(
@@ -453,6 +458,11 @@ def _waits(decision: Decision) -> bool:
 
 def _users_of(pool: Pool) -> RowUsers:
     return RowUsers(pool.workers)
+
+
+def _at(pool: Pool, worker: WorkerKey) -> Flags:
+    """True for one worker's row."""
+    return np.array([key == worker for key in pool.workers], np.bool_)
 
 
 def _drawn(decision: Decision) -> int:

@@ -8,8 +8,9 @@ long the queue is there. The guard looks at the worker that a policy would pick,
 
 New tokens count twice, since the requests that come after wait for them, too: a session that leaves
 its cache for a wait that is a little shorter costs the fleet what it computes again. Those that are
-computed for later prompts (router/fleet/shared_prefixes.py) are gained back. The guard passes over
-each worker where both hold, the least taken over workers that can be picked:
+computed for later prompts (router/fleet/shared_prefixes.py) are taken off, a little more than twice
+(docs/decisions.md says why), so that a wait may be below 0. The guard passes over each worker where
+both hold, the least taken over workers that can be picked:
 
     wait         > least_wait + margin * prompt_tokens
     active_slots > least_slots

@@ -80,10 +80,17 @@ class Forwarder:
     async def observe(self, exchange: Exchange) -> None:
         """Has a request decided that another router serves. Raises KvRouteError for one without a
         worker."""
-        options = self._question(exchange, by_load=not exchange.has_body)
-        await self._client.route(
-            timeout_s=self._settings.route_timeout_s, observed=True, omit_receipt=True, **options
-        )
+        by_load = not exchange.has_body
+        while True:
+            options = self._question(exchange, by_load=by_load)
+            options |= {"observed": True, "omit_receipt": True}
+            try:
+                await self._client.route(timeout_s=self._settings.route_timeout_s, **options)
+                return
+            except KvRouteError as error:
+                if by_load or not goes_by_load(error.reason, error.code.name):
+                    raise
+                by_load = True
 
     async def _tries(
         self,

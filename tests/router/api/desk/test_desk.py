@@ -99,13 +99,31 @@ def test_a_request_that_another_router_serves_is_decided_and_reserves_nothing(to
     assert stage.fleet.core.fleet.view.index.predicted(0) == before
 
 
-def test_a_request_that_another_router_serves_waits_for_no_room() -> None:
+def test_a_request_that_another_router_serves_takes_no_room_and_so_finds_no_worker_full() -> None:
     stage = Stage()
     stage.fleet.say(WorkerKey("w0", 0), running=100)
+    assert isinstance(stage.desk.route(asked(40, observed=True).SerializeToString()), tuple)
+    with pytest.raises(Refusal) as refused:
+        stage.desk.route(asked(40).SerializeToString())
+    assert refused.value.reason is Reason.ALL_WORKERS_FULL
+
+
+def test_a_request_that_another_router_serves_is_tried_once_and_changes_no_request_of_its_id() -> (
+    None
+):
+    stage = Stage()
+    answered = stage.desk.route(asked(40, request_id="x", tenant="t").SerializeToString())
+    assert isinstance(answered, tuple)
+    lease_ends_s = answered[1].lease_ends_s
+    stage.fleet.now_s += 5.0
+    copy = asked(80, request_id="x", tenant="t", observed=True)
+    assert isinstance(stage.desk.route(copy.SerializeToString()), tuple)
+    assert (answered[1].lease_ends_s, answered[1].shared) == (lease_ends_s, False)
+    assert stage.fleet.core.fleet.tenants.by_name["t"].prompt_tokens == 40 + 80
+    stage.fleet.core.remove("w0", 60.0, stage.fleet.now_s)
     with pytest.raises(Refusal) as refused:
         stage.desk.route(asked(40, observed=True).SerializeToString())
-    assert refused.value.reason is Reason.ALL_WORKERS_FULL
-    assert len(stage.desk.admission) == 0
+    assert refused.value.retry_after_s is None
 
 
 def test_every_item_of_a_stream_is_counted() -> None:

@@ -243,6 +243,18 @@ class TestDecode:
         assert pick.reservation.worker.worker_id == "d0"
         assert pick.decision.exclusions() == {"role is prefill": 1, FETCHES_FROM_OTHERS: 1}
 
+    def test_that_another_revision_has_the_prompt_cached_too_changes_nothing(self) -> None:
+        fleet = Fleet()
+        for revision in ("v1", "v2"):
+            label = {"revision": revision}
+            key = fleet.add(f"p-{revision}", role="prefill", labels=label)
+            fleet.cache(key, prompt(LONG))
+            used = 800.0 if revision == "v1" else 0.0
+            fleet.add(f"d-{revision}", role="decode", labels=label, used_blocks=used)
+        here = frozenset({"p-v1"})
+        fleet.route(prompt(LONG), role=Role.PREFILL, session_id="s", allowed_workers=here)
+        assert resume(fleet).reservation.worker.worker_id == "d-v1"
+
     def test_decode_stays_where_the_cache_is(self) -> None:
         fleet = fleet_of_halves()
         fleet.route(

@@ -395,11 +395,13 @@ async def test_mirrored_requests_are_decided_and_go_nowhere(stream: bool) -> Non
             assert answer.status == 204
         async with stage.post(CHAT, {**BODY, "model": "none"}) as answer:
             assert answer.status == 404
+        async with stage.post(CHAT, {**BODY, "messages": "none"}) as answer:
+            assert answer.status == 204, "decided by load, as it would be served"
         assert worker.requests == []
         assert stage.open == 0
         assert stage.endings == {}
-        assert stage.served.fleet.core.observed == 4
-        assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="observed") == 3
+        assert stage.served.fleet.core.observed == 5
+        assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="observed") == 4
         assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="refused") == 1
 
 
