@@ -104,10 +104,10 @@ class _TraceFile:
             except msgspec.DecodeError as error:
                 raise TraceError(f"line {number}: not JSON: {error}") from error
             if LoggedTrace.is_logged(cells):
-                cells = self._logged.cells(cells, number)
-                if cells is None:
+                request = self._logged.cells(cells, number)
+                if request is None:
                     continue
-                self._id_tokens = self._logged.id_tokens
+                cells, self._id_tokens = request, self._logged.id_tokens
             if self.columns is None:
                 self.columns = TraceColumns(cells.keys(), cells_are_text=False)
             yield number, self.columns.row(cells.items(), number)
