@@ -57,10 +57,11 @@ class Series(NamedTuple):
 
 
 def router_families() -> list[Metric]:
-    """Of a router with two workers, one with something to mend and one without events."""
+    """Of a router with two workers, one with something to mend and one without events, of two
+    roles."""
     fleet = Fleet(hot_prefixes=HotPrefixSettings(enabled=True))
-    fleet.add("w0", warnings=("an odd thing",))
-    fleet.add("w1", events=False)
+    fleet.add("w0", role="prefill", warnings=("an odd thing",))
+    fleet.add("w1", role="decode", events=False)
     registry = CollectorRegistry()
     Metrics(registry)
     registry.register(RouterCollector(fleet.core, fleet.clock))
