@@ -24,8 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from router.config.settings.routing_settings import RoutingSettings
-from simulator.engines.profile import load_profile
-from simulator.schedulers.options import scheduler_config
 from simulator.traffic.trace import Trace
 from simulator.traffic.trace_file import load_trace
 from simulator.world import world
@@ -43,13 +41,7 @@ from tests.bench.gateways_compared import (
     started_engines,
     started_router,
 )
-from tests.bench.gateways_compared_side import (
-    BLOCK_COUNT,
-    BLOCK_SIZE,
-    JOINED_STEPS,
-    PROFILE,
-    SLOTS,
-)
+from tests.bench.gateways_compared_side import scheduler_of_engines
 from tests.stage.waiting import free_port
 
 LOAD = "60"
@@ -73,9 +65,10 @@ class Shares(NamedTuple):
 async def compared(mix: str, seed: int, rate: float) -> Shares:
     rng = random.Random(f"{seed} {mix}")
     sessions = arriving(MIXES[mix](rng), rate, rng)
-    room = Path(tempfile.mkdtemp(prefix="kvroute-bench-"))
-    log, port = room / "decisions", free_port()
+    port = free_port()
     async with AsyncExitStack() as stack:
+        room = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-bench-"))
+        log = Path(room) / "decisions"
         engines = await started_engines(stack, 0)
         await started_router(
             stack,
@@ -84,14 +77,14 @@ async def compared(mix: str, seed: int, rate: float) -> Shares:
             decision_log={"file": str(log), "share": 1.0, "hashes": True},
         )
         before = await clients(await robin(stack, engines, f"http://127.0.0.1:{port}"), sessions)
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        trace = load_trace(log)
     picked = [line for line in lines if "overlap_tokens" in line]
     usable = sum(
         line["overlap_tokens"]["usable"][line["picked"]]
         for line in picked
         if "usable" in line["overlap_tokens"]  # left out where no worker has any
     )
-    trace = load_trace(log)
     after = await measured(Cell(mix, "even", LOAD), "kvroute", seed, rate)
     return Shares(
         mix,
@@ -105,14 +98,7 @@ async def compared(mix: str, seed: int, rate: float) -> Shares:
 
 def _replayed(trace: Trace, policy: str) -> float:
     """The share by a policy, on simulated engines that are like the stand-ins."""
-    scheduler = scheduler_config(
-        "vllm",
-        load_profile(PROFILE),
-        block_size=BLOCK_SIZE,
-        block_count=BLOCK_COUNT,
-        joined_steps_max=JOINED_STEPS,
-        options={"max_num_seqs": str(SLOTS)},
-    )
+    scheduler = scheduler_of_engines()
     result = world.run(
         RunOptions(policy=policy, seed=0, workers=ENGINES, scheduler=scheduler), trace
     )

@@ -37,7 +37,7 @@ from simulator.engines.cost_model import SlowedCost
 from simulator.engines.profile import load_profile
 from simulator.live.engine import EngineConfig
 from simulator.live.run import live_engines
-from simulator.schedulers.options import scheduler_config
+from simulator.schedulers.options import SchedulerConfig, scheduler_config
 
 MODEL = "stand-in"
 BLOCK_SIZE = 16
@@ -51,10 +51,9 @@ PATH = "/v1/chat/completions"
 PROFILE = "llama-70b-4xh100"
 
 
-async def engines(count: int, slow: int) -> None:
-    # sglang-router begins with HTTP/2, of which the server logs a trace.
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    scheduler = scheduler_config(
+def scheduler_of_engines() -> SchedulerConfig:
+    """The scheduler of each stand-in, for a simulation of them, too."""
+    return scheduler_config(
         "vllm",
         load_profile(PROFILE),
         block_size=BLOCK_SIZE,
@@ -62,6 +61,12 @@ async def engines(count: int, slow: int) -> None:
         joined_steps_max=JOINED_STEPS,
         options={"max_num_seqs": str(SLOTS)},
     )
+
+
+async def engines(count: int, slow: int) -> None:
+    # sglang-router begins with HTTP/2, of which the server logs a trace.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    scheduler = scheduler_of_engines()
     slowed = replace(scheduler, cost=SlowedCost(scheduler.cost, 2.0))
     configs = [
         EngineConfig(

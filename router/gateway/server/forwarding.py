@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -25,6 +25,8 @@ from router.observe.tracing.gateway_trace import GatewayTrace
 
 ATTEMPTS_MAX = 3
 """Workers that a request is tried on before its first byte, as the client library's."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("kvroute.gateway")
 
@@ -64,10 +66,34 @@ class Forwarder:
         KvRouteError or GatewayRefusal for a request without a worker, one of WORKER_ERRORS when
         none answered, and ClientLeft. trace: its spans; None: it is not sampled.
         """
+
+        def tries(by_load: bool) -> Awaitable[web.StreamResponse]:
+            return self._tries(request, exchange, began_s, by_load, trace)
+
+        return await self._or_by_load(exchange, tries, trace)
+
+    async def observe(self, exchange: Exchange) -> None:
+        """Has a request decided that another router serves. Raises KvRouteError or GatewayRefusal
+        for one without a worker."""
+
+        def decided(by_load: bool) -> Awaitable[Pick]:
+            options = self._question(exchange, by_load=by_load)
+            options |= {"observed": True, "omit_receipt": True}
+            return self._client.route(timeout_s=self._settings.route_timeout_s, **options)
+
+        await self._or_by_load(exchange, decided, None)
+
+    async def _or_by_load(
+        self,
+        exchange: Exchange,
+        tries: Callable[[bool], Awaitable[T]],
+        trace: GatewayTrace | None,
+    ) -> T:
+        """What `tries` returns; called again with True where the prompt has to be left out."""
         by_load = not exchange.has_body
         while True:
             try:
-                return await self._tries(request, exchange, began_s, by_load, trace)
+                return await tries(by_load)
             except KvRouteError as error:
                 if trace is not None:
                     trace.picked(error=error.reason or error.code.name)
@@ -75,21 +101,6 @@ class Forwarder:
                 if by_load or not goes_by_load(error.reason, error.code.name):
                     raise
                 self._counters.by_load.labels(PROGRAM, error.reason or error.code.name).inc()
-                by_load = True
-
-    async def observe(self, exchange: Exchange) -> None:
-        """Has a request decided that another router serves. Raises KvRouteError for one without a
-        worker."""
-        by_load = not exchange.has_body
-        while True:
-            options = self._question(exchange, by_load=by_load)
-            options |= {"observed": True, "omit_receipt": True}
-            try:
-                await self._client.route(timeout_s=self._settings.route_timeout_s, **options)
-                return
-            except KvRouteError as error:
-                if by_load or not goes_by_load(error.reason, error.code.name):
-                    raise
                 by_load = True
 
     async def _tries(
