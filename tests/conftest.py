@@ -92,11 +92,13 @@ BaseSelectorEventLoop._accept_connection2 = accept_connection
 
 
 def close_loop(loop: BaseSelectorEventLoop) -> None:
-    """Closes a loop as asyncio does, and the connections that its servers have accepted: one whose
-    end waits for the peer, as TLS has it, stays open else until the garbage collector meets it in
-    another test. What a test itself has opened is left to the collector, which complains."""
+    """Closes a loop as asyncio does, and the connections that its servers have accepted, asyncio's
+    and the router's: one whose end waits for the peer, as TLS has it, stays open else until the
+    garbage collector meets it in another test. What a test itself has opened is left to the
+    collector, which complains."""
     for transport in list(loop._transports.values()):
-        if transport._server is not None and transport._sock is not None:
+        tls_served = getattr(transport._protocol, "_server_side", False)
+        if (transport._server is not None or tls_served) and transport._sock is not None:
             transport._sock.close()
             transport._sock = None
     CLOSE(loop)

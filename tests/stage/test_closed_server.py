@@ -36,7 +36,10 @@ async def test_a_connection_of_the_last_turn_is_closed(turns: int) -> None:
     assert left_open() == []
 
 
-def test_a_tls_connection_whose_peer_never_says_goodbye_ends_with_the_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_listener", [False, True])
+def test_a_tls_connection_whose_peer_never_says_goodbye_ends_with_the_loop(
+    tmp_path: Path, by_listener: bool
+) -> None:
     left_open()  # by other tests
     certificate, key = Authority().issue()
     (tmp_path / "server.pem").write_bytes(certificate + key)
@@ -52,13 +55,20 @@ def test_a_tls_connection_whose_peer_never_says_goodbye_ends_with_the_loop(tmp_p
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 accepted.set_result(transport)
 
-        create = asyncio.get_running_loop().create_server
-        server = await create(Tells, "127.0.0.1", 0, ssl=context)
-        plain = socket.create_connection(server.sockets[0].getsockname())
-        client = await asyncio.to_thread(silent.wrap_socket, plain)
+        loop, listening = asyncio.get_running_loop(), socket.create_server(("127.0.0.1", 0))
+        plain = socket.create_connection(listening.getsockname())
+        shaken = asyncio.create_task(asyncio.to_thread(silent.wrap_socket, plain))
+        if by_listener:  # as router.net.listener does
+            with listening:
+                peer, _ = listening.accept()
+            peer.setblocking(False)
+            await loop.connect_accepted_socket(Tells, peer, ssl=context)
+        else:
+            server = await loop.create_server(Tells, sock=listening, ssl=context)
         (await accepted).close()
-        server.close()
-        return client
+        if not by_listener:
+            server.close()
+        return await shaken
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         client = runner.run(closes())
