@@ -6,8 +6,8 @@ stream and the client had not, that chunk is taken out.
 Laws:
 - the bytes that feed() and rest() return are those that came in, less that one chunk;
 - nothing is kept but the end of the answer, KEPT_BYTES at most, the first TAIL_BYTES of a message
-  or a response, and an event of at most EVENT_BYTES_MAX whose end has not come; a longer event
-  passes in parts;
+  or a response, USAGE_BYTES of a usage that stands within a response, and an event of at most
+  EVENT_BYTES_MAX whose end has not come; a longer event passes in parts;
 - no bytes raise: what can't be read says nothing.
 """
 
@@ -24,6 +24,7 @@ from router.request.bodies import FORMATS, BodyFormat
 TAIL_BYTES = 4096
 KEPT_BYTES = 4 * TAIL_BYTES
 """Bytes of an answer's end, which is cut to TAIL_BYTES when it has more."""
+USAGE_BYTES = 1024
 EVENT_BYTES_MAX = 1 << 18
 USAGES_MAX = 8
 """Places with the word "usage" that are read, from the end."""
@@ -39,6 +40,12 @@ _FINISHES = {
 }
 """Why an answer ended, by the field that says it, which comes after the answer's content. In a
 text, quotes are escaped."""
+_USAGES = {
+    body.usage_within: re.compile(rb'"usage"\s*:\s*\{\s*"%b"' % body.usage_within.encode())
+    for body in FORMATS
+    if body.usage_within
+}
+_BEGIN = re.compile(rb'"usage"\s*:\s*\{')
 _decoder = json.JSONDecoder()
 
 
@@ -80,6 +87,10 @@ class AnswerReader:
         self._edge = b""
         self._head = b""
         self._tail = bytearray()
+        self._within = _USAGES.get(kind.usage_within)
+        self._within_edge = b""
+        self._near = b""
+        """USAGE_BYTES from the begin of the last usage on; empty: none has begun."""
         self._usage: Mapping[str, Any] | None = None
         """Usage of the chunk that was taken out."""
 
@@ -87,6 +98,8 @@ class AnswerReader:
         """Reads a chunk; returns the bytes to pass on now, none while an event is incomplete."""
         if not self.first_token:
             self._look(chunk)
+        if self._within is not None:
+            self._keep_usage(self._within, chunk)
         if self._takes_out:
             chunk = self._without_usage(chunk)
         if self.is_stream:
@@ -142,13 +155,23 @@ class AnswerReader:
 
     def usage(self) -> Usage:
         """The token usage in the answer's end, as far as it is there."""
-        last = self._usage or _usage_in(self._ending()) or {}
+        last = self._usage or _usage_begun(self._near) or _usage_in(self._ending()) or {}
         usage = read_usage(last, details_enabled=False)
         if self._kind.usage_begins and usage.prompt_tokens is None and self._head:
             first = read_usage(_usage_in(self._head) or {}, details_enabled=False)
             cached = first.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
             usage = Usage(first.prompt_tokens, usage.output_tokens, cached)
         return usage
+
+    def _keep_usage(self, begin: re.Pattern[bytes], chunk: bytes) -> None:
+        """Keeps a usage with what follows it, the last of several."""
+        seen = self._within_edge + chunk
+        places = [each.start() for each in begin.finditer(seen)]
+        if places:
+            self._near = seen[places[-1] : places[-1] + USAGE_BYTES]
+        elif self._near:
+            self._near = (self._near + chunk)[:USAGE_BYTES]
+        self._within_edge = seen[-_EDGE:]
 
     def _ending(self) -> bytes:
         return bytes(self._tail)
@@ -222,16 +245,19 @@ def _usage_in(data: bytes) -> Mapping[str, Any] | None:
         if place < 0:
             return None
         end = place
-        rest = data[place + 7 :].lstrip()
-        if not rest.startswith(b":"):
-            continue
-        rest = rest[1:].lstrip()
-        if not rest.startswith(b"{"):
-            continue
-        try:
-            value, _ = _decoder.raw_decode(rest.decode(errors="replace"))
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
+        value = _usage_begun(data[place:])
+        if value is not None:
             return value
     return None
+
+
+def _usage_begun(data: bytes) -> Mapping[str, Any] | None:
+    """The object of the key "usage", with which these bytes begin; None: it has another value."""
+    begin = _BEGIN.match(data)
+    if begin is None:
+        return None
+    try:
+        value, _ = _decoder.raw_decode(data[begin.end() - 1 :].decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

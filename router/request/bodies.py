@@ -57,6 +57,9 @@ class BodyFormat:
     """A stream has its usage only if stream_options.include_usage asks for it."""
     usage_begins: bool = False
     """A stream's first event has the prompt's tokens, and its last one may lack them."""
+    usage_within: str = ""
+    """First field of the usage, where fields of any length may follow it in an answer; empty: it
+    stands at the answer's end."""
     first_token: tuple[bytes, ...] = ()
     """Words of a stream's events that a first token brings; none: every event does."""
     finish_field: str = "finish_reason"
@@ -109,6 +112,7 @@ RESPONSES = BodyFormat(
     limit_fields=("max_output_tokens",),
     is_continued=True,
     prefill_fields={"max_output_tokens": 1, "store": False},
+    usage_within="input_tokens",  # SGLang has tools and instructions after it
     # response.created and response.in_progress may come before the prompt's end.
     first_token=(b".delta", b"output_item", b"response.completed"),
     finish_field="",

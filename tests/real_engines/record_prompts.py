@@ -74,7 +74,7 @@ async def _recorded(
         rng = random.Random(template)
         for number in range(randoms):
             await run.capture(bodies.CHAT, f"random {number}", random_chat(rng))
-            if bodies.Templated.RESPONSES in DIALECTS[engine].templates:
+            if DIALECTS[engine].has_render:
                 await run.capture(bodies.RESPONSES, f"random {number}", random_response(rng))
         golden = {"engine": f"{engine} {await started.version()}", "cases": captured}
         path = GOLDEN / f"{engine}-{template}.json"

@@ -27,7 +27,8 @@ from router.request.prompt_settings import RendererSettings
     type=click.Choice([kind.name for kind in WITH_TOKENS.values()]),
     default=CHAT.name,
     show_default=True,
-    help="How the body is read: an OpenAI chat or completion, Anthropic messages, or plain text.",
+    help="Format of the body: OpenAI's chat, completion or response, Anthropic's messages, or a"
+    " completion's plain text.",
 )
 @click.option(
     "--chat-template",

@@ -209,16 +209,23 @@ def _choice(choice: Any) -> Any:
     return "auto"
 
 
+def _description(tool: Fields) -> str | None:
+    """A custom tool's description, and its grammar if it has one, in SGLang's words."""
+    texts = [tool.get("description")]
+    form = tool.get("format")
+    if isinstance(form, dict) and form.get("type") == "grammar":
+        syntax, rules = form.get("syntax") or "lark", form.get("definition") or ""
+        texts.append(f"The payload must conform to this {syntax} grammar:\n{rules}")
+    return "\n\n".join(_plain(text) for text in texts if text) or None
+
+
 def _functions(tool: Any) -> list[Fields]:
     """The functions as which the model sees a tool."""
     match kind_of(tool):
         case "function":
             described, parameters = tool.get("description"), tool.get("parameters")
         case "custom":
-            form = tool.get("format")
-            if isinstance(form, dict) and form.get("type") == "grammar":
-                raise unsupported("SGLang describes a custom tool's grammar in words of its own")
-            described, parameters = tool.get("description") or None, CUSTOM_INPUT
+            described, parameters = _description(tool), CUSTOM_INPUT
         case "" | "namespace":  # a namespace is shown by one parser of tools alone
             return []
         case kind:

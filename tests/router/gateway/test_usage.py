@@ -123,6 +123,34 @@ def test_events_before_the_prompts_end_are_no_first_token(
     assert reader.first_token
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_responses_usage_is_read_wherever_it_stands(
+    is_stream: bool, piece: int, indent: int | None
+) -> None:
+    usage = {
+        "input_tokens": 20,
+        "input_tokens_details": {"cached_tokens": 16},
+        "output_tokens": 3,
+    }
+    said = 'she said "usage":{"input_tokens": 1}'
+    tools = [{"name": "f", "parameters": {"properties": {"usage": {"type": "string"}}}}]
+    for order in ("first", "last"):
+        response: dict[str, object] = {"id": "resp_a", "output": [said], "status": "completed"}
+        about = {"usage": usage}, {"tools": tools, "instructions": "x" * 3 * KEPT_BYTES}
+        for fields in about if order == "first" else reversed(about):
+            response |= fields
+        answer = json.dumps(response, indent=indent).encode()
+        if is_stream:
+            begun = json.dumps({"response": {"id": "resp_a", "usage": None}}).encode()
+            answer = b"data: %b\n\ndata: %b\n\n" % (begun, answer.replace(b"\n", b""))
+        reader = AnswerReader(RESPONSES, is_stream=is_stream)
+        pieces = [answer[at : at + piece] for at in range(0, len(answer), piece)]
+        assert passed(reader, pieces) == answer
+        assert reader.usage() == Usage(20, 3, 16)
+
+
 def test_the_first_byte_of_a_whole_answer_is_its_first_token() -> None:
     reader = AnswerReader(CHAT, is_stream=False)
     assert reader.feed(b"") == b""

@@ -71,7 +71,6 @@ def test_systems_stay_apart_for_the_templates_that_sglangs_trial_takes(
 
 ITEM = {"type": "item_reference", "id": "a"}
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
-GRAMMAR = {"type": "custom", "name": "f", "format": {"type": "grammar"}}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,6 @@ GRAMMAR = {"type": "custom", "name": "f", "format": {"type": "grammar"}}
         response(USER, tools=["f"]),
         response(USER, tools=[{"type": "unknown"}]),
         response(USER, tools=[{"type": "function"}]),
-        response(USER, tools=[GRAMMAR]),
         response(ITEM),
         response({"role": 1, "content": "a"}),
         response({"type": "function_call", "arguments": "{}", "call_id": "a"}),
@@ -117,6 +115,7 @@ def test_a_body_whose_tokens_only_an_engine_knows_has_none(body: dict[str, Any])
         response({"type": "function_call_output", "call_id": "a", "output": None}),
         response({"type": "reasoning", "id": "a"}),
         response(USER, tools=[{"type": "namespace", "name": "n"}]),
+        RESPONSES["tools_grammar"],
     ],
 )
 def test_what_vllm_refuses_or_reads_by_itself_has_no_tokens(body: dict[str, Any]) -> None:

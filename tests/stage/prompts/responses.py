@@ -85,6 +85,15 @@ RESPONSES: dict[str, Body] = {
         USER, tools=FUNCTIONS, tool_choice={"type": "function", "name": "now"}
     ),
     "tools_custom": response(USER, tools=[FUNCTIONS[0], CUSTOM]),
+    "tools_grammar": response(
+        USER,
+        tools=[
+            {
+                **CUSTOM,
+                "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"},
+            }
+        ],
+    ),
     "tools_space": response(USER, tools=[SPACE, FUNCTIONS[1]]),
     "tools_hidden": response(USER, tools=[SEARCH, FUNCTIONS[0]]),
     "tools_hidden_only": response(USER, tools=[SEARCH]),
