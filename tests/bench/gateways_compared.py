@@ -80,13 +80,15 @@ Sessions = list[list[dict[str, Any]]]
 
 
 class Engine(NamedTuple):
-    """A stand-in."""
+    """A stand-in, or a real engine."""
 
     url: str
     events: str
     replay: str
     settings: dict[str, Any]
     """Of its relay; without slots, which an ordinary vLLM does not tell."""
+    tokenizer: str = ""
+    """The folder of its tokenizer; empty: a token a byte."""
 
 
 class Port(NamedTuple):
@@ -271,10 +273,11 @@ async def started_router(
     None: it needs none."""
     room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-bench-")))
     grpc = free_port()
+    folder = engines[0].tokenizer or str(make_folder(room / "model"))
     config = {
         "grpc": {"listen": f"127.0.0.1:{grpc}"},
         "metrics": {"listen": ""},
-        "models": [{"name": MODEL, "prompts": {"folder": str(make_folder(room / "model"))}}],
+        "models": [{"name": MODEL, "prompts": {"folder": folder}}],
         "workers": [engine.settings for engine in engines],
         **more,
     }
@@ -385,10 +388,10 @@ async def measured(cell: Cell, proxy: str, seed: int, rate: float) -> Result:
         engines = await started_engines(stack, FLEETS[cell.fleet])
         port = await PROXIES[proxy.removesuffix(AGAIN)](stack, engines)
         await clients(port, [[_question(random.Random(0), "warm")]])
-        before_s, first_s = cpu_s(port.pid), await _first_s(engines)
+        before_s, began_s = cpu_s(port.pid), await first_s(engines)
         done = await clients(port, sessions)
         spent_s = cpu_s(port.pid) - before_s
-        engine_s = await _first_s(engines) - first_s
+        engine_s = await first_s(engines) - began_s
     answers = done["answers"]
     return Result(
         cell,
@@ -429,7 +432,7 @@ async def started_engines(stack: AsyncExitStack, slow: int) -> list[Engine]:
     return engines
 
 
-async def _first_s(engines: list[Engine]) -> float:
+async def first_s(engines: list[Engine]) -> float:
     """Times to the first token of all engines together, since their start."""
     name = "vllm:time_to_first_token_seconds_sum"
     total = 0.0

@@ -107,7 +107,7 @@ class Engine(ABC):
 
     name: str = field(init=False, default="")
     block_size: int = field(init=False, default=0)
-    _events: str = field(init=False, default="")
+    events: str = field(init=False, default="")
     _replay: str = field(init=False, default="")
 
     @abstractmethod
@@ -198,15 +198,15 @@ class Vllm(Engine):
         self.name = "vllm"
         self.block_size = 32
         ports = free_ports(2 * self.ranks) - self.first_rank
-        self._events = f"tcp://127.0.0.1:{ports}"
+        self.events = f"tcp://127.0.0.1:{ports}"
         self._replay = f"tcp://127.0.0.1:{ports + self.ranks}"
         if self.ranks == 1:
-            self._events = f"ipc://{self.sockets}/{self.worker_id}.events"
+            self.events = f"ipc://{self.sockets}/{self.worker_id}.events"
             self._replay = f"ipc://{self.sockets}/{self.worker_id}.replay"
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": self._events,
+            "endpoint": self.events,
             "replay_endpoint": self._replay,
             "topic": "kv-events",
             "buffer_steps": self.replay_batches,
@@ -242,7 +242,7 @@ class Vllm(Engine):
     def relay_flags(self) -> Sequence[str]:
         flags = [
             *("--worker-id", self.worker_id, "--engine", self.name, "--address", self.address),
-            *("--events", self._events, "--replay", self._replay, "--topic", "kv-events"),
+            *("--events", self.events, "--replay", self._replay, "--topic", "kv-events"),
             *("--ranks", str(self.ranks), "--first-rank", str(self.first_rank)),
             *("--slots", str(SLOTS)),
             *self.told,
@@ -297,11 +297,11 @@ class Sglang(Engine):
         self.name = "sglang"
         self.block_size = 16
         ports = free_ports(2)
-        self._events = f"tcp://127.0.0.1:{ports}"
+        self.events = f"tcp://127.0.0.1:{ports}"
         self._replay = f"tcp://127.0.0.1:{ports + 1}"
         events = {
             "publisher": "zmq",
-            "endpoint": self._events,
+            "endpoint": self.events,
             "bind": True,
             "replay_endpoint": self._replay,
             "topic": "kv-events",
@@ -334,7 +334,7 @@ class Sglang(Engine):
     def relay_flags(self) -> Sequence[str]:
         return [
             *("--worker-id", self.worker_id, "--engine", self.name, "--address", self.address),
-            *("--events", self._events, "--replay", self._replay, "--topic", "kv-events"),
+            *("--events", self.events, "--replay", self._replay, "--topic", "kv-events"),
             *self.told,
         ]
 
