@@ -17,7 +17,6 @@ from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
 from router.decide.core.tally import PickTally
-from router.fleet.topology import PlaceLabels
 from router.net.keys.certificates import Contexts
 from router.net.keys.door import Door
 from router.net.listener.http_bounds import HttpBounds
@@ -30,15 +29,13 @@ from router.observe.metrics.http import MetricsServer
 from router.observe.views.rounds import Subject
 from tests.stage.fleet import Fleet
 
-LABELS = PlaceLabels("host", "rack", "cluster")
-
 
 def raised(error: Exception) -> None:
     raise error
 
 
 def watchers_of(core: RouterCore, seed: int = 1) -> Watchers:
-    watchers = Watchers(core.replica, LABELS, random.Random(seed), raised)
+    watchers = Watchers(core.replica, random.Random(seed), raised)
     watchers.use(ServeConfig())
     return watchers
 

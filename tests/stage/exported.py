@@ -24,7 +24,6 @@ from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.config.settings.serving_settings import DecisionLogSettings
 from router.decide.core.admission import Admission
-from router.fleet.topology import PlaceLabels
 from router.gateway.picker.counters import PickerCounters
 from router.gateway.server.counters import ClientCollector, GatewayCounters
 from router.net.keys.followed import Followed
@@ -103,8 +102,6 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
         settings,
         workers,
         replica="a",
-        host_label="host",
-        rack_label="rack",
         copied_labels=(),
         clock=fleet.clock,
         rng=rng,
@@ -181,7 +178,7 @@ def series(families: list[Metric]) -> list[Series]:
 
 def _watchers() -> Watchers:
     """All that there are, of which none has seen anything."""
-    watchers = Watchers("here", PlaceLabels("host", "rack", "cluster"), random.Random(7), print)
+    watchers = Watchers("here", random.Random(7), print)
     watchers.use(
         ServeConfig(
             routing=RoutingSettings(shadow_policy="ttft"),

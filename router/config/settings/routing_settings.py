@@ -276,15 +276,6 @@ class RoutingSettings(Settings, frozen=True):
     capacity: CapacitySettings = CapacitySettings()
     guard: GuardSettings = GuardSettings()
     affinity: AffinitySettings = AffinitySettings()
-    host_label: Annotated[
-        str, Meta(description="name of the worker label whose value is the worker's host")
-    ] = "host"
-    rack_label: Annotated[
-        str, Meta(description="name of the worker label whose value is the worker's rack")
-    ] = "rack"
-    cluster_label: Annotated[
-        str, Meta(description="name of the worker label whose value is the worker's cluster")
-    ] = "cluster"
 
     @property
     def compared_labels(self) -> tuple[str, ...]:
