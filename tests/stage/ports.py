@@ -115,7 +115,7 @@ async def a_port(
         if kind == "picker":
             picker = PickerServer(
                 PickerSettings(
-                    listen=listen, plain=certificates is None, accept_after_stop_s=0.001
+                    listen=listen, tls="server" if certificates else "optional", accept_after_stop_s=0.001
                 ),
                 router.local(),
                 CollectorRegistry(),

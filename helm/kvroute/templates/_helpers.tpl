@@ -94,7 +94,7 @@ app.kubernetes.io/part-of: kvroute
 
 {{/* `true` if the picker takes no connections without TLS; empty otherwise. */}}
 {{- define "kvroute.pickerTlsOnly" -}}
-{{- if and (include "kvroute.pickerPort" .) .Values.tls.enabled (eq false (dig "plain" true (default dict .Values.config.picker))) }}true{{ end }}
+{{- if and (include "kvroute.pickerPort" .) .Values.tls.enabled (ne "optional" (dig "tls" "optional" (default dict .Values.config.picker))) }}true{{ end }}
 {{- end }}
 
 {{/* An InferencePool needs a picker. */}}

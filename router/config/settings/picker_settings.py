@@ -19,20 +19,14 @@ class PickerSettings(Settings, frozen=True):
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ""
-    plain: Annotated[
-        bool,
+    tls: Annotated[
+        Literal["optional", "server", "mutual"],
         Meta(
-            description="take connections without TLS; connections with TLS are taken on the same"
-            " port if tls.certificate_file is set"
+            description="optional: connections without TLS are taken, and with TLS if"
+            " tls.certificate_file is set; server: only those with TLS; mutual: only those with"
+            " TLS and a certificate signed by a CA of tls.client_ca_file"
         ),
-    ] = True
-    mutual_tls: Annotated[
-        bool,
-        Meta(
-            description="take only connections with a certificate signed by a CA of"
-            " tls.client_ca_file; also set picker.plain to false"
-        ),
-    ] = False
+    ] = "optional"
     route_timeout_s: Annotated[
         Seconds,
         Meta(

@@ -92,7 +92,7 @@ class PickerServer:
             ),
             rng=random.Random(),
             tls=lambda: None if self._tls is None else self._tls.now,
-            allows_plain=settings.plain,
+            allows_plain=settings.tls == "optional",
             came=lambda kind: self.counters.connections.labels(kind).inc(),
         )
         self._picker: Picker | None = None
@@ -181,11 +181,12 @@ class PickerServer:
 
 def _context(settings: PickerSettings, certificates: Certificates | None) -> Contexts | None:
     """TLS for connections; None: without it. Raises ConfigError."""
-    if settings.mutual_tls and (certificates is None or not certificates.asks_callers):
-        raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.picker.mutual_tls`")
+    mutual = settings.tls == "mutual"
+    if mutual and (certificates is None or not certificates.asks_callers):
+        raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.picker.tls`")
     if certificates is None:
-        if not settings.plain:
-            raise ConfigError("TLS alone needs tls.certificate_file - at `$.picker.plain`")
+        if settings.tls != "optional":
+            raise ConfigError("TLS alone needs tls.certificate_file - at `$.picker.tls`")
         return None
-    verify = ssl.CERT_REQUIRED if settings.mutual_tls else ssl.CERT_NONE
+    verify = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
     return certificates.contexts(verify, ["h2"])
