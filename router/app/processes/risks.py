@@ -191,8 +191,8 @@ RISKS: tuple[Risk, ...] = (
     Risk(
         "picker.tls",
         _plain_picks,
-        "is optional, or tls.certificate_file is not: prompts that come to {} cross the network in plain"
-        " text",
+        "is optional, or tls.certificate_file is not set: prompts that come to {} cross the"
+        " network in plain text",
     ),
     Risk(
         "nats.allow_plaintext",

@@ -38,13 +38,6 @@ class GatewaySettings(Settings, frozen=True):
     reuse_port: Annotated[
         bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
     ] = False
-    route_timeout_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds that a request waits at most for a router's pick, with its time"
-            " in the router's queue"
-        ),
-    ] = 30.0
     silence_s: Annotated[
         Seconds,
         Meta(
@@ -52,34 +45,6 @@ class GatewaySettings(Settings, frozen=True):
             " failed"
         ),
     ] = 600.0
-    drain_timeout_s: Annotated[
-        Seconds,
-        Meta(description="seconds that the gateway waits at most for open requests after SIGTERM"),
-    ] = 300.0
-    accept_after_stop_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds after SIGTERM in which new requests are still served, each as"
-            " the last of its connection; these seconds are part of gateway.drain_timeout_s"
-        ),
-    ] = 5.0
-    body_mib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="MiB of the largest body of a request, after unpacking; larger ones are"
-            " refused with 413",
-        ),
-    ] = 32
-    bodies_mib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1 << 20,
-            description="MiB that the bodies of all open requests may take together",
-        ),
-    ] = 1024
     open_max: Annotated[
         int,
         Meta(
@@ -93,9 +58,9 @@ class GatewaySettings(Settings, frozen=True):
         Meta(
             gt=0,
             le=1,
-            description="share (0 to 1) of gateway.open_max and gateway.bodies_mib_max that one"
-            " client may use; a client is a key, or an IP address where clients need no keys; set"
-            " 1 behind a proxy, whose address all clients have",
+            description="share (0 to 1) of gateway.open_max and requests.bodies_mib_max that"
+            " one client may use; a client is a key, or an IP address where clients need no keys;"
+            " set 1 behind a proxy, whose address all clients have",
         ),
     ] = 0.5
     cors_origins: Annotated[
@@ -118,13 +83,6 @@ class GatewaySettings(Settings, frozen=True):
             " only to engines that take tokens"
         ),
     ] = "body"
-    priority: Annotated[
-        Literal["higher", "lower"],
-        Meta(
-            description="whether requests with a higher or with a lower `priority` in their body"
-            " go first"
-        ),
-    ] = "higher"
     salt: Annotated[
         Literal["client", "tenant"],
         Meta(

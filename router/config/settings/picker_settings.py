@@ -27,31 +27,6 @@ class PickerSettings(Settings, frozen=True):
             " TLS and a certificate signed by a CA of tls.client_ca_file"
         ),
     ] = "optional"
-    route_timeout_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds that a request waits at most for a router's pick, with its time"
-            " in the router's queue"
-        ),
-    ] = 30.0
-    body_mib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="MiB of the largest body that is read; for a larger one the worker is"
-            " picked by load alone",
-        ),
-    ] = 64
-    bodies_mib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1 << 20,
-            description="MiB that the bodies of all requests may take while they wait for a pick"
-            " or are sent back to Envoy; beyond it, workers are picked by load alone",
-        ),
-    ] = 1024
     fallbacks: Annotated[
         int,
         Meta(
@@ -69,13 +44,6 @@ class PickerSettings(Settings, frozen=True):
             " decode worker"
         ),
     ] = "never"
-    priority: Annotated[
-        Literal["higher", "lower"],
-        Meta(
-            description="whether requests with a higher or with a lower `priority` in their body"
-            " go first"
-        ),
-    ] = "higher"
     objectives: Annotated[
         Mapping[str, int],
         Meta(
@@ -91,17 +59,6 @@ class PickerSettings(Settings, frozen=True):
             " picker nothing of its answer"
         ),
     ] = 20.0
-    drain_timeout_s: Annotated[
-        Seconds,
-        Meta(description="seconds that the picker waits at most for open requests after SIGTERM"),
-    ] = 300.0
-    accept_after_stop_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds after SIGTERM in which new requests are still taken, while the"
-            " health service answers NOT_SERVING and gateways change to other pickers"
-        ),
-    ] = 5.0
 
 
 class PickerProcessSettings(PickerSettings, frozen=True):

@@ -107,8 +107,7 @@ def other_value(key: Key) -> object:
         "gateway.salt": "tenant",
         "gateway.forward": "tokens",
         "picker.pairs": "llm-d",
-        "picker.priority": "lower",
-        "gateway.priority": "lower",
+        "requests.priority": "lower",
     }
     if key.dotted in special:
         return special[key.dotted]
