@@ -24,7 +24,7 @@ from router.observe.audit.observers import Watchers
 from router.observe.console.collector import ConsoleCollector
 from router.observe.console.console import Console
 from router.observe.console.pages import ConsolePages
-from router.observe.console.sessions import Sessions
+from router.observe.console.sessions import SESSION_S, Sessions
 from router.observe.metrics.http import MetricsServer
 from router.observe.views.rounds import Subject
 from tests.stage.fleet import Fleet
@@ -70,13 +70,14 @@ def play(fleet: Fleet | None = None) -> Played:
 def pages_of(
     played: Played, *, door: Door | None = None, secure: bool = False, **settings: Any
 ) -> ConsolePages:
+    session_s = settings.pop("session_s", SESSION_S)
     about = ConsoleSettings(**settings)
     return ConsolePages(
         played.console,
         about,
         door=door,
         secure=secure,
-        sessions=Sessions(about.session_s, random.Random(3).randbytes),
+        sessions=Sessions(session_s, random.Random(3).randbytes),
         clock=played.fleet.clock,
     )
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import Settings
 
 
 class ConsoleSettings(Settings, frozen=True):
@@ -24,7 +24,3 @@ class ConsoleSettings(Settings, frozen=True):
             " those of loopback; none: any name where callers need keys, else loopback's alone"
         ),
     ] = ()
-    session_s: Annotated[
-        Seconds,
-        Meta(description="seconds after which a browser has to sign in to the console again"),
-    ] = 43_200.0

@@ -92,10 +92,6 @@ class HttpSettings(Settings, frozen=True):
             " places"
         ),
     ] = None
-    idle_timeout_s: Annotated[
-        Seconds,
-        Meta(description="seconds for which an HTTP/1 connection may stay open without a request"),
-    ] = 300.0
 
 
 class LogSettings(Settings, frozen=True):
