@@ -30,7 +30,7 @@ from router.net.keys.followed import Followed
 from router.net.listener.connections import Connections, PortBounds
 from router.observe.audit.observers import Watchers
 from router.observe.console.collector import ConsoleCollector
-from router.observe.metrics.of_audit import WatchCollector
+from router.observe.metrics.of_audit import SpanCollector, WatchCollector
 from router.observe.metrics.of_copies import HotPrefixCollector
 from router.observe.metrics.of_discovery import DiscoveryCollector
 from router.observe.metrics.of_fleet import RouterCollector
@@ -41,7 +41,7 @@ from router.observe.metrics.of_queue import QueueCollector
 from router.observe.metrics.of_relays import BrokerCollector, RelayCollector
 from router.observe.metrics.of_replicas import ReplicaCollector
 from router.observe.metrics.of_workers import WorkerCollector
-from router.observe.tracing.export import SpanCollector, SpanExport
+from router.observe.tracing.export import SpanExport
 from router.request.tokens import ModelPrompts, Prompts
 from tests.stage.console import pages_of, play
 from tests.stage.fleet import START_S, Fleet

@@ -35,8 +35,8 @@ from router.observe.metrics.families import (
     failed,
     held,
     held_at_most,
+    known,
     shared,
-    watchers,
 )
 from router.request.refusal import Reason
 
@@ -144,7 +144,7 @@ class _Plain(Collector):
         yield held("messages", metrics.bytes_in_flight())
         yield held_at_most("messages", metrics.bytes_in_flight_max)
         yield held_at_most("index", metrics.index_bytes_max)
-        yield watchers("grpc", metrics.watches())
+        yield known("watch_calls", metrics.watches())
 
 
 def kvroute_version() -> str:

@@ -15,6 +15,7 @@ from router.observe.metrics.families import (
     HELD_LABELS,
     KNOWN,
     OPEN_REQUESTS,
+    PICK,
     REFUSALS,
     shared,
 )
@@ -90,13 +91,8 @@ class GatewayCounters:
             ["engine", "kind"],
             registry=registry,
         )
-        self.pick = Histogram(
-            "kvroute_gateway_pick_seconds",
-            "From a request's head to its first pick: the bytes of its body, its tokens, and the"
-            " router's queue; what the gateway adds to the time to the first token.",
-            buckets=PICK_S,
-            registry=registry,
-        )
+        pick = Histogram(*PICK, ["program"], buckets=PICK_S, registry=None)
+        self.pick = shared(registry, pick).labels(PROGRAM)
         self.first_byte = Histogram(
             "kvroute_gateway_first_byte_seconds",
             "From a request's head to the first byte of its answer.",

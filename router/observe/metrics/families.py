@@ -110,7 +110,7 @@ def held_at_most(what: str, size: float) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         "kvroute_held_bytes_max",
         "Bounds of kvroute_held_bytes: of the index (index.memory_mib), of the queue"
-        " (queue.max_mib), of messages (grpc.in_flight_mib_max).",
+        " (queue.max_mib), of messages (128 MiB).",
         labels=["what"],
     )
     family.add_metric([what], size)
@@ -131,30 +131,31 @@ KNOWN = (
     "kvroute_known",
     "Entries of bounded tables now: sessions whose KV cache is known to be somewhere, those whose"
     " last request went through another replica (sessions_elsewhere), prefixes that are hot"
-    " (hot_prefixes), responses of /v1/responses whose worker a gateway knows (responses). Tables"
-    " are not for adding up.",
+    " (hot_prefixes), responses of /v1/responses whose worker a gateway knows (responses), other"
+    " replicas that send messages, open calls of WatchWorkers (watch_calls), pages of the console"
+    " that watch (console_pages). Tables are not for adding up.",
 )
 """Name and help of the family."""
 
 
-def known(what: str, count: int) -> GaugeMetricFamily:
+def known(what: str, count: float) -> GaugeMetricFamily:
     """Entries of the table `what`."""
     family = GaugeMetricFamily(*KNOWN, labels=["what"])
     family.add_metric([what], count)
     return family
 
 
-WATCHERS = (
-    "kvroute_watchers",
-    "Clients that watch the fleet now: calls of WatchWorkers (grpc), pages of the console.",
-)
-"""Name and help of the family."""
-
-
-def watchers(kind: str, count: float) -> GaugeMetricFamily:
-    """Clients that watch by `kind`."""
-    family = GaugeMetricFamily(*WATCHERS, labels=["kind"])
-    family.add_metric([kind], count)
+def records(what: str, counts: Mapping[str, int], results: Iterable[str]) -> CounterMetricFamily:
+    """Records of one kind by result; those of `results` are there from 0 on."""
+    family = CounterMetricFamily(
+        "kvroute_records",
+        "Lines for the decision log, and spans of sampled requests, by what became of them: sent to"
+        " the disk or the collector (written, exported), dropped because too many waited, or failed"
+        " there.",
+        labels=["what", "result"],
+    )
+    for result in results:
+        family.add_metric([what, result], counts.get(result, 0))
     return family
 
 
@@ -173,6 +174,12 @@ OPEN_REQUESTS = (
     "kvroute_open_requests",
     "Open requests for workers in a gateway; requests under way in a picker, from their headers to"
     " the end of their answers.",
+)
+PICK = (
+    "kvroute_pick_seconds",
+    "Time until a request's first pick, its tokens and the router's queue included: in a gateway"
+    " from the request's head, so that it is what the gateway adds to the time to the first token;"
+    " in a picker from the whole body to the endpoint.",
 )
 """Names and helps of the families that gateway and endpoint picker share."""
 

@@ -12,7 +12,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.observe.metrics.families import counter, failures
+from router.observe.metrics.families import failures
 from router.request.bodies import WITH_TOKENS
 from router.request.proving.proof import State
 from router.request.tokens import ESTIMATED, MadeBy, Prompts
@@ -30,13 +30,6 @@ class PromptCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         prompts = self._prompts
         yield self._made()
-        yield counter(
-            "kvroute_prompt_estimates",
-            "Prompts without tokens whose length was estimated, by reason.",
-            "reason",
-            dict(prompts.estimates),
-            tuple(sorted(ESTIMATED)),
-        )
         yield self._checks()
         yield self._shapes()
         renders = SummaryMetricFamily(
@@ -63,12 +56,17 @@ class PromptCollector(Collector):
     def _made(self) -> Metric:
         family = CounterMetricFamily(
             "kvroute_prompts",
-            "Prompts that came without tokens, by the source of their tokens and their kind.",
-            labels=["source", "kind"],
+            "Prompts that came without tokens, by the source of their tokens and their kind;"
+            " reason: why only their length was estimated (estimate), else empty.",
+            labels=["source", "kind", "reason"],
         )
-        for made_by in MadeBy:
-            for kind in WITH_TOKENS.values():
-                family.add_metric([made_by, kind.name], self._prompts.made[made_by, kind])
+        for kind in WITH_TOKENS.values():
+            for made_by in MadeBy:
+                if made_by is not MadeBy.ESTIMATE:
+                    family.add_metric([made_by, kind.name, ""], self._prompts.made[made_by, kind])
+            for reason in sorted(ESTIMATED):
+                count = self._prompts.estimates[reason, kind]
+                family.add_metric([MadeBy.ESTIMATE, kind.name, reason], count)
         return family
 
     def _checks(self) -> Metric:
