@@ -70,9 +70,8 @@ class Metrics:
         self.calls_refused = Counter(
             "kvroute_calls_refused",
             "gRPC calls and messages refused before a decision: for their size, or for what is open"
-            " already; without a valid key (UNAUTHENTICATED), or with one that lacks the right to"
-            " the method or the worker (PERMISSION_DENIED); for a fault of the router, which the"
-            " log has (INTERNAL).",
+            " already; for their key (UNAUTHENTICATED) or its rights (PERMISSION_DENIED); for a"
+            " fault of the router, which the log has (INTERNAL).",
             ["method", "reason"],
             registry=registry,
         )

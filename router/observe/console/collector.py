@@ -25,9 +25,9 @@ class ConsoleCollector(Collector):
         yield known("console_pages", len(viewers))
         events = CounterMetricFamily(
             "kvroute_console_events",
-            "Events of the console: ends of pages that watched (end: left, dropped for being slow,"
-            " signed out, stopped); requests that were refused (refusal: full, past 64 pages;"
-            " origin, of another Host or Origin); sign-ins by result (sign_in).",
+            "Events of the console: ends of pages that watched (end); requests that were refused"
+            " (refusal: full, past 64 pages; origin, of another Host or Origin); sign-ins by result"
+            " (sign_in).",
             labels=["event", "result"],
         )
         for end in ENDS:

@@ -198,12 +198,11 @@ class RouterCollector(Collector):
         yield counter(
             "kvroute_marked_picks",
             "Picks with a mark, of which one may have several: guarded (moved on, since their"
-            " worker's queue cost more than its cache saved), last_resort (of workers that don't"
-            " answer, or are ejected, for want of any that answers), over_estimate (of workers over"
-            " their estimated slots, or over the share of KV blocks that preemptions left them, for"
-            " want of any with room), observed (of requests that another router serves). Picks of"
-            " pairs by where the prompt is computed: pair_remote, by a prefill worker; pair_local,"
-            " by the decode worker, which lacks little of it; pair_absent, no worker hands over.",
+            " worker's queue cost more than its cache saved), last_resort (of a worker that doesn't"
+            " answer or is ejected), over_estimate (of a worker past a learned bound), observed (of"
+            " a request that another router serves). Pairs by where the prompt is computed:"
+            " pair_remote, by a prefill worker; pair_local, by the decode worker, which lacks"
+            " little of it; pair_absent, no worker hands over.",
             "mark",
             {
                 "guarded": core.guarded,

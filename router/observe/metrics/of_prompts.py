@@ -41,9 +41,8 @@ class PromptCollector(Collector):
         yield renders
         open_prompts = GaugeMetricFamily(
             "kvroute_prompts_open",
-            "Requests whose prompt has its tokens made, by a child process or by an engine (all);"
-            " prompts that child processes render, or that wait for one, canaries included"
-            " (render). Kinds are not for adding up.",
+            "Requests whose prompt has its tokens made (all); prompts at child processes, canaries"
+            " included (render). Kinds are not for adding up.",
             labels=["kind"],
         )
         open_prompts.add_metric(["all"], self._open_prompts())
@@ -74,11 +73,9 @@ class PromptCollector(Collector):
         family = CounterMetricFamily(
             "kvroute_prompt_checks",
             "Checks of prompts' tokens without a good end: the router's own tokens, or their count,"
-            " differed from an engine's (different, by model); the router's own, which no engine"
-            " gave, and of a shape that was not proven (unverified); an engine's answer that was no"
-            " tokens of its prompt, or came too late (unusable); a comparison after the fact that"
-            " was due and not made, since there were too many at once, or the engine gave no tokens"
-            " (left_out).",
+            " differed from an engine's (different, by model); the router's own were used unproven"
+            " (unverified); an engine's answer was no tokens of its prompt, or came too late"
+            " (unusable); a comparison after the fact was due and not made (left_out).",
             labels=["result", "model"],
         )
         for model in sorted({*prompts.models, *prompts.differences}):

@@ -50,11 +50,10 @@ class QueueCollector(Collector):
         )
         ages = GaugeMetricFamily(
             "kvroute_queue_age_seconds",
-            "Longest wait so far of a request that waits, 0 if none does (oldest); wait of a"
-            " request that comes now, from how fast waiting requests got workers lately"
-            " (predicted), absent while requests wait and none of their pool got a worker yet;"
-            " longest wait of a request that names none (timeout: queue.timeout_s). Kinds are not"
-            " for adding up.",
+            "Longest wait so far, 0 if no request waits (oldest); expected wait of a request that"
+            " comes now, absent while requests wait and none of their pool got a worker yet"
+            " (predicted); longest wait of a request that names none (timeout: queue.timeout_s)."
+            " Kinds are not for adding up.",
             labels=["band", "kind"],
         )
         for band, of_band in bands.items():
@@ -145,10 +144,9 @@ class QueueCollector(Collector):
         yield counter(
             "kvroute_queue_of_replicas",
             "Waits that other replicas have a part in: requests that waited, by their clients,"
-            " before in a router that is gone (moved_claimed), and were believed, so that the time"
-            " counted for their turns (moved_believed); bands of other replicas whose claims on"
-            " room ceased to count for a while, since those routers took none of it"
-            " (claim_rested).",
+            " before in a router that is gone (moved_claimed), those of them that were believed"
+            " (moved_believed); bands of other replicas whose claims on unused room ceased to count"
+            " for a while (claim_rested).",
             "event",
             {
                 "moved_claimed": moved["claimed"],
