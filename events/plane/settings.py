@@ -117,9 +117,9 @@ class EngineSettings(Settings, frozen=True):
     events: Annotated[
         Endpoint | None,
         Meta(
-            description="ZMQ endpoint of the engine's event publisher, tcp://HOST:PORT; rank r is"
-            " at port + r; default: the engine publishes no KV events, and routers predict its"
-            " blocks from their own picks"
+            description="ZMQ endpoint of the engine's event publisher, tcp://HOST:PORT; rank r"
+            " is at port + r; default: none, so that routers predict its blocks from their"
+            " own picks"
         ),
     ] = None
     events_bind: Annotated[
@@ -174,10 +174,9 @@ class EngineSettings(Settings, frozen=True):
         Meta(
             ge=0,
             le=65535,
-            description="the engine's number of its first rank, 0 to 65,535: vLLM's"
-            " --data-parallel-start-rank on each node of a hybrid load-balanced group; events,"
-            " replay and metrics of rank r are those of number first_rank + r, and requests name"
-            " ranks from 0 on",
+            description="the engine's number of its first rank: vLLM's"
+            " --data-parallel-start-rank on each node of a hybrid load-balanced group;"
+            " requests name ranks from 0 on",
         ),
     ] = 0
     model: Annotated[

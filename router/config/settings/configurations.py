@@ -91,8 +91,8 @@ class ServeConfig(Settings, frozen=True):
     ready_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="seconds after the start at which the router says that it is ready, even"
-            " while the blocks of some workers are not known for sure"
+            description="seconds after the start at which the router is ready even while the"
+            " blocks of some workers are not known for sure"
         ),
     ] = 30.0
     drain_timeout_s: Annotated[

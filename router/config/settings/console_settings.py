@@ -20,7 +20,7 @@ class ConsoleSettings(Settings, frozen=True):
     hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="host names, without ports, by which browsers reach the console, beside"
-            " those of loopback; none: any name where callers need keys, else loopback's alone"
+            description="host names, without ports, by which browsers reach the console beside"
+            " loopback's; none: any name where callers need keys, else loopback's alone"
         ),
     ] = ()

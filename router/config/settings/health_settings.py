@@ -24,9 +24,8 @@ class CapacitySettings(Settings, frozen=True):
     estimate_slots: Annotated[
         bool,
         Meta(
-            description="estimate how many requests a worker runs at once, where its"
-            " engine and the configuration name no slots, from requests that ran while"
-            " others waited"
+            description="estimate the slots of a worker, where its engine and the configuration"
+            " name none, from requests that ran while others waited"
         ),
     ] = True
     count_preemptions: Annotated[

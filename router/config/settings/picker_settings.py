@@ -33,14 +33,14 @@ class PickerSettings(Settings, frozen=True):
             ge=0,
             le=3,
             description="most further endpoints that the picker names for Envoy to try when the"
-            " picked one fails; some gateways take only one endpoint, so 0 there",
+            " picked one fails; 0 for gateways that take only one endpoint",
         ),
     ] = 0
     pairs: Annotated[
         Literal["never", "llm-d"],
         Meta(
-            description="llm-d: where the fleet has prefill workers, a request gets the address"
-            " of one in the header x-prefiller-host-port, for llm-d's routing sidecar beside the"
+            description="llm-d: where the fleet has prefill workers, the header"
+            " x-prefiller-host-port has the address of one, for llm-d's sidecar beside the"
             " decode worker"
         ),
     ] = "never"

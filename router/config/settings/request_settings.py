@@ -22,8 +22,8 @@ class RequestSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=1024,
-            description="MiB of the largest body of a request, after unpacking; the gateway"
-            " refuses a larger one with 413, and the picker picks its worker by load alone",
+            description="MiB of the largest body of a request, after unpacking; of a larger one"
+            " the gateway answers 413, and the picker picks by load alone",
         ),
     ] = 64
     bodies_mib_max: Annotated[
@@ -31,8 +31,8 @@ class RequestSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=1 << 20,
-            description="MiB that the bodies of all open requests may take together; beyond it,"
-            " the gateway refuses requests, and the picker picks workers by load alone",
+            description="MiB that the bodies of all open requests may take; beyond it the"
+            " gateway refuses requests, and the picker picks by load alone",
         ),
     ] = 1024
     priority: Annotated[
@@ -45,9 +45,8 @@ class RequestSettings(Settings, frozen=True):
     accept_after_stop_s: Annotated[
         Seconds,
         Meta(
-            description="seconds after SIGTERM in which new requests are still served: by the"
-            " gateway each as the last of its connection, by the picker while its health service"
-            " answers NOT_SERVING and gateways change to other pickers"
+            description="seconds after SIGTERM in which new requests are still served, while"
+            " load balancers and gateways change to other replicas"
         ),
     ] = 5.0
     drain_timeout_s: Annotated[

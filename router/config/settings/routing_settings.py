@@ -83,16 +83,15 @@ class AffinitySettings(Settings, frozen=True):
     bonus: Annotated[
         dict[str, Annotated[float, Meta(ge=0)]],
         Meta(
-            description="bonus of each policy: number that is subtracted from the cost of the"
-            " worker that the session's last request went to, in the unit of the policy's cost"
+            description="by policy, the number that is subtracted from the cost of the worker"
+            " of the session's last request, in the unit of the policy's cost"
         ),
     ] = msgspec.field(default_factory=dict)
     hard: Annotated[
         bool,
         Meta(
             description="send all requests of a session to the worker of its last request, as"
-            " long as that worker may take them and has room; otherwise the worker of the least"
-            " cost takes over the session"
+            " long as that worker may take them and has room"
         ),
     ] = False
 
@@ -107,8 +106,8 @@ class RoutingSettings(Settings, frozen=True):
     preset: Annotated[
         PresetName,
         Meta(
-            description="name of a set of routing settings: see `kvroute policies --presets`; a"
-            " key that the file, the environment or a flag sets wins over the preset's value",
+            description="name of a set of routing settings: see `kvroute policies --presets`;"
+            " keys that are set win over the preset's",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = "balanced"
@@ -163,8 +162,8 @@ class RoutingSettings(Settings, frozen=True):
         dict[Annotated[str, Meta(pattern="^[^=]+=")], Annotated[float, Meta(ge=0, le=1)]],
         Meta(
             max_length=8,
-            description="part of the requests, 0 to 1, that goes to workers with a label:"
-            " {revision=v2: 0.05} sends 5 % there; workers with none of these labels get the rest",
+            description="share (0 to 1) of the requests that goes to workers with a label:"
+            " {revision=v2: 0.05} sends 5 % there; other workers get the rest",
         ),
     ] = msgspec.field(default_factory=dict)
     policy_per_request: Annotated[
@@ -199,8 +198,8 @@ class RoutingSettings(Settings, frozen=True):
     memory_window_s: Annotated[
         Seconds,
         Meta(
-            description="seconds for which a request is remembered after its end: a request with"
-            " the same id gets the same answer, and `kvroute explain --request` shows its receipt"
+            description="seconds for which a request is remembered after its end, for repeated"
+            " ids and `kvroute explain --request`"
         ),
     ] = 180.0
     session_ttl_s: Annotated[
