@@ -166,9 +166,7 @@ class EngineSettings(Settings, frozen=True):
             " is polled over HTTP"
         ),
     ] = None
-    ranks: Annotated[
-        int, Meta(ge=1, le=1024, description="data-parallel ranks of the engine, 1 to 1,024")
-    ] = 1
+    ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks of the engine")] = 1
     first_rank: Annotated[
         int,
         Meta(
@@ -189,8 +187,8 @@ class EngineSettings(Settings, frozen=True):
     block_size: Annotated[
         BlockSize | None,
         Meta(
-            description="canonical block size, 1 to 65,536 tokens; default: the model's in the"
-            " router's `models:`, or the engine's own, at least 16"
+            description="tokens of a canonical block; default: the model's in the router's"
+            " `models:`, or the engine's own, at least 16"
         ),
     ] = None
     role: Annotated[

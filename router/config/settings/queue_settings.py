@@ -121,8 +121,8 @@ class SiblingsSettings(Settings, frozen=True):
     enabled: Annotated[
         bool,
         Meta(
-            description="keep requests with the same long prefix waiting until the first one's"
-            " prompt is computed, so that the others reuse its blocks"
+            description="hold requests with the same long prefix until the first one's prompt"
+            " is computed, so that the others reuse its blocks"
         ),
     ] = False
 

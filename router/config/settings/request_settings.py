@@ -13,8 +13,8 @@ class RequestSettings(Settings, frozen=True):
     route_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="seconds that a request waits at most for a router's pick, with its time"
-            " in the router's queue"
+            description="seconds that a request waits at most for a router's pick, the router's"
+            " queue included"
         ),
     ] = 30.0
     body_mib_max: Annotated[

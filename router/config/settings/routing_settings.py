@@ -31,8 +31,8 @@ class HotPrefixSettings(Settings, frozen=True):
         int,
         Meta(
             ge=0,
-            description="a worker with more active requests than this, and more than the workers'"
-            " mean, counts as busy: its hot prefixes are copied",
+            description="a worker with more active requests than this, and than the workers'"
+            " mean, is busy: its hot prefixes are copied",
         ),
     ] = 10
 
@@ -57,8 +57,8 @@ class GuardSettings(Settings, frozen=True):
         float,
         Meta(
             ge=0,
-            description="prompt tokens that each active request of a worker adds to the wait that"
-            " the guard expects at that worker",
+            description="prompt tokens that each active request adds to the wait that the guard"
+            " expects at its worker",
         ),
     ] = 300.0
     margin: Annotated[
@@ -137,8 +137,8 @@ class RoutingSettings(Settings, frozen=True):
         int,
         Meta(
             ge=0,
-            description="most tokens of a prompt that may be uncached on its decode worker for"
-            " the prompt to be computed there, without a prefill worker",
+            description="a prompt is computed on its decode worker if at most this many of its"
+            " tokens are uncached there",
         ),
     ] = 256
     local_prefill_percent: Annotated[
@@ -146,16 +146,16 @@ class RoutingSettings(Settings, frozen=True):
         Meta(
             ge=0,
             le=100,
-            description="highest percentage of a prompt that may be uncached on its decode worker"
-            " for the prompt to be computed there, without a prefill worker",
+            description="a prompt is computed on its decode worker if at most this percentage"
+            " of it is uncached there",
         ),
     ] = 5
     pair_labels: Annotated[
         tuple[str, ...],
         Meta(
             max_length=8,
-            description="names of worker labels whose values are equal in both workers of a pair,"
-            " as the revision of a rollout",
+            description="worker labels whose values are equal in both workers of a pair, as the"
+            " revision of a rollout",
         ),
     ] = ("revision",)
     label_shares: Annotated[
@@ -230,17 +230,16 @@ class RoutingSettings(Settings, frozen=True):
         float,
         Meta(
             ge=0,
-            description="seconds for which the blocks of a picked request's prompt count as"
-            " cached on its worker before the worker's events confirm them; 0: not at all",
+            description="seconds for which the blocks of a picked prompt count as cached on its"
+            " worker before the worker's events confirm them; 0: not at all",
         ),
     ] = 5.0
     approximate_ttl_s: Annotated[
         float,
         Meta(
             ge=0,
-            description="seconds for which the blocks of a picked request's prompt count as"
-            " cached on a worker that publishes no events, or events that leave blocks out; 0:"
-            " not at all",
+            description="seconds for which the blocks of a picked prompt count as cached on a"
+            " worker that publishes no events, or events that leave blocks out; 0: not at all",
         ),
     ] = 120.0
     parameters: Annotated[
