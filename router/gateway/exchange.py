@@ -199,8 +199,10 @@ class Exchange:
 
     @property
     def has_body(self) -> bool:
-        """Whether a router can make tokens of the body."""
-        return bool(self.kind.option) and self.facts.is_readable
+        """Whether a router can make tokens of the body. It can't where a response goes on from
+        another, whose messages its engine alone has."""
+        facts = self.facts
+        return bool(self.kind.option) and facts.is_readable and not facts.previous_response_id
 
     @property
     def may_have_tokens(self) -> bool:

@@ -6,9 +6,19 @@ Gateway, picker, renderers, commands, metrics and pages walk FORMATS, and compar
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Optional
 
 from router.request.error_forms import ANTHROPIC, OPENAI, OPENAI_RESPONSES, ErrorForm
+
+
+class Templated(Enum):
+    """A form of bodies whose prompt the model's chat template writes; each engine's dialect treats
+    it in its own way (dialects/table.py)."""
+
+    CHAT = auto()
+    MESSAGES = auto()
+    RESPONSES = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,10 +37,8 @@ class BodyFormat:
     it, and requests go by load and estimated length."""
     text_of: Optional["BodyFormat"] = None
     """The bytes are a text, the prompt of that format; None: they are a JSON object."""
-    is_templated: bool = False
-    """The model's chat template writes the prompt; else the body has it, as text or as tokens."""
-    becomes_chat: bool = False
-    """A dialect of the engine makes a chat of it, before the template."""
+    templated: Templated | None = None
+    """None: the body has the prompt, as text or as tokens."""
     session_field: str = "prompt_cache_key"
     """The session's name, or metadata whose user_id ends in one."""
     limit_fields: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
@@ -66,7 +74,7 @@ CHAT = BodyFormat(
     about="a chat, routed by its tokens",
     paths=("/v1/chat/completions",),
     option="chat_completion_body",
-    is_templated=True,
+    templated=Templated.CHAT,
     takes_tokens=True,
     usage_is_option=True,
 )
@@ -82,8 +90,7 @@ MESSAGES = BodyFormat(
     about="Anthropic's messages, routed by their tokens",
     paths=("/v1/messages",),
     option="messages_body",
-    is_templated=True,
-    becomes_chat=True,
+    templated=Templated.MESSAGES,
     session_field="metadata",
     takes_priority=False,
     usage_begins=True,
@@ -95,8 +102,10 @@ MESSAGES = BodyFormat(
 TEXT = BodyFormat(name="text", about="a completion's prompt", option="text", text_of=COMPLETION)
 RESPONSES = BodyFormat(
     name="responses",
-    about="OpenAI's responses, by load, or to the worker of `previous_response_id`",
+    about="OpenAI's responses, routed by their tokens, or to the worker of `previous_response_id`",
     paths=("/v1/responses",),
+    option="responses_body",
+    templated=Templated.RESPONSES,
     limit_fields=("max_output_tokens",),
     is_continued=True,
     prefill_fields={"max_output_tokens": 1, "store": False},
@@ -117,7 +126,7 @@ LOAD = BodyFormat(
     finish_field="",
 )  # fmt: skip
 
-FORMATS = (CHAT, COMPLETION, MESSAGES, TEXT, RESPONSES, LOAD)
+FORMATS = (CHAT, COMPLETION, MESSAGES, RESPONSES, TEXT, LOAD)
 PATHS = {path: body for body in FORMATS for path in body.paths}
 """Paths of requests that are forwarded to a worker, all of them POST."""
 WITH_TOKENS = {body.option: body for body in FORMATS if body.option}

@@ -1,8 +1,8 @@
 """The engine's HTTP server: the endpoints that a router and its clients use, in vLLM's form.
 
 GET  /health /v1/models, and what each kind of engine says of itself (vllm_pages, sglang_pages)
-POST /v1/completions /v1/chat/completions /v1/messages /v1/messages/count_tokens
-POST the first two and /v1/messages with /render after them, as vLLM --enable-scale-out has them
+POST /v1/completions /v1/chat/completions /v1/messages /v1/responses, and these with /render after
+     them, as vLLM --enable-scale-out has them; /v1/messages/count_tokens
 POST /tokenize /detokenize /reset_prefix_cache; SGLang has /flush_cache, and no /render
 
 A client that disconnects aborts its request. There are no keys. An engine that serves one half of
@@ -10,10 +10,10 @@ each request answers when the other half is there (rooms.py).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import aiohttp
 import msgspec
@@ -21,7 +21,7 @@ from aiohttp import web
 
 from events.engines.sglang.engine import SGLANG
 from events.engines.vllm.engine import VLLM
-from router.request.bodies import CHAT, COMPLETION, MESSAGES, BodyFormat
+from router.request.bodies import CHAT, COMPLETION, MESSAGES, RESPONSES, BodyFormat
 from simulator.live import sglang_pages, vllm_pages
 from simulator.live.addresses import LOOPBACK, authority
 from simulator.live.completion_wire import (
@@ -34,7 +34,7 @@ from simulator.live.completion_wire import (
     refusal,
     untokenize,
 )
-from simulator.live.engine import Engine, EngineStopped, RequestRefused
+from simulator.live.engine import Completion, Engine, EngineStopped, RequestRefused
 from simulator.live.messages_wire import (
     CountTokensRequest,
     MessagesReply,
@@ -42,19 +42,45 @@ from simulator.live.messages_wire import (
     messages_refusal,
 )
 from simulator.live.publisher import Publisher
+from simulator.live.responses_wire import ResponsesReply, ResponsesRequest
 from simulator.live.rooms import BootstrapServer, HandOverFailed, fetch, serve
 from simulator.live.tool_calls import UnfitChoice
 
 _BODY_BYTES_MAX = 64 << 20
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Generation: TypeAlias = CompletionRequest | ChatRequest | MessagesRequest
-_FORMS: tuple[tuple[BodyFormat, type[Generation]], ...] = (
-    (COMPLETION, CompletionRequest),
-    (CHAT, ChatRequest),
-    (MESSAGES, MessagesRequest),
-)
 Body = TypeVar("Body")
+
+
+class AnyReply(Protocol):
+    """Interface: all parts of one answer."""
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+
+    def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> bytes:
+        """Events with some tokens of a stream."""
+
+    def end(self, completion: Completion) -> bytes:
+        """The events after the last tokens."""
+
+
+class Form(NamedTuple):
+    """A format of bodies as an engine serves it."""
+
+    kind: BodyFormat
+    request: type[Any]
+    """A GenerationRequest with token_ids() and limit()."""
+    reply: Callable[[Any, str, str | None], AnyReply]
+    """Makes an answer of the request, the model's name and the client's request id."""
+
+
+_FORMS = (
+    Form(COMPLETION, CompletionRequest, Reply),
+    Form(CHAT, ChatRequest, Reply),
+    Form(MESSAGES, MessagesRequest, MessagesReply),
+    Form(RESPONSES, ResponsesRequest, ResponsesReply),
+)
 Page = Callable[[Engine, Publisher | None, int | None], Any]
 """A text, or a JSON object, of an engine, its events, and the port of its bootstrap server."""
 
@@ -118,10 +144,10 @@ class HttpApi:
                 web.post(self._own.reset_path, self._reset_prefix_cache),
             ]
         )
-        for kind, form in _FORMS:
-            app.router.add_post(kind.paths[0], partial(self._answer, form))
+        for form in _FORMS:
+            app.router.add_post(form.kind.paths[0], partial(self._answer, form))
             if self._own.renders:
-                app.router.add_post(kind.render_path, partial(self._render, kind, form))
+                app.router.add_post(form.kind.render_path, partial(self._render, form))
         self._runner = await serve(app, host, port)
         self._address = f"http://{authority(host, self._runner.addresses[0][1])}"
 
@@ -194,18 +220,19 @@ class HttpApi:
         self._engine.reset_prefix_cache()
         return web.Response()
 
-    async def _render(
-        self, kind: BodyFormat, form: type[Generation], request: web.Request
-    ) -> web.Response:
-        tokens = {"token_ids": (await _read(request, form)).token_ids()}
-        return web.json_response(tokens if kind.is_templated else [tokens])
+    async def _render(self, form: Form, request: web.Request) -> web.Response:
+        try:
+            tokens = {"token_ids": (await _read(request, form.request)).token_ids()}
+        except RequestRefused as error:
+            raise _error(request, 400, "BadRequestError", str(error)) from error
+        return web.json_response([tokens] if form.kind.templated is None else tokens)
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         body = await _read(request, CountTokensRequest)
         return web.json_response({"input_tokens": len(body.token_ids())})
 
-    async def _answer(self, form: type[Generation], request: web.Request) -> web.StreamResponse:
-        body, config = await _read(request, form), self._engine.config
+    async def _answer(self, form: Form, request: web.Request) -> web.StreamResponse:
+        body, config = await _read(request, form.request), self._engine.config
         model = body.model or config.model
         is_lora = model in config.scheduler.lora_names
         if not is_lora and model != config.model:
@@ -218,12 +245,7 @@ class HttpApi:
                 "lora_name": model if is_lora else "",
                 "session_id": body.session_id or request.headers.get("X-Session-ID"),
             }
-            request_id = request.headers.get("X-Request-Id")
-            reply: Reply | MessagesReply
-            if isinstance(body, MessagesRequest):
-                reply = MessagesReply(body, model, request_id)
-            else:
-                reply = Reply(body, model, request_id)
+            reply = form.reply(body, model, request.headers.get("X-Request-Id"))
             with self._counted():
                 async with self._other_half(body) as is_computed:
                     if is_computed:
@@ -279,7 +301,7 @@ class HttpApi:
         yield True
 
     async def _stream(
-        self, request: web.Request, arguments: dict[str, Any], reply: Reply | MessagesReply
+        self, request: web.Request, arguments: dict[str, Any], reply: AnyReply
     ) -> web.StreamResponse:
         """Server-sent events, a chunk a step; a refusal comes before the headers. An engine that
         stops breaks the connection, as a process that dies does."""
@@ -296,7 +318,7 @@ class HttpApi:
         request: web.Request,
         response: web.StreamResponse,
         arguments: dict[str, Any],
-        reply: Reply | MessagesReply,
+        reply: AnyReply,
     ) -> web.StreamResponse:
         async with aclosing(self._engine.stream(**arguments)) as chunks:
             async for chunk in chunks:

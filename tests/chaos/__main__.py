@@ -33,6 +33,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--hostile-every", type=float, default=0.5, help="seconds between two hostile messages"
     )
+    parser.add_argument("--gateways", action="store_true", help="clients use routers' gateways")
+    parser.add_argument(
+        "--leak", type=float, default=0.0, help="MiB a minute that each router leaks on purpose"
+    )
     parser.add_argument("--scenario", choices=SCENARIOS, help="written faults, not drawn ones")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument("--keep", type=Path, help="folder for logs and records, kept")
@@ -45,9 +49,13 @@ def main(words: Sequence[str]) -> int:
         attempts=not asked.no_attempts,
         tls=asked.tls,
         hostile_every_s=asked.hostile_every,
+        leak_mib_a_minute=asked.leak,
     )
+    if asked.gateways:
+        options = replace(options, gateways=True, first_byte_s=GATEWAY_S)
     faults = None
     flags = ["--no-attempts"] * asked.no_attempts + ["--tls"] * asked.tls
+    flags += ["--gateways"] * asked.gateways + [f"--leak {asked.leak:g}"] * bool(asked.leak)
     if asked.hostile_every != parser.get_default("hostile_every"):
         flags.append(f"--hostile-every {asked.hostile_every:g}")
     more = " ".join(flags)

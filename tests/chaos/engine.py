@@ -24,10 +24,8 @@ from typing_extensions import override
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
-from simulator.live.completion_wire import Reply
 from simulator.live.engine import Engine, EngineConfig
-from simulator.live.http_api import Generation, HttpApi
-from simulator.live.messages_wire import MessagesReply
+from simulator.live.http_api import AnyReply, Form, HttpApi
 from simulator.live.publisher import Publisher
 from tests.stage.channel import lines, say
 
@@ -71,7 +69,7 @@ class FailingApi(HttpApi):
         self._healed = asyncio.Event()
 
     @override
-    async def _answer(self, form: type[Generation], request: web.Request) -> web.StreamResponse:
+    async def _answer(self, form: Form, request: web.Request) -> web.StreamResponse:
         while self.mode == "hang":
             await self._healed.wait()
         if self.mode == "reuse" and request.transport is not None:
@@ -87,7 +85,7 @@ class FailingApi(HttpApi):
 
     @override
     async def _stream(
-        self, request: web.Request, arguments: dict[str, Any], reply: Reply | MessagesReply
+        self, request: web.Request, arguments: dict[str, Any], reply: AnyReply
     ) -> web.StreamResponse:
         """The first chunk as it comes, all others in one write at the end: a write is what an
         answer costs most here, and a client needs to know no more than that it began."""

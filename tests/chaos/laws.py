@@ -7,8 +7,9 @@
 - after the quiet every router's index holds what the engines' caches hold, to the digest, and every
   worker gets requests again;
 - the memory that a router has in use after the quiet is at most 10 % above that after the warm-up;
-- its resident memory, the least of each half minute, grows by less than 1 MiB a minute from the
-  fourth minute on;
+- its resident memory, the least of each half minute, fitted by a line, grows by less than 1 MiB a
+  minute from the fourth minute on, and by less than 0.2 MiB from the eleventh minute on of a run of
+  half an hour and longer, beyond twice the fit's error;
 - with attempts, no request fails before its first byte while a worker that is well and a router
   could take it;
 - what fails after its first byte was sent to a worker that was in trouble;
@@ -16,9 +17,10 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import linear_regression
+from math import sqrt
+from statistics import linear_regression, pvariance
 
 from tests.chaos.late import LINE, late_picks
 from tests.chaos.records import Cause, Observed, RouterSeen, Served, Trouble
@@ -26,9 +28,10 @@ from tests.chaos.records import Cause, Observed, RouterSeen, Served, Trouble
 LATE_S = 0.5
 """From the first failure at a dead worker until no request is sent there."""
 GROWTH_MAX = 0.10
-SLOPE_FROM_S = 180.0
-"""Of a run, until when routers may grow as they learn."""
-SLOPE_MAX = 1 << 20
+LONG_S = 1800.0
+SLOPE_FROM_S = {False: 180.0, True: 600.0}
+"""Until when routers may grow as they learn, by whether the run is a long one of LONG_S."""
+SLOPE_MAX = {False: 1 << 20, True: (1 << 20) / 5}
 """Bytes a minute by which their resident memory may grow from then on."""
 FLOOR_S = 30.0
 """Of each piece of this length the least counts: a burst of long prompts is no growth."""
@@ -306,24 +309,43 @@ def _memory(run: Observed) -> Verdict:
     return _verdict(law, len(run.routers), details, timed=True)
 
 
-def _slope(run: Observed) -> Verdict:
+def slopes(run: Observed) -> dict[str, tuple[float, float]]:
+    """Growth of each router's resident memory and its standard error, bytes a minute: a line
+    through the least of each FLOOR_S."""
+    from_s = SLOPE_FROM_S[_is_long(run)]
     floors: dict[str, dict[int, int]] = defaultdict(dict)
     for one in run.resident:
-        if one.at_s >= SLOPE_FROM_S:
+        if one.at_s >= from_s:
             piece = int(one.at_s // FLOOR_S)
             floors[one.name][piece] = min(one.bytes, floors[one.name].get(piece, one.bytes))
-    slopes = {
-        name: 60.0 / FLOOR_S * linear_regression(list(of), list(of.values())).slope
-        for name, of in floors.items()
-        if len(of) >= FLOORS
-    }
+    return {name: _fitted(of) for name, of in sorted(floors.items()) if len(of) >= FLOORS}
+
+
+def _fitted(floors: Mapping[int, int]) -> tuple[float, float]:
+    line = linear_regression(list(floors), list(floors.values()))
+    rest = [size - line.intercept - line.slope * at for at, size in floors.items()]
+    spread = len(floors) * pvariance(floors)
+    error = sqrt(sum(each * each for each in rest) / (len(floors) - 2) / spread)
+    minute = 60.0 / FLOOR_S
+    return minute * line.slope, minute * error
+
+
+def _slope(run: Observed) -> Verdict:
+    fitted, is_long = slopes(run), _is_long(run)
     details = [
-        f"{name}: {slope / 2**20:.2f} MiB a minute"
-        for name, slope in slopes.items()
-        if slope >= SLOPE_MAX
+        f"{name}: {slope / 2**20:.2f} MiB a minute, with an error of {error / 2**20:.2f}"
+        for name, (slope, error) in fitted.items()
+        if slope - 2 * error >= SLOPE_MAX[is_long]
     ]
-    law = "the least of resident memory grows by less than 1 MiB a minute after three minutes"
-    return _verdict(law, len(slopes), details, timed=True)
+    law = (
+        f"the least of resident memory grows by less than {SLOPE_MAX[is_long] / 2**20:g} MiB a"
+        f" minute after {SLOPE_FROM_S[is_long] / 60:g} minutes"
+    )
+    return _verdict(law, len(fitted), details, timed=True)
+
+
+def _is_long(run: Observed) -> bool:
+    return run.to_s - run.from_s >= LONG_S
 
 
 def _grown(router: RouterSeen, kind: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tests.chaos.late import late_picks
-from tests.chaos.laws import LATE_S, MUTE, Verdict, failures_by_cause
+from tests.chaos.laws import LATE_S, MUTE, Verdict, failures_by_cause, slopes
 from tests.chaos.records import Cause, Observed
 
 
@@ -76,9 +76,11 @@ def _resident_by_minute(run: Observed) -> list[str]:
     minutes: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for one in run.resident:
         minutes[one.name][int(one.at_s // 60)].append(one.bytes)
+    grown = {name: [each / 2**20 for each in of] for name, of in slopes(run).items()}
     return [
         f"{name}, MiB resident in each minute: "
         + ", ".join(f"{median(looks) / 2**20:.0f}" for _, looks in sorted(of.items()))
+        + (f"; {grown[name][0]:.2f} a minute, error {grown[name][1]:.2f}" if name in grown else "")
         for name, of in sorted(minutes.items())
     ]
 

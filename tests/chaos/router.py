@@ -74,7 +74,15 @@ def memory() -> dict[str, object]:
     }
 
 
-async def run(config_file: Path, seen_file: Path) -> int:
+async def leak(mib_a_minute: float) -> None:
+    """Holds more and more memory for nothing: a run's laws must say so."""
+    held = []
+    while True:
+        await asyncio.sleep(1.0)
+        held.append(os.urandom(round(mib_a_minute * 2**20 / 60)))
+
+
+async def run(config_file: Path, seen_file: Path, leak_mib_a_minute: float) -> int:
     from router.app.processes.logs import set_up
     from router.app.processes.router_process import RouterApp
     from router.config.reading import load
@@ -94,7 +102,13 @@ async def run(config_file: Path, seen_file: Path) -> int:
         part.rename(seen_file)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell)
-    return await app.run()
+    if not leak_mib_a_minute:
+        return await app.run()
+    leaking = asyncio.create_task(leak(leak_mib_a_minute))
+    try:
+        return await app.run()
+    finally:
+        leaking.cancel()
 
 
 def seen(app: "RouterApp") -> dict[str, object]:
@@ -132,6 +146,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--seen", type=Path, required=True, help="file that SIGUSR1 writes")
     parser.add_argument("--ahead-s", type=float, default=0.0, help="of the host's clock")
+    parser.add_argument("--leak", type=float, default=0.0, help="MiB a minute, held for nothing")
     asked = parser.parse_args(words)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come before there is an answer to it
     if asked.ahead_s:
@@ -141,7 +156,7 @@ def main(words: list[str]) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     settle()  # as `kvroute serve`
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(asked.config, asked.seen))
+        return runner.run(run(asked.config, asked.seen, asked.leak))
 
 
 if __name__ == "__main__":

@@ -72,6 +72,8 @@ class Options:
     """Clients send to the routers' gateways, and wait for first_byte_s for every byte."""
     hostile_every_s: float | None = 0.5
     """Between two of its messages; None: there is no hostile client."""
+    leak_mib_a_minute: float = 0.0
+    """Of each router, on purpose."""
 
 
 class Child:
@@ -387,6 +389,7 @@ def _add_router(stage: Stage, i: int, ports: list[int], locks: dict[str, Any]) -
     command = [
         *(sys.executable, "-m", "tests.chaos.router", "--config", str(file)),
         *("--seen", str(stage.folder / f"{name}.seen"), "--ahead-s", str(ahead_s)),
+        *("--leak", str(options.leak_mib_a_minute)),
     ]
     stage.routers.append(Child(name, "router", command, stage.folder / f"{name}.log"))
 

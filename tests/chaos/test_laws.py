@@ -1,12 +1,13 @@
 """The checker, under planted violations: each is reported by its law, and by no other."""
 
+import random
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from tests.chaos.late import AVOID_S, late_picks
-from tests.chaos.laws import LATE_S, WELL_S, judge
+from tests.chaos.laws import LATE_S, WELL_S, judge, slopes
 from tests.chaos.records import (
     Attempt,
     Cause,
@@ -72,12 +73,31 @@ def a_good_run() -> Observed:
     )
 
 
-def growing(mib_per_minute: float) -> tuple[Resident, ...]:
-    """A router's memory over ten minutes, which goes up and down besides."""
+def growing(mib_per_minute: float, seconds: int = 600) -> tuple[Resident, ...]:
+    """A router's memory, which goes up and down besides."""
     return tuple(
         Resident("router-0", float(at_s), round((mib_per_minute * at_s / 60 + at_s % 3) * 2**20))
-        for at_s in range(0, 600, 5)
+        for at_s in range(0, seconds, 5)
     )
+
+
+def long(run: Observed, mib_per_minute: float) -> Observed:
+    grown = growing(mib_per_minute, 3600)
+    return msgspec.structs.replace(run, resident=grown, to_s=run.from_s + 3500.0)
+
+
+def test_memory_that_wanders_is_no_growth() -> None:
+    run = long(a_good_run(), 0.1)
+    rng = random.Random(3)
+    wanders = tuple(
+        msgspec.structs.replace(one, bytes=one.bytes + rng.randrange(20 << 20))
+        for one in run.resident
+    )
+    for resident in (run.resident, wanders):
+        verdicts = judge(msgspec.structs.replace(run, resident=resident))
+        assert not [one.law for one in verdicts if "resident" in one.law and not one.holds]
+    ((slope, error),) = slopes(msgspec.structs.replace(run, resident=wanders)).values()
+    assert abs(slope / 2**20 - 0.1) < 3 * error / 2**20
 
 
 def with_served(run: Observed, *more: Served) -> Observed:
@@ -189,6 +209,10 @@ PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
     "memory that goes on growing": (
         lambda run: msgspec.structs.replace(run, resident=growing(1.1)),
         "the least of resident memory grows",
+    ),
+    "memory that goes on growing for an hour": (
+        lambda run: long(run, 0.3),
+        "the least of resident memory grows by less than 0.2 MiB a minute after 10 minutes",
     ),
     "a failure before the first byte": (
         lambda run: with_served(run, served(at(REFUSED, 100.15), failure="refused")),

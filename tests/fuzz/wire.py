@@ -13,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.api.desk.stream_items import read_batch
+from router.request.bodies import WITH_TOKENS
 from router.request.refusal import Refusal
 from router.request.wire.received import (
     BLOCK_HASHES,
@@ -33,8 +34,7 @@ CANCEL = router_pb2.RouteItem.DESCRIPTOR.fields_by_name["cancel"].number
 MOST = 1 << 20
 """A bound that no input reaches."""
 TEXTS = tuple(
-    router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[name].number
-    for name in ("text", "chat_completion_body", "completion_body", "messages_body")
+    router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[name].number for name in WITH_TOKENS
 )
 TEXT_MAX = 1024
 Outcome = tuple[Any, ...]

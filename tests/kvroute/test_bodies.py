@@ -24,7 +24,7 @@ from tests.kvroute.scripted_router import Clock, Server, pick_of
 
 MESSAGES = [{"role": "user", "content": "Wie geht's, 世界?"}]
 BODY = {"model": "m", "messages": MESSAGES}
-FIELDS = ("chat_completion_body", "completion_body", "messages_body")
+FIELDS = ("chat_completion_body", "completion_body", "messages_body", "responses_body")
 
 
 def make_client(server: Server) -> KvRouteClient:
@@ -111,6 +111,7 @@ def test_a_body_has_no_second_prompt_beside_it() -> None:
         ("chat", "chat_completion_body", "/v1/chat/completions"),
         ("completion", "completion_body", "/v1/completions"),
         ("messages", "messages_body", "/v1/messages"),
+        ("responses", "responses_body", "/v1/responses"),
     ],
 )
 async def test_a_request_with_a_body_has_what_is_to_be_sent(

@@ -127,7 +127,7 @@ async def test_a_count_of_the_engine_that_differs_bars_the_shape(
         assert pick.prompt.source == "engine"
 
 
-async def test_completions_messages_and_texts_have_tokens_like_chats(
+async def test_completions_messages_responses_and_texts_have_tokens_like_chats(
     folder: RendererSettings,
 ) -> None:
     renderer = Renderer(folder)
@@ -135,9 +135,11 @@ async def test_completions_messages_and_texts_have_tokens_like_chats(
         words = "hello again " * 20
         completion = {"model": "m", "prompt": words}
         messages = BODY | {"max_tokens": 8}
+        response = {"model": "m", "input": words}
         for request, kind, content in (
             (client.completion(completion), bodies.COMPLETION, json.dumps(completion)),
             (client.messages(messages), bodies.MESSAGES, json.dumps(messages)),
+            (client.responses(response), bodies.RESPONSES, json.dumps(response)),
             (client.text(words, model="m"), bodies.TEXT, words),
         ):
             async with request:

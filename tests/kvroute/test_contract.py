@@ -8,6 +8,7 @@ import pytest
 
 import kvroute.v1
 from kvroute.client import InvalidRequest, RouteOptions, route_request
+from kvroute.client.messages.bodies import PATHS
 from kvroute.v1 import RouteRequest, fleet_pb2, prompts_pb2, router_pb2
 
 FLAT_AND_HEAVY = ("indexer", "events", "router", "simulator", "numpy", "msgspec", "xxhash", "nats")
@@ -43,7 +44,7 @@ def test_every_field_of_a_route_request_can_be_asked_for() -> None:
     assert fields <= set(RouteOptions.__annotations__)
 
 
-@pytest.mark.parametrize("name", ["chat_completion_body", "completion_body", "messages_body"])
+@pytest.mark.parametrize("name", PATHS)
 def test_a_body_is_sent_as_it_is(name: Any) -> None:
     body = b'{"any": \xff}'
     options: RouteOptions = {name: body, "require_tokens": True}

@@ -29,10 +29,10 @@ import aiohttp
 import openai
 
 from kvroute.v1 import PromptSource
+from tests.real_engines.chat_bodies import ALL, all_bodies, conversations
 from tests.real_engines.chat_faults import all_faults
 from tests.real_engines.chat_first_token import first_tokens
 from tests.real_engines.chat_fleet import Answer, Chats, a_fleet, question
-from tests.real_engines.chat_messages import all_messages
 from tests.real_engines.chat_model import make_room
 from tests.real_engines.stage import StageBroken
 from tests.stage.prompts.bodies import CHATS, Body, random_chat
@@ -270,8 +270,12 @@ async def run(kind: str, count: int, seed: int) -> dict[str, object]:
         async with a_fleet(kind, room, BUILD / "logs", dict.fromkeys(names, ())) as chats:
             shown["chats"] = (await all_shapes(chats, count, seed)).shown()
             log.info("%s: %s", kind, json.dumps(shown["chats"]))
-            shown["messages"] = await all_messages(chats, seed)
-            log.info("%s: %s", kind, json.dumps(shown["messages"]))
+            for given in ALL:
+                name = given.kind.name
+                shown[name] = await all_bodies(chats, given, seed)
+                log.info("%s: %s %s", kind, name, json.dumps(shown[name]))
+            shown["conversations"] = await conversations(chats, seed)
+            log.info("%s: %s", kind, json.dumps(shown["conversations"]))
             shown["first_token_ms"] = await first_tokens(chats)
             log.info("%s: %s", kind, json.dumps(shown["first_token_ms"]))
             shown["faults"] = await all_faults(chats)

@@ -31,6 +31,7 @@ from tests.real_engines.engines import Engine
 from tests.real_engines.prompt_tokens import Tokens, engine_tokens
 from tests.stage.prompts.bodies import random_chat
 from tests.stage.prompts.captures import TEMPLATES, cases, digest_of
+from tests.stage.prompts.responses import random_response
 
 GOLDEN = Path(__file__).resolve().parents[1] / "router" / "request" / "golden"
 START_S = 300.0
@@ -73,6 +74,8 @@ async def _recorded(
         rng = random.Random(template)
         for number in range(randoms):
             await run.capture(bodies.CHAT, f"random {number}", random_chat(rng))
+            if bodies.Templated.RESPONSES in DIALECTS[engine].templates:
+                await run.capture(bodies.RESPONSES, f"random {number}", random_response(rng))
         golden = {"engine": f"{engine} {await started.version()}", "cases": captured}
         path = GOLDEN / f"{engine}-{template}.json"
         path.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n")

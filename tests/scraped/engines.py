@@ -16,11 +16,10 @@ import zmq.asyncio
 from aiohttp import web
 from typing_extensions import override
 
-from router.request.bodies import BodyFormat
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
-from simulator.live.http_api import Generation, HttpApi
+from simulator.live.http_api import Form, HttpApi
 from simulator.live.publisher import Publisher
 from simulator.live.stand_ins import StandIn
 
@@ -38,7 +37,7 @@ class FailingApi(HttpApi):
         self._fails = fails
 
     @override
-    async def _answer(self, form: type[Generation], request: web.Request) -> web.StreamResponse:
+    async def _answer(self, form: Form, request: web.Request) -> web.StreamResponse:
         match self._fails.read_text():
             case "errors":
                 return web.Response(status=500, text="CUDA error: an illegal memory access")
@@ -52,10 +51,8 @@ class FailingApi(HttpApi):
         return await super()._answer(form, request)
 
     @override
-    async def _render(
-        self, kind: BodyFormat, form: type[Generation], request: web.Request
-    ) -> web.Response:
-        return self._tokens(await super()._render(kind, form, request))
+    async def _render(self, form: Form, request: web.Request) -> web.Response:
+        return self._tokens(await super()._render(form, request))
 
     @override
     async def _tokenize(self, request: web.Request) -> web.Response:

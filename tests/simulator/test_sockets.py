@@ -142,6 +142,11 @@ async def test_a_router_gets_the_tokens_of_each_kind_of_body(engine: StandIn) ->
             {"messages": messages, "system": "so", "max_tokens": 4},
             b"<|system|>\nso\n<|user|>\nhi\n<|assistant|>\n",
         ),
+        (
+            bodies.RESPONSES,
+            {"input": "hi", "instructions": "so"},
+            b"<|system|>\nso\n<|user|>\nhi\n<|assistant|>\n",
+        ),
     ]
     engines = Engines()
     try:

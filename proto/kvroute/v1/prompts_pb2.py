@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvroute.v1 import router_pb2 as kvroute_dot_v1_dot_router__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvroute/v1/prompts.proto\x12\nkvroute.v1\x1a\x17kvroute/v1/router.proto\"\xb6\x01\n\rRenderRequest\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x15 \x01(\tH\x00\x12\x1e\n\x14\x63hat_completion_body\x18\x16 \x01(\x0cH\x00\x12\x19\n\x0f\x63ompletion_body\x18\x17 \x01(\x0cH\x00\x12\x17\n\rmessages_body\x18\x18 \x01(\x0cH\x00\x12(\n\x06source\x18\x1b \x01(\x0e\x32\x18.kvroute.v1.PromptSourceB\x08\n\x06prompt\"p\n\x0eRenderResponse\x12(\n\x06prompt\x18\x01 \x01(\x0b\x32\x18.kvroute.v1.PromptTokens\x12\x34\n\x10multimodal_items\x18\x02 \x03(\x0b\x32\x1a.kvroute.v1.MultimodalItem\"&\n\x15ListTokenizersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"C\n\x16ListTokenizersResponse\x12)\n\ntokenizers\x18\x01 \x03(\x0b\x32\x15.kvroute.v1.Tokenizer\"q\n\tTokenizer\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\t\x12&\n\x06shapes\x18\x05 \x03(\x0b\x32\x16.kvroute.v1.ShapeTrust\"\xc1\x01\n\nShapeTrust\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x10\n\x08\x63ompared\x18\x05 \x01(\r\x12\x1d\n\x10\x66irst_difference\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x11\n\town_token\x18\x07 \x01(\r\x12\x14\n\x0c\x65ngine_token\x18\x08 \x01(\rB\x13\n\x11_first_difference2\xa3\x01\n\x07Prompts\x12?\n\x06Render\x12\x19.kvroute.v1.RenderRequest\x1a\x1a.kvroute.v1.RenderResponse\x12W\n\x0eListTokenizers\x12!.kvroute.v1.ListTokenizersRequest\x1a\".kvroute.v1.ListTokenizersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvroute/v1/prompts.proto\x12\nkvroute.v1\x1a\x17kvroute/v1/router.proto\"\xd0\x01\n\rRenderRequest\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x15 \x01(\tH\x00\x12\x1e\n\x14\x63hat_completion_body\x18\x16 \x01(\x0cH\x00\x12\x19\n\x0f\x63ompletion_body\x18\x17 \x01(\x0cH\x00\x12\x17\n\rmessages_body\x18\x18 \x01(\x0cH\x00\x12\x18\n\x0eresponses_body\x18# \x01(\x0cH\x00\x12(\n\x06source\x18\x1b \x01(\x0e\x32\x18.kvroute.v1.PromptSourceB\x08\n\x06prompt\"p\n\x0eRenderResponse\x12(\n\x06prompt\x18\x01 \x01(\x0b\x32\x18.kvroute.v1.PromptTokens\x12\x34\n\x10multimodal_items\x18\x02 \x03(\x0b\x32\x1a.kvroute.v1.MultimodalItem\"&\n\x15ListTokenizersRequest\x12\r\n\x05model\x18\x01 \x01(\t\"C\n\x16ListTokenizersResponse\x12)\n\ntokenizers\x18\x01 \x03(\x0b\x32\x15.kvroute.v1.Tokenizer\"q\n\tTokenizer\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\t\x12&\n\x06shapes\x18\x05 \x03(\x0b\x32\x16.kvroute.v1.ShapeTrust\"\xc1\x01\n\nShapeTrust\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x10\n\x08\x63ompared\x18\x05 \x01(\r\x12\x1d\n\x10\x66irst_difference\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x11\n\town_token\x18\x07 \x01(\r\x12\x14\n\x0c\x65ngine_token\x18\x08 \x01(\rB\x13\n\x11_first_difference2\xa3\x01\n\x07Prompts\x12?\n\x06Render\x12\x19.kvroute.v1.RenderRequest\x1a\x1a.kvroute.v1.RenderResponse\x12W\n\x0eListTokenizers\x12!.kvroute.v1.ListTokenizersRequest\x1a\".kvroute.v1.ListTokenizersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvroute.v1.prompts_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RENDERREQUEST']._serialized_start=66
-  _globals['_RENDERREQUEST']._serialized_end=248
-  _globals['_RENDERRESPONSE']._serialized_start=250
-  _globals['_RENDERRESPONSE']._serialized_end=362
-  _globals['_LISTTOKENIZERSREQUEST']._serialized_start=364
-  _globals['_LISTTOKENIZERSREQUEST']._serialized_end=402
-  _globals['_LISTTOKENIZERSRESPONSE']._serialized_start=404
-  _globals['_LISTTOKENIZERSRESPONSE']._serialized_end=471
-  _globals['_TOKENIZER']._serialized_start=473
-  _globals['_TOKENIZER']._serialized_end=586
-  _globals['_SHAPETRUST']._serialized_start=589
-  _globals['_SHAPETRUST']._serialized_end=782
-  _globals['_PROMPTS']._serialized_start=785
-  _globals['_PROMPTS']._serialized_end=948
+  _globals['_RENDERREQUEST']._serialized_end=274
+  _globals['_RENDERRESPONSE']._serialized_start=276
+  _globals['_RENDERRESPONSE']._serialized_end=388
+  _globals['_LISTTOKENIZERSREQUEST']._serialized_start=390
+  _globals['_LISTTOKENIZERSREQUEST']._serialized_end=428
+  _globals['_LISTTOKENIZERSRESPONSE']._serialized_start=430
+  _globals['_LISTTOKENIZERSRESPONSE']._serialized_end=497
+  _globals['_TOKENIZER']._serialized_start=499
+  _globals['_TOKENIZER']._serialized_end=612
+  _globals['_SHAPETRUST']._serialized_start=615
+  _globals['_SHAPETRUST']._serialized_end=808
+  _globals['_PROMPTS']._serialized_start=811
+  _globals['_PROMPTS']._serialized_end=974
 # @@protoc_insertion_point(module_scope)

@@ -30,6 +30,7 @@ class RenderRequest(google.protobuf.message.Message):
     CHAT_COMPLETION_BODY_FIELD_NUMBER: builtins.int
     COMPLETION_BODY_FIELD_NUMBER: builtins.int
     MESSAGES_BODY_FIELD_NUMBER: builtins.int
+    RESPONSES_BODY_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """empty when the fleet serves one model"""
@@ -37,6 +38,7 @@ class RenderRequest(google.protobuf.message.Message):
     chat_completion_body: builtins.bytes
     completion_body: builtins.bytes
     messages_body: builtins.bytes
+    responses_body: builtins.bytes
     source: kvroute.v1.router_pb2.PromptSource.ValueType
     """LOCAL or ENGINE: only from there, without a comparison; else as Route with require_tokens"""
     def __init__(
@@ -47,11 +49,12 @@ class RenderRequest(google.protobuf.message.Message):
         chat_completion_body: builtins.bytes = ...,
         completion_body: builtins.bytes = ...,
         messages_body: builtins.bytes = ...,
+        responses_body: builtins.bytes = ...,
         source: kvroute.v1.router_pb2.PromptSource.ValueType = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "messages_body", b"messages_body", "prompt", b"prompt", "text", b"text"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "messages_body", b"messages_body", "model", b"model", "prompt", b"prompt", "source", b"source", "text", b"text"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["text", "chat_completion_body", "completion_body", "messages_body"] | None: ...
+    def HasField(self, field_name: typing.Literal["chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "messages_body", b"messages_body", "prompt", b"prompt", "responses_body", b"responses_body", "text", b"text"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "messages_body", b"messages_body", "model", b"model", "prompt", b"prompt", "responses_body", b"responses_body", "source", b"source", "text", b"text"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["text", "chat_completion_body", "completion_body", "messages_body", "responses_body"] | None: ...
 
 Global___RenderRequest: typing_extensions.TypeAlias = RenderRequest
 

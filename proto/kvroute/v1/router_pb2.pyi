@@ -286,6 +286,7 @@ class RouteRequest(google.protobuf.message.Message):
     CHAT_COMPLETION_BODY_FIELD_NUMBER: builtins.int
     COMPLETION_BODY_FIELD_NUMBER: builtins.int
     MESSAGES_BODY_FIELD_NUMBER: builtins.int
+    RESPONSES_BODY_FIELD_NUMBER: builtins.int
     ESTIMATED_TOKENS_FIELD_NUMBER: builtins.int
     LORA_NAME_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
@@ -324,6 +325,8 @@ class RouteRequest(google.protobuf.message.Message):
     """JSON of POST /v1/completions"""
     messages_body: builtins.bytes
     """JSON of POST /v1/messages"""
+    responses_body: builtins.bytes
+    """JSON of POST /v1/responses"""
     estimated_tokens: builtins.int
     """Length of a prompt of which nothing else is known, 1 to routing.prompt_tokens_max tokens: the request is routed by load;
     cache_salt and multimodal_items have no effect. Blocks of its first 8,192 tokens at most count as load.
@@ -392,6 +395,7 @@ class RouteRequest(google.protobuf.message.Message):
         chat_completion_body: builtins.bytes = ...,
         completion_body: builtins.bytes = ...,
         messages_body: builtins.bytes = ...,
+        responses_body: builtins.bytes = ...,
         estimated_tokens: builtins.int = ...,
         lora_name: builtins.str = ...,
         cache_salt: builtins.str = ...,
@@ -417,8 +421,8 @@ class RouteRequest(google.protobuf.message.Message):
         excluded_labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         observed: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_labels", b"excluded_labels", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "observed", b"observed", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "responses_body", b"responses_body", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_labels", b"excluded_labels", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "observed", b"observed", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "responses_body", b"responses_body", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_charged_tokens", b"_charged_tokens"]) -> typing.Literal["charged_tokens"] | None: ...
     @typing.overload
@@ -432,7 +436,7 @@ class RouteRequest(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_waited_ms", b"_waited_ms"]) -> typing.Literal["waited_ms"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["token_ids", "token_bytes", "block_hashes", "text", "chat_completion_body", "completion_body", "messages_body", "estimated_tokens"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["token_ids", "token_bytes", "block_hashes", "text", "chat_completion_body", "completion_body", "messages_body", "responses_body", "estimated_tokens"] | None: ...
 
 Global___RouteRequest: typing_extensions.TypeAlias = RouteRequest
 

@@ -25,6 +25,9 @@ class ChatTemplate(Protocol):
     refuses_later_systems: bool
     """Whether a system message may only be the first."""
 
+    shows_later_systems: bool
+    """Whether a system message between others is shown, by SGLang's trial."""
+
     def render(self, names: Mapping[str, Any]) -> str:
         """The text that the model will read."""
         ...

@@ -6,12 +6,18 @@ and compared with the chats that its converter makes; it has no endpoint that re
 
 from typing import Any
 
+from router.request.dialects import sglang
 from router.request.dialects.anthropic import Fields, blocks, tool_call
-from router.request.dialects.dialect import ModelFacts
+from router.request.dialects.dialect import ModelFacts, TemplateInput
 from router.request.dialects.messages import checked_messages, refused, text_or_none
 from router.request.prompt_error import unsupported
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
+    """The template's input for the body of messages. Raises PromptError."""
+    return sglang.to_template(to_chat(fields, facts), facts)
 
 
 def to_chat(fields: Fields, facts: ModelFacts) -> Fields:

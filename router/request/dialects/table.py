@@ -3,47 +3,58 @@
 A new one is its files in this folder and an entry here; events/engines/table.py has the rest of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from router.request.bodies import Templated
 from router.request.dialects import (
     sglang,
     sglang_messages,
+    sglang_responses,
     sglang_tokenize,
     vllm,
     vllm_messages,
+    vllm_responses,
     vllm_tokenize,
 )
 from router.request.dialects.dialect import ModelFacts, TemplateInput
+from router.request.dialects.tokenize import tokenize_completion
+
+ToTemplate = Callable[[dict[str, Any], ModelFacts], TemplateInput]
+"""A body -> what the model's chat template gets. Raises PromptError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """An engine's treatment of a body."""
 
-    to_template: Callable[[dict[str, Any], ModelFacts], TemplateInput]
-    """A chat's body -> what its chat template gets."""
-    to_chat: Callable[[dict[str, Any], ModelFacts], dict[str, Any]]
-    """The body of Anthropic's messages -> that of a chat."""
-    tokenize_chat: Callable[[bytes], bytes]
-    """A chat's body -> that of /tokenize, which gives the same tokens; raises Unsupported,
-    msgspec.DecodeError."""
+    templates: Mapping[Templated, ToTemplate]
+    """A body of a form that is not here has tokens of the engine's only."""
+    tokenizes: Mapping[Templated | None, Callable[[bytes], bytes]]
+    """A body -> that of /tokenize, which gives the same tokens; raises Unsupported,
+    msgspec.DecodeError. /tokenize takes no other forms."""
     has_render: bool
     """Whether it has render endpoints, which give the tokens of any body."""
 
 
 DIALECTS = {
     "vllm": Dialect(
-        to_template=vllm.to_template,
-        to_chat=vllm_messages.to_chat,
-        tokenize_chat=vllm_tokenize.tokenize_chat,
+        templates={
+            Templated.CHAT: vllm.to_template,
+            Templated.MESSAGES: vllm_messages.to_template,
+            Templated.RESPONSES: vllm_responses.to_template,
+        },
+        tokenizes={None: tokenize_completion, Templated.CHAT: vllm_tokenize.tokenize_chat},
         has_render=True,
     ),
     "sglang": Dialect(
-        to_template=sglang.to_template,
-        to_chat=sglang_messages.to_chat,
-        tokenize_chat=sglang_tokenize.tokenize_chat,
+        templates={
+            Templated.CHAT: sglang.to_template,
+            Templated.MESSAGES: sglang_messages.to_template,
+            Templated.RESPONSES: sglang_responses.to_template,
+        },
+        tokenizes={None: tokenize_completion, Templated.CHAT: sglang_tokenize.tokenize_chat},
         has_render=False,
     ),
 }

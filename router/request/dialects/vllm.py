@@ -52,8 +52,14 @@ _UNSET = (None, "auto")
 """Values of a keyword argument that leave the default."""
 
 
-def to_template(fields: dict[str, Any], facts: ModelFacts) -> TemplateInput:
-    """The template's input for a chat's body. Raises PromptError."""
+def to_template(
+    fields: dict[str, Any],
+    facts: ModelFacts,
+    *,
+    call_fields: tuple[str, ...] = ("arguments", "name"),
+) -> TemplateInput:
+    """The template's input for a chat's body. call_fields: the first fields of a call's function,
+    in the order in which a template may print them. Raises PromptError."""
     for name in _REFUSED:
         if fields.get(name) is not None:
             raise unsupported(f"{name} changes the prompt in the engine")
@@ -62,7 +68,7 @@ def to_template(fields: dict[str, Any], facts: ModelFacts) -> TemplateInput:
     as_parts = facts.content_format == "openai" or (
         facts.content_format == "auto" and template.loops_over_content
     )
-    messages = [_message(message, as_parts) for message in checked_messages(fields)]
+    messages = [_message(message, as_parts, call_fields) for message in checked_messages(fields)]
     if any(message["role"] == "developer" for message in messages) and not (
         '"developer"' in template.text or "'developer'" in template.text
     ):
@@ -149,12 +155,13 @@ def _names(fields: dict[str, Any], facts: ModelFacts) -> dict[str, Any]:
     return {**facts.chat_template_kwargs, **kwargs}
 
 
-def _message(message: Message, as_parts: bool) -> Message:
+def _message(message: Message, as_parts: bool, call_fields: tuple[str, ...]) -> Message:
     role = message["role"]
     result: Message = {"role": role, "content": _content(message, as_parts)}
     if role == "assistant":
         if message.get("tool_calls"):
-            result["tool_calls"] = [_call(call) for call in _listed(message["tool_calls"])]
+            calls = _listed(message["tool_calls"])
+            result["tool_calls"] = [_call(call, call_fields) for call in calls]
         reasoning = message.get("reasoning")
         if reasoning is None:
             reasoning = message.get("reasoning_content")
@@ -236,7 +243,7 @@ def _tool_content(content: Any) -> Any:
     return "\n".join(part["text"] for part in content)
 
 
-def _call(call: Any) -> dict[str, Any]:
+def _call(call: Any, fields: tuple[str, ...]) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if (
         not isinstance(function, dict)
@@ -246,7 +253,7 @@ def _call(call: Any) -> dict[str, Any]:
         or not isinstance(function.get("arguments"), str)
     ):
         raise refused("a tool call without id, type or a function with name and arguments")
-    inner = in_order(function, ("arguments", "name"))
+    inner = in_order(function, fields)
     inner["arguments"] = _arguments(function["arguments"])
     result = in_order(call, ("id", "function", "type"))
     result["function"] = inner

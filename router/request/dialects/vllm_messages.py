@@ -6,14 +6,20 @@ Written from what vLLM 0.32 does (vllm/entrypoints/anthropic/serving.py and prot
 
 from typing import Any
 
+from router.request.dialects import vllm
 from router.request.dialects.anthropic import Fields, blocks, tool_call
-from router.request.dialects.dialect import ModelFacts
+from router.request.dialects.dialect import ModelFacts, TemplateInput
 from router.request.dialects.messages import checked_messages, refused, text_or_none
 from router.request.prompt_error import unsupported
 
 _BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a block of Claude Code's that differs in every request; vLLM drops the block."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
+    """The template's input for the body of messages. Raises PromptError."""
+    return vllm.to_template(to_chat(fields, facts), facts)
 
 
 def to_chat(fields: Fields, facts: ModelFacts) -> Fields:

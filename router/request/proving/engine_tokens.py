@@ -32,7 +32,7 @@ from events.engines.endpoints import masked
 from events.engines.sessions import http_session
 from router.request.bodies import PATHS, BodyFormat
 from router.request.dialects.table import DIALECTS
-from router.request.dialects.tokenize import Unsupported, tokenize_completion
+from router.request.dialects.tokenize import Unsupported
 
 QUESTIONS_MAX = 16
 """Open at one engine."""
@@ -316,9 +316,9 @@ async def _aside(size: int, read: Callable[[], Read]) -> Read:
 
 def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
     """The body of /tokenize; raises EngineRefused, EngineUnsupported."""
-    if kind.becomes_chat:
+    tokenize = DIALECTS[engine].tokenizes.get(kind.templated)
+    if tokenize is None:
         raise EngineUnsupported(f"{engine} has no endpoint that gives the tokens of {kind.name}")
-    tokenize = DIALECTS[engine].tokenize_chat if kind.is_templated else tokenize_completion
     try:
         return tokenize(content)
     except msgspec.DecodeError as error:

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from router.request.bodies import BodyFormat
+from router.request.bodies import BodyFormat, Templated
 from router.request.dialects.dialect import ChatTemplate, ModelFacts, TemplateInput
 from router.request.dialects.table import DIALECTS
-from router.request.prompt_error import PromptError
+from router.request.prompt_error import PromptError, unsupported
 from router.request.prompt_settings import RendererSettings
 from router.request.refusal import Reason
 from router.request.rendering.body import Body, read_body
@@ -81,10 +81,11 @@ class Renderer:
         return self._encoder.text_of(array("I", data).tolist())
 
     def _rendered(self, body: Body, shape: str, engine: str) -> Rendered:
-        if body.kind.is_templated:
-            prompts = [self._chat(body, engine)]
-        else:
+        form = body.kind.templated
+        if form is None:
             prompts = self._completion(body.fields)
+        else:
+            prompts = [self._templated(body, form, engine)]
         usage_tokens = sum(map(len, prompts)) // TOKEN_BYTES
         if usage_tokens > self._settings.tokens_max:
             raise PromptError(
@@ -106,11 +107,11 @@ class Renderer:
             for prompt, specials in completion_prompts(fields)
         ]
 
-    def _chat(self, body: Body, engine: str) -> bytes:
-        fields = body.fields
-        if body.kind.becomes_chat:
-            fields = DIALECTS[engine].to_chat(fields, self._facts)
-        given = DIALECTS[engine].to_template(fields, self._facts)
+    def _templated(self, body: Body, form: Templated, engine: str) -> bytes:
+        to_template = DIALECTS[engine].templates.get(form)
+        if to_template is None:
+            raise unsupported(f"the tokens of {body.kind.name} are known to {engine} only")
+        given = to_template(body.fields, self._facts)
         ids = self._encoder.encode(self._text(given), specials=given.specials)
         if given.suffix:
             more = self._encoder.encode(given.suffix, specials=True)

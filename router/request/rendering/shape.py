@@ -14,9 +14,22 @@ NAME_CHARACTERS_MAX = 24
 """Characters of a keyword argument's name; a body with a longer one is `kwargs(many)`, too."""
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-_TOOL = frozenset({"type", "function", "name", "description", "input_schema", "cache_control"})
+_TOOL = frozenset(
+    {
+        *("type", "function", "name", "description", "input_schema", "cache_control"),
+        *("parameters", "strict"),
+    }
+)
 _FUNCTION = frozenset({"name", "description", "parameters", "strict"})
 _ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
+_ITEMS = {
+    "function_call": "tool_calls",
+    "custom_tool_call": "custom_calls",
+    "function_call_output": "tool",
+    "custom_tool_call_output": "tool",
+    "reasoning": "reasoning",
+}
+"""Items of a response's input that are no messages, and their features."""
 _OPTIONS = (
     "add_special_tokens",
     "chat_template",
@@ -28,6 +41,7 @@ _OPTIONS = (
     "response_format",
     "structured_outputs",
     "suffix",
+    "previous_response_id",
     "thinking",
     "truncate_prompt_tokens",
 )
@@ -43,7 +57,7 @@ def shape_of(body: Body) -> str:
 def _features(body: Body) -> Iterator[str]:
     fields = body.fields
     yield from (name for name in _OPTIONS if fields.get(name) not in (None, False))
-    if not body.kind.is_templated:
+    if body.kind.templated is None:
         yield from _prompt(fields.get("prompt"))
         return
     if fields.get("tools"):
@@ -62,7 +76,15 @@ def _features(body: Body) -> Iterator[str]:
     if fields.get("system"):
         yield "system"
         yield from _content(fields["system"])
+    if fields.get("instructions"):
+        yield "system"
+    reasoning = fields.get("reasoning")
+    if isinstance(reasoning, dict) and (effort := reasoning.get("effort")) is not None:
+        yield "effort_none" if effort == "none" else "effort"
     messages = fields.get("messages")
+    if isinstance(items := fields.get("input"), list):
+        yield from _other_items(items)
+        messages = [item for item in items if isinstance(item, dict) and "role" in item]
     if isinstance(messages, list) and messages:
         yield from _messages(messages)
 
@@ -84,6 +106,7 @@ def _are_plain(tools: Any) -> bool:
     return isinstance(tools, list) and all(
         isinstance(tool, dict)
         and tool.keys() <= _TOOL
+        and ("input_schema" in tool or tool.get("type") in (None, "function"))
         and (not isinstance(tool.get("function"), dict) or tool["function"].keys() <= _FUNCTION)
         for tool in tools
     )
@@ -126,6 +149,17 @@ def _messages(messages: list[Any]) -> Iterator[str]:
     last = messages[-1]
     if isinstance(last, dict) and last.get("role") == "assistant":
         yield "assistant_last"
+
+
+def _other_items(items: list[Any]) -> Iterator[str]:
+    """Features of a response's items that are no messages."""
+    for item in items:
+        if isinstance(item, dict) and "role" not in item:
+            kind = item.get("type")
+            yield _ITEMS.get(kind, "other_item") if isinstance(kind, str) else "other_item"
+            yield from _content(item.get("output"))
+    if items and isinstance(items[-1], dict) and items[-1].get("status") not in (None, "completed"):
+        yield "continue"
 
 
 def _message(message: dict[Any, Any]) -> Iterator[str]:

@@ -31,6 +31,7 @@ MESSAGE_CHARACTERS_MAX = 500
 
 
 _LATER_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+_SHOWN = "a system message between others"
 
 
 class _Generation(Extension):
@@ -91,7 +92,11 @@ class Template:
             raise _refused(error) from error
         self.names = frozenset(meta.find_undeclared_variables(tree))
         """Names that the template takes from its caller."""
-        self.refuses_later_systems = self._refuses(_LATER_SYSTEM)
+        self.refuses_later_systems = self._tried(_LATER_SYSTEM) is None
+        later = [*_LATER_SYSTEM[:2], {"role": "system", "content": _SHOWN}, _LATER_SYSTEM[3]]
+        # SGLang tries it without the clock and without `{% generation %}`.
+        shown = self._tried(later, strftime_now=environment.undefined(name="strftime_now"))
+        self.shows_later_systems = _SHOWN in (shown or "") and "endgeneration" not in text
         self.loops_over_content = loops_over_content(tree)
         self.loops_over_named_content = loops_over_named_content(tree)
 
@@ -102,12 +107,12 @@ class Template:
         except Exception as error:  # a template may raise anything: types, recursion, sandbox
             raise _refused(error) from error
 
-    def _refuses(self, messages: list[dict[str, str]]) -> bool:
+    def _tried(self, messages: list[dict[str, str]], **names: Any) -> str | None:
+        """The text of these messages; None: the template fails."""
         try:
-            self.render({"messages": messages, "add_generation_prompt": False})
+            return self.render({"messages": messages, "add_generation_prompt": False, **names})
         except PromptError:
-            return True
-        return False
+            return None
 
     def render_continued(self, names: Mapping[str, Any]) -> str:
         """The text up to the end of the last message's, as transformers' continue_final_message

@@ -19,6 +19,7 @@ from router.request.refusal import Reason
 from router.request.rendering.renderer import Renderer
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, chat
 from tests.stage.prompts.captures import TEMPLATES
+from tests.stage.prompts.responses import RESPONSES
 from tests.stage.prompts.tiny_tokenizer import make_folder
 
 JSON = st.recursive(
@@ -26,7 +27,9 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["type", "text", "role", "content", "function", "name"]),
+            st.sampled_from(
+                ["type", "text", "role", "content", "function", "name", "output", "summary"]
+            ),
             inner,
             max_size=3,
         )
@@ -39,6 +42,7 @@ BODIES = [
         (bodies.CHAT, CHATS),
         (bodies.COMPLETION, COMPLETIONS),
         (bodies.MESSAGES, MESSAGES),
+        (bodies.RESPONSES, RESPONSES),
     )
     for body in made.values()
 ]

@@ -304,6 +304,7 @@ async def test_an_answer_that_is_no_tokens_is_an_error_and_never_tokens(
         (bodies.COMPLETION, {"prompt": ["a", "b"]}),
         (bodies.COMPLETION, {"prompt": "a", "truncate_prompt_tokens": 3}),
         (bodies.MESSAGES, {"messages": []}),
+        (bodies.RESPONSES, {"input": "a"}),
     ],
 )
 async def test_what_tokenize_would_read_otherwise_is_not_sent_to_it(

@@ -8,6 +8,7 @@ from router.request import bodies
 from router.request.rendering.body import Body
 from router.request.rendering.shape import shape_of
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, TOOLS, USER, chat
+from tests.stage.prompts.responses import RESPONSES, response
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,32 @@ from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, TOOLS, USER
             bodies.MESSAGES,
             MESSAGES["blocks"],
             "messages+parts+reasoning+system+tool+tool_calls+tools",
+        ),
+        (bodies.RESPONSES, RESPONSES["text"], "responses"),
+        (bodies.RESPONSES, RESPONSES["history"], "responses+parts"),
+        (bodies.RESPONSES, RESPONSES["system"], "responses+system"),
+        (
+            bodies.RESPONSES,
+            RESPONSES["reasoning_and_call"],
+            "responses+reasoning+tool+tool_calls+tools",
+        ),
+        (bodies.RESPONSES, RESPONSES["tools_custom"], "responses+tool_fields+tools"),
+        (bodies.RESPONSES, RESPONSES["tools_space"], "responses+tool_fields+tools"),
+        (
+            bodies.RESPONSES,
+            RESPONSES["call_custom"],
+            "responses+custom_calls+tool+tool_fields+tools",
+        ),
+        (bodies.RESPONSES, RESPONSES["effort_none"], "responses+effort_none"),
+        (
+            bodies.RESPONSES,
+            RESPONSES["continued"],
+            "responses+assistant_last+continue+parts",
+        ),
+        (
+            bodies.RESPONSES,
+            response({"type": "item_reference", "id": "a"}, previous_response_id="resp_a"),
+            "responses+other_item+previous_response_id",
         ),
     ],
 )

@@ -285,9 +285,10 @@ def random_messages(rng: random.Random) -> Body:
     for turn in range(rng.randint(1, 4)):
         messages.append({"role": "user", "content": _content(rng)})
         if rng.random() < 0.6:
-            use = {"type": "tool_use", "id": f"t{turn}", "name": "look", "input": {"a": _text(rng)}}
+            given = {"a": a_text(rng)}
+            use = {"type": "tool_use", "id": f"t{turn}", "name": "look", "input": given}
             found = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": _content(rng)}
-            blocks = [{"type": "text", "text": _text(rng)} for _ in range(rng.randint(0, 2))]
+            blocks = [{"type": "text", "text": a_text(rng)} for _ in range(rng.randint(0, 2))]
             messages += [
                 {"role": "assistant", "content": [*blocks, use]},
                 {"role": "user", "content": [found, *blocks]},
@@ -300,21 +301,21 @@ def random_messages(rng: random.Random) -> Body:
         body["system"] = _content(rng)
     if rng.random() < 0.6:
         schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-        body["tools"] = [{"name": "look", "description": _text(rng), "input_schema": schema}]
+        body["tools"] = [{"name": "look", "description": a_text(rng), "input_schema": schema}]
     return body
 
 
 def _turn(rng: random.Random) -> list[Body]:
     answer: Body = {"role": "assistant", "content": _content(rng)}
     if rng.random() < 0.3:
-        answer["reasoning_content"] = _text(rng)
+        answer["reasoning_content"] = a_text(rng)
     if rng.random() < 0.5:
         return [answer]
     calls = [
         {
             "id": f"call_{number}",
             "type": "function",
-            "function": {"name": "get_weather", "arguments": json.dumps({"city": _text(rng)})},
+            "function": {"name": "get_weather", "arguments": json.dumps({"city": a_text(rng)})},
         }
         for number in range(rng.randint(1, 3))
     ]
@@ -329,11 +330,11 @@ def _turn(rng: random.Random) -> list[Body]:
 
 def _content(rng: random.Random) -> Any:
     if rng.random() < 0.7:
-        return _text(rng)
-    return [{"type": "text", "text": _text(rng)} for _ in range(rng.randint(1, 3))]
+        return a_text(rng)
+    return [{"type": "text", "text": a_text(rng)} for _ in range(rng.randint(1, 3))]
 
 
-def _text(rng: random.Random) -> str:
+def a_text(rng: random.Random) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 15)))
 
 
@@ -348,11 +349,11 @@ def _effort(body: Body, rng: random.Random) -> None:
 
 
 def _kwargs(body: Body, rng: random.Random) -> None:
-    body["chat_template_kwargs"] = {"enable_thinking": rng.random() < 0.5, "style": _text(rng)}
+    body["chat_template_kwargs"] = {"enable_thinking": rng.random() < 0.5, "style": a_text(rng)}
 
 
 def _continue(body: Body, rng: random.Random) -> None:
-    body["messages"].append({"role": "assistant", "content": _text(rng)})
+    body["messages"].append({"role": "assistant", "content": a_text(rng)})
     body |= {"continue_final_message": True, "add_generation_prompt": False}
 
 

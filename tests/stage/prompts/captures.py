@@ -7,6 +7,7 @@ from typing import Any
 
 from router.request import bodies
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES
+from tests.stage.prompts.responses import RESPONSES
 
 _FOLDER = Path(__file__).resolve().parent / "templates"
 TEMPLATES = {path.stem: path.read_text() for path in sorted(_FOLDER.glob("*.jinja"))}
@@ -20,6 +21,7 @@ def cases(engine: str) -> Iterator[tuple[bodies.BodyFormat, str, Any]]:
             yield bodies.COMPLETION, name, body
     if engine == "vllm":
         yield from ((bodies.MESSAGES, name, body) for name, body in MESSAGES.items())
+        yield from ((bodies.RESPONSES, name, body) for name, body in RESPONSES.items())
 
 
 def digest_of(data: bytes) -> str:

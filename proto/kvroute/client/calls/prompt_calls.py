@@ -33,6 +33,7 @@ class PromptCalls:
         chat_completion_body: Body | None = None,
         completion_body: Body | None = None,
         messages_body: Body | None = None,
+        responses_body: Body | None = None,
         source: Literal["local", "engine"] | None = None,
         timeout_s: float | None = None,
     ) -> RenderResponse:
@@ -48,6 +49,7 @@ class PromptCalls:
             "chat_completion_body": chat_completion_body,
             "completion_body": completion_body,
             "messages_body": messages_body,
+            "responses_body": responses_body,
             "cache_salt": "",  # of no matter for tokens
         }
         message = render_request(options)

@@ -21,6 +21,7 @@ PATHS: Mapping[str, str] = {
     "chat_completion_body": "/v1/chat/completions",
     "completion_body": "/v1/completions",
     "messages_body": "/v1/messages",
+    "responses_body": "/v1/responses",
 }
 """Options of a route that are bodies -> paths of the engine's API."""
 

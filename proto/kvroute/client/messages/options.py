@@ -85,8 +85,9 @@ class RouteOptions(RequestAbout, total=False):
     """One request to be served. None means absent.
 
     The prompt is `token_ids`, or `block_hashes` with `block_size` and `prompt_tokens`, or one of
-    `text`, `chat_completion_body`, `completion_body` and `messages_body`, of which the router makes
-    the tokens, or `estimated_tokens`; only a DECODE for a known session needs none of them.
+    `text`, `chat_completion_body`, `completion_body`, `messages_body` and `responses_body`, of
+    which the router makes the tokens, or `estimated_tokens`; only a DECODE for a known session
+    needs none of them.
     """
 
     token_ids: Iterable[int] | None
@@ -106,6 +107,8 @@ class RouteOptions(RequestAbout, total=False):
     """Body of POST /v1/completions."""
     messages_body: Body | None
     """Body of POST /v1/messages."""
+    responses_body: Body | None
+    """Body of POST /v1/responses."""
     estimated_tokens: int | None
     """Tokens of a prompt of which only the length is known, so that it is routed by load."""
 

@@ -151,6 +151,11 @@ class RequestCalls(Generic[M]):
         """The same for POST /v1/messages, Anthropic's API."""
         return self.request(messages_body=body, **about)
 
+    def responses(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
+        """The same for POST /v1/responses. A body with previous_response_id has no tokens: send it
+        to the worker that gave that response (allowed_worker_ids)."""
+        return self.request(responses_body=body, **about)
+
     def text(self, prompt: str, **about: Unpack[RequestKeywords]) -> RoutedRequest:
         """request() with the text of a completion's prompt; the caller writes the HTTP request."""
         return self.request(text=prompt, **about)

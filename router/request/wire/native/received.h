@@ -16,13 +16,16 @@ enum {
     BLOCK_HASHES = ROUTE_REQUEST_BLOCK_HASHES,
     TEXT = ROUTE_REQUEST_TEXT, /* and the bodies after it: prompts without tokens */
     MESSAGES_BODY = ROUTE_REQUEST_MESSAGES_BODY,
+    RESPONSES_BODY = ROUTE_REQUEST_RESPONSES_BODY, /* another one, added later */
     ESTIMATED_TOKENS = ROUTE_REQUEST_ESTIMATED_TOKENS
 };
 enum { ELEMENTS = 1 }; /* the field of a TokenIds, and of a BlockHashes */
 _Static_assert(ELEMENTS == TOKEN_IDS_IDS && ELEMENTS == BLOCK_HASHES_HASHES, "one number for both");
 _Static_assert(BLOCK_HASHES == TOKEN_IDS + 2 && MESSAGES_BODY == TEXT + 3, "numbers in a row");
 
-static inline int is_text(uint32_t form) { return form >= TEXT && form <= MESSAGES_BODY; }
+static inline int is_text(uint32_t form) {
+    return (form >= TEXT && form <= MESSAGES_BODY) || form == RESPONSES_BODY;
+}
 
 static inline int is_prompt(const Field *field) {
     uint32_t number = field->number;

@@ -202,6 +202,30 @@ async def test_anthropics_client_gets_texts_usage_and_tool_calls_of_stand_ins(
         assert stage.finish_reasons == {"stop": 2, "length": 1, "tool_calls": 4}
 
 
+async def test_openais_client_goes_on_with_responses_by_their_cache(openai: ModuleType) -> None:
+    async with before_engines(2) as stage, openai_client(openai, stage) as client:
+        items: list[Any] = [{"role": "user", "content": "hello " * 40}]
+        asked: Any = {"model": "stand-in", "instructions": "Be brief.", "max_output_tokens": 8}
+        cached: list[int] = []
+        for turn in range(4):
+            response = await client.responses.create(input=items, stream=turn % 2 == 1, **asked)
+            if turn % 2 == 1:
+                kinds = []
+                async for event in response:
+                    kinds.append(event.type)
+                    last = event
+                assert (kinds[0], kinds[-1]) == ("response.created", "response.incomplete")
+                response = last.response
+            assert response.output_text
+            cached.append(response.usage.input_tokens_details.cached_tokens)
+            items += [item.model_dump(exclude_none=True) for item in response.output]
+            items.append({"role": "user", "content": f"And {turn}?"})
+            await stage.until(lambda: stage.open == 0)
+        assert cached[0] == 0 < cached[1] < cached[2] < cached[3]
+        with pytest.raises(openai.NotFoundError, match="no worker is known to hold"):
+            await client.responses.create(input="x", previous_response_id="resp_x", **asked)
+
+
 def event(**about: object) -> bytes:
     return f"event: {about['type']}\ndata: {json.dumps(about)}\n\n".encode()
 

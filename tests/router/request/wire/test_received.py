@@ -19,7 +19,13 @@ from router.request.wire.received import (
     text_form,
 )
 
-FORMS = {"text": 21, "chat_completion_body": 22, "completion_body": 23, "messages_body": 24}
+FORMS = {
+    "text": 21,
+    "chat_completion_body": 22,
+    "completion_body": 23,
+    "messages_body": 24,
+    "responses_body": 35,
+}
 
 
 @pytest.mark.parametrize("name", FORMS)
