@@ -117,9 +117,9 @@ class EngineSettings(Settings, frozen=True):
     events: Annotated[
         Endpoint | None,
         Meta(
-            description="ZMQ endpoint of the engine's event publisher, tcp://HOST:PORT; rank r is"
-            " at port + r; default: the engine publishes no KV events, and routers predict its"
-            " blocks from their own picks"
+            description="ZMQ endpoint of the engine's event publisher, tcp://HOST:PORT; rank r"
+            " is at port + r; default: none, so that routers predict its blocks from their"
+            " own picks"
         ),
     ] = None
     events_bind: Annotated[
@@ -166,18 +166,15 @@ class EngineSettings(Settings, frozen=True):
             " is polled over HTTP"
         ),
     ] = None
-    ranks: Annotated[
-        int, Meta(ge=1, le=1024, description="data-parallel ranks of the engine, 1 to 1,024")
-    ] = 1
+    ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks of the engine")] = 1
     first_rank: Annotated[
         int,
         Meta(
             ge=0,
             le=65535,
-            description="the engine's number of its first rank, 0 to 65,535: vLLM's"
-            " --data-parallel-start-rank on each node of a hybrid load-balanced group; events,"
-            " replay and metrics of rank r are those of number first_rank + r, and requests name"
-            " ranks from 0 on",
+            description="the engine's number of its first rank: vLLM's"
+            " --data-parallel-start-rank on each node of a hybrid load-balanced group;"
+            " requests name ranks from 0 on",
         ),
     ] = 0
     model: Annotated[
@@ -190,8 +187,8 @@ class EngineSettings(Settings, frozen=True):
     block_size: Annotated[
         BlockSize | None,
         Meta(
-            description="canonical block size, 1 to 65,536 tokens; default: the model's in the"
-            " router's `models:`, or the engine's own, at least 16"
+            description="tokens of a canonical block; default: the model's in the router's"
+            " `models:`, or the engine's own, at least 16"
         ),
     ] = None
     role: Annotated[

@@ -17,7 +17,7 @@ from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.sessions import Sessions
 from router.fleet.shared_prefixes import ROOM_SHARE, SharedPrefixes
 from router.fleet.table import COLUMNS, Column, Flags
-from router.fleet.topology import PlaceLabels, Topology
+from router.fleet.topology import Topology
 from router.fleet.working_set import WorkingSets
 from router.request.prompt import Prompt
 
@@ -31,14 +31,12 @@ class Further:
         self,
         loads: Mapping[WorkerKey, WorkerLoad],
         rates: PrefillRates,
-        labels: PlaceLabels,
         sessions: Sessions | None = None,
         working_sets: WorkingSets | None = None,
         shared_prefixes: SharedPrefixes | None = None,
     ) -> None:
         self._loads = loads
         self._rates = rates
-        self._labels = labels
         self._sessions = sessions
         self._working_sets = working_sets
         self._shared_prefixes = shared_prefixes
@@ -133,7 +131,7 @@ class Further:
         """Distances between the workers of a pool."""
         if self._topology is None or self._topology[0] is not pool:
             labels = [heartbeat_of(source).labels for source in pool.sources]
-            self._topology = pool, Topology(labels, self._labels)
+            self._topology = pool, Topology(labels)
         return self._topology[1]
 
 

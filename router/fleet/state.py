@@ -32,7 +32,6 @@ from router.fleet.reservations.reservations import Ending
 from router.fleet.reservations.sessions import Sessions
 from router.fleet.shared_prefixes import SharedPrefixes
 from router.fleet.tenants import Tenants
-from router.fleet.topology import PlaceLabels
 from router.fleet.working_set import WorkingSets
 from router.request.refusal import Refusal
 from router.request.request import Role
@@ -112,9 +111,8 @@ class Fleet:
         self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
         self.working_sets = WorkingSets()
         self.shared_prefixes = SharedPrefixes()
-        labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         self.further = Further(
-            self.loads, self.rates, labels, self.sessions, self.working_sets, self.shared_prefixes
+            self.loads, self.rates, self.sessions, self.working_sets, self.shared_prefixes
         )
         self._troubles = troubles or {}
         self._watch = FleetWatch(view, self.self_check, lambda name: self.models.names(name)[0])

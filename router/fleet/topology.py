@@ -1,15 +1,14 @@
 """How far workers are from one another, by the labels that say where they run. Pure.
 
-    0  the same host        (host label; a worker without one is its own host)
-    1  the same rack
-    2  the same cluster
+    0  the same host        (label `host`; a worker without one is its own host)
+    1  the same rack        (label `rack`)
+    2  the same cluster     (label `cluster`)
     3  beyond, or nobody knows
 
 A name stands for one place in the whole fleet. Workers without a label share no place with anybody.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +18,22 @@ from router.fleet.table import Column
 BEYOND = 3
 
 
-class PlaceLabels(NamedTuple):
-    """Names of the worker labels for places, the nearest kind first."""
-
-    host: str
-    rack: str
-    cluster: str
+PLACES = ("host", "rack", "cluster")
+"""Names of the worker labels for places, the nearest kind first."""
 
 
 class Topology:
     """Distances between the workers of a pool, each of which is a row."""
 
-    def __init__(self, labels: Sequence[Mapping[str, str]], names: PlaceLabels) -> None:
+    def __init__(self, labels: Sequence[Mapping[str, str]]) -> None:
         """labels: the labels of each worker."""
         places: dict[tuple[object, ...], int] = {}
         self._place = np.empty(len(labels), np.intp)
         for row, of_worker in enumerate(labels):
-            place = tuple(of_worker.get(name) or (row, name) for name in names)
+            place = tuple(of_worker.get(name) or (row, name) for name in PLACES)
             self._place[row] = places.setdefault(place, len(places))
         distance = np.full((len(places), len(places)), BEYOND, np.float64)
-        for level in reversed(range(len(names))):
+        for level in reversed(range(len(PLACES))):
             codes: dict[object, int] = {}
             of = np.array([codes.setdefault(place[level], len(codes)) for place in places])
             distance[of[:, None] == of[None, :]] = level

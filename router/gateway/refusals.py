@@ -83,7 +83,7 @@ class GatewayReason(StrEnum):
     )
     BODY_TOO_LARGE = (
         "BODY_TOO_LARGE", 413,
-        "The body is over `gateway.body_mib_max`.",
+        "The body is over `requests.body_mib_max`.",
     )
     UNSUPPORTED_ENCODING = (
         "UNSUPPORTED_ENCODING", 415,

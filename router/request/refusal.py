@@ -149,7 +149,7 @@ class Reason(StrEnum):
     TOO_MANY_BYTES = (
         "TOO_MANY_BYTES", "RESOURCE_EXHAUSTED", 429,
         "Messages that are being handled hold 128 MiB; at the gateway, bodies hold "
-        "`gateway.bodies_mib_max`.",
+        "`requests.bodies_mib_max`.",
     )
     TOO_MANY_WATCHES = (
         "TOO_MANY_WATCHES", "RESOURCE_EXHAUSTED", 429,

@@ -190,7 +190,7 @@ class Prompts:
         self.faults: dict[str, str] = {}
         """Why a model has no tokenizer here."""
         self.made: Counter[tuple[MadeBy, BodyFormat]] = Counter()
-        self.estimates: Counter[str] = Counter()
+        self.estimates: Counter[tuple[str, BodyFormat]] = Counter()
         """Estimated prompts by reason."""
         self.unverified = 0
         """Prompts with the router's own tokens, of a shape that was not proven."""
@@ -303,8 +303,7 @@ class Prompts:
                 raise error
             finally:
                 del error  # a cycle: its traceback refers to this frame
-        self.estimates[error.reason] += 1
-        self.made[MadeBy.ESTIMATE, ask.kind] += 1
+        self.estimates[error.reason, ask.kind] += 1
         return PromptTokens(
             max(1, len(ask.content) // BYTES_A_TOKEN),
             MadeBy.ESTIMATE,

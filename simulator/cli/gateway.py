@@ -19,6 +19,7 @@ from kvroute.client import KvRouteClient
 from router.app.processes.router_process import RouterApp
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.request_settings import RequestSettings
 from router.config.settings.serving_settings import GrpcSettings, LogSettings, MetricsSettings
 from simulator.live.addresses import LOOPBACK, Ports
 from simulator.live.engine import EngineConfig
@@ -85,9 +86,8 @@ def gateway_config(
         log=LogSettings(format="plain", level=level),
         grpc=GrpcSettings(listen=grpc_listen, unix_socket=str(socket)),
         metrics=MetricsSettings(listen="127.0.0.1:0"),
-        gateway=GatewaySettings(
-            listen=listen, salt="tenant", answer_headers=True, drain_timeout_s=DRAIN_S
-        ),
+        gateway=GatewaySettings(listen=listen, salt="tenant", answer_headers=True),
+        requests=RequestSettings(drain_timeout_s=DRAIN_S),
         drain_timeout_s=DRAIN_S,
         workers=msgspec.convert(workers, tuple[EngineSettings, ...]),
     )

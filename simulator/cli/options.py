@@ -112,16 +112,15 @@ traffic_options = _options(
     _option("--warm-up-requests", type=click.IntRange(min=0), default=0, show_default=True,
             help="First requests of the trace that are played but not counted in the results."),
     _option("--tenants", type=click.IntRange(0, 10_000), default=0, show_default=True,
-            help="Number of tenants; each session, or each request without a session, belongs to"
-            " one of them, drawn by the seed. 0: the tenants of the trace."),
+            help="Number of tenants, of which each session, or each request without a session,"
+            " gets one by the seed. 0: the tenants of the trace."),
     _option("--tenant-skew", type=click.FloatRange(0, 10), default=1.0, show_default=True,
             help="Exponent s of Zipf's law for --tenants: tenant-K sends a share of the requests"
             " in proportion to 1 / K^s; 0: all send the same share."),
     _option("--priority-of", default="trace", show_default=True, metavar="FORM",
             help="Priorities of the requests, of which higher ones go first: trace (as in the"
-            " trace), random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; further priorities"
-            " and shares follow after commas, as in random:0,10,20:0.5,0.2), or"
-            " tenant:NAME=PRIORITY,..."),
+            " trace), random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; more of both after"
+            " commas), or tenant:NAME=PRIORITY,..."),
 )  # fmt: skip
 
 engine_options = _options(

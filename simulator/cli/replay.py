@@ -79,9 +79,8 @@ if TYPE_CHECKING:
     "--slo-ttft-ms",
     type=Positive,
     default=None,
-    help="Milliseconds within which a request's first token must come to count in goodput."
-    " Requests without such a target in the trace send this one to the router as their"
-    " ttft_slo_ms.",
+    help="Milliseconds within which a request's first token must come to count in goodput, and"
+    " ttft_slo_ms of requests without a target in the trace.",
 )
 @click.option(
     "--slo-itl-ms",

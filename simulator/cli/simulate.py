@@ -72,8 +72,8 @@ def _as_address(context: click.Context, option: click.Parameter, text: str) -> s
     callback=_as_address,
     default="127.0.0.1",
     show_default=True,
-    help="IP address that the engines listen on for HTTP and events; 0.0.0.0: every IPv4 address,"
-    " `::`: every address. The engines check no keys.",
+    help="IP address that the engines listen on; 0.0.0.0: every IPv4 address, `::`: every"
+    " address. The engines check no keys.",
 )
 @click.option(
     "--port",

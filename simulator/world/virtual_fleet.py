@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from indexer.identity import WorkerKey
-from router.fleet.topology import PlaceLabels
 from simulator.engines.block_pool import PoolEvent
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import Load, Output, Sequence, StepResult, Submission
@@ -168,11 +167,9 @@ class VirtualFleet:
         return engine
 
     def _labels(self, number: int) -> dict[str, str]:
-        routing = self._options.routing
-        names = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         host = number // self._options.engines_per_host
         rack = host // self._options.hosts_per_rack
-        return {names.host: f"host-{host}", names.rack: f"rack-{rack}", names.cluster: "cluster-0"}
+        return {"host": f"host-{host}", "rack": f"rack-{rack}", "cluster": "cluster-0"}
 
     def _answering(self, key: WorkerKey) -> VirtualRelay | None:
         worker = self._by_key[key]

@@ -39,7 +39,6 @@ from router.config.settings.serving_settings import GrpcSettings
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
 from router.fleet.reservations.reservations import Ending
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.observers import Watchers
 from router.request.tokens import Prompts
 from tests.bench.bench_decision import Stage
@@ -197,7 +196,7 @@ async def _serving(core: RouterCore, now_s: float) -> AsyncIterator[int]:
         commands=FleetCommands(core, clock),
         send_control=nothing,
         register=registered,
-        watchers=Watchers("a", PlaceLabels("host", "rack", "cluster"), random.Random(7), print),
+        watchers=Watchers("a", random.Random(7), print),
     )
     server = GrpcServer(GrpcSettings(listen="127.0.0.1:0"), service, fleet)
     await server.start()

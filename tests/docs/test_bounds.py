@@ -18,7 +18,7 @@ from router.gateway.server import pace, upstreams
 from router.net.http2 import frames
 from router.net.keys import followed, issuers
 from router.net.listener import held
-from router.net.listener.http_bounds import HEAD_TIMEOUT_S
+from router.net.listener.http_bounds import HEAD_TIMEOUT_S, IDLE_TIMEOUT_S
 from tests.stage.pages import text_of
 
 MIB = 1 << 20
@@ -94,7 +94,7 @@ BOUNDS: list[tuple[Path, str, bool]] = [
     (SECURITY, "20 s from acceptance", HEAD_TIMEOUT_S == 20),
     (GATE, "line and headers of at most 16 KiB", upstreams.HEADER_KIB_MAX == 16),
     (GATE, "connection to a worker may take 5 s", upstreams.CONNECT_TIMEOUT_S == 5),
-    (SECURITY, "`http.idle_timeout_s` (300 s)", SERVE.http.idle_timeout_s == 300),
+    (SECURITY, "300 s without a request", IDLE_TIMEOUT_S == 300),
     (ENVOY, "after 20 s (", HEAD_TIMEOUT_S == 20),
     (ENVOY, "10 s and 1 s more for each 1,024 bytes", pace.GRACE_S == 10),
     (ENVOY, "for each 1,024 bytes, at most 120 s", pace.PACE_BYTES_PER_S == 1024),

@@ -408,7 +408,7 @@ async def test_logged_decisions_are_replayed_with_other_policies(tmp_path: Path)
         with pytest.raises(KvRouteError, match="nobody"):
             await stage.client.route(token_ids=[1, 2, 3], model="nobody")
         told = stage.router.registry.get_sample_value(
-            "kvroute_decision_log_lines_total", {"result": "dropped"}
+            "kvroute_records_total", {"what": "decision_log", "result": "dropped"}
         )
         assert told == 0
     anywhere = "simulator.world.yardsticks:random"

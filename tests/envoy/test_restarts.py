@@ -83,7 +83,7 @@ async def none_refused(fleet: Fleet) -> None:
 
 async def test_a_rolling_restart_cuts_no_answer_and_refuses_none(tmp_path: Path) -> None:
     held = Held()
-    flags = {"picker-accept-after-stop-s": ACCEPT_S}
+    flags = {"requests-accept-after-stop-s": ACCEPT_S}
     async with (
         a_fleet(tmp_path, Worker(held.play), Worker(held.play), **flags) as fleet,
         asyncio.TaskGroup() as group,

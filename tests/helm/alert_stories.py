@@ -40,7 +40,7 @@ REACHABLE = "kvroute_overlap_reachable_tokens_total"
 WAITS = "kvroute_queue_wait_seconds_bucket"
 SOCKET = "kvroute_relay_socket_errors_total"
 MADE = 'kvroute_prompts_total{source="local",kind="chat"}'
-ESTIMATED = 'kvroute_prompt_estimates_total{reason="NO_TOKENIZER"}'
+ESTIMATED = 'kvroute_prompts_total{source="estimate",kind="chat",reason="NO_TOKENIZER"}'
 ANSWERED = 'kvroute_gateway_requests_total{outcome="finished"}'
 STORIES = [
     Story("nothing is wrong", {}, set()),

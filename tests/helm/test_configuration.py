@@ -27,8 +27,7 @@ def test_the_program_loads_the_rendered_configuration(
 
 LEFT_TO_THE_CLUSTER = {
     "metrics.tls",  # NetworkPolicy, and `kubectl port-forward` to the console
-    "picker.mutual_tls",  # NetworkPolicy, networkPolicy.pickerFrom
-    "picker.plain",  # with inferencePool.istio off
+    "picker.tls",  # NetworkPolicy, networkPolicy.pickerFrom
     "nats.credentials_file",  # a Secret, in the environment
     "gateway.salt",  # the token that the chart makes is of one tenant
 }

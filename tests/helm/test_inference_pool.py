@@ -61,7 +61,7 @@ def test_the_picker_of_an_existing_pool(render: Callable[..., Rendered]) -> None
 def test_a_route_and_istios_rule(render: Callable[..., Rendered]) -> None:
     parents = [{"name": "inference-gateway"}]
     pool = POOL | {"name": "qwen", "istio": True, "httpRoute": {"parentRefs": parents}}
-    rendered = render(inferencePool=pool, config={"picker": {"plain": False}})
+    rendered = render(inferencePool=pool, config={"picker": {"tls": "server"}})
     spec = rendered["httproute.yaml"]["spec"]
     assert spec["parentRefs"] == parents
     (backend,) = spec["rules"][0]["backendRefs"]
@@ -77,16 +77,16 @@ def test_a_route_and_istios_rule(render: Callable[..., Rendered]) -> None:
 
 
 @pytest.mark.parametrize("tls", [True, False])
-@pytest.mark.parametrize("plain", [True, False, None])
+@pytest.mark.parametrize("wanted", ["optional", "server", "mutual", None])
 def test_istios_rule_is_made_where_the_picker_takes_tls_alone(
-    render: Callable[..., Rendered], tls: bool, plain: bool | None
+    render: Callable[..., Rendered], tls: bool, wanted: str | None
 ) -> None:
     rendered = render(
         inferencePool=POOL | {"istio": True},
         tls={"enabled": tls},
-        config={"picker": {} if plain is None else {"plain": plain}},
+        config={"picker": {} if wanted is None else {"tls": wanted}},
     )
-    encrypted = tls and plain is False
+    encrypted = tls and wanted in ("server", "mutual")
     assert ("istio-destinationrule.yaml" in rendered) == encrypted
     (port,) = rendered["service-picker.yaml"]["spec"]["ports"]
     assert port["appProtocol"] == ("http2" if encrypted else "kubernetes.io/h2c")

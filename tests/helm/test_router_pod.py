@@ -100,9 +100,9 @@ def stopping_s(rendered: Rendered, folder: Path) -> float:
     config = program_config(rendered, folder)
     drains = [0.0]
     if config.gateway.listen:
-        drains.append(config.gateway.drain_timeout_s)
+        drains.append(config.requests.drain_timeout_s)
     if config.picker.listen:
-        drains.append(config.picker.accept_after_stop_s + config.picker.drain_timeout_s)
+        drains.append(config.requests.accept_after_stop_s + config.requests.drain_timeout_s)
     pre_stop_s = rendered.values["preStopSleepSeconds"]
     return pre_stop_s + max(drains) + config.drain_timeout_s
 
@@ -119,8 +119,8 @@ def test_grace_of_any_drains_is_enough_and_a_shorter_one_is_refused(
     config: dict[str, Any] = seconds("drain_timeout_s", 0.5, 29.5, 600)
     for section, listen in (("gateway", "[::]:8080"), ("picker", "[::]:9002")):
         config[section] = {"listen": rng.choice(["", listen])}
-        config[section] |= seconds("drain_timeout_s", 0.5, 40, 1800)
-    config["picker"] |= seconds("accept_after_stop_s", 0.1, 60)
+    config["requests"] = seconds("drain_timeout_s", 0.5, 40, 1800)
+    config["requests"] |= seconds("accept_after_stop_s", 0.1, 60)
     values = {"config": config, "preStopSleepSeconds": rng.choice([0, 5, 20])}
     rendered = Rendered(chart, values)
     needed_s = stopping_s(rendered, tmp_path)

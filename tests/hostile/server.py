@@ -24,6 +24,7 @@ from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import KeysSettings, ProbesSettings
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.request_settings import RequestSettings
 from router.config.settings.serving_settings import (
     GrpcSettings,
     HttpSettings,
@@ -92,8 +93,9 @@ async def run(workers: tuple[EngineSettings, ...], folder: Path | None) -> int:
     app = RouterApp(
         ServeConfig(
             grpc=GrpcSettings(listen=ANY),
-            gateway=GatewaySettings(listen=ANY, drain_timeout_s=1.0),
+            gateway=GatewaySettings(listen=ANY),
             picker=PickerSettings(listen=ANY),
+            requests=RequestSettings(drain_timeout_s=1.0),
             metrics=MetricsSettings(listen=ANY, tls="off" if folder is None else "server"),
             probes=ProbesSettings(listen=ANY),
             http=HttpSettings(connections_max=256),

@@ -376,7 +376,7 @@ async def counters(stage: Stage) -> dict[str, float]:
     """How pairs were picked, and how the router's own check of reported cached tokens came out."""
     async with stage.session.get(stage.metrics["router"]) as answer:
         lines = (await answer.text()).splitlines()
-    wanted = "kvroute_self_checks_total{", "kvroute_pair_picks_total{"
+    wanted = "kvroute_self_checks_total{", 'kvroute_marked_picks_total{mark="pair_'
     return {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
         for line in lines

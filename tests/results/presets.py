@@ -51,7 +51,6 @@ def _tokens(tokens_per_s: float) -> str:
 
 
 AIMS: dict[PresetName, tuple[Aim, ...]] = {
-    "agents": (Aim("TTFT mean", _ttft_mean, ms, "agentic", RATES),),
     "chat": (
         Aim("TTFT mean", _ttft_mean, ms, "conversation", RATES),
         Aim("ITL mean", _itl_mean, lambda value: ms(value, 1), "conversation", RATES),

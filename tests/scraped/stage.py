@@ -43,7 +43,7 @@ SCRAPED = {"example.com/scraped": "true"}
 PORT_NAME = "relay-metrics"
 TOKENS = "TOKENS"
 """In a configuration: the folder of the stand-ins' tokenizer."""
-EPP = {"picker": {"listen": "[::]:9002", "drain_timeout_s": 1, "accept_after_stop_s": 1}}
+EPP = {"picker": {"listen": "[::]:9002"}}
 """In a configuration: the endpoint picker."""
 BUSY = {"KvrouteDecisionsSlow", "KvroutePromptsEstimated"}
 """Fire with reason where other programs take all cores: decisions take long, and engines give no
@@ -276,7 +276,8 @@ class Fleet:
         config = {
             "fleet": {"name": self.name},
             "nats": {"url": self.nats.url},
-            "gateway": {"listen": "[::]:8080", "drain_timeout_s": 1},
+            "gateway": {"listen": "[::]:8080"},
+            "requests": {"drain_timeout_s": 1, "accept_after_stop_s": 1},
         }
         values = {
             "replicaCount": self.setup.routers,

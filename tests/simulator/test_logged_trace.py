@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.logged_decision import capture, encode
 from simulator.traffic.logged_trace import OUTPUT_TOKENS
 from simulator.traffic.trace_columns import TraceError
 from simulator.traffic.trace_file import load_trace, read_trace
 from tests.stage.fleet import Fleet, prompt
-
-PLACES = PlaceLabels("host", "rack", "cluster")
 
 
 def logged(fleet: Fleet, *asked: tuple[int, int], hashes: bool = True, **about: Any) -> list[str]:
@@ -24,9 +21,7 @@ def logged(fleet: Fleet, *asked: tuple[int, int], hashes: bool = True, **about: 
         fleet.core.route(
             request,
             fleet.now_s,
-            watch=lambda decision: lines.append(
-                encode(capture(decision, "here", PLACES, hashes)).decode()
-            ),
+            watch=lambda decision: lines.append(encode(capture(decision, "here", hashes)).decode()),
         )
         fleet.now_s += 1.0
     return lines

@@ -17,7 +17,6 @@ from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
 from router.decide.core.tally import PickTally
-from router.fleet.topology import PlaceLabels
 from router.net.keys.certificates import Contexts
 from router.net.keys.door import Door
 from router.net.listener.http_bounds import HttpBounds
@@ -25,12 +24,10 @@ from router.observe.audit.observers import Watchers
 from router.observe.console.collector import ConsoleCollector
 from router.observe.console.console import Console
 from router.observe.console.pages import ConsolePages
-from router.observe.console.sessions import Sessions
+from router.observe.console.sessions import SESSION_S, Sessions
 from router.observe.metrics.http import MetricsServer
 from router.observe.views.rounds import Subject
 from tests.stage.fleet import Fleet
-
-LABELS = PlaceLabels("host", "rack", "cluster")
 
 
 def raised(error: Exception) -> None:
@@ -38,7 +35,7 @@ def raised(error: Exception) -> None:
 
 
 def watchers_of(core: RouterCore, seed: int = 1) -> Watchers:
-    watchers = Watchers(core.replica, LABELS, random.Random(seed), raised)
+    watchers = Watchers(core.replica, random.Random(seed), raised)
     watchers.use(ServeConfig())
     return watchers
 
@@ -73,13 +70,14 @@ def play(fleet: Fleet | None = None) -> Played:
 def pages_of(
     played: Played, *, door: Door | None = None, secure: bool = False, **settings: Any
 ) -> ConsolePages:
+    session_s = settings.pop("session_s", SESSION_S)
     about = ConsoleSettings(**settings)
     return ConsolePages(
         played.console,
         about,
         door=door,
         secure=secure,
-        sessions=Sessions(about.session_s, random.Random(3).randbytes),
+        sessions=Sessions(session_s, random.Random(3).randbytes),
         clock=played.fleet.clock,
     )
 

@@ -24,14 +24,13 @@ from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.config.settings.serving_settings import DecisionLogSettings
 from router.decide.core.admission import Admission
-from router.fleet.topology import PlaceLabels
 from router.gateway.picker.counters import PickerCounters
 from router.gateway.server.counters import ClientCollector, GatewayCounters
 from router.net.keys.followed import Followed
 from router.net.listener.connections import Connections, PortBounds
 from router.observe.audit.observers import Watchers
 from router.observe.console.collector import ConsoleCollector
-from router.observe.metrics.of_audit import WatchCollector
+from router.observe.metrics.of_audit import SpanCollector, WatchCollector
 from router.observe.metrics.of_copies import HotPrefixCollector
 from router.observe.metrics.of_discovery import DiscoveryCollector
 from router.observe.metrics.of_fleet import RouterCollector
@@ -42,7 +41,7 @@ from router.observe.metrics.of_queue import QueueCollector
 from router.observe.metrics.of_relays import BrokerCollector, RelayCollector
 from router.observe.metrics.of_replicas import ReplicaCollector
 from router.observe.metrics.of_workers import WorkerCollector
-from router.observe.tracing.export import SpanCollector, SpanExport
+from router.observe.tracing.export import SpanExport
 from router.request.tokens import ModelPrompts, Prompts
 from tests.stage.console import pages_of, play
 from tests.stage.fleet import START_S, Fleet
@@ -103,8 +102,6 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
         settings,
         workers,
         replica="a",
-        host_label="host",
-        rack_label="rack",
         copied_labels=(),
         clock=fleet.clock,
         rng=rng,
@@ -181,7 +178,7 @@ def series(families: list[Metric]) -> list[Series]:
 
 def _watchers() -> Watchers:
     """All that there are, of which none has seen anything."""
-    watchers = Watchers("here", PlaceLabels("host", "rack", "cluster"), random.Random(7), print)
+    watchers = Watchers("here", random.Random(7), print)
     watchers.use(
         ServeConfig(
             routing=RoutingSettings(shadow_policy="ttft"),

@@ -21,6 +21,7 @@ from router.net.keys.door import Door
 from router.net.keys.engine_accesses import EngineAccesses
 from router.observe.tracing.spans import Tracing
 from router.request.tokens import ModelPrompts, Source
+from tests.stage.request_settings import taken_from
 from tests.stage.served import Served, served
 
 Play = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -131,6 +132,7 @@ async def a_gateway(
             served(models_prompts=without_tokens, door=router_door, tracing=tracing)
         )
         broken: list[BaseException] = []
+        requests = taken_from(settings)
         own = GatewaySettings(listen="127.0.0.1:0", **settings)
         if engines is not None:
             accesses = EngineAccesses.of(engines, own)
@@ -145,6 +147,7 @@ async def a_gateway(
             door=door,
             tracing=tracing,
             accesses=accesses,
+            requests=requests,
         )
         for number, worker in enumerate(workers):
             router.fleet.add(f"w{number}", address=worker.address)

@@ -21,6 +21,7 @@ from router.net.listener.http_bounds import HttpBounds
 from router.observe.tracing.spans import Tracing
 from router.request.tokens import ModelPrompts, Source
 from tests.stage.gateway import Worker
+from tests.stage.request_settings import taken_from
 from tests.stage.served import Served, served
 from tests.stage.waiting import until
 
@@ -94,6 +95,7 @@ async def a_picker(
         broken: list[BaseException] = []
         registry = CollectorRegistry()
         more = {"listen": "127.0.0.1:0", "accept_after_stop_s": 0.05, **settings}
+        requests = taken_from(more)
         picker = PickerServer(
             PickerSettings(**more),
             router.local() if in_process else KvRouteClient(f"127.0.0.1:{router.server.port}"),
@@ -105,6 +107,7 @@ async def a_picker(
             connection_age_s=connection_age_s,
             certificates=certificates,
             tracing=tracing,
+            requests=requests,
         )
         await picker.start()
         stack.push_async_callback(picker.stop)

@@ -15,6 +15,7 @@ from events.plane.clock import unix_now
 from router.api.service.server import http2_server
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.request_settings import RequestSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.gateway.picker.server import PickerServer
 from router.gateway.server.gateway import Gateway
@@ -114,15 +115,14 @@ async def a_port(
         broken: list[BaseException] = []
         if kind == "picker":
             picker = PickerServer(
-                PickerSettings(
-                    listen=listen, plain=certificates is None, accept_after_stop_s=0.001
-                ),
+                PickerSettings(listen=listen, tls="server" if certificates else "optional"),
                 router.local(),
                 CollectorRegistry(),
                 clock=unix_now,
                 broke=broken.append,
                 bounds=http,
                 certificates=certificates,
+                requests=RequestSettings(accept_after_stop_s=0.001),
             )
             stack.push_async_callback(picker.stop)
             await picker.start()

@@ -20,7 +20,6 @@ from router.fleet.pools import Pool
 from router.fleet.rates import PrefillRates
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.table import COLUMNS, shares
-from router.fleet.topology import PlaceLabels
 from router.fleet.working_set import SAMPLE, WorkingSets
 from router.request.prompt import Prompt
 from router.request.request import Request
@@ -81,9 +80,7 @@ def rows(
         request=Request(**about | dict(request or {})),
         tokens=tokens,
         pool=pool,
-        further=Further(
-            loads, rates, PlaceLabels("host", "rack", "cluster"), working_sets=working_sets
-        ),
+        further=Further(loads, rates, working_sets=working_sets),
         now_s=NOW_S,
         invested_tokens=np.array([worker.get("invested_tokens", 0.0) for worker in workers]),
     )

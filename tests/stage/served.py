@@ -36,7 +36,6 @@ from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
 from router.decide.core.admission import Admission
 from router.fleet.health.warnings import WarningCode
-from router.fleet.topology import PlaceLabels
 from router.net.keys.certificates import Certificates
 from router.net.keys.door import Door
 from router.net.listener.http_bounds import HttpBounds
@@ -144,7 +143,7 @@ async def served(
     stream_age_s = bounds.stream_age_s(settings.max_connection_age_s)
     guard = Guard.of(fleet.core.routing.prompt_tokens_max, metrics, door, bounds)
     soon = asyncio.get_running_loop().call_soon
-    watchers = Watchers("a", PlaceLabels("host", "rack", "cluster"), random.Random(7), print)
+    watchers = Watchers("a", random.Random(7), print)
     observed = watchers if watch is None else ObservedBy(watch)
     desk = desk_of(
         fleet,

@@ -94,7 +94,7 @@ app.kubernetes.io/part-of: kvroute
 
 {{/* `true` if the picker takes no connections without TLS; empty otherwise. */}}
 {{- define "kvroute.pickerTlsOnly" -}}
-{{- if and (include "kvroute.pickerPort" .) .Values.tls.enabled (eq false (dig "plain" true (default dict .Values.config.picker))) }}true{{ end }}
+{{- if and (include "kvroute.pickerPort" .) .Values.tls.enabled (ne "optional" (dig "tls" "optional" (default dict .Values.config.picker))) }}true{{ end }}
 {{- end }}
 
 {{/* An InferencePool needs a picker. */}}
@@ -498,16 +498,13 @@ or relay, which differ only at NATS of this release. */}}
 {{/* Seconds after SIGTERM that the gateway and the picker may take for their open requests, at the
 same time; gRPC's drain comes after them. The picker's begins when it takes no more requests. */}}
 {{- define "kvroute.portDrainSeconds" -}}
-{{- $gateway := 0 }}
-{{- if include "kvroute.gatewayPort" . }}
-{{- $gateway = default 300 .Values.config.gateway.drain_timeout_s }}
-{{- end }}
-{{- $picker := 0 }}
+{{- $settings := default dict .Values.config.requests }}
+{{- $open := default 300 $settings.drain_timeout_s }}
 {{- if include "kvroute.pickerPort" . }}
-{{- $settings := default dict .Values.config.picker }}
-{{- $picker = addf (default 300 $settings.drain_timeout_s) (default 5 $settings.accept_after_stop_s) }}
-{{- end }}
-{{- maxf $gateway $picker }}
+{{- addf $open (default 5 $settings.accept_after_stop_s) }}
+{{- else if include "kvroute.gatewayPort" . }}
+{{- $open }}
+{{- else }}0{{ end }}
 {{- end }}
 
 {{/* SIGKILL comes after preStop, the drains, and a margin to leave in. */}}
@@ -516,7 +513,7 @@ same time; gRPC's drain comes after them. The picker's begins when it takes no m
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds }}
 {{- addf (ceil $needed) 10 | int }}
 {{- else if le (float64 .Values.terminationGracePeriodSeconds) $needed }}
-{{- fail (printf "terminationGracePeriodSeconds (%v) must be longer than preStopSleepSeconds, the longer of the drains of config.gateway and config.picker, and config.drain_timeout_s together (%v)" .Values.terminationGracePeriodSeconds $needed) }}
+{{- fail (printf "terminationGracePeriodSeconds (%v) must be longer than preStopSleepSeconds, the drains of gateway and picker (config.requests), and config.drain_timeout_s together (%v)" .Values.terminationGracePeriodSeconds $needed) }}
 {{- else }}
 {{- int .Values.terminationGracePeriodSeconds }}
 {{- end }}

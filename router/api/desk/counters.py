@@ -35,8 +35,8 @@ from router.observe.metrics.families import (
     failed,
     held,
     held_at_most,
+    known,
     shared,
-    watchers,
 )
 from router.request.refusal import Reason
 
@@ -70,9 +70,8 @@ class Metrics:
         self.calls_refused = Counter(
             "kvroute_calls_refused",
             "gRPC calls and messages refused before a decision: for their size, or for what is open"
-            " already; without a valid key (UNAUTHENTICATED), or with one that lacks the right to"
-            " the method or the worker (PERMISSION_DENIED); for a fault of the router, which the"
-            " log has (INTERNAL).",
+            " already; for their key (UNAUTHENTICATED) or its rights (PERMISSION_DENIED); for a"
+            " fault of the router, which the log has (INTERNAL).",
             ["method", "reason"],
             registry=registry,
         )
@@ -144,7 +143,7 @@ class _Plain(Collector):
         yield held("messages", metrics.bytes_in_flight())
         yield held_at_most("messages", metrics.bytes_in_flight_max)
         yield held_at_most("index", metrics.index_bytes_max)
-        yield watchers("grpc", metrics.watches())
+        yield known("watch_calls", metrics.watches())
 
 
 def kvroute_version() -> str:

@@ -59,9 +59,9 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     type=click.Choice(["through", "around"]),
     default="through",
     show_default=True,
-    help="Whether the picker sees answers. through: it sees their end and their cached tokens."
-    " around: answers pass it by and cost it nothing; the router infers a request's end from the"
-    " engine's load, after picker.unobserved_s at the latest.",
+    help="Whether the picker sees answers. through: their end and their cached tokens. around:"
+    " none, which costs it nothing; the router infers a request's end from the engine's load,"
+    " after picker.unobserved_s at the latest.",
 )
 @click.option(
     "--tls-ca-file", default="", help="PEM file of the CAs that signed the pickers' certificates."

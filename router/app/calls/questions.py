@@ -82,7 +82,7 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     default=0.0,
     metavar="SECONDS",
     help="Show only picks whose time in the queue plus predicted time to the first token is"
-    " longer than this, and refusals after a longer wait, in seconds.",
+    " longer, and refusals after a longer wait, in seconds.",
 )
 @click.option(
     "--share",

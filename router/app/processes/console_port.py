@@ -14,7 +14,7 @@ from router.observe.audit.observers import Watchers
 from router.observe.console.collector import ConsoleCollector
 from router.observe.console.console import Console
 from router.observe.console.pages import ConsolePages
-from router.observe.console.sessions import Sessions
+from router.observe.console.sessions import SESSION_S, Sessions
 from router.observe.views.rounds import Subject
 
 log = logging.getLogger("kvroute")
@@ -74,7 +74,7 @@ class ConsolePort:
             config.console,
             door=locks.door,
             secure=locks.metrics_tls is not None,
-            sessions=Sessions(config.console.session_s, os.urandom),
+            sessions=Sessions(SESSION_S, os.urandom),
             clock=clock,
         )
         return cls(console, pages)

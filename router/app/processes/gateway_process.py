@@ -32,6 +32,7 @@ class GatewayApp(PortApp):
             door=Door.of(config.keys, certificates, clock=unix_now),
             tracing=self.tracing.spans,
             accesses=EngineAccesses.of(config.engines, config.gateway),
+            requests=config.requests,
         )
 
     @override

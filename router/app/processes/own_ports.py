@@ -52,6 +52,7 @@ class OwnPorts:
                 door=door,
                 tracing=tracing,
                 accesses=accesses,
+                requests=config.requests,
             )
         self._picker: PickerServer | None = None
         if config.picker.listen:
@@ -64,6 +65,7 @@ class OwnPorts:
                 bounds=HttpBounds.of(config.http),
                 certificates=certificates,
                 tracing=tracing,
+                requests=config.requests,
             )
 
     @property

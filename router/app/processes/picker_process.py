@@ -31,6 +31,7 @@ class PickerApp(PortApp):
             bounds=bounds,
             certificates=certificates,
             tracing=self.tracing.spans,
+            requests=config.requests,
         )
         self._http: list[MetricsServer | ProbeServer] = []
         self._probes: ProbeServer | None = None

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from router.api.desk.counters import kvroute_version
 from router.config.settings.tracing_settings import TracingSettings
-from router.observe.tracing.export import SpanCollector, SpanExport
+from router.observe.metrics.of_audit import SpanCollector
+from router.observe.tracing.export import SpanExport
 from router.observe.tracing.spans import Tracing
 
 

@@ -106,11 +106,11 @@ def _plain_console(values: Values) -> str:
 
 
 def _picks_for_all(values: Values) -> str:
-    return "" if values["picker.mutual_tls"] else values.open("picker.listen")
+    return "" if values["picker.tls"] == "mutual" else values.open("picker.listen")
 
 
 def _plain_picks(values: Values) -> str:
-    plain = values["picker.plain"] or not values["tls.certificate_file"]
+    plain = values["picker.tls"] == "optional" or not values["tls.certificate_file"]
     return values.open("picker.listen") if plain else ""
 
 
@@ -184,15 +184,15 @@ RISKS: tuple[Risk, ...] = (
         "is off: keys by which people sign in to the console at {} cross the network in plain text",
     ),
     Risk(
-        "picker.mutual_tls",
+        "picker.tls",
         _picks_for_all,
-        "is off: all that reach {} may have picks made, without keys",
+        "is not mutual: all that reach {} may have picks made, without keys",
     ),
     Risk(
-        "picker.plain",
+        "picker.tls",
         _plain_picks,
-        "is set, or tls.certificate_file is not: prompts that come to {} cross the network in plain"
-        " text",
+        "is optional, or tls.certificate_file is not set: prompts that come to {} cross the"
+        " network in plain text",
     ),
     Risk(
         "nats.allow_plaintext",

@@ -64,7 +64,6 @@ from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
 from router.decide.policies.configured import DecisionSettings, shadow_policy
 from router.fleet.health.warnings import WarningCode
-from router.fleet.topology import PlaceLabels
 from router.net.keys.engine_accesses import EngineAccesses
 from router.net.keys.networks import check_engine_networks
 from router.observe.audit.observers import Watchers
@@ -131,9 +130,8 @@ class RouterApp:
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
-        labels = PlaceLabels(routing.host_label, routing.rack_label, routing.cluster_label)
         rng = random.Random(secrets.randbits(64))
-        self.watchers = Watchers(self.replica, labels, rng, _watcher_failed)
+        self.watchers = Watchers(self.replica, rng, _watcher_failed)
         self.accesses = EngineAccesses.of(config.engines, config.gateway, config.workers)
         if not config.gateway.listen:  # it follows them itself
             locks.followed.add("engine_key", self.accesses)
@@ -251,8 +249,6 @@ class RouterApp:
                 config.discovery.kubernetes,
                 self._pods,
                 replica=self.replica,
-                host_label=config.routing.host_label,
-                rack_label=config.routing.rack_label,
                 copied_labels=config.routing.compared_labels,
                 clock=self.clock,
                 rng=random.Random(secrets.randbits(64)),

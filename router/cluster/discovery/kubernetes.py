@@ -134,21 +134,16 @@ class KubernetesDiscovery:
         hands: Hands,
         *,
         replica: str,
-        host_label: str,
-        rack_label: str,
         copied_labels: Sequence[str],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        """host_label, rack_label: names of workers' labels, as in `routing`. copied_labels: names
-        of pods' labels that their workers have, too. Raises NoApi.
-        """
+        """copied_labels: names of pods' labels that their workers have, too. Raises NoApi."""
         if bool(settings.selector) == bool(settings.pool):
             raise NoApi("discovery.kubernetes: name either a selector or a pool")
         self.settings = settings
         self._hands = hands
         self._clock = clock
-        self._rack_label = rack_label
         account = ServiceAccount(Path(settings.account_folder))
         self._api = KubernetesApi(settings.api or _cluster(os.environ), account)
         try:
@@ -165,7 +160,6 @@ class KubernetesDiscovery:
                 settings.events_port,
                 settings.replay_port,
                 settings.role_label,
-                host_label,
                 copied_labels,
             ),
             replica,
@@ -351,10 +345,7 @@ class KubernetesDiscovery:
                 return {}
             if len(self._nodes) >= NODES_MAX:
                 self._nodes.clear()
-            wanted = (
-                ("zone", ZONE_LABEL),
-                (self._rack_label, self.settings.rack_label),
-            )
+            wanted = (("zone", ZONE_LABEL), ("rack", self.settings.rack_label))
             self._nodes[node] = {name: said[label] for name, label in wanted if label in said}
         return self._nodes[node]
 

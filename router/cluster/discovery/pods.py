@@ -25,8 +25,6 @@ class Plan(NamedTuple):
     events_port: int | None
     replay_port: int | None
     role_label: str
-    host_label: str
-    """Name of the label that names a worker's host, in `routing`."""
     copied_labels: Sequence[str] = ()
     """Names of pods' labels that their workers have, too."""
 
@@ -75,7 +73,7 @@ def settings_of(
         "labels": {
             **{name: pod.labels[name] for name in plan.copied_labels if name in pod.labels},
             **labels,
-            **({plan.host_label: pod.node} if pod.node else {}),
+            **({"host": pod.node} if pod.node else {}),
         },
     }
     host = endpoint.address.removeprefix("http://").rpartition(":")[0]

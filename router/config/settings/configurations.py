@@ -26,6 +26,7 @@ from router.config.settings.keys_settings import (
 from router.config.settings.picker_settings import PickerProcessSettings, PickerSettings
 from router.config.settings.prompt_settings import PromptsSettings
 from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.request_settings import RequestSettings
 from router.config.settings.routing_settings import ModelRoutingSettings, RoutingSettings
 from router.config.settings.serving_settings import (
     DecisionLogSettings,
@@ -78,6 +79,7 @@ class ServeConfig(Settings, frozen=True):
     console: ConsoleSettings = ConsoleSettings()
     gateway: GatewaySettings = GatewaySettings()
     picker: PickerSettings = PickerSettings()
+    requests: RequestSettings = RequestSettings()
     nats: NatsSettings = NatsSettings()
     log: LogSettings = LogSettings()
     discovery: DiscoverySettings = DiscoverySettings()
@@ -89,8 +91,8 @@ class ServeConfig(Settings, frozen=True):
     ready_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="seconds after the start at which the router says that it is ready, even"
-            " while the blocks of some workers are not known for sure"
+            description="seconds after the start at which the router is ready even while the"
+            " blocks of some workers are not known for sure"
         ),
     ] = 30.0
     drain_timeout_s: Annotated[
@@ -151,6 +153,7 @@ class GatewayConfig(Settings, frozen=True):
     ] = "127.0.0.1:50051"
     to_router: DialSettings = DialSettings()
     gateway: GatewayProcessSettings = GatewayProcessSettings()
+    requests: RequestSettings = RequestSettings()
     engines: EnginesSettings = EnginesSettings()
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
@@ -170,6 +173,7 @@ class PickerConfig(Settings, frozen=True):
     ] = "127.0.0.1:50051"
     to_router: DialSettings = DialSettings()
     picker: PickerProcessSettings = PickerProcessSettings()
+    requests: RequestSettings = RequestSettings()
     tls: TlsSettings = TlsSettings()
     probes: ProbesSettings = ProbesSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9090")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from events.plane.settings import Seconds, Settings
+from events.plane.settings import Settings
 
 
 class ConsoleSettings(Settings, frozen=True):
@@ -20,11 +20,7 @@ class ConsoleSettings(Settings, frozen=True):
     hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="host names, without ports, by which browsers reach the console, beside"
-            " those of loopback; none: any name where callers need keys, else loopback's alone"
+            description="host names, without ports, by which browsers reach the console beside"
+            " loopback's; none: any name where callers need keys, else loopback's alone"
         ),
     ] = ()
-    session_s: Annotated[
-        Seconds,
-        Meta(description="seconds after which a browser has to sign in to the console again"),
-    ] = 43_200.0

@@ -40,9 +40,8 @@ class KubernetesSettings(Settings, frozen=True):
         str,
         Meta(
             pattern=DNS_NAME,
-            description="name of the InferencePool whose selector and targetPorts are used"
-            " instead of `selector` and `ports`; the router's service account needs the right to"
-            " get it",
+            description="name of the InferencePool whose selector and targetPorts take the"
+            " place of `selector` and `ports`; needs the right to get it",
         ),
     ] = ""
     ports: Annotated[
@@ -76,8 +75,8 @@ class KubernetesSettings(Settings, frozen=True):
     node_labels: Annotated[
         bool,
         Meta(
-            description="read each worker's zone and rack from its node's labels; the router's"
-            " service account needs the right to get nodes"
+            description="read each worker's zone and rack from its node's labels; needs the"
+            " right to get nodes"
         ),
     ] = False
     rack_label: Annotated[

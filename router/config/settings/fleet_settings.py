@@ -21,8 +21,7 @@ class FleetSettings(Settings, frozen=True):
         str,
         Meta(
             pattern=r"^[A-Za-z0-9_-]{1,64}$",
-            description="name of the fleet that this router serves; all relays and routers of a"
-            " fleet are configured with the same name",
+            description="name of the fleet, the same for all its relays and routers",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = "default"
@@ -40,9 +39,9 @@ class FleetSettings(Settings, frozen=True):
     state_file: Annotated[
         str | None,
         Meta(
-            description="file where this router saves the drains and removals in force, to read"
-            " them again after its restart; each replica needs a file of its own; none: a"
-            " restarted router learns them from other replicas only"
+            description="file where this router saves the drains and removals in force for its"
+            " restart, one for each replica; none: a restarted router learns them from"
+            " other replicas only"
         ),
     ] = None
     inflight: Annotated[
@@ -67,8 +66,8 @@ class IndexSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=MEMORY_MIB_MAX,
-            description="MiB of memory that the index of cached blocks may take, at most 64 GiB;"
-            " when it is full, blocks that no prompt matched lately are forgotten",
+            description="MiB of memory that the index of cached blocks may take; when it is"
+            " full, blocks that no prompt matched lately are forgotten",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = 4096

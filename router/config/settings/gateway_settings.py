@@ -38,13 +38,6 @@ class GatewaySettings(Settings, frozen=True):
     reuse_port: Annotated[
         bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
     ] = False
-    route_timeout_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds that a request waits at most for a router's pick, with its time"
-            " in the router's queue"
-        ),
-    ] = 30.0
     silence_s: Annotated[
         Seconds,
         Meta(
@@ -52,34 +45,6 @@ class GatewaySettings(Settings, frozen=True):
             " failed"
         ),
     ] = 600.0
-    drain_timeout_s: Annotated[
-        Seconds,
-        Meta(description="seconds that the gateway waits at most for open requests after SIGTERM"),
-    ] = 300.0
-    accept_after_stop_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds after SIGTERM in which new requests are still served, each as"
-            " the last of its connection; these seconds are part of gateway.drain_timeout_s"
-        ),
-    ] = 5.0
-    body_mib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="MiB of the largest body of a request, after unpacking; larger ones are"
-            " refused with 413",
-        ),
-    ] = 32
-    bodies_mib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1 << 20,
-            description="MiB that the bodies of all open requests may take together",
-        ),
-    ] = 1024
     open_max: Annotated[
         int,
         Meta(
@@ -93,17 +58,17 @@ class GatewaySettings(Settings, frozen=True):
         Meta(
             gt=0,
             le=1,
-            description="share (0 to 1) of gateway.open_max and gateway.bodies_mib_max that one"
-            " client may use; a client is a key, or an IP address where clients need no keys; set"
-            " 1 behind a proxy, whose address all clients have",
+            description="share (0 to 1) of gateway.open_max and requests.bodies_mib_max that"
+            " one client (a key, or without keys an IP address) may use; set 1 behind a"
+            " proxy, whose address all clients have",
         ),
     ] = 0.5
     cors_origins: Annotated[
         tuple[Origin, ...],
         Meta(
-            description="origins whose pages may read the gateway's answers in a browser (CORS),"
-            " such as https://chat.example, or `*` for all; cookies and certificates are never"
-            " allowed; none: only the gateway's own origin"
+            description="origins whose pages may read the gateway's answers in a browser"
+            " (CORS), such as https://chat.example, or `*` for all; none: only the"
+            " gateway's own"
         ),
     ] = ("*",)
     pairs: Annotated[
@@ -113,33 +78,25 @@ class GatewaySettings(Settings, frozen=True):
     forward: Annotated[
         Literal["body", "tokens"],
         Meta(
-            description="tokens: chats are sent to engines with their prompt's tokens, so that"
-            " engines do not tokenize again; only tokens that were compared with an engine's, and"
-            " only to engines that take tokens"
+            description="tokens: chats are sent with their prompt's tokens, so that engines do"
+            " not tokenize again, if the tokens were compared with an engine's and the"
+            " engine takes tokens"
         ),
     ] = "body"
-    priority: Annotated[
-        Literal["higher", "lower"],
-        Meta(
-            description="whether requests with a higher or with a lower `priority` in their body"
-            " go first"
-        ),
-    ] = "higher"
     salt: Annotated[
         Literal["client", "tenant"],
         Meta(
-            description="where the `cache_salt` comes from that routers and engines get. client:"
-            " from the body, so tenants share cached prefixes, and can measure what others have"
-            " cached; tenant: made from the request's tenant, or from its key where the key has"
-            " no tenant"
+            description="origin of the `cache_salt` that routers and engines get. client: the"
+            " body, so that tenants can measure what others have cached; tenant: made from"
+            " the request's tenant, or else from its key"
         ),
     ] = "client"
     observe: Annotated[
         bool,
         Meta(
             description="decide about requests that another router or proxy serves, and mirrors"
-            " here: each is counted and logged, and answered by status 204; nothing is forwarded"
-            " to a worker, or reserved"
+            " here: each is counted, logged and answered by status 204; nothing is"
+            " forwarded or reserved"
         ),
     ] = False
     answer_headers: Annotated[

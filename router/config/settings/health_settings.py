@@ -24,9 +24,8 @@ class CapacitySettings(Settings, frozen=True):
     estimate_slots: Annotated[
         bool,
         Meta(
-            description="estimate how many requests a worker runs at once, where its"
-            " engine and the configuration name no slots, from requests that ran while"
-            " others waited"
+            description="estimate the slots of a worker, where its engine and the configuration"
+            " name none, from requests that ran while others waited"
         ),
     ] = True
     count_preemptions: Annotated[
@@ -41,32 +40,32 @@ class CapacitySettings(Settings, frozen=True):
         Meta(
             ge=0,
             le=1e6,
-            description="a worker takes no further request while its uncomputed prompt tokens"
-            " reach this many times its engine's token budget of a step, where the engine"
-            " publishes its budget; 0: no such bound",
+            description="bound on a worker's uncomputed prompt tokens, in token budgets of an"
+            " engine's step, where the engine publishes it; a worker at the bound has no"
+            " room; 0: none",
         ),
     ] = 0.0
     prefill_tokens_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="a worker takes no further request while it has this many prompt tokens"
-            " to compute, for requests of all routers; 0: no such bound",
+            description="bound on a worker's uncomputed prompt tokens, of all routers; a worker"
+            " at the bound has no room; 0: none",
         ),
     ] = 0
     prefill_requests_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="a worker takes no further request while it computes the prompts of this"
-            " many requests of this router; 0: no such bound",
+            description="bound on the requests of this router whose prompts a worker computes;"
+            " a worker at the bound has no room; 0: none",
         ),
     ] = 0
     decode_requests_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="a worker takes no further request while it generates the answers of this"
-            " many requests of this router; 0: no such bound",
+            description="bound on the requests of this router whose answers a worker generates;"
+            " a worker at the bound has no room; 0: none",
         ),
     ] = 0

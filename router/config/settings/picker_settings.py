@@ -19,69 +19,31 @@ class PickerSettings(Settings, frozen=True):
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ""
-    plain: Annotated[
-        bool,
+    tls: Annotated[
+        Literal["optional", "server", "mutual"],
         Meta(
-            description="take connections without TLS; connections with TLS are taken on the same"
-            " port if tls.certificate_file is set"
+            description="optional: connections without TLS are taken, and with TLS if"
+            " tls.certificate_file is set; server: only those with TLS; mutual: only those with"
+            " TLS and a certificate signed by a CA of tls.client_ca_file"
         ),
-    ] = True
-    mutual_tls: Annotated[
-        bool,
-        Meta(
-            description="take only connections with a certificate signed by a CA of"
-            " tls.client_ca_file; also set picker.plain to false"
-        ),
-    ] = False
-    route_timeout_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds that a request waits at most for a router's pick, with its time"
-            " in the router's queue"
-        ),
-    ] = 30.0
-    body_mib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="MiB of the largest body that is read; for a larger one the worker is"
-            " picked by load alone",
-        ),
-    ] = 64
-    bodies_mib_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1 << 20,
-            description="MiB that the bodies of all requests may take while they wait for a pick"
-            " or are sent back to Envoy; beyond it, workers are picked by load alone",
-        ),
-    ] = 1024
+    ] = "optional"
     fallbacks: Annotated[
         int,
         Meta(
             ge=0,
             le=3,
             description="most further endpoints that the picker names for Envoy to try when the"
-            " picked one fails; some gateways take only one endpoint, so 0 there",
+            " picked one fails; 0 for gateways that take only one endpoint",
         ),
     ] = 0
     pairs: Annotated[
         Literal["never", "llm-d"],
         Meta(
-            description="llm-d: where the fleet has prefill workers, a request gets the address"
-            " of one in the header x-prefiller-host-port, for llm-d's routing sidecar beside the"
+            description="llm-d: where the fleet has prefill workers, the header"
+            " x-prefiller-host-port has the address of one, for llm-d's sidecar beside the"
             " decode worker"
         ),
     ] = "never"
-    priority: Annotated[
-        Literal["higher", "lower"],
-        Meta(
-            description="whether requests with a higher or with a lower `priority` in their body"
-            " go first"
-        ),
-    ] = "higher"
     objectives: Annotated[
         Mapping[str, int],
         Meta(
@@ -97,17 +59,6 @@ class PickerSettings(Settings, frozen=True):
             " picker nothing of its answer"
         ),
     ] = 20.0
-    drain_timeout_s: Annotated[
-        Seconds,
-        Meta(description="seconds that the picker waits at most for open requests after SIGTERM"),
-    ] = 300.0
-    accept_after_stop_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds after SIGTERM in which new requests are still taken, while the"
-            " health service answers NOT_SERVING and gateways change to other pickers"
-        ),
-    ] = 5.0
 
 
 class PickerProcessSettings(PickerSettings, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-PresetName = Literal["balanced", "agents", "chat", "batch"]
+PresetName = Literal["balanced", "chat", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,6 @@ PRESETS: dict[PresetName, Preset] = {
         sets={},
         chosen_on="tests/bar: traffic on which a default could lose. The other presets are for"
         " traffic that is known, and lose to this one on some",
-    ),
-    "agents": Preset(
-        summary="sessions of long prompts that grow turn by turn: least mean time to first token",
-        sets={"guard": {"policies": ["ttft"]}},
-        chosen_on="agentic trace, three seeds. Mean time to first token, balanced in brackets:"
-        " 175 ms (182) at 1x, 1,284 (1,281) at 3x, 3,665 (3,749) at 6x, where prompts no longer fit"
-        " the caches: little is left to gain since the guard counts new tokens twice",
     ),
     "chat": Preset(
         summary="conversations with people: least mean time to first token and between tokens",

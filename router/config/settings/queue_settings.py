@@ -35,8 +35,8 @@ class BandSettings(Settings, frozen=True):
         Meta(
             gt=0,
             le=1e6,
-            description="weight of the band: its share of the dispatches, relative to the weights"
-            " of the other bands",
+            description="share of the band in the dispatches, relative to the weights of the"
+            " others",
         ),
     ] = 1.0
     share_percent: Annotated[
@@ -44,8 +44,8 @@ class BandSettings(Settings, frozen=True):
         Meta(
             gt=0,
             le=100,
-            description="percentage of a model's slots and KV blocks that may be in use for"
-            " requests of this band to get workers; the rest is kept for other bands",
+            description="percentage of a model's slots and KV blocks up to which requests of"
+            " this band get workers; the rest is kept for other bands",
         ),
     ] = 100.0
 
@@ -58,8 +58,8 @@ class TenantSettings(Settings, frozen=True):
         Meta(
             gt=0,
             le=1e6,
-            description="weight of the tenant: its share of the dispatches, relative to the"
-            " weights of the other tenants",
+            description="share of the tenant in the dispatches, relative to the weights of the"
+            " others",
         ),
     ] = 1.0
     in_flight_max: Annotated[
@@ -90,8 +90,8 @@ class TenantsSettings(Settings, frozen=True):
     fair: Annotated[
         bool,
         Meta(
-            description="give tenants that have requests waiting in a band shares by their weights,"
-            " in uncached prompt tokens; false: the order alone decides"
+            description="give tenants that wait in a band shares by their weights, in uncached"
+            " prompt tokens; false: the order alone decides"
         ),
     ] = False
     cached_price: Annotated[
@@ -121,8 +121,8 @@ class SiblingsSettings(Settings, frozen=True):
     enabled: Annotated[
         bool,
         Meta(
-            description="keep requests with the same long prefix waiting until the first one's"
-            " prompt is computed, so that the others reuse its blocks"
+            description="hold requests with the same long prefix until the first one's prompt"
+            " is computed, so that the others reuse its blocks"
         ),
     ] = False
 
@@ -173,18 +173,17 @@ class QueueSettings(Settings, frozen=True):
     early_refusal: Annotated[
         EarlyRefusal,
         Meta(
-            description="when to refuse a request before its wait is over, while no worker has"
-            " room. timeout: as soon as its expected wait is longer than it may wait; slo: also"
-            " when longer than its ttft_slo_ms; never: it waits to the end"
+            description="when to refuse a request before its wait is over. timeout: as soon as"
+            " its expected wait is longer than it may wait; slo: also when longer than its"
+            " ttft_slo_ms; never: it waits to the end"
         ),
     ] = "never"
     blocks_ahead: Annotated[
         bool,
         Meta(
-            description="before a request that may wait gets a worker, the KV blocks of its whole"
-            " prompt and expected output must be free there, beside those that running requests"
-            " use and are expected to need, unless the worker is idle; false: one free block"
-            " suffices"
+            description="a worker has room only if the KV blocks of the request's prompt and"
+            " expected output are free there, beside those that running requests are"
+            " expected to need, or if it is idle; false: one free block suffices"
         ),
     ] = True
     order: Annotated[

@@ -31,8 +31,8 @@ class HotPrefixSettings(Settings, frozen=True):
         int,
         Meta(
             ge=0,
-            description="a worker with more active requests than this, and more than the workers'"
-            " mean, counts as busy: its hot prefixes are copied",
+            description="a worker with more active requests than this, and than the workers'"
+            " mean, is busy: its hot prefixes are copied",
         ),
     ] = 10
 
@@ -57,8 +57,8 @@ class GuardSettings(Settings, frozen=True):
         float,
         Meta(
             ge=0,
-            description="prompt tokens that each active request of a worker adds to the wait that"
-            " the guard expects at that worker",
+            description="prompt tokens that each active request adds to the wait that the guard"
+            " expects at its worker",
         ),
     ] = 300.0
     margin: Annotated[
@@ -83,16 +83,15 @@ class AffinitySettings(Settings, frozen=True):
     bonus: Annotated[
         dict[str, Annotated[float, Meta(ge=0)]],
         Meta(
-            description="bonus of each policy: number that is subtracted from the cost of the"
-            " worker that the session's last request went to, in the unit of the policy's cost"
+            description="by policy, the number that is subtracted from the cost of the worker"
+            " of the session's last request, in the unit of the policy's cost"
         ),
     ] = msgspec.field(default_factory=dict)
     hard: Annotated[
         bool,
         Meta(
             description="send all requests of a session to the worker of its last request, as"
-            " long as that worker may take them and has room; otherwise the worker of the least"
-            " cost takes over the session"
+            " long as that worker may take them and has room"
         ),
     ] = False
 
@@ -107,8 +106,8 @@ class RoutingSettings(Settings, frozen=True):
     preset: Annotated[
         PresetName,
         Meta(
-            description="name of a set of routing settings: see `kvroute policies --presets`; a"
-            " key that the file, the environment or a flag sets wins over the preset's value",
+            description="name of a set of routing settings: see `kvroute policies --presets`;"
+            " keys that are set win over the preset's",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = "balanced"
@@ -138,8 +137,8 @@ class RoutingSettings(Settings, frozen=True):
         int,
         Meta(
             ge=0,
-            description="most tokens of a prompt that may be uncached on its decode worker for"
-            " the prompt to be computed there, without a prefill worker",
+            description="a prompt is computed on its decode worker if at most this many of its"
+            " tokens are uncached there",
         ),
     ] = 256
     local_prefill_percent: Annotated[
@@ -147,24 +146,24 @@ class RoutingSettings(Settings, frozen=True):
         Meta(
             ge=0,
             le=100,
-            description="highest percentage of a prompt that may be uncached on its decode worker"
-            " for the prompt to be computed there, without a prefill worker",
+            description="a prompt is computed on its decode worker if at most this percentage"
+            " of it is uncached there",
         ),
     ] = 5
     pair_labels: Annotated[
         tuple[str, ...],
         Meta(
             max_length=8,
-            description="names of worker labels whose values are equal in both workers of a pair,"
-            " as the revision of a rollout",
+            description="worker labels whose values are equal in both workers of a pair, as the"
+            " revision of a rollout",
         ),
     ] = ("revision",)
     label_shares: Annotated[
         dict[Annotated[str, Meta(pattern="^[^=]+=")], Annotated[float, Meta(ge=0, le=1)]],
         Meta(
             max_length=8,
-            description="part of the requests, 0 to 1, that goes to workers with a label:"
-            " {revision=v2: 0.05} sends 5 % there; workers with none of these labels get the rest",
+            description="share (0 to 1) of the requests that goes to workers with a label:"
+            " {revision=v2: 0.05} sends 5 % there; other workers get the rest",
         ),
     ] = msgspec.field(default_factory=dict)
     policy_per_request: Annotated[
@@ -199,8 +198,8 @@ class RoutingSettings(Settings, frozen=True):
     memory_window_s: Annotated[
         Seconds,
         Meta(
-            description="seconds for which a request is remembered after its end: a request with"
-            " the same id gets the same answer, and `kvroute explain --request` shows its receipt"
+            description="seconds for which a request is remembered after its end, for repeated"
+            " ids and `kvroute explain --request`"
         ),
     ] = 180.0
     session_ttl_s: Annotated[
@@ -231,17 +230,16 @@ class RoutingSettings(Settings, frozen=True):
         float,
         Meta(
             ge=0,
-            description="seconds for which the blocks of a picked request's prompt count as"
-            " cached on its worker before the worker's events confirm them; 0: not at all",
+            description="seconds for which the blocks of a picked prompt count as cached on its"
+            " worker before the worker's events confirm them; 0: not at all",
         ),
     ] = 5.0
     approximate_ttl_s: Annotated[
         float,
         Meta(
             ge=0,
-            description="seconds for which the blocks of a picked request's prompt count as"
-            " cached on a worker that publishes no events, or events that leave blocks out; 0:"
-            " not at all",
+            description="seconds for which the blocks of a picked prompt count as cached on a"
+            " worker that publishes no events, or events that leave blocks out; 0: not at all",
         ),
     ] = 120.0
     parameters: Annotated[
@@ -276,15 +274,6 @@ class RoutingSettings(Settings, frozen=True):
     capacity: CapacitySettings = CapacitySettings()
     guard: GuardSettings = GuardSettings()
     affinity: AffinitySettings = AffinitySettings()
-    host_label: Annotated[
-        str, Meta(description="name of the worker label whose value is the worker's host")
-    ] = "host"
-    rack_label: Annotated[
-        str, Meta(description="name of the worker label whose value is the worker's rack")
-    ] = "rack"
-    cluster_label: Annotated[
-        str, Meta(description="name of the worker label whose value is the worker's cluster")
-    ] = "cluster"
 
     @property
     def compared_labels(self) -> tuple[str, ...]:

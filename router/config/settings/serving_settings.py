@@ -31,8 +31,8 @@ class GrpcSettings(Settings, frozen=True):
     any_address: Annotated[
         bool,
         Meta(
-            description="serve clients without keys on an address that is not loopback: every"
-            " client that reaches the port may call every RPC, fleet commands among them"
+            description="serve clients without keys on an address that is not loopback: each"
+            " may call every RPC, fleet commands among them"
         ),
     ] = False
     reflection: Annotated[
@@ -80,22 +80,18 @@ class HttpSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="most open connections of a port; beyond them, a connection that is idle"
-            " or has sent no request is closed for a new one, or else the new one",
+            description="most open connections of a port; beyond them an idle connection, or"
+            " one without a request, is closed for a new one, else the new one",
         ),
     ] = 10_000
     address_connections_max: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
         Meta(
-            description="most open connections of one client address (an IPv4 address or an IPv6"
-            " /64); none, and in any case at most: seven times as many as the port has free"
-            " places"
+            description="most open connections of one client address (an IPv4 address or an"
+            " IPv6 /64); in any case, and with none, at most seven times as many as the"
+            " port has free places"
         ),
     ] = None
-    idle_timeout_s: Annotated[
-        Seconds,
-        Meta(description="seconds for which an HTTP/1 connection may stay open without a request"),
-    ] = 300.0
 
 
 class LogSettings(Settings, frozen=True):

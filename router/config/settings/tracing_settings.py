@@ -30,7 +30,7 @@ class TracingSettings(Settings, frozen=True):
             ge=0,
             le=1,
             description="share (0 to 1) of the requests without a traceparent header for which"
-            " the gateway and the endpoint picker begin a trace; requests with the header are"
-            " sampled as it says",
+            " gateway and picker begin a trace; those with the header are sampled as it"
+            " says",
         ),
     ] = 0.01

@@ -1,6 +1,6 @@
 """How full pools of workers are, the requests that wait for them included. Pure.
 
-    saturation = (active requests + waiting requests) / slots
+    saturation = (active requests + waiting requests) / slots, as autoscalers compute it
 
 active requests   running, waiting in the engine, or on their way there, of this router and others
 waiting requests  in this router's queue: of a role counted for the workers of that role, where none
@@ -42,14 +42,6 @@ class PoolLoad:
         if not self.workers_known:
             return None
         return self.slots_known * self.workers / self.workers_known
-
-    @property
-    def saturation(self) -> float | None:
-        """(Active + waiting requests) / slots of the pool, 0 or more. None: no worker's slots are
-        known.
-        """
-        slots = self.slots
-        return None if slots is None else (self.active + self.waiting) / slots
 
 
 def pool_loads(fleet: Fleet, waiting: Mapping[Pool, int]) -> dict[tuple[str, str], PoolLoad]:

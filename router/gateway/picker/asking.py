@@ -9,6 +9,7 @@ from typing import Any
 from kvroute.client import KvRouteError, Pick, RoutedRequest
 from kvroute.v1 import Phase
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.request_settings import RequestSettings
 from router.gateway.exchange import Exchange, goes_by_load
 from router.gateway.output_lengths import OutputLengths
 from router.gateway.picker.counters import PROGRAM, PickerCounters
@@ -32,12 +33,14 @@ class Asking:
         endpoints: Endpoints,
         counters: PickerCounters,
         settings: PickerSettings,
+        requests: RequestSettings,
     ) -> None:
         self._client = client
         self._roster = roster
         self._endpoints = endpoints
         self._counters = counters
         self._settings = settings
+        self._route_timeout_s = requests.route_timeout_s
         self.lengths = OutputLengths()
 
     async def routed(
@@ -105,7 +108,7 @@ class Asking:
             options["phase"] = Phase.PHASE_PREFILL_DECODE
         if trace is not None:
             options["traceparent"] = trace.pick_header()
-        routed = self._client.request(timeout_s=settings.route_timeout_s, **options)
+        routed = self._client.request(timeout_s=self._route_timeout_s, **options)
         entered = await routed.__aenter__()
         if trace is not None:
             trace.picked(entered.pick.worker_id)

@@ -10,6 +10,7 @@ from router.observe.metrics.families import (
     HELD,
     HELD_LABELS,
     OPEN_REQUESTS,
+    PICK,
     REFUSALS,
     shared,
 )
@@ -79,12 +80,8 @@ class PickerCounters:
             "picker_bodies", ""
         )
         """Bytes of bodies that wait for their pick, or go back after it."""
-        self.pick = Histogram(
-            "kvroute_picker_pick_seconds",
-            "From a request's whole body to its endpoint: tokens, and the router's queue.",
-            buckets=PICK_S,
-            registry=registry,
-        )
+        pick = Histogram(*PICK, ["program"], buckets=PICK_S, registry=None)
+        self.pick = shared(registry, pick).labels(PROGRAM)
         self._name_labels()
 
     def _name_labels(self) -> None:

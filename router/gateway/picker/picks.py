@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from kvroute.client import KvRouteError, RoutedRequest, RouterUnreachable
 from kvroute.v1 import FailureReason
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.request_settings import RequestSettings
 from router.gateway.exchange import Blame, Exchange, Outcome
 from router.gateway.output_lengths import OutputLengths
 from router.gateway.picker.asking import Asking
@@ -92,6 +93,7 @@ class Picker:
         endpoints: Endpoints,
         counters: PickerCounters,
         settings: PickerSettings,
+        requests: RequestSettings,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         begin_trace: Callable[[str], GatewayTrace | None] | None = None,
         *,
@@ -105,6 +107,7 @@ class Picker:
         self.endpoints = endpoints
         self.counters = counters
         self.settings = settings
+        self.requests = requests
         self.spawn = spawn
         self.asking = asking
         self.clock = asyncio.get_running_loop().time
@@ -163,7 +166,7 @@ class Picker:
 
     def may_hold(self, size: int) -> bool:
         """Whether `size` more bytes of bodies may be held; if so, they are counted as held."""
-        if self._held_bytes + size > self.settings.bodies_mib_max * _MIB:
+        if self._held_bytes + size > self.requests.bodies_mib_max * _MIB:
             return False
         self.let_go(-size)
         return True
@@ -226,12 +229,12 @@ class PickedRequest:
         self._flows = False
         """Whether the gateway can't send, since the body is being passed on."""
         self._gone = False
-        settings = picker.settings
+        requests = picker.requests
         self.stream = RequestStream(
             self,
-            body_bytes_max=settings.body_mib_max * _MIB,
+            body_bytes_max=requests.body_mib_max * _MIB,
             may_hold=self._may_hold,
-            low_first=settings.priority == "lower",
+            low_first=requests.priority == "lower",
         )
 
     def left(self) -> None:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from events.plane.tasks import Tasks
 from router.config.keys import ConfigError
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.request_settings import RequestSettings
 from router.gateway.picker.asking import Asking
 from router.gateway.picker.calls import Calls, Health
 from router.gateway.picker.counters import PickerCounters
@@ -62,16 +63,18 @@ class PickerServer:
         connection_age_s: float = CONNECTION_AGE_S,
         certificates: Certificates | None = None,
         tracing: Tracing | None = None,
+        requests: RequestSettings | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: called with an
         error of the picker's own tasks. bounds: of connections. keepalive_s, connection_age_s: of
         connections, in seconds. certificates: for connections with TLS. tracing: spans of requests;
-        None: no spans. Raises ConfigError for an invalid address.
+        None: no spans. requests: None: the defaults. Raises ConfigError for an invalid address.
         """
         self._followed = Followed()
         if certificates is not None:
             self._followed.add("certificates", certificates)
         self._settings = settings
+        self._requests = requests or RequestSettings()
         self._head_timeout_s = bounds.head_timeout_s
         self._address = split_address(settings.listen)
         self._tls = _context(settings, certificates)
@@ -92,7 +95,7 @@ class PickerServer:
             ),
             rng=random.Random(),
             tls=lambda: None if self._tls is None else self._tls.now,
-            allows_plain=settings.plain,
+            allows_plain=settings.tls == "optional",
             came=lambda kind: self.counters.connections.labels(kind).inc(),
         )
         self._picker: Picker | None = None
@@ -118,10 +121,18 @@ class PickerServer:
         await self._stack.enter_async_context(self.client)
         endpoints = Endpoints(self.roster)
         self._picker = Picker(
-            Asking(self.client, self.roster, endpoints, self.counters, self._settings),
+            Asking(
+                self.client,
+                self.roster,
+                endpoints,
+                self.counters,
+                self._settings,
+                self._requests,
+            ),
             endpoints,
             self.counters,
             self._settings,
+            self._requests,
             lambda work: self._tasks.spawn_task(work, "pick"),
             self._begin_trace,
             head_timeout_s=self._head_timeout_s,
@@ -139,7 +150,7 @@ class PickerServer:
         self._tasks.spawn(self._keep_health(), "health of the picker")
 
     async def stop(self) -> None:
-        """Stops after the open requests, or after picker.drain_timeout_s."""
+        """Stops after the open requests, or after requests.drain_timeout_s."""
         self._leaving = True
         self._health.set(serving=False)
         picker = self._picker
@@ -154,10 +165,10 @@ class PickerServer:
 
     async def _drain(self, picker: Picker) -> None:
         if self._port.open:
-            await asyncio.sleep(self._settings.accept_after_stop_s)
+            await asyncio.sleep(self._requests.accept_after_stop_s)
         self._port.go_away(last=False)
         try:
-            async with asyncio.timeout(self._settings.drain_timeout_s):
+            async with asyncio.timeout(self._requests.drain_timeout_s):
                 await picker.end_idle()
                 await picker.idle.wait()
                 await picker.end_idle()
@@ -181,11 +192,12 @@ class PickerServer:
 
 def _context(settings: PickerSettings, certificates: Certificates | None) -> Contexts | None:
     """TLS for connections; None: without it. Raises ConfigError."""
-    if settings.mutual_tls and (certificates is None or not certificates.asks_callers):
-        raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.picker.mutual_tls`")
+    mutual = settings.tls == "mutual"
+    if mutual and (certificates is None or not certificates.asks_callers):
+        raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.picker.tls`")
     if certificates is None:
-        if not settings.plain:
-            raise ConfigError("TLS alone needs tls.certificate_file - at `$.picker.plain`")
+        if settings.tls != "optional":
+            raise ConfigError("TLS alone needs tls.certificate_file - at `$.picker.tls`")
         return None
-    verify = ssl.CERT_REQUIRED if settings.mutual_tls else ssl.CERT_NONE
+    verify = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
     return certificates.contexts(verify, ["h2"])

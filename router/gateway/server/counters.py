@@ -15,6 +15,7 @@ from router.observe.metrics.families import (
     HELD_LABELS,
     KNOWN,
     OPEN_REQUESTS,
+    PICK,
     REFUSALS,
     shared,
 )
@@ -36,20 +37,18 @@ FULL = ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES")
 """Reasons for which a gateway that is itself full refuses requests."""
 
 CLIENT_NAMES = {
-    "attempts": "attempts of requests on workers",
-    "retries": "attempts after a failed attempt",
-    "retries_over_budget": "failures without another attempt: the retry budget is used up",
-    "retries_without_worker": "failures without another attempt: no other worker is left",
-    "fallback_picks": "picks by the gateway itself, since no router could be reached",
-    "fallback_refused": "requests without a router and without a fitting worker",
-    "outages": "times at which no router could be reached any longer",
+    "attempts": "on workers",
+    "retries": "after a failed attempt",
+    "retries_over_budget": "failures past the retry budget",
+    "retries_without_worker": "failures with no other worker left",
+    "fallback_picks": "by the gateway itself, without a router",
+    "fallback_refused": "without a router, no worker fits",
+    "outages": "of all routers",
 }
 """Counters of the gateway's client."""
 _OWN_NAMES = {
-    "moved": "requests without a byte of an answer that were taken from a worker which is silent to"
-    " the router",
-    "unusable_hand_overs": "answers of prefill workers that were no hand-over, or one that was"
-    " refused, so that the decode worker computed the prompt itself",
+    "moved": "requests without a byte of an answer, away from a silent worker",
+    "unusable_hand_overs": "after which the decode worker computed the prompt itself",
 }
 CLIENT = (
     "kvroute_gateway_client",
@@ -90,13 +89,8 @@ class GatewayCounters:
             ["engine", "kind"],
             registry=registry,
         )
-        self.pick = Histogram(
-            "kvroute_gateway_pick_seconds",
-            "From a request's head to its first pick: the bytes of its body, its tokens, and the"
-            " router's queue; what the gateway adds to the time to the first token.",
-            buckets=PICK_S,
-            registry=registry,
-        )
+        pick = Histogram(*PICK, ["program"], buckets=PICK_S, registry=None)
+        self.pick = shared(registry, pick).labels(PROGRAM)
         self.first_byte = Histogram(
             "kvroute_gateway_first_byte_seconds",
             "From a request's head to the first byte of its answer.",

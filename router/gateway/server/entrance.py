@@ -17,6 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.request_settings import RequestSettings
 from router.gateway.refusals import GatewayRefusal
 from router.gateway.server.reading import BodyReader, go_on
 from router.gateway.server.room import Place, Room, client_of
@@ -40,13 +41,15 @@ _BEARER = "bearer "
 class Entrance:
     """Checks heads and clients of one gateway's requests, and reads their bodies."""
 
-    def __init__(self, settings: GatewaySettings, door: Door | None) -> None:
+    def __init__(
+        self, settings: GatewaySettings, requests: RequestSettings, door: Door | None
+    ) -> None:
         """door: checks clients' keys; None: they need none."""
         self._door = door
         self.room = Room(
             open_max=settings.open_max,
-            bodies_mib_max=settings.bodies_mib_max,
-            body_mib_max=settings.body_mib_max,
+            bodies_mib_max=requests.bodies_mib_max,
+            body_mib_max=requests.body_mib_max,
             share=settings.client_share,
         )
 

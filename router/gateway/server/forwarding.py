@@ -11,6 +11,7 @@ from events.engines.table import engine_of
 from kvroute.client import KvRouteError, Pick, RoutedRequest
 from kvroute.v1 import Phase
 from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.request_settings import RequestSettings
 from router.gateway.exchange import Exchange, Upstream, goes_by_load
 from router.gateway.output_lengths import OutputLengths
 from router.gateway.refusals import GatewayRefusal
@@ -41,6 +42,7 @@ class Forwarder:
         roster: Roster,
         counters: GatewayCounters,
         settings: GatewaySettings,
+        requests: RequestSettings,
         accesses: EngineAccesses,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
@@ -50,6 +52,7 @@ class Forwarder:
         self._roster = roster
         self._counters = counters
         self._settings = settings
+        self._route_timeout_s = requests.route_timeout_s
         self._accesses = accesses
         self._spawn = spawn
         self._lengths = OutputLengths()
@@ -79,7 +82,7 @@ class Forwarder:
         def decided(by_load: bool) -> Awaitable[Pick]:
             options = self._question(exchange, by_load=by_load)
             options |= {"observed": True, "omit_receipt": True}
-            return self._client.route(timeout_s=self._settings.route_timeout_s, **options)
+            return self._client.route(timeout_s=self._route_timeout_s, **options)
 
         await self._or_by_load(exchange, decided, None)
 
@@ -120,7 +123,7 @@ class Forwarder:
         if trace is not None:
             options["traceparent"] = trace.pick_header()
         async for attempt in self._client.attempts(
-            attempts_max=ATTEMPTS_MAX, timeout_s=settings.route_timeout_s, **options
+            attempts_max=ATTEMPTS_MAX, timeout_s=self._route_timeout_s, **options
         ):
             async with attempt as routed:
                 if attempt.number == 1:

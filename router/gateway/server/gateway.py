@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from events.plane.tasks import Tasks
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import EnginesSettings
+from router.config.settings.request_settings import RequestSettings
 from router.gateway.routers import Router
 from router.gateway.server.counters import ClientCollector, GatewayCounters
 from router.gateway.server.forwarding import Forwarder
@@ -44,12 +45,13 @@ class Gateway:
         door: Door | None = None,
         tracing: Tracing | None = None,
         accesses: EngineAccesses | None = None,
+        requests: RequestSettings | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: called with an
         error of the gateway's own tasks. bounds: on connections; None: the defaults. certificates:
         for HTTPS. door: checks clients' keys. tracing: spans of requests; None: no spans. accesses:
-        credentials for workers; None: those of the settings alone. Raises ConfigError for an
-        invalid address.
+        credentials for workers; None: those of the settings alone. requests: None: the
+        defaults. Raises ConfigError for an invalid address.
         """
         tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:
@@ -60,7 +62,7 @@ class Gateway:
         accesses = accesses or EngineAccesses.of(EnginesSettings(), settings)
         self._followed.add("engine_key", accesses)
         registry.register(KeyCollector(self._followed, door))
-        self._settings = settings
+        self._requests = requests = requests or RequestSettings()
         self.client = router
         self._upstreams = Upstreams(settings)
         self.roster = Roster(self.client, clock)
@@ -74,11 +76,13 @@ class Gateway:
             self.roster,
             self.counters,
             settings,
+            requests,
             accesses,
             lambda report: self._tasks.spawn(report, "report of a first token"),
         )
         self.server = GatewayServer(
             settings,
+            requests,
             forwarder,
             self.roster,
             self.counters,
@@ -105,9 +109,9 @@ class Gateway:
             self._tasks.spawn(self._door.run(), "keys of issuers")
 
     async def stop(self) -> None:
-        """Stops after the open requests, or after gateway.drain_timeout_s."""
+        """Stops after the open requests, or after requests.drain_timeout_s."""
         try:
-            await self.server.stop(self._settings.drain_timeout_s)
+            await self.server.stop(self._requests.drain_timeout_s)
             await self._tasks.close()
         finally:
             await asyncio.shield(self._stack.aclose())

@@ -26,6 +26,7 @@ from typing_extensions import override
 from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.failures import Kind, judgement
 from router.config.settings.gateway_settings import GatewaySettings
+from router.config.settings.request_settings import RequestSettings
 from router.gateway.exchange import Blame, Exchange, client_id
 from router.gateway.refusals import Answer, GatewayRefusal, answer_of
 from router.gateway.server.attempt import WORKER_ERRORS, ClientLeft
@@ -120,6 +121,7 @@ class GatewayServer:
     def __init__(
         self,
         settings: GatewaySettings,
+        requests: RequestSettings,
         forwarder: Forwarder,
         roster: Roster,
         counters: GatewayCounters,
@@ -135,11 +137,12 @@ class GatewayServer:
         address that is none, or that the settings don't allow."""
         self._begin_trace = begin_trace
         self._settings = settings
+        self._of_requests = requests
         self._forwarder = forwarder
         self._roster = roster
         self._counters = counters
         self._scrapes = Scrapes(counters.registry)
-        self._entrance = Entrance(settings, door)
+        self._entrance = Entrance(settings, requests, door)
         self._cors = Cors(settings.cors_origins)
         self._said: dict[str, Seldom] = {}
         """Log lines by the reason of a refusal."""
@@ -188,12 +191,12 @@ class GatewayServer:
         await self._http.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Serves what comes for gateway.accept_after_stop_s, and what is on its way then on an open
-        connection; refuses new connections' requests, waits for the open ones, and closes every
-        connection: all within drain_s."""
+        """Serves what comes for requests.accept_after_stop_s, and what is then on its way on an
+        open connection; refuses new connections' requests, waits for the open ones, and closes
+        every connection: all within drain_s."""
         ends_s = asyncio.get_running_loop().time() + drain_s
         self._leaving = True
-        accept_s = min(self._settings.accept_after_stop_s, drain_s)
+        accept_s = min(self._of_requests.accept_after_stop_s, drain_s)
         await self._http.connections.none_left(accept_s)
         self._stopping = True
         self._staying = self._http.close_idle()
@@ -294,7 +297,7 @@ class GatewayServer:
             self._headers(call),
             query=query_of(request),
             request_id=call.request_id,
-            low_first=self._settings.priority == "lower",
+            low_first=self._of_requests.priority == "lower",
             identity=None if usage is None else usage.identity,
             salts_tenants=self._settings.salt == "tenant",
         )

@@ -9,6 +9,9 @@ HEAD_TIMEOUT_S = 20.0
 """Seconds for TLS and the first request's line and headers, or HTTP/2's first bytes, and then for
 each later request's: a client far away needs a few seconds, and a hostile one holds a place this
 long."""
+IDLE_TIMEOUT_S = 300.0
+"""Seconds for which an HTTP/1 connection may stay open without a request: longer than proxies
+and clients' pools commonly keep one (60 s), so that they close it first."""
 
 
 class HttpKeys(Protocol):
@@ -18,8 +21,6 @@ class HttpKeys(Protocol):
     def connections_max(self) -> int: ...
     @property
     def address_connections_max(self) -> int | None: ...
-    @property
-    def idle_timeout_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class HttpBounds:
 
     connections_max: int = 10_000
     address_connections_max: int | None = None
-    idle_timeout_s: float = 300.0
+    idle_timeout_s: float = IDLE_TIMEOUT_S
     head_timeout_s: float = HEAD_TIMEOUT_S
     linger_s: float = 2.0
     """Seconds for which the rest of a body is read after its request's answer, so that its client
@@ -36,13 +37,10 @@ class HttpBounds:
 
     @classmethod
     def of(cls, keys: HttpKeys) -> "HttpBounds":
-        """The bounds with the values of the section `http`; head_timeout_s and linger_s are
-        fixed.
-        """
+        """The bounds with the values of the section `http`; the times are fixed."""
         return cls(
             connections_max=keys.connections_max,
             address_connections_max=keys.address_connections_max,
-            idle_timeout_s=keys.idle_timeout_s,
             head_timeout_s=HEAD_TIMEOUT_S,
         )
 

@@ -22,7 +22,6 @@ from typing import IO
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import DecisionLogSettings
 from router.decide.decision.decision import Decision
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.logged_decision import LoggedDecision, capture, encode
 from router.observe.audit.logged_refusal import LoggedRefusal, capture_refusal
 from router.request.refusal import Refused
@@ -48,12 +47,11 @@ class _Switch:
 class DecisionLog:
     """The decision log. `use` sets its file; `watch` is called on the event loop; `close` last."""
 
-    def __init__(self, replica: str, labels: PlaceLabels) -> None:
+    def __init__(self, replica: str) -> None:
         self.lines: Counter[str] = Counter()
         """Lines by what became of them, one of RESULTS."""
         self._settings = DecisionLogSettings()
         self._replica = replica
-        self._labels = labels
         self._queue: Queue[LoggedDecision | LoggedRefusal | _Switch | None] = Queue(
             QUEUE_MAX + SWITCHES_MAX
         )
@@ -85,16 +83,12 @@ class DecisionLog:
     def watch(self, decision: Decision) -> None:
         """Queues the line of a decision that is about to be carried out."""
         if self._has_room():
-            self._queue.put_nowait(
-                capture(decision, self._replica, self._labels, self._settings.hashes)
-            )
+            self._queue.put_nowait(capture(decision, self._replica, self._settings.hashes))
 
     def watch_refused(self, refused: Refused) -> None:
         """Queues the line of a request that got no worker."""
         if self._has_room():
-            self._queue.put_nowait(
-                capture_refusal(refused, self._replica, self._labels, self._settings.hashes)
-            )
+            self._queue.put_nowait(capture_refusal(refused, self._replica, self._settings.hashes))
 
     def close(self) -> None:
         """Writes queued lines, for a bounded time. Safe if nothing was ever written."""

@@ -29,13 +29,11 @@ from router.fleet.on_demand import Further
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.rates import PrefillColumns, PrefillRates
 from router.fleet.table import COLUMNS, NUMBERS_FROM, Column, Flags
-from router.fleet.topology import PlaceLabels
+from router.fleet.topology import PLACES
 from router.request.prompt import Prompt
 from router.request.request import Request
 
 VERSION = 1
-PLACES = PlaceLabels("host", "rack", "cluster")
-"""Names of a worker's places in lines, independent of the labels' names."""
 
 Numbers: TypeAlias = list[float | None]
 """A number a row; None: unknown."""
@@ -109,12 +107,11 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     """PrefixHashes, 16 hexadecimal digits each, if hashes are logged."""
 
 
-def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool) -> LoggedDecision:
+def capture(decision: Decision, replica: str, hashes: bool) -> LoggedDecision:
     """Takes from a decision what its line needs; call it before anything of the decision is
     reserved.
 
-    labels: names of the labels for places. hashes: whether to take those of prompt and session,
-    too.
+    hashes: whether to take those of prompt and session, too.
     """
     rows, request = decision.rows, decision.request
     prefill = rows.prefill
@@ -158,7 +155,7 @@ def capture(decision: Decision, replica: str, labels: PlaceLabels, hashes: bool)
         invested_tokens=_unless_zero(rows.invested_tokens),
         kv_distance=_unless_zero(rows.kv_distance),
         of_session=np.flatnonzero(rows.of_session).tolist(),
-        places=_places([heartbeat_of(source).labels for source in decision.sources], labels),
+        places=_places([heartbeat_of(source).labels for source in decision.sources]),
         output_tokens=request.expected_output_tokens,
         guard=decision.guard,
         cheapest=decision.guarded.cheapest if decision.guarded else None,
@@ -276,7 +273,7 @@ class _LoggedFurther(Further):
     """Further columns as the line has them."""
 
     def __init__(self, line: LoggedDecision) -> None:
-        super().__init__({}, PrefillRates(1.0), PLACES)
+        super().__init__({}, PrefillRates(1.0))
         self._line = line
 
     @override
@@ -345,14 +342,10 @@ def _unless_zero(column: Column) -> list[float]:
     return numbers
 
 
-def _places(labels: list[Mapping[str, str]], names: PlaceLabels) -> list[tuple[str, str, str]]:
-    if not any(name in of_worker for of_worker in labels for name in names):
+def _places(labels: list[Mapping[str, str]]) -> list[tuple[str, str, str]]:
+    if not any(name in of_worker for of_worker in labels for name in PLACES):
         return []
     return [
-        (
-            of_worker.get(names.host, ""),
-            of_worker.get(names.rack, ""),
-            of_worker.get(names.cluster, ""),
-        )
+        (of_worker.get("host", ""), of_worker.get("rack", ""), of_worker.get("cluster", ""))
         for of_worker in labels
     ]

@@ -8,7 +8,6 @@ has no prompt, session or tenant, and not the sentence that the client got, whic
 import msgspec
 
 from router.decide.decision.nobody_fits import NobodyFits
-from router.fleet.topology import PlaceLabels
 from router.observe.audit import logged_decision
 from router.observe.audit.logged_decision import VERSION, LoggedDecision, capture
 from router.request.refusal import Refused
@@ -40,10 +39,8 @@ class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """The decision that ended without a pick; None: no worker was scored."""
 
 
-def capture_refusal(
-    refused: Refused, replica: str, labels: PlaceLabels, hashes: bool
-) -> LoggedRefusal:
-    """Takes from a refusal what its line needs; labels and hashes: see `capture`."""
+def capture_refusal(refused: Refused, replica: str, hashes: bool) -> LoggedRefusal:
+    """Takes from a refusal what its line needs; hashes: see `capture`."""
     refusal = refused.refusal
     decision = refusal.decision if isinstance(refusal, NobodyFits) else None
     scored = decision is not None and len(decision.pool) > 0
@@ -60,7 +57,7 @@ def capture_refusal(
         output_tokens=refused.output_tokens,
         entries=dict(refused.entries),
         exclusions={} if decision is None else dict(decision.exclusions()),
-        decision=capture(decision, replica, labels, hashes) if decision and scored else None,
+        decision=capture(decision, replica, hashes) if decision and scored else None,
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from router.config.settings.configurations import ServeConfig
 from router.decide.policies.configured import configured, shadow_policy
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.decision_log import DecisionLog
 from router.observe.audit.sampling import Sampled, Watch
 from router.observe.audit.shadow_policy import Shadow
@@ -17,13 +16,12 @@ class Watchers:
     def __init__(
         self,
         replica: str,
-        labels: PlaceLabels,
         rng: random.Random,
         on_failure: Callable[[Exception], None],
     ) -> None:
         """rng: for sampling only. on_failure: called with the first error of an observer."""
         self.shadow: Shadow | None = None
-        self.log = DecisionLog(replica, labels)
+        self.log = DecisionLog(replica)
         self._watch = Watch((), rng, on_failure)
         self._configured: list[Sampled] = []
         self._looking: dict[str, Sampled] = {}

@@ -9,7 +9,7 @@ from typing_extensions import override
 from router.observe.console.console import Console
 from router.observe.console.pages import RESULTS, ConsolePages
 from router.observe.console.viewers import ENDS
-from router.observe.metrics.families import failed, watchers
+from router.observe.metrics.families import failed, known
 
 
 class ConsoleCollector(Collector):
@@ -22,12 +22,12 @@ class ConsoleCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         viewers, pages = self._console.viewers, self._pages
-        yield watchers("console", len(viewers))
+        yield known("console_pages", len(viewers))
         events = CounterMetricFamily(
             "kvroute_console_events",
-            "Events of the console: ends of pages that watched (end: left, dropped for being slow,"
-            " signed out, stopped); requests that were refused (refusal: full, past 64 pages;"
-            " origin, of another Host or Origin); sign-ins by result (sign_in).",
+            "Events of the console: ends of pages that watched (end); requests that were refused"
+            " (refusal: full, past 64 pages; origin, of another Host or Origin); sign-ins by result"
+            " (sign_in).",
             labels=["event", "result"],
         )
         for end in ENDS:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 SESSIONS_MAX = 256
+SESSION_S = 43_200.0
+"""Seconds after which a browser has to sign in again: a working day."""
 ID_BYTES = 32
 
 

@@ -49,11 +49,9 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
     family = CounterMetricFamily(
         "kvroute_forgotten",
         "Entries of bounded tables that were forgotten: for want of room (no_room), for their age"
-        " (expired), or with their worker (silent, removed). Of the index: placements of blocks; of"
-        " working_sets: sampled blocks; of shared_prefixes: beginnings that prompts share; of"
-        " callers: their reports on a worker; of replica_workers:"
-        " workers without room in a message about our reserved load. Tables are not for adding up,"
-        " reasons are.",
+        " (expired), or with their worker (silent, removed). The index counts placements of blocks,"
+        " working_sets sampled blocks, replica_workers workers without room in a message about our"
+        " reserved load. Tables are not for adding up, reasons are.",
         labels=["what", "reason"],
     )
     for reason, count in counts.items():
@@ -63,12 +61,11 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
 
 FAILURES = (
     "kvroute_failures",
-    "Failures of the router's parts that end no request: an answer that could not be sent, so that"
-    " its reservation ended at once; a call refused as without a valid key for a fault of the"
-    " router; a policy of the operator's (by kind: raised, shape, not_a_number), so that the"
-    " default one decided; a look of the shadow policy or the decision log (watch); a round of the"
-    " console; a child process of prompts that was killed (by kind: time, exit); a relay of the"
-    " router, or its NATS server, that was started again.",
+    "Failures of the router's parts that end no request: an answer that could not be sent, whose"
+    " reservation ended at once; a fault in the check of a key; a policy of the operator's (by"
+    " kind), so that the default one decided; a look of the shadow policy or the decision log"
+    " (watch); a round of the console; a child process of prompts that was killed (by kind); a"
+    " relay of the router, or its NATS server, that was started again.",
 )
 """Name and help of the family."""
 
@@ -90,9 +87,8 @@ HELD = (
     "kvroute_held_bytes",
     "Bytes that this process holds: estimated memory of the index, of waiting requests (queue) and"
     " of hot_prefixes; gRPC messages over 64 KiB that are being handled (messages); bodies of"
-    " requests in a gateway (gateway_bodies) or an endpoint picker (picker_bodies); by port of"
-    " HTTP/2, messages that wait for their handlers, answers that wait for their callers, and open"
-    " streams (connections).",
+    " requests in a gateway or an endpoint picker; by port of HTTP/2, messages and answers that"
+    " wait, and open streams (connections).",
 )
 """Name and help of the family."""
 HELD_LABELS = ("what", "port")
@@ -110,7 +106,7 @@ def held_at_most(what: str, size: float) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         "kvroute_held_bytes_max",
         "Bounds of kvroute_held_bytes: of the index (index.memory_mib), of the queue"
-        " (queue.max_mib), of messages (grpc.in_flight_mib_max).",
+        " (queue.max_mib), of messages (128 MiB).",
         labels=["what"],
     )
     family.add_metric([what], size)
@@ -119,9 +115,8 @@ def held_at_most(what: str, size: float) -> GaugeMetricFamily:
 
 READS = (
     "kvroute_reads",
-    "Times that a source was read again, or could not be, by result: the configuration (config);"
-    " changed certificates and keys, by their name; keys of token issuers (issuers); and reads and"
-    " writes of fleet.state_file (fleet_state).",
+    "Reads of a source that changed, by result: the configuration (config), certificates and keys,"
+    " keys of token issuers (issuers); and reads and writes of fleet.state_file (fleet_state).",
 )
 """Name and help of the family."""
 READS_LABELS = ("source", "result")
@@ -129,32 +124,32 @@ READS_LABELS = ("source", "result")
 
 KNOWN = (
     "kvroute_known",
-    "Entries of bounded tables now: sessions whose KV cache is known to be somewhere, those whose"
-    " last request went through another replica (sessions_elsewhere), prefixes that are hot"
-    " (hot_prefixes), responses of /v1/responses whose worker a gateway knows (responses). Tables"
-    " are not for adding up.",
+    "Entries of bounded tables now: sessions with a known worker, those whose last request went"
+    " through another replica (sessions_elsewhere), hot_prefixes, responses of /v1/responses whose"
+    " worker a gateway knows, other replicas that send messages, calls of WatchWorkers"
+    " (watch_calls), pages that watch the console (console_pages). Tables are not for adding up.",
 )
 """Name and help of the family."""
 
 
-def known(what: str, count: int) -> GaugeMetricFamily:
+def known(what: str, count: float) -> GaugeMetricFamily:
     """Entries of the table `what`."""
     family = GaugeMetricFamily(*KNOWN, labels=["what"])
     family.add_metric([what], count)
     return family
 
 
-WATCHERS = (
-    "kvroute_watchers",
-    "Clients that watch the fleet now: calls of WatchWorkers (grpc), pages of the console.",
-)
-"""Name and help of the family."""
-
-
-def watchers(kind: str, count: float) -> GaugeMetricFamily:
-    """Clients that watch by `kind`."""
-    family = GaugeMetricFamily(*WATCHERS, labels=["kind"])
-    family.add_metric([kind], count)
+def records(what: str, counts: Mapping[str, int], results: Iterable[str]) -> CounterMetricFamily:
+    """Records of one kind by result; those of `results` are there from 0 on."""
+    family = CounterMetricFamily(
+        "kvroute_records",
+        "Lines for the decision log, and spans of sampled requests, by what became of them: sent to"
+        " the disk or the collector (written, exported), dropped because too many waited, or failed"
+        " there.",
+        labels=["what", "result"],
+    )
+    for result in results:
+        family.add_metric([what, result], counts.get(result, 0))
     return family
 
 
@@ -165,14 +160,19 @@ REFUSALS = (
 )
 BY_LOAD = (
     "kvroute_by_load",
-    "Requests without tokens, which went by load: of the gateway, chats, completions and messages,"
-    " by estimated length and the router's reason; of the picker, by reason; fault: of the picker"
-    " itself.",
+    "Requests that went by load, since they had no tokens, by the router's reason; fault: of the"
+    " picker itself.",
 )
 OPEN_REQUESTS = (
     "kvroute_open_requests",
     "Open requests for workers in a gateway; requests under way in a picker, from their headers to"
     " the end of their answers.",
+)
+PICK = (
+    "kvroute_pick_seconds",
+    "Time until a request's first pick, its tokens and the router's queue included: in a gateway"
+    " from the request's head, so that it is what the gateway adds to the time to the first token;"
+    " in a picker from the whole body to the endpoint.",
 )
 """Names and helps of the families that gateway and endpoint picker share."""
 

@@ -1,4 +1,4 @@
-"""Metrics of the decision log and of shadow policies."""
+"""Metrics of the decision log, of shadow policies and of spans."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,8 @@ from typing_extensions import override
 from router.observe.audit.decision_log import RESULTS
 from router.observe.audit.observers import Watchers
 from router.observe.audit.shadow_policy import Agreement, Shadow
-from router.observe.metrics.families import change, counter, failed
+from router.observe.metrics.families import change, counter, failed, records
+from router.observe.tracing.export import SpanExport
 
 
 class WatchCollector(Collector):
@@ -27,13 +28,7 @@ class WatchCollector(Collector):
         if watchers.shadow is not None:
             yield from self._of_shadow(watchers.shadow)
         if watchers.log.is_on:
-            yield counter(
-                "kvroute_decision_log_lines",
-                "Lines for the log: written, dropped for a full queue, or failed at the disk.",
-                "result",
-                watchers.log.lines,
-                RESULTS,
-            )
+            yield records("decision_log", watchers.log.lines, RESULTS)
 
     def _of_shadow(self, shadow: Shadow) -> Iterator[Metric]:
         yield counter(
@@ -53,3 +48,15 @@ class WatchCollector(Collector):
             "Predicted TTFT that the shadow policy's choices would have won or lost, in seconds.",
             shadow.ttft_s,
         )
+
+
+class SpanCollector(Collector):
+    """Exports counters of spans."""
+
+    def __init__(self, export: SpanExport) -> None:
+        self._export = export
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        counts = self._export.counts
+        yield records("spans", counts, counts)

@@ -40,11 +40,10 @@ class DiscoveryCollector(Collector):
         yield workers
         events = CounterMetricFamily(
             "kvroute_discovery_events",
-            "Events of discovery: lists of pods that were read to their end, and events of watches"
-            " (watch); requests to Kubernetes that failed, pods that can't be read or are too many,"
-            " engines that did not say their kind, annotations that can't be used, relays without"
-            " room (error); relays that started here, that were left, since another relay follows"
-            " the pod, and workers whose pods are gone (relay).",
+            "Events of discovery: whole lists of pods, and events of watches (watch); faults of"
+            " Kubernetes' answers, pods, engines and annotations, and relays without room (error);"
+            " relays that started here, were left to another relay of the pod, or are gone with it"
+            " (relay).",
             labels=["of", "event"],
         )
         for name in _EVENTS:

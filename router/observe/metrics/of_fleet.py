@@ -53,13 +53,6 @@ class RouterCollector(Collector):
             {"prefill_done": core.unobserved.prefills, "finished": core.unobserved.ends},
             ("prefill_done", "finished"),
         )
-        yield counter(
-            "kvroute_pair_picks",
-            "Picks of PREFILL_DECODE requests, by where the prompt is computed.",
-            "prefill",
-            {how.value: count for how, count in core.pair_picks.items()},
-            tuple(Prefill),
-        )
         yield from self._tenants()
         yield from self._index()
         yield from self._sessions()
@@ -191,35 +184,32 @@ class RouterCollector(Collector):
             "kvroute_ejections",
             "Workers that were ejected since requests failed there, by cause (ejected); ejections"
             " that did not come about (withheld): others see the worker serve, or too many of its"
-            " pool are ejected.",
+            " pool are ejected; requests that went to ejected workers (probed), by their end.",
             labels=["result", "cause"],
         )
         for cause in Cause:
             ejections.add_metric(["ejected", cause], outliers.ejections[cause])
         for reason in WITHHELD:
             ejections.add_metric(["withheld", reason], outliers.withheld[reason])
+        for end in PROBES:
+            ejections.add_metric(["probed", end], outliers.probes[end])
         yield ejections
-        yield counter(
-            "kvroute_probes",
-            "Requests that went to ejected workers, by what became of them.",
-            "result",
-            outliers.probes,
-            PROBES,
-        )
         yield forgotten("callers", {"no_room": outliers.callers_forgotten})
         yield counter(
             "kvroute_marked_picks",
             "Picks with a mark, of which one may have several: guarded (moved on, since their"
-            " worker's queue cost more than its cache saved), last_resort (of workers that don't"
-            " answer, or are ejected, for want of any that answers), over_estimate (of workers over"
-            " their estimated slots, or over the share of KV blocks that preemptions left them, for"
-            " want of any with room), observed (of requests that another router serves).",
+            " worker's queue cost more than its cache saved), last_resort (of a worker that doesn't"
+            " answer or is ejected), over_estimate (of a worker past a learned bound), observed (of"
+            " a request that another router serves). Pairs by where the prompt is computed:"
+            " pair_remote, by a prefill worker; pair_local, by the decode worker, which lacks"
+            " little of it; pair_absent, no worker hands over.",
             "mark",
             {
                 "guarded": core.guarded,
                 "last_resort": core.last_resorts,
                 "over_estimate": core.over_estimate_picks,
                 "observed": core.observed,
+                **{f"pair_{how.value}": core.pair_picks[how] for how in Prefill},
             },
             (),
         )

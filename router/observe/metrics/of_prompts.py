@@ -12,7 +12,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.observe.metrics.families import counter, failures
+from router.observe.metrics.families import failures
 from router.request.bodies import WITH_TOKENS
 from router.request.proving.proof import State
 from router.request.tokens import ESTIMATED, MadeBy, Prompts
@@ -30,13 +30,6 @@ class PromptCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         prompts = self._prompts
         yield self._made()
-        yield counter(
-            "kvroute_prompt_estimates",
-            "Prompts without tokens whose length was estimated, by reason.",
-            "reason",
-            dict(prompts.estimates),
-            tuple(sorted(ESTIMATED)),
-        )
         yield self._checks()
         yield self._shapes()
         renders = SummaryMetricFamily(
@@ -48,9 +41,8 @@ class PromptCollector(Collector):
         yield renders
         open_prompts = GaugeMetricFamily(
             "kvroute_prompts_open",
-            "Requests whose prompt has its tokens made, by a child process or by an engine (all);"
-            " prompts that child processes render, or that wait for one, canaries included"
-            " (render). Kinds are not for adding up.",
+            "Requests whose prompt has its tokens made (all); prompts at child processes, canaries"
+            " included (render). Kinds are not for adding up.",
             labels=["kind"],
         )
         open_prompts.add_metric(["all"], self._open_prompts())
@@ -63,12 +55,17 @@ class PromptCollector(Collector):
     def _made(self) -> Metric:
         family = CounterMetricFamily(
             "kvroute_prompts",
-            "Prompts that came without tokens, by the source of their tokens and their kind.",
-            labels=["source", "kind"],
+            "Prompts that came without tokens, by the source of their tokens and their kind;"
+            " reason: why only their length was estimated (estimate), else empty.",
+            labels=["source", "kind", "reason"],
         )
-        for made_by in MadeBy:
-            for kind in WITH_TOKENS.values():
-                family.add_metric([made_by, kind.name], self._prompts.made[made_by, kind])
+        for kind in WITH_TOKENS.values():
+            for made_by in MadeBy:
+                if made_by is not MadeBy.ESTIMATE:
+                    family.add_metric([made_by, kind.name, ""], self._prompts.made[made_by, kind])
+            for reason in sorted(ESTIMATED):
+                count = self._prompts.estimates[reason, kind]
+                family.add_metric([MadeBy.ESTIMATE, kind.name, reason], count)
         return family
 
     def _checks(self) -> Metric:
@@ -76,11 +73,9 @@ class PromptCollector(Collector):
         family = CounterMetricFamily(
             "kvroute_prompt_checks",
             "Checks of prompts' tokens without a good end: the router's own tokens, or their count,"
-            " differed from an engine's (different, by model); the router's own, which no engine"
-            " gave, and of a shape that was not proven (unverified); an engine's answer that was no"
-            " tokens of its prompt, or came too late (unusable); a comparison after the fact that"
-            " was due and not made, since there were too many at once, or the engine gave no tokens"
-            " (left_out).",
+            " differed from an engine's (different, by model); the router's own were used unproven"
+            " (unverified); an engine's answer was no tokens of its prompt, or came too late"
+            " (unusable); a comparison after the fact was due and not made (left_out).",
             labels=["result", "model"],
         )
         for model in sorted({*prompts.models, *prompts.differences}):

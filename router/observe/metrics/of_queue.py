@@ -50,9 +50,9 @@ class QueueCollector(Collector):
         )
         ages = GaugeMetricFamily(
             "kvroute_queue_age_seconds",
-            "Longest wait so far of a request that waits, 0 if none does (oldest); wait of a"
-            " request that comes now, from how fast waiting requests got workers lately"
-            " (predicted), absent while requests wait and none of their pool got a worker yet."
+            "Longest wait so far, 0 if no request waits (oldest); expected wait of a request that"
+            " comes now, absent while requests wait and none of their pool got a worker yet"
+            " (predicted); longest wait of a request that names none (timeout: queue.timeout_s)."
             " Kinds are not for adding up.",
             labels=["band", "kind"],
         )
@@ -66,6 +66,7 @@ class QueueCollector(Collector):
         for band, wait_s in queue.band_waits_s(now_s).items():
             if wait_s is not None:
                 ages.add_metric([band, "predicted"], wait_s)
+        ages.add_metric(["", "timeout"], queue.settings.timeout_s)
         yield from (depth, ages)
         wait = HistogramMetricFamily(
             "kvroute_queue_wait_seconds",
@@ -93,12 +94,6 @@ class QueueCollector(Collector):
 
     def _pools(self) -> Iterator[Metric]:
         labels = ["model", "role"]
-        saturation = GaugeMetricFamily(
-            "kvroute_pool_saturation",
-            "(Active requests + requests that wait in this router) / slots, of the workers of a"
-            " model and role that may get requests; absent: no worker's slots are known.",
-            labels=labels,
-        )
         requests = GaugeMetricFamily(
             "kvroute_pool_requests",
             "Requests of a model and role: active at workers, or waiting in this router.",
@@ -106,24 +101,19 @@ class QueueCollector(Collector):
         )
         slots = GaugeMetricFamily(
             "kvroute_pool_slots",
-            "Requests that the workers of a model and role run at once, known or estimated.",
+            "Requests that the workers of a model and role run at once, known or estimated; absent:"
+            " no worker's slots are known.",
             labels=labels,
         )
         for pool, load in pool_loads(self._fleet, self._admission.waiting()).items():
             requests.add_metric([*pool, "active"], load.active)
             requests.add_metric([*pool, "waiting"], load.waiting)
-            if load.slots is not None and load.saturation is not None:
+            if load.slots is not None:
                 slots.add_metric(pool, load.slots)
-                saturation.add_metric(pool, load.saturation)
-        yield from (saturation, requests, slots)
+        yield from (requests, slots)
 
     def _wholes(self) -> Iterator[Metric]:
         queue = self._admission.queue
-        yield gauge(
-            "kvroute_queue_timeout_seconds",
-            "Longest wait of a request that names none (queue.timeout_s).",
-            queue.settings.timeout_s,
-        )
         yield held("queue", queue.size_bytes)
         yield held_at_most("queue", queue.settings.max_mib << 20)
         yield gauge(
@@ -154,10 +144,9 @@ class QueueCollector(Collector):
         yield counter(
             "kvroute_queue_of_replicas",
             "Waits that other replicas have a part in: requests that waited, by their clients,"
-            " before in a router that is gone (moved_claimed), and were believed, so that the time"
-            " counted for their turns (moved_believed); bands of other replicas whose claims on"
-            " room ceased to count for a while, since those routers took none of it"
-            " (claim_rested).",
+            " before in a router that is gone (moved_claimed), those of them that were believed"
+            " (moved_believed); bands of other replicas whose claims on unused room ceased to count"
+            " for a while (claim_rested).",
             "event",
             {
                 "moved_claimed": moved["claimed"],

@@ -12,7 +12,7 @@ from typing_extensions import override
 from router.cluster.replicas.replica_link import ReplicaLink
 from router.cluster.replicas.saved_commands import FleetState
 from router.decide.core.core import RouterCore
-from router.observe.metrics.families import READS, READS_LABELS, forgotten, gauge
+from router.observe.metrics.families import READS, READS_LABELS, forgotten, gauge, known
 
 
 class ReplicaCollector(Collector):
@@ -26,7 +26,7 @@ class ReplicaCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         ages = self._core.fleet.replicas.ages_s(self._clock())
-        yield gauge("kvroute_replicas", "Other replicas that send messages.", len(ages))
+        yield known("replicas", len(ages))
         yield gauge(
             "kvroute_replica_age_seconds",
             "Age of the oldest last message of any replica; 0 without replicas.",

@@ -9,14 +9,10 @@ and counted, and what can't be sent is lost and counted.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
-from typing_extensions import override
 
 from router.config.keys import ConfigError
 from router.config.settings.tracing_settings import TracingSettings
@@ -114,25 +110,6 @@ class SpanExport:
         if not taken and not self._failing:
             log.warning("the collector takes no spans; requests go on without")
         return taken
-
-
-class SpanCollector(Collector):
-    """Exports counters of spans."""
-
-    def __init__(self, export: SpanExport) -> None:
-        self._export = export
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "kvroute_spans",
-            "Spans of sampled requests: exported to the collector, failed to be sent, dropped"
-            " because too many waited.",
-            labels=["result"],
-        )
-        for result, count in self._export.counts.items():
-            family.add_metric([result], count)
-        yield family
 
 
 def _otlp(settings: TracingSettings, process: str, version: str) -> Send:

@@ -17,7 +17,8 @@ HEAD = """# Commands
 
 Every command of `kvroute` with its purpose and options, made from the code by `python -m
 tests.docs.reference`. `kvroute COMMAND --help` prints more of what it does. Brackets hold an
-option's default and bounds.
+option's default and bounds. *Also* names the options that stand elsewhere, or under
+[options of several commands](#options-of-several-commands).
 """
 OF_SEVERAL = "Options of several commands"
 SEVERAL = 3
@@ -109,9 +110,9 @@ def section(name: str, command: click.Command) -> str:
     if own:
         lines += [*_rows(own), ""]
     if several:
-        elsewhere[f"{', '.join(several)} of [several commands](#{_anchor(OF_SEVERAL)})"] = None
+        elsewhere[", ".join(several)] = None
     if elsewhere:
-        lines += [f"{'And' if own else 'It has'} {'; '.join(elsewhere)}.", ""]
+        lines += [f"Also {'; '.join(elsewhere)}.", ""]
     return "\n".join(lines)
 
 

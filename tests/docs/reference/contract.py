@@ -13,10 +13,10 @@ FILES = ("router", "fleet", "prompts")
 FOLDER = Path(__file__).parents[3] / "proto" / "kvroute" / "v1"
 HEAD = """# gRPC
 
-The methods of `kvroute.v1` with [the right](security.md#keys) that each needs, and the fields of
-its messages, made from the .proto files by `python -m tests.docs.reference`. The meaning, type and
-number of each field stand in these files, which are the contract ({files}): fields may be added,
-none changes its number or meaning. [Call it](call-it.md) has examples,
+The methods of `kvroute.v1` with [the right](security.md#keys) that each needs, made from the .proto
+files by `python -m tests.docs.reference`. The messages, with the meaning, type and number of each
+field, stand in these files, which are the contract ({files}): fields may be added, none changes its
+number or meaning. [Call it](call-it.md) has examples,
 [statuses](reference-statuses.md) what a refusal means.
 
 A method `Name` takes `NameRequest` and answers `NameResponse`, unless its row says otherwise.
@@ -51,15 +51,10 @@ class Block:
 def page() -> str:
     links = [f"[{name}](../proto/kvroute/v1/{name}.proto)" for name in FILES]
     lines = [HEAD.format(files=", ".join(links))]
-    blocks = {name: list(blocks_of(name)) for name in FILES}
-    for block in chain.from_iterable(blocks.values()):
+    for block in chain.from_iterable(map(blocks_of, FILES)):
         if block.kind == "service":
             comment = plain(" ".join(block.comment.split()))
             lines += [f"## {block.name}", "", comment, "", *_methods(block), ""]
-    for name, link in zip(FILES, links, strict=True):
-        lines += [f"## Messages and enumerations of {name}.proto", "", f"In {link}:", ""]
-        lines += [_line(block) for block in blocks[name] if block.kind != "service"]
-        lines.append("")
     return "\n".join(lines)
 
 
@@ -75,12 +70,6 @@ def _meaning(method: Member) -> str:
     if (request, answer) == (f"{method.name}Request", f"{method.name}Response"):
         return text if "stream" not in method.kind else f"{text} A stream of answers."
     return f"{text} `{method.kind}`"
-
-
-def _line(block: Block) -> str:
-    """A message with its fields, an enumeration with its values."""
-    members = ", ".join(code(member.name) for member in block.members)
-    return f"- **{block.name}**: {members or 'no fields'}"
 
 
 def _right(block: Block, method: Member) -> str:

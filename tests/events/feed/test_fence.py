@@ -40,7 +40,7 @@ TICK_S = 0.01
 WAY_S = 0.02
 """From the router to the server."""
 READ_PER_S = 60_000
-"""Messages that a router reads and handles in a second: 75,000 were measured (docs/nats.md)."""
+"""Messages that a router reads and handles in a second: 75,000 were measured (`make bench`)."""
 DROPPED_PER_S = 400_000
 """Messages over their budget that it reads: 550,000 were measured."""
 EPOCH = Epoch(1, 0)

@@ -102,12 +102,12 @@ def other_value(key: Key) -> object:
         "queue.tenants.cached_price": 0.5,
         "grpc.unix_socket_mode": "0660",
         "metrics.tls": "server",
+        "picker.tls": "server",
         "gateway.pairs": "never",
         "gateway.salt": "tenant",
         "gateway.forward": "tokens",
         "picker.pairs": "llm-d",
-        "picker.priority": "lower",
-        "gateway.priority": "lower",
+        "requests.priority": "lower",
     }
     if key.dotted in special:
         return special[key.dotted]

@@ -14,7 +14,6 @@ from router.api.desk.answers import Waiting
 from router.api.desk.counters import Metrics
 from router.api.desk.worker_codec import write_worker
 from router.api.service.calls import Guard
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.logged_decision import candidates, capture, decode, encode
 from router.observe.metrics.of_workers import WorkerCollector
 from router.observe.tracing.receipts import attributes_of
@@ -82,7 +81,7 @@ def test_a_metric_has_a_number_of_each_worker_that_says_it(fleet: Fleet, name: s
 
 def test_the_decision_log_keeps_the_gauges(fleet: Fleet) -> None:
     decision = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s)
-    line = decode(encode(capture(decision, "here", PlaceLabels("a", "b", "c"), hashes=False)))
+    line = decode(encode(capture(decision, "here", hashes=False)))
     again = candidates(line)
     for name in GAUGES:
         assert again.column(name).tobytes() == decision.rows.column(name).tobytes()
@@ -92,6 +91,6 @@ def test_the_log_leaves_a_gauge_out_that_no_engine_has() -> None:
     fleet = Fleet()
     fleet.add("quiet")
     decision = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s)
-    line = capture(decision, "here", PlaceLabels("a", "b", "c"), hashes=False)
+    line = capture(decision, "here", hashes=False)
     assert not set(GAUGES) & set(line.columns)
     assert all(isnan(candidates(line).column(name).item(0)) for name in GAUGES)

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from router.fleet.topology import PlaceLabels, Topology
-
-NAMES = PlaceLabels("host", "rack", "cluster")
+from router.fleet.topology import Topology
 
 
 def place(host: str = "", rack: str = "", cluster: str = "") -> dict[str, str]:
@@ -22,8 +20,7 @@ FLEET = Topology(
         place(),
         place(),
         place("h2"),
-    ],
-    NAMES,
+    ]
 )
 
 
@@ -51,11 +48,5 @@ def test_without_targets_nobody_is_far() -> None:
     assert FLEET.mean_distance(np.zeros(8, np.bool_)).tolist() == [0] * 8
 
 
-def test_other_names_of_labels() -> None:
-    zones = PlaceLabels("node", "zone", "region")
-    fleet = Topology([{"zone": "a"}, {"zone": "a"}, {"rack": "a"}], zones)
-    assert [fleet.between(0, other) for other in range(3)] == [0, 1, 3]
-
-
 def test_nobody() -> None:
-    assert Topology([], NAMES).mean_distance(np.zeros(0, np.bool_)).tolist() == []
+    assert Topology([]).mean_distance(np.zeros(0, np.bool_)).tolist() == []

@@ -166,7 +166,7 @@ async def test_without_tokens_the_length_is_estimated_or_the_prompt_refused(requ
             made = await prompts.tokens_of(ask)
             assert (made.made_by, made.count, made.verified) == (MadeBy.ESTIMATE, 25, False)
             assert made.reason.startswith("NO_TOKENIZER: no tokenizer is configured")
-            assert prompts.estimates == {"NO_TOKENIZER": 1}
+            assert prompts.estimates == {("NO_TOKENIZER", bodies.TEXT): 1}
             return
         with pytest.raises(PromptError) as caught:
             await prompts.tokens_of(ask)

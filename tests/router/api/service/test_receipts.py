@@ -287,7 +287,7 @@ class TestPairs:
                 await stage.router.Route(asked(tokens, phase=router_pb2.PHASE_PREFILL_DECODE))
             counted = {
                 how: stage.metrics.registry.get_sample_value(
-                    "kvroute_pair_picks_total", {"prefill": how}
+                    "kvroute_marked_picks_total", {"mark": f"pair_{how}"}
                 )
                 for how in ("remote", "local", "absent")
             }

@@ -20,6 +20,7 @@ from router.config.settings.configurations import GatewayConfig
 from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.settings.keys_settings import KeysSettings, ProbesSettings
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.request_settings import RequestSettings
 from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
 from router.net.keys.key_ring import PREFIX, digest
 from tests.stage.certificates import Authority, written
@@ -177,7 +178,8 @@ async def test_a_router_that_stops_serves_calls_as_long_as_its_gateway_does() ->
     app = RouterApp(
         serve_config(
             NOWHERE,
-            gateway=GatewaySettings(listen="127.0.0.1:0", accept_after_stop_s=300.0),
+            gateway=GatewaySettings(listen="127.0.0.1:0"),
+            requests=RequestSettings(accept_after_stop_s=300.0),
             probes=ProbesSettings(listen="127.0.0.1:0"),
         )
     )

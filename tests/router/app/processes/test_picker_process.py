@@ -20,7 +20,7 @@ def an_app(router: str, probes: str = ANY) -> PickerApp:
     given: dict[tuple[str, ...], object] = {
         ("router",): router,
         ("picker", "listen"): ANY,
-        ("picker", "accept_after_stop_s"): 60.0,
+        ("requests", "accept_after_stop_s"): 60.0,
         ("metrics", "listen"): ANY,
         ("probes", "listen"): probes,
     }

@@ -51,15 +51,10 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
         {"metrics": {"listen": OPEN}} | KEYED | TLS,
         {"metrics": {"listen": OPEN, "tls": "server"}} | KEYED | TLS,
     ),
-    "picker.mutual_tls": (
+    "picker.tls": (
         PickerConfig,
-        {"picker": {"listen": OPEN, "plain": False}} | TLS,
-        {"picker": {"listen": OPEN, "plain": False, "mutual_tls": True}} | TLS,
-    ),
-    "picker.plain": (
-        PickerConfig,
-        {"picker": {"listen": OPEN, "mutual_tls": True}} | TLS,
-        {"picker": {"listen": "127.0.0.1:1"}},
+        {"picker": {"listen": OPEN, "tls": "server"}} | TLS,
+        {"picker": {"listen": OPEN, "tls": "mutual"}} | TLS,
     ),
     "nats.allow_plaintext": (
         RelayConfig,

@@ -117,8 +117,6 @@ async def discovering(stage: Stage, **changes: object) -> AsyncIterator[Kubernet
         KubernetesSettings(**(wanted | changes)),  # type: ignore[arg-type]
         stage.notes,
         replica="router-a",
-        host_label="host",
-        rack_label="rack",
         copied_labels=("revision",),
         clock=unix_now,
         rng=random.Random(1),

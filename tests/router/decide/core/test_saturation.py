@@ -20,7 +20,6 @@ def test_active_and_waiting_requests_are_held_against_slots() -> None:
     fleet.add("w1", total_slots=6, running=1)
     load = loads(fleet, both=5)["m", "both"]
     assert (load.active, load.waiting, load.slots) == (5, 5, 10)
-    assert load.saturation == 1.0
 
 
 def test_a_worker_without_slots_has_the_mean_of_its_pool() -> None:
@@ -29,14 +28,14 @@ def test_a_worker_without_slots_has_the_mean_of_its_pool() -> None:
     fleet.add("w1", total_slots=8)
     fleet.add("w2", total_slots=None, running=9)
     load = loads(fleet)["m", "both"]
-    assert (load.slots, load.saturation) == (18, 0.5)
+    assert (load.active, load.slots) == (9, 18)
 
 
 def test_a_pool_without_any_slots_has_no_saturation() -> None:
     fleet = Fleet()
     fleet.add("w0", total_slots=None, running=9)
     load = loads(fleet, both=1)["m", "both"]
-    assert (load.active, load.waiting, load.slots, load.saturation) == (9, 1, None, None)
+    assert (load.active, load.waiting, load.slots) == (9, 1, None)
 
 
 def test_estimated_slots_count() -> None:

@@ -15,14 +15,12 @@ from router.decide.decision.decision import Decision
 from router.decide.policies import POLICIES
 from router.decide.policies.affinity import OTHER_WORKER, with_bonus
 from router.decide.policies.configured import configured
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.logged_decision import capture, decode, encode
 from router.observe.audit.recompute_line import check_line
 from router.observe.audit.recompute_receipt import check
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
 
-LABELS = PlaceLabels("host", "rack", "cluster")
 BONUS = [name for name, policy in POLICIES.items() if not policy.draws]
 
 
@@ -95,12 +93,12 @@ def test_the_receipt_shows_the_term_and_is_worked_out_again(name: str) -> None:
 def test_a_logged_line_is_worked_out_again_and_one_of_an_older_release_too(name: str) -> None:
     fleet = fleet_of(policy=name, bonus={name: 2.0})
     fleet.route(prompt(64), session_id="s")
-    content = encode(capture(decide(fleet, session_id="s"), "here", LABELS, hashes=True))
+    content = encode(capture(decide(fleet, session_id="s"), "here", hashes=True))
     line = decode(content)
     assert line.affinity_bonus == 2.0
     assert check_line(line).complaints == []
     assert "affinity" in check_line(line).terms
-    plain = encode(capture(decide(fleet), "here", LABELS, hashes=True))
+    plain = encode(capture(decide(fleet), "here", hashes=True))
     assert "affinity_bonus" not in json.loads(plain), "as an older release writes lines"
     assert check_line(decode(plain)).complaints == []
 
@@ -138,7 +136,7 @@ def test_under_hard_affinity_no_other_worker_gets_the_session(name: str) -> None
     assert [decision.rows.workers[row] for row in decision.order] == [home]
     assert decision.exclusions() == {OTHER_WORKER: 3}
     assert check(told(fleet, decision)).complaints == []
-    line = decode(encode(capture(decision, "here", LABELS, hashes=True)))
+    line = decode(encode(capture(decision, "here", hashes=True)))
     assert check_line(line).complaints == []
     assert len(decide(fleet).order) == 3, "requests of no session go anywhere"
     assert decide(fleet, session_id="new").exclusions() == {}

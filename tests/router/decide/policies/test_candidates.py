@@ -175,10 +175,10 @@ class TestMadeWhenAskedFor:
         assert 0 <= key(8) < 1 << 64
 
     def test_where_a_worker_is_is_read_from_its_labels_as_they_change(self) -> None:
-        fleet = Fleet(host_label="node")
-        here = fleet.add("w0", labels={"node": "a"})
-        fleet.add("w1", labels={"node": "a"})
+        fleet = Fleet()
+        here = fleet.add("w0", labels={"host": "a"})
+        fleet.add("w1", labels={"host": "a"})
         first = np.array([True, False])
         assert table(fleet).mean_distance(first).tolist() == [0, 0]
-        fleet.say(here, labels={"node": "b"})
+        fleet.say(here, labels={"host": "b"})
         assert table(fleet).mean_distance(first).tolist() == [0, 3]

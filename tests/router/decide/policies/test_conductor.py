@@ -105,12 +105,12 @@ def test_it_estimates_queue_cache_load_and_computation() -> None:
     assert scores.row_terms["latency_s"] == pytest.approx([(804.5 + own) / RATE + 64 / 400_000])
 
 
-def test_labels_of_other_names_can_be_configured() -> None:
-    fleet = Fleet(policy="conductor", rack_label="zone")
+def test_the_worker_nearest_to_a_drained_holder_is_picked() -> None:
+    fleet = Fleet(policy="conductor")
     asked = prompt(64)
-    holder = fleet.add("holder", labels={"zone": "a"})
+    holder = fleet.add("holder", labels={"rack": "a"})
     fleet.cache(holder, asked, 32)
-    fleet.add("far", labels={"zone": "b"})
-    fleet.add("near", labels={"zone": "a"})
+    fleet.add("far", labels={"rack": "b"})
+    fleet.add("near", labels={"rack": "a"})
     fleet.core.drain("holder")
     assert fleet.picked(asked) == "near"

@@ -56,7 +56,7 @@ async def test_tls_and_plain_come_to_one_port(tmp_path: Path) -> None:
 async def test_plain_connections_may_be_refused(tmp_path: Path) -> None:
     authority = Authority()
     certificates = Certificates(written(tmp_path, authority.issue()))
-    async with a_picker(worker(), certificates=certificates, plain=False) as stage:
+    async with a_picker(worker(), certificates=certificates, tls="server") as stage:
         assert await status(trusting(stage, authority)) == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await status(plain(stage))
@@ -67,7 +67,7 @@ async def test_plain_connections_may_be_refused(tmp_path: Path) -> None:
 async def test_certificates_of_callers_may_be_asked_for(tmp_path: Path) -> None:
     authority, stranger = Authority(), Authority("stranger")
     certificates = Certificates(written(tmp_path, authority.issue(), authority))
-    async with a_picker(worker(), certificates=certificates, plain=False, mutual_tls=True) as stage:
+    async with a_picker(worker(), certificates=certificates, tls="mutual") as stage:
         assert await status(trusting(stage, authority, authority.issue("envoy"))) == SERVING
         for pair in (None, stranger.issue("envoy")):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -82,10 +82,10 @@ async def test_tls_without_a_certificate_is_refused_and_nobody_else() -> None:
         assert await status(plain(stage)) == SERVING
 
 
-@pytest.mark.parametrize("wanted", [{"plain": False}, {"mutual_tls": True}])
-async def test_tls_needs_its_files(wanted: dict[str, bool]) -> None:
+@pytest.mark.parametrize("tls", ["server", "mutual"])
+async def test_tls_needs_its_files(tls: str) -> None:
     with pytest.raises(ConfigError, match=r"tls\.c"):
-        async with a_picker(worker(), **wanted):
+        async with a_picker(worker(), tls=tls):
             pass
 
 

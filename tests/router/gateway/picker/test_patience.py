@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.config.settings.picker_settings import PickerSettings
+from router.config.settings.request_settings import RequestSettings
 from router.gateway.picker import picks
 from router.gateway.picker.calls import PROCESS
 from router.gateway.picker.counters import Early, PickerCounters
@@ -98,6 +99,7 @@ class Told:
             one,
             PickerCounters(self.registry),
             PickerSettings(),
+            RequestSettings(),
             lambda work: work.close() or nobody,
             head_timeout_s=HEAD_S,
         )

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import DecisionLogSettings
 from router.decide.decision.decision import Decision
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.decision_log import QUEUE_MAX, SWITCHES_MAX, DecisionLog, RotatedFiles
 from router.observe.audit.logged_refusal import LoggedRefusal, decode
 from router.request.refusal import Reason, Refusal, Refused
 from tests.stage.fleet import Fleet, prompt
 
-LABELS = PlaceLabels("host", "rack", "cluster")
-
 
 def log_of(file: Path, **about: Any) -> DecisionLog:
-    log = DecisionLog("here", LABELS)
+    log = DecisionLog("here")
     log.use(DecisionLogSettings(file=str(file), **about))
     return log
 
@@ -133,7 +130,7 @@ def test_whatever_changes_each_line_is_where_it_belongs_and_in_order(steps: list
             "to b, smaller": DecisionLogSettings(file=str(b), file_mib=1),
             "nowhere": DecisionLogSettings(),
         }
-        log = DecisionLog("here", LABELS)
+        log = DecisionLog("here")
         wanted: dict[str, list[str]] = {str(a): [], str(b): []}
         current, switches = DecisionLogSettings(), 0
         for i, step in enumerate(steps):
@@ -205,7 +202,7 @@ def test_a_file_that_cannot_be_written_stops_the_start_and_names_the_key(tmp_pat
 
 
 def test_a_log_that_was_never_used_closes() -> None:
-    log = DecisionLog("here", LABELS)
+    log = DecisionLog("here")
     log.close()
     log.close()
     assert log.lines == {}

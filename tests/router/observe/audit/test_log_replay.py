@@ -9,7 +9,6 @@ from router.decide.policies import POLICIES
 from router.decide.policies.candidates import Candidates
 from router.decide.policies.own import load_own
 from router.decide.policies.policy import Parameters, Policy, Scores
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.log_replay import SecondOpinion
 from router.observe.audit.logged_decision import LoggedDecision, capture
 from router.observe.audit.logged_refusal import LoggedRefusal, capture_refusal
@@ -21,7 +20,6 @@ from tests.stage.fleet import Fleet, prompt
 def decided(policy: str) -> list[LoggedDecision]:
     """Two decisions about 1600 tokens, between a holder with 9 requests and an idle worker."""
     told: list[LoggedDecision] = []
-    labels = PlaceLabels("host", "rack", "cluster")
     fleet = Fleet(policy=policy, prefill_rate=1000.0, predicted_ttl_s=0.0)
     fleet.cache(fleet.add("holder"), prompt(1600), 1584)
     fleet.say(next(iter(fleet.relays)), running=9)
@@ -30,7 +28,7 @@ def decided(policy: str) -> list[LoggedDecision]:
         fleet.core.route(
             fleet.request(prompt(1600)),
             fleet.now_s,
-            watch=lambda one: told.append(capture(one, "here", labels, hashes=False)),
+            watch=lambda one: told.append(capture(one, "here", hashes=False)),
         )
     return told
 
@@ -73,7 +71,7 @@ def refusal(fleet: Fleet, policy: str = "") -> LoggedRefusal:
     with pytest.raises(Refusal) as caught:
         fleet.core.route(fleet.request(prompt(100), policy=policy), fleet.now_s)
     seen = Refused(caught.value, fleet.now_s)
-    return capture_refusal(seen, "here", PlaceLabels("host", "rack", "cluster"), hashes=False)
+    return capture_refusal(seen, "here", hashes=False)
 
 
 def test_refusals_are_counted_apart_and_those_it_would_have_taken_are_told() -> None:

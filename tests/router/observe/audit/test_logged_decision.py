@@ -13,7 +13,6 @@ from indexer.identity import Tier
 from router.decide.decision.decision import Decision
 from router.decide.policies import POLICIES
 from router.decide.policies.policy import Scores
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.logged_decision import (
     LoggedDecision,
     NoHashes,
@@ -26,17 +25,14 @@ from router.observe.audit.logged_decision import (
 from tests.stage.fleet import Fleet, prompt
 
 RATES = ("rate", "wait_s", "tokens", "count")
-LABELS = PlaceLabels("node", "rack", "zone")
 
 
 def play(seed: int, see: Any, policy: str = "ttft") -> None:
     """Decisions of a fleet in which workers differ in all that policies look at."""
     rng = random.Random(seed)
-    fleet = Fleet(
-        seed=seed, policy=policy, host_label="node", cluster_label="zone", prefill_rate=1000.0
-    )
+    fleet = Fleet(seed=seed, policy=policy, prefill_rate=1000.0)
     for i in range(6):
-        labels = {"node": f"h{i}", "rack": f"r{i % 2}", "zone": "c"} if i else {}
+        labels = {"host": f"h{i}", "rack": f"r{i % 2}", "cluster": "c"} if i else {}
         key = fleet.add(
             f"w{i}", i % 2, running=rng.randrange(8), waiting=rng.randrange(4), labels=labels,
             used_blocks=float(rng.randrange(900)), total_slots=rng.choice([12, 100, None]),
@@ -67,7 +63,7 @@ def test_a_lines_candidates_get_the_same_costs_from_every_policy(seed: int) -> N
     def see(decision: Decision) -> None:
         nonlocal seen
         seen += 1
-        line = decode(encode(capture(decision, "here", LABELS, hashes=True)))
+        line = decode(encode(capture(decision, "here", hashes=True)))
         rows = candidates(line)
         assert reasons(line) == list(decision.excluded)
         assert rows.workers == decision.rows.workers
@@ -83,7 +79,7 @@ def test_a_lines_candidates_get_the_same_costs_from_every_policy(seed: int) -> N
 
 def lines(hashes: bool) -> list[LoggedDecision]:
     told: list[LoggedDecision] = []
-    play(3, lambda decision: told.append(capture(decision, "here", LABELS, hashes)))
+    play(3, lambda decision: told.append(capture(decision, "here", hashes)))
     return told
 
 

@@ -14,13 +14,11 @@ from kvroute.v1 import router_pb2
 from router.api.desk.request_codec import read_refused
 from router.decide.policies.candidates import Candidates
 from router.decide.policies.policy import Parameters, Policy, Scores
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.logged_decision import candidates, encode, reasons
 from router.observe.audit.logged_refusal import LoggedRefusal, capture_refusal, decode
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import START_S, Fleet, prompt
 
-LABELS = PlaceLabels("host", "rack", "cluster")
 SECRET = pack_tokens([73_657, 63_726])
 
 
@@ -34,7 +32,7 @@ def line_of(refusal: Refusal, *, hashes: bool = False, **asked: Any) -> LoggedRe
     """As it is read again."""
     request = router_pb2.RouteRequest(**{"token_bytes": SECRET} | asked)
     seen = read_refused(request.SerializeToString(), refusal, START_S, 1 << 20)
-    line = decode(encode(capture_refusal(seen, "here", LABELS, hashes)))
+    line = decode(encode(capture_refusal(seen, "here", hashes)))
     assert isinstance(line, LoggedRefusal)
     return line
 
@@ -102,7 +100,7 @@ def test_a_line_names_no_prompt_session_or_tenant() -> None:
 def test_what_is_no_request_leaves_the_reason() -> None:
     refusal = Refusal(Reason.INVALID_FIELD, "no RouteRequest")
     seen = read_refused(b"\xff", refusal, START_S, 1 << 20)
-    told = msgspec.to_builtins(capture_refusal(seen, "here", LABELS, hashes=False))
+    told = msgspec.to_builtins(capture_refusal(seen, "here", hashes=False))
     assert told == {"v": 1, "at_s": START_S, "replica": "here", "reason": "INVALID_FIELD"}
 
 

@@ -14,7 +14,6 @@ from kvroute.v1 import router_pb2
 from router.app.main import cli
 from router.decide.decision.decision import Decision
 from router.decide.policies import POLICIES
-from router.fleet.topology import PlaceLabels
 from router.observe.audit.logged_decision import LoggedDecision, capture, encode
 from router.observe.audit.logged_refusal import capture_refusal
 from router.observe.audit.receipt_file import Receipts, read_receipts
@@ -23,8 +22,6 @@ from router.observe.audit.recompute_receipt import FormulaError
 from router.request.refusal import Reason, Refusal, Refused
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
-
-LABELS = PlaceLabels("host", "rack", "cluster")
 
 
 def pair(tokens: int = 640, **about: Any) -> router_pb2.RouteResponse:
@@ -56,7 +53,7 @@ def line(policy: str = "ttft", *, hashes: bool = True, **about: Any) -> LoggedDe
     told: list[LoggedDecision] = []
 
     def see(decision: Decision) -> None:
-        told.append(capture(decision, "here", LABELS, hashes))
+        told.append(capture(decision, "here", hashes))
 
     fleet = Fleet(policy=policy, **about)
     for i in range(4):
@@ -120,7 +117,7 @@ def test_what_is_no_receipt_is_said_to_be_what_it_is(content: bytes, why: str) -
 
 def test_the_line_of_a_refusal_says_why() -> None:
     refused = Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0)
-    content = encode(capture_refusal(refused, "here", LABELS, hashes=False))
+    content = encode(capture_refusal(refused, "here", hashes=False))
     with pytest.raises(ValueError, match="a refusal \\(NO_WORKER\\)"):
         read_receipts(content)
 

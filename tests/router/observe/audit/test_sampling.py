@@ -215,7 +215,7 @@ def test_a_router_watches_what_is_configured_and_nothing_else(tmp_path: Path) ->
     assert app.watchers.watch.take() is not None, "the shadow policy sees every decision"
     assert told(app, "kvroute_shadow_decisions_total", agreement="other") == 0
     assert told(app, "kvroute_shadow_ttft_seconds_total", change="gain") == 0
-    assert told(app, "kvroute_decision_log_lines_total", result="written") == 0
+    assert told(app, "kvroute_records_total", what="decision_log", result="written") == 0
     assert told(app, "kvroute_failures_total", what="watch", kind="", policy="") == 0
     app.watchers.log.close()
     with pytest.raises(ConfigError, match=r"shadow_policy"):

@@ -54,7 +54,7 @@ async def test_the_page_and_its_files_come_with_a_strict_policy_and_without_inli
             async with session.get(f"{stage.url}/console/{name}") as response:
                 assert response.status == 404
         async with session.get(f"{stage.url}/metrics") as response:
-            assert 'kvroute_watchers{kind="console"} 0.0' in await response.text()
+            assert 'kvroute_known{what="console_pages"} 0.0' in await response.text()
 
 
 async def test_without_keys_events_come_at_once_on_loopback() -> None:

@@ -57,7 +57,7 @@ def test_bands_have_their_depth_and_their_oldest_wait() -> None:
     assert stage.value("queue_age_seconds", band="low", kind="oldest") == 3
     assert stage.value("queue_depth", band="high", where="here") == 0
     assert stage.value("queue_age_seconds", band="high", kind="oldest") == 0
-    assert stage.value("queue_timeout_seconds") == 10
+    assert stage.value("queue_age_seconds", band="", kind="timeout") == 10
 
 
 def test_attempts_in_vain_are_counted() -> None:
@@ -129,16 +129,14 @@ def test_tenants_that_waited_most_recently_have_a_name_and_the_rest_are_one() ->
     assert stage.value("queue_tenant_depth", tenant="other") == 1
 
 
-def test_a_pools_saturation_counts_what_waits() -> None:
+def test_a_pools_requests_count_what_waits() -> None:
     stage = Stage()
     labels = {"model": "m", "role": "both"}
-    assert stage.value("pool_saturation", **labels) == 0.5
     for name in "abc":
         stage.offer(name)
-    assert stage.value("pool_saturation", **labels) == 2.0
     assert stage.value("pool_requests", **labels, state="active") == 1
     assert stage.value("pool_requests", **labels, state="waiting") == 3
     assert stage.value("pool_slots", **labels) == 2
     stage.fleet.add("v0", model="n", total_slots=None)
-    assert stage.value("pool_saturation", model="n", role="both") is None
+    assert stage.value("pool_slots", model="n", role="both") is None
     assert stage.value("pool_requests", model="n", role="both", state="active") == 0

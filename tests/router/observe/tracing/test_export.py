@@ -86,7 +86,10 @@ async def test_a_collector_gets_spans_as_they_were_made() -> None:
     assert second.parent_span_id == b""
     assert second.status.code == trace_pb2.Status.STATUS_CODE_ERROR
     assert second.status.message == "NO_WORKER"
-    assert registry.get_sample_value("kvroute_spans_total", {"result": "exported"}) == 2
+    assert (
+        registry.get_sample_value("kvroute_records_total", {"what": "spans", "result": "exported"})
+        == 2
+    )
 
 
 async def test_what_is_over_the_bound_is_dropped_and_counted() -> None:
