@@ -114,7 +114,7 @@ RESPONSES = BodyFormat(
     prefill_fields={"max_output_tokens": 1, "store": False},
     usage_within="input_tokens",  # SGLang has tools and instructions after it
     # response.created and response.in_progress may come before the prompt's end.
-    first_token=(b".delta", b"output_item", b"response.completed"),
+    first_token=(b".delta\n", b"response.output_item", b"response.completed"),
     finish_field="",
     errors=OPENAI_RESPONSES,
 )

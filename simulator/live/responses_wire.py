@@ -26,18 +26,19 @@ from simulator.live.engine import Completion, RequestRefused
 class Item(msgspec.Struct):
     """A message, a tool's call or its output, or reasoning."""
 
-    type: str = "message"
+    type: str | None = None
     role: str = ""
     content: str | list[ContentPart] | None = None
     name: str = ""
     arguments: str = ""
+    input: str = ""
     output: str | list[ContentPart] = ""
 
     def message(self) -> Message:
         """The item as a chat has it."""
-        if self.type == "function_call":
-            return Message("assistant", f"{self.name}{self.arguments}")
-        if self.type == "function_call_output":
+        if self.type in ("function_call", "custom_tool_call"):
+            return Message("assistant", f"{self.name}{self.arguments}{self.input}")
+        if self.type in ("function_call_output", "custom_tool_call_output"):
             return Message("tool", self.output)
         return Message(self.role or "assistant", self.content)
 

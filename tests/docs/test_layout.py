@@ -13,8 +13,10 @@ code that reads the records. Neither of the two has tests that others could borr
 READERS |= {("cluster", "distribution"), ("cluster", "helm")}
 READERS |= {("gateways", "cluster"), ("gateways", "helm")}
 READERS |= {("interop", "cluster")}
+READERS |= {("bench", "real_engines")}
 """The cluster runs the image that `make image` builds and the examples of the chart; gateways are
-run on that cluster; the programs of `make interop` are built and kept as the cluster's are."""
+run on that cluster; the programs of `make interop` are built and kept as the cluster's are; a
+benchmark starts the engines that `make real-engines` installs."""
 READERS |= {("cluster", "distribution"), ("distribution", "helm"), ("helm", "distribution")}
 """The image is run on the cluster and as the chart renders it; the chart's archive has the
 project's address, as the other packages have it."""

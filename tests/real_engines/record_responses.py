@@ -39,6 +39,7 @@ def chat_of(body, inline):
         "tools": [tool.model_dump(exclude_none=True) for tool in tools] or None,
         "tool_choice": choice,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "chat_template_kwargs": request.chat_template_kwargs,
     }
 
 bodies = json.load(sys.stdin)

@@ -3,9 +3,7 @@
 import json
 from typing import Any
 
-from router.request.dialects.messages import refused, text_or_none
-
-Fields = dict[str, Any]
+from router.request.dialects.messages import Fields, refused, text_or_none
 
 
 def blocks(content: Any) -> list[Fields]:

@@ -5,6 +5,9 @@ from typing import Any
 
 from router.request.prompt_error import PromptError, malformed, type_name, unsupported
 
+Fields = dict[str, Any]
+"""A JSON object's fields by name."""
+
 RESERVED = frozenset(
     {
         *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),

@@ -1,12 +1,10 @@
 """Parts of OpenAI's responses that vLLM and SGLang read alike. Pure."""
 
 import json
-from typing import Any
 
-from router.request.dialects.messages import refused, text_or_none
+from router.request.dialects.dialect import ModelFacts
+from router.request.dialects.messages import Fields, refused, text_or_none
 from router.request.prompt_error import type_name, unsupported
-
-Fields = dict[str, Any]
 
 NOT_SHOWN = frozenset(
     {
@@ -25,15 +23,21 @@ CUSTOM_INPUT = {
     "additionalProperties": False,
 }
 """Parameters of the function as which the model sees a custom tool, in the engines' words."""
+_HARMONY = ("<|start|>", "<|channel|>")
+
+
+def check_template(facts: ModelFacts) -> None:
+    """Raises PromptError for a model of the Harmony format, such as gpt-oss: engines write the
+    prompts of its responses without its chat template."""
+    texts = [template.text for template in facts.templates.values()]
+    if any(all(word in text for word in _HARMONY) for text in texts):
+        raise unsupported("engines write responses of the Harmony format without a chat template")
 
 
 def items_of(fields: Fields) -> list[Fields]:
     """The items of a body's input; a text is the user's. Raises PromptError."""
-    for name in ("previous_response_id", "previous_input_messages", "prompt"):
-        if fields.get(name) is not None:
-            raise unsupported(f"{name} adds messages that only an engine knows")
-    if fields.get("truncation", "disabled") != "disabled":
-        raise unsupported("truncation changes the prompt in the engine")
+    if fields.get("previous_response_id") is not None:
+        raise unsupported("previous_response_id adds messages that only an engine knows")
     given = fields.get("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -51,12 +55,12 @@ def instructions_of(fields: Fields) -> list[Fields]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def effort_of(fields: Fields) -> Any:
-    """The effort of reasoning, as a chat's reasoning_effort. Raises PromptError."""
+def reasoning_of(fields: Fields) -> Fields | None:
+    """The options of reasoning. Raises PromptError."""
     reasoning = fields.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, dict):
         raise refused(f"reasoning that is {type_name(reasoning)}")
-    return None if reasoning is None else reasoning.get("effort")
+    return reasoning
 
 
 def custom_arguments(item: Fields) -> str:
@@ -64,23 +68,18 @@ def custom_arguments(item: Fields) -> str:
     return json.dumps({"input": text_or_none(item, "input") or ""}, ensure_ascii=False)
 
 
-def tools_of(fields: Fields) -> list[Any]:
-    """A body's tools. Raises PromptError."""
+def tools_of(fields: Fields) -> list[Fields]:
+    """The tools of a body that a chat template may get. Raises PromptError."""
     tools = fields.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise refused("tools that are no array")
-    return tools or []
+    for tool in tools or ():
+        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+            raise refused("a tool without a type")
+    return [tool for tool in tools or () if tool["type"] not in NOT_SHOWN]
 
 
-def kind_of(tool: Any) -> str:
-    """The type of a tool; empty: the template never gets it. Raises PromptError."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if not isinstance(kind, str):
-        raise refused("a tool without a type")
-    return "" if kind in NOT_SHOWN else kind
-
-
-def text_of(fields: Fields, name: str) -> str:
+def required_text(fields: Fields, name: str) -> str:
     """The text of a field that must be there. Raises PromptError."""
     text = text_or_none(fields, name)
     if text is None:

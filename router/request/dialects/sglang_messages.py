@@ -7,9 +7,9 @@ and compared with the chats that its converter makes; it has no endpoint that re
 from typing import Any
 
 from router.request.dialects import sglang
-from router.request.dialects.anthropic import Fields, blocks, tool_call
+from router.request.dialects.anthropic import blocks, tool_call
 from router.request.dialects.dialect import ModelFacts, TemplateInput
-from router.request.dialects.messages import checked_messages, refused, text_or_none
+from router.request.dialects.messages import Fields, checked_messages, refused, text_or_none
 from router.request.prompt_error import unsupported
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

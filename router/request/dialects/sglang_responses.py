@@ -2,33 +2,36 @@
 
 Written from what SGLang 0.5.23 does (sglang/srt/entrypoints/openai/serving_responses.py and
 responses_adapters.py, parser/template_detection.py, read 2026-11-28), and compared with the chats
-that its converter makes; it has no endpoint that renders responses. Models of the Harmony format,
-and templates of SGLang's own, have other tokens: that shows in the answers' counts.
+that its converter makes; it has no endpoint that renders responses. Templates of SGLang's own, and
+its parser of tools that shows namespaces (muse), make other tokens, which the answers' counts show.
 """
 
 import json
 from typing import Any
 
+import msgspec
+
 from router.request.dialects import sglang
 from router.request.dialects.dialect import ModelFacts, TemplateInput
-from router.request.dialects.messages import refused
+from router.request.dialects.messages import Fields, refused
 from router.request.dialects.responses import (
     CUSTOM_INPUT,
-    Fields,
+    check_template,
     custom_arguments,
-    effort_of,
     instructions_of,
     items_of,
-    kind_of,
-    text_of,
+    reasoning_of,
+    required_text,
     tools_of,
 )
-from router.request.prompt_error import unsupported
+from router.request.prompt_error import type_name, unsupported
 
 _LABEL = "Developer instructions:"
 """The line that SGLang puts before a developer's text, which it gives as the system's."""
 _NOT_OF_CHAT = ("id", "status", "type")
-_TEXTS = frozenset({"input_text", "output_text"})
+_TEXTS = ("input_text", "output_text")
+_OWN_REASONING = "sglang-reasoning-v1."
+"""Begins reasoning that SGLang itself has packed; it drops what others have encrypted."""
 
 
 def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
@@ -38,10 +41,9 @@ def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
 
 def to_chat(fields: Fields, facts: ModelFacts) -> Fields:
     """The body of a chat. Raises PromptError."""
-    messages: list[Fields] = []
-    for message in [*instructions_of(fields), *map(_message, items_of(fields))]:
-        if message is not None:
-            _add(messages, message)
+    check_template(facts)
+    given = [*instructions_of(fields), *map(_message, items_of(fields))]
+    messages = _joined([message for message in given if message is not None])
     if len(facts.templates) > 1 or not facts.first_template.shows_later_systems:
         messages = _one_system(messages)
     if not messages:
@@ -51,17 +53,24 @@ def to_chat(fields: Fields, facts: ModelFacts) -> Fields:
         "messages": messages,
         "tools": tools or None,
         "tool_choice": _choice(fields.get("tool_choice", "auto")) if tools else "none",
-        "reasoning_effort": effort_of(fields),
+        "reasoning_effort": _effort(fields),
         "chat_template_kwargs": fields.get("chat_template_kwargs"),
     }
+
+
+def _effort(fields: Fields) -> Any:
+    reasoning = reasoning_of(fields)
+    if reasoning is None:
+        return None
+    if "reasoning_effort" in reasoning:
+        raise unsupported("SGLang reads an effort under two names, each in a way of its own")
+    return reasoning.get("effort", "medium")
 
 
 def _message(item: Fields) -> Fields | None:
     """The message of an item; None: SGLang drops it."""
     match item.get("type"):
         case "function_call":
-            if item.get("namespace"):
-                raise unsupported("SGLang names a tool in a namespace by the model's parser")
             return _call(item, _arguments(item.get("arguments")))
         case "custom_tool_call":
             return _call(item, custom_arguments(item))
@@ -77,7 +86,7 @@ def _message(item: Fields) -> Fields | None:
 
 
 def _of_role(item: Fields) -> Fields:
-    role, content = text_of(item, "role"), item.get("content")
+    role, content = required_text(item, "role"), item.get("content")
     if isinstance(content, list):
         content = [_part(part) for part in content]
     if role == "developer":
@@ -108,7 +117,7 @@ def _labelled(content: Any) -> Any:
 
 
 def _call(item: Fields, arguments: str) -> Fields:
-    function = {"name": text_of(item, "name"), "arguments": arguments}
+    function = {"name": required_text(item, "name"), "arguments": arguments}
     call = {"id": item.get("call_id") or item.get("id"), "type": "function", "function": function}
     return {"role": "assistant", "tool_calls": [call]}
 
@@ -116,12 +125,14 @@ def _call(item: Fields, arguments: str) -> Fields:
 def _arguments(given: Any) -> str:
     """The arguments if they are an object in JSON, else those of an empty one."""
     if isinstance(given, dict):
-        raise unsupported("SGLang writes arguments that came as an object in a way of its own")
+        return json.dumps(given)
+    if not isinstance(given, str):
+        return "{}"
     try:
-        parsed = json.loads(given) if isinstance(given, str) and given else None
-    except (ValueError, RecursionError):
-        parsed = None
-    return given if isinstance(parsed, dict) and isinstance(given, str) else "{}"
+        parsed = msgspec.json.decode(given)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return "{}"
+    return given if isinstance(parsed, dict) else "{}"
 
 
 def _output(output: Any) -> Any:
@@ -132,7 +143,7 @@ def _output(output: Any) -> Any:
 
 def _plain(text: Any) -> str:
     if not isinstance(text, str):
-        raise refused("a part whose text is none")
+        raise refused(f"a text that is {type_name(text)}")
     return text
 
 
@@ -144,44 +155,69 @@ def _thought(item: Fields) -> Fields | None:
         texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("text")]
         if texts:
             return {"role": "assistant", "reasoning_content": "\n".join(map(_plain, texts))}
-    if item.get("encrypted_content"):
-        raise unsupported("encrypted reasoning is known to an engine only")
+    packed = item.get("encrypted_content")
+    if isinstance(packed, str) and packed.startswith(_OWN_REASONING):
+        raise unsupported("reasoning that SGLang has packed is known to an engine only")
     return None
 
 
-def _add(messages: list[Fields], message: Fields) -> None:
-    """Adds a message, or joins an assistant's with the assistant's before it."""
-    last = messages[-1] if messages else {}
-    is_joined = message["role"] == last.get("role") == "assistant" and (
-        last.get("phase") == message.get("phase") or last.keys() == {"role", "reasoning_content"}
-    )
-    if not is_joined:
-        messages.append(message)
-        return
-    joined = messages[-1] = dict(last)
-    if message.get("phase") is not None:
-        joined["phase"] = message["phase"]
-    if (content := message.get("content")) not in (None, ""):
-        joined["content"] = _joined(joined.get("content"), content)
-    if calls := message.get("tool_calls"):
-        joined["tool_calls"] = (joined.get("tool_calls") or []) + calls
-    if thought := message.get("reasoning_content"):
-        before = joined.get("reasoning_content")
-        joined["reasoning_content"] = f"{before}\n{thought}" if before else thought
+def _joined(messages: list[Fields]) -> list[Fields]:
+    """The messages, those of the assistant that follow each other as one: of the same phase, or
+    after reasoning alone."""
+    runs: list[list[Fields]] = []
+    phase, is_thought = None, False
+    for message in messages:
+        is_next = bool(runs) and message["role"] == runs[-1][0]["role"] == "assistant"
+        if is_next and (message.get("phase") == phase or is_thought):
+            runs[-1].append(message)
+            phase = phase if message.get("phase") is None else message["phase"]
+            is_thought = is_thought and not any(
+                message.get(name) not in (None, "") for name in ("phase", "content", "tool_calls")
+            )
+        else:
+            runs.append([message])
+            phase, is_thought = (
+                message.get("phase"),
+                message.keys() == {"role", "reasoning_content"},
+            )
+    return [run[0] if len(run) == 1 else _one_turn(run) for run in runs]
 
 
-def _joined(before: Any, after: Any) -> Any:
-    if before in (None, ""):
-        return after
-    if isinstance(before, str) and isinstance(after, str):
-        return f"{before}\n\n{after}"
-    return [*_parts(before), *_parts(after)]
+def _one_turn(run: list[Fields]) -> Fields:
+    """The messages of the assistant as one."""
+    turn = dict(run[0])
+    for message in run[1:]:
+        if message.get("phase") is not None:
+            turn["phase"] = message["phase"]
+    contents = [message.get("content") for message in run]
+    if contents := [content for content in contents if content not in (None, "")]:
+        turn["content"] = _one_content(contents)
+    calls: list[Any] = []
+    for message in run:
+        if not isinstance(more := message.get("tool_calls") or [], list):
+            raise refused("tool_calls that are no array")
+        calls += more
+    if calls:
+        turn["tool_calls"] = calls
+    thoughts = [message.get("reasoning_content") for message in run]
+    if thoughts := [_plain(thought) for thought in thoughts if thought]:
+        turn["reasoning_content"] = "\n".join(thoughts)
+    return turn
 
 
-def _parts(content: Any) -> list[Any]:
-    if isinstance(content, list):
-        return content
-    return [{"type": "text", "text": content}] if isinstance(content, str) else []
+def _one_content(contents: list[Any]) -> Any:
+    """Texts as one; with parts among them, parts."""
+    place = next((n for n, content in enumerate(contents) if not isinstance(content, str)), None)
+    if place is None:
+        return "\n\n".join(contents)
+    texts = ["\n\n".join(contents[:place])] if place else []
+    parts: list[Any] = []
+    for content in [*texts, *contents[place:]]:
+        if isinstance(content, list):
+            parts += content
+        elif isinstance(content, str):
+            parts.append({"type": "text", "text": content})
+    return parts
 
 
 def _one_system(messages: list[Fields]) -> list[Fields]:
@@ -219,19 +255,19 @@ def _description(tool: Fields) -> str | None:
     return "\n\n".join(_plain(text) for text in texts if text) or None
 
 
-def _functions(tool: Any) -> list[Fields]:
+def _functions(tool: Fields) -> list[Fields]:
     """The functions as which the model sees a tool."""
-    match kind_of(tool):
+    match tool["type"]:
         case "function":
             described, parameters = tool.get("description"), tool.get("parameters")
         case "custom":
             described, parameters = _description(tool), CUSTOM_INPUT
-        case "" | "namespace":  # a namespace is shown by one parser of tools alone
+        case "namespace":
             return []
         case kind:
             raise refused(f"a tool of the type {kind!r:.40}")
     function = {
-        "name": text_of(tool, "name"),
+        "name": required_text(tool, "name"),
         "description": described,
         "parameters": parameters,
         "strict": tool.get("strict", False),

@@ -7,9 +7,9 @@ Written from what vLLM 0.32 does (vllm/entrypoints/anthropic/serving.py and prot
 from typing import Any
 
 from router.request.dialects import vllm
-from router.request.dialects.anthropic import Fields, blocks, tool_call
+from router.request.dialects.anthropic import blocks, tool_call
 from router.request.dialects.dialect import ModelFacts, TemplateInput
-from router.request.dialects.messages import checked_messages, refused, text_or_none
+from router.request.dialects.messages import Fields, checked_messages, refused, text_or_none
 from router.request.prompt_error import unsupported
 
 _BILLING_HEADER = "x-anthropic-billing-header"

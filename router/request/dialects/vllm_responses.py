@@ -1,39 +1,43 @@
 """OpenAI's responses as the chat that vLLM makes of them. Pure.
 
 Written from what vLLM 0.32 does (vllm/entrypoints/openai/responses/utils.py and protocol.py,
-renderers/online_renderer.py, read 2026-11-28), and compared with its /v1/responses/render. Models
-of the Harmony format, whose prompts no chat template writes, have other tokens: the engine's.
+renderers/online_renderer.py, read 2026-11-28), and compared with its /v1/responses/render.
 """
 
 from typing import Any
 
 from router.request.dialects import vllm
 from router.request.dialects.dialect import ModelFacts, TemplateInput
-from router.request.dialects.messages import refused, text_or_none
+from router.request.dialects.messages import Fields, refused, text_or_none
 from router.request.dialects.responses import (
     CUSTOM_INPUT,
-    Fields,
+    check_template,
     custom_arguments,
-    effort_of,
     instructions_of,
     items_of,
-    kind_of,
-    text_of,
+    reasoning_of,
+    required_text,
     tools_of,
 )
 from router.request.prompt_error import type_name, unsupported
 
-_ROLES = frozenset({"user", "system", "developer"})
-_ANSWERED = frozenset({"output_text", "input_text"})
-_OPEN = frozenset({"in_progress", "incomplete"})
+_ROLES = ("user", "system", "developer")
+_ANSWERED = ("output_text", "input_text")
+_OPEN = ("in_progress", "incomplete")
 """States of a last item that the model goes on with."""
+_REFUSED = (
+    *("previous_input_messages", "prompt", "mm_processor_kwargs", "media_io_kwargs"),
+    "kv_transfer_params",
+)
 _FUNCTION = ("name", "description", "parameters", "strict", "defer_loading")
 
 
 def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
     """The template's input for a response's body. Raises PromptError."""
+    check_template(facts)
     given = vllm.to_template(to_chat(fields), facts, call_fields=("name", "arguments"))
-    if fields.get("tools") and given.tools is None and fields.get("tool_choice") != "none":
+    is_dropped = fields.get("tool_choice") == "none" and facts.tools_dropped
+    if fields.get("tools") and given.tools is None and not is_dropped:
         if "tool_use" in facts.templates:
             raise unsupported("tools of which the model sees none choose another template")
         given.tools = []
@@ -42,6 +46,11 @@ def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
 
 def to_chat(fields: Fields) -> Fields:
     """The body of a chat, whose text the tokenizer puts its specials around. Raises PromptError."""
+    for name in _REFUSED:
+        if fields.get(name) is not None:
+            raise unsupported(f"{name} changes the prompt in the engine")
+    if fields.get("truncation", "disabled") != "disabled":
+        raise unsupported("truncation changes the prompt in the engine")
     messages, items = instructions_of(fields), items_of(fields)
     for item in items:
         _add(messages, item)
@@ -53,10 +62,9 @@ def to_chat(fields: Fields) -> Fields:
         "add_special_tokens": True,
         "add_generation_prompt": not goes_on,
         "continue_final_message": goes_on,
-        "reasoning_effort": effort_of(fields),
+        "reasoning_effort": (reasoning_of(fields) or {}).get("effort"),
+        "chat_template_kwargs": fields.get("chat_template_kwargs"),
     }
-    for name in ("chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs"):
-        chat[name] = fields.get(name)
     shown = [function for tool in tools_of(fields) for function in _functions(tool)]
     if shown:  # else the template gets an empty list, which no chat may have
         choice = "none" if fields.get("tool_choice") == "none" else None
@@ -66,11 +74,9 @@ def to_chat(fields: Fields) -> Fields:
 
 def _goes_on(last: Fields) -> bool:
     """Whether the model continues the last item, in the place of an answer to it."""
-    if last.get("status") not in _OPEN:
+    if last.get("status") not in _OPEN or last.get("type") not in (None, "message", "reasoning"):
         return False
-    if last.get("type") == "reasoning":
-        return True
-    if last.get("role") != "assistant" or not isinstance(last.get("content"), list):
+    if last.get("type") != "reasoning" and last.get("role") != "assistant":
         raise unsupported("a last item of the client's that is not complete")
     return True
 
@@ -81,23 +87,24 @@ def _add(messages: list[Fields], item: Fields) -> None:
     match item.get("type"):
         case "function_call":
             space = text_or_none(item, "namespace")
-            name = text_of(item, "name")
+            name = required_text(item, "name")
             name = f"{space}__{name}" if space else name
-            _add_call(messages, last, item, name, text_of(item, "arguments"))
+            _add_call(messages, last, item, name, required_text(item, "arguments"))
         case "custom_tool_call":
-            _add_call(messages, last, item, text_of(item, "name"), custom_arguments(item))
+            _add_call(messages, last, item, required_text(item, "name"), custom_arguments(item))
         case "function_call_output" | "custom_tool_call_output":
             content = _content(item.get("output"))
-            answered = text_of(item, "call_id")
+            answered = required_text(item, "call_id")
             messages.append({"role": "tool", "content": content, "tool_call_id": answered})
         case "reasoning":
             _add_part(messages, last, "reasoning", _thought(item))
         case None | "message":
-            role = text_of(item, "role")
+            role = required_text(item, "role")
             if role == "assistant":
                 _add_part(messages, last, "content", _answer(item.get("content")))
             elif role in _ROLES:
-                messages.append({"role": role, "content": _content(item.get("content"))})
+                content = _content(item.get("content"))
+                messages.append({**item, "role": role, "content": content})
             else:
                 raise refused("an unknown role")
         case kind:
@@ -108,7 +115,7 @@ def _add_call(
     messages: list[Fields], last: Fields | None, item: Fields, name: str, arguments: str
 ) -> None:
     function = {"name": name, "arguments": arguments}
-    call = {"id": text_of(item, "call_id"), "function": function, "type": "function"}
+    call = {"id": required_text(item, "call_id"), "function": function, "type": "function"}
     if last is None:
         messages.append({"role": "assistant", "tool_calls": [call]})
     else:
@@ -129,7 +136,7 @@ def _thought(item: Fields) -> str:
     for name in ("content", "summary"):
         parts = item.get(name)
         if isinstance(parts, list) and parts and isinstance(parts[0], dict):
-            return text_of(parts[0], "text")
+            return required_text(parts[0], "text")
     if not isinstance(item.get("summary"), list):
         raise refused("reasoning without a summary")
     return ""
@@ -141,10 +148,10 @@ def _answer(content: Any) -> str:
         return content
     if not isinstance(content, list) or not content:
         raise refused("an answer without content")
-    kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
-    if len(kinds) > 1 or not kinds <= _ANSWERED:
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+    if kinds[0] not in _ANSWERED or any(kind != kinds[0] for kind in kinds):
         raise unsupported("an answer that is more than text is known to an engine only")
-    texts = [text_of(part, "text") for part in content]
+    texts = [required_text(part, "text") for part in content]
     return texts[0]
 
 
@@ -158,33 +165,32 @@ def _content(content: Any) -> Any:
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "input_text":
             raise unsupported("a part that is no input_text has tokens that only an engine knows")
-        parts.append({"type": "text", "text": text_of(part, "text")})
+        parts.append({**part, "type": "text", "text": required_text(part, "text")})
     return parts
 
 
-def _functions(tool: Any) -> list[Fields]:
+def _functions(tool: Fields) -> list[Fields]:
     """The functions as which the model sees a tool."""
-    match kind_of(tool):
-        case "":
-            return []
+    match tool["type"]:
         case "function":
             return [_function(tool, "")]
         case "namespace":
             inner = tool.get("tools")
             if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
                 raise refused("a namespace without tools")
-            space = f"{text_of(tool, 'name')}__"
+            space = f"{required_text(tool, 'name')}__"
             return [_function(each, space) for each in inner if each.get("type") == "function"]
         case "custom":
             form = tool.get("format")
             if isinstance(form, dict) and form.get("type") == "grammar":
                 raise refused("a custom tool with a grammar")
-            return [_function({**tool, "parameters": CUSTOM_INPUT, "strict": None}, "")]
+            shown = {name: tool.get(name) for name in ("name", "description")}
+            return [_function({**shown, "parameters": CUSTOM_INPUT}, "")]
         case kind:
             raise refused(f"a tool of the type {kind!r:.40}")
 
 
 def _function(tool: Fields, space: str) -> Fields:
     function = {name: tool.get(name) for name in _FUNCTION}
-    function["name"] = space + text_of(tool, "name")
+    function["name"] = space + required_text(tool, "name")
     return {"type": "function", "function": function}

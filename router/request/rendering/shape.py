@@ -6,6 +6,7 @@ Law: a name says nothing of the texts; its length is bounded, and any decoded JS
 from collections.abc import Iterator
 from typing import Any
 
+from router.request.bodies import Templated
 from router.request.rendering.body import Body
 
 KWARGS_MAX = 4
@@ -14,12 +15,7 @@ NAME_CHARACTERS_MAX = 24
 """Characters of a keyword argument's name; a body with a longer one is `kwargs(many)`, too."""
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-_TOOL = frozenset(
-    {
-        *("type", "function", "name", "description", "input_schema", "cache_control"),
-        *("parameters", "strict"),
-    }
-)
+_TOOL = frozenset({"type", "function", "name", "description", "input_schema", "cache_control"})
 _FUNCTION = frozenset({"name", "description", "parameters", "strict"})
 _ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
 _ITEMS = {
@@ -76,15 +72,10 @@ def _features(body: Body) -> Iterator[str]:
     if fields.get("system"):
         yield "system"
         yield from _content(fields["system"])
-    if fields.get("instructions"):
-        yield "system"
-    reasoning = fields.get("reasoning")
-    if isinstance(reasoning, dict) and (effort := reasoning.get("effort")) is not None:
-        yield "effort_none" if effort == "none" else "effort"
+    if body.kind.templated is Templated.RESPONSES:
+        yield from _response(fields)
+        return
     messages = fields.get("messages")
-    if isinstance(items := fields.get("input"), list):
-        yield from _other_items(items)
-        messages = [item for item in items if isinstance(item, dict) and "role" in item]
     if isinstance(messages, list) and messages:
         yield from _messages(messages)
 
@@ -104,12 +95,16 @@ def _prompt(prompt: Any) -> Iterator[str]:
 def _are_plain(tools: Any) -> bool:
     """Whether no tool has rare fields, which engines treat each in a way of its own."""
     return isinstance(tools, list) and all(
-        isinstance(tool, dict)
-        and tool.keys() <= _TOOL
-        and ("input_schema" in tool or tool.get("type") in (None, "function"))
-        and (not isinstance(tool.get("function"), dict) or tool["function"].keys() <= _FUNCTION)
-        for tool in tools
+        isinstance(tool, dict) and _is_plain(tool) for tool in tools
     )
+
+
+def _is_plain(tool: dict[str, Any]) -> bool:
+    if isinstance(tool.get("function"), dict):
+        return tool.keys() <= _TOOL and tool["function"].keys() <= _FUNCTION
+    if "input_schema" in tool:
+        return tool.keys() <= _TOOL
+    return tool.get("type") == "function" and tool.keys() <= _FUNCTION | {"type"}
 
 
 def _choice(choice: Any) -> Iterator[str]:
@@ -151,15 +146,26 @@ def _messages(messages: list[Any]) -> Iterator[str]:
         yield "assistant_last"
 
 
-def _other_items(items: list[Any]) -> Iterator[str]:
-    """Features of a response's items that are no messages."""
+def _response(fields: dict[str, Any]) -> Iterator[str]:
+    reasoning = fields.get("reasoning")
+    if isinstance(reasoning, dict):
+        effort = reasoning.get("effort")
+        yield "effort_none" if effort == "none" else "effort" if effort else "effort_unset"
+    given = fields.get("input")
+    items = given if isinstance(given, list) else []
+    messages = [{"role": "system", "content": ""}] if fields.get("instructions") else []
     for item in items:
-        if isinstance(item, dict) and "role" not in item:
+        if isinstance(item, dict) and "role" in item:
+            messages.append(item)
+        elif isinstance(item, dict):
             kind = item.get("type")
             yield _ITEMS.get(kind, "other_item") if isinstance(kind, str) else "other_item"
             yield from _content(item.get("output"))
-    if items and isinstance(items[-1], dict) and items[-1].get("status") not in (None, "completed"):
+    last = items[-1] if items and isinstance(items[-1], dict) else {}
+    if last.get("status") not in (None, "completed"):
         yield "continue"
+    features = set(_messages(messages)) if messages else set()
+    yield from features - ({"assistant_last"} if "role" not in last else set())
 
 
 def _message(message: dict[Any, Any]) -> Iterator[str]:

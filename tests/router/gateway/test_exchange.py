@@ -94,6 +94,15 @@ def test_every_path_has_a_question_that_a_router_takes(path: str) -> None:
         assert lowered["estimated_tokens"] == 50 < lowered["charged_tokens"] == len(one.body) // 4
 
 
+def test_a_response_that_goes_on_from_another_has_no_tokens_and_no_pair() -> None:
+    body = b'{"model": "m", "input": "hello", "previous_response_id": "resp_a"}'
+    question = Exchange("/v1/responses", body, {}).question()
+    assert "responses_body" not in question
+    assert question["estimated_tokens"] == len(body) // 4
+    alone = Exchange("/v1/responses", body.replace(b"resp_a", b""), {}).question()
+    assert "estimated_tokens" not in alone
+
+
 @pytest.mark.parametrize(
     ("fields", "usual", "expected"),
     [({}, None, None), ({}, 40, 40), ({"max_tokens": 32_000}, 40, 40), ({"max_tokens": 7}, 40, 7)],

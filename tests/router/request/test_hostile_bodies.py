@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,41 @@ def test_ten_thousand_messages_have_tokens(engine: str, renderers: list[Renderer
     turns = [{"role": role, "content": "yes"} for role in ("user", "assistant")] * 5_000
     body = chat(*turns, {"role": "user", "content": "so?"})
     assert outcome(renderers[0], bodies.CHAT, json.dumps(body).encode(), engine) is None
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+@pytest.mark.parametrize("item", [RESPONSES["calls"]["input"][1], RESPONSES["history"]["input"][1]])
+def test_a_hundred_thousand_items_have_tokens(
+    engine: str, item: Any, renderers: list[Renderer]
+) -> None:
+    """The work for items grows with their number, not with its square."""
+    body = {"model": "m", "input": [item] * 100_000}
+    assert outcome(renderers[0], bodies.RESPONSES, json.dumps(body).encode(), engine) is None
+
+
+ODD = (None, 1, "x", [], {}, [{"type": []}], [[]])
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+@pytest.mark.parametrize("name", RESPONSES)
+def test_any_field_of_a_response_may_be_odd(
+    engine: str, name: str, renderers: list[Renderer]
+) -> None:
+    body = RESPONSES[name]
+    objects = [place for place in places(body) if isinstance(reduce(getitem, place, body), dict)]
+    added = [(*place, key) for place in objects for key in ("status", "tool_calls", "type", "text")]
+    for place in [*places(body)[1:], *added]:
+        for odd in ODD:
+            data = json.dumps(with_field(body, place, odd)).encode()
+            error = outcome(renderers[0], bodies.RESPONSES, data, engine)
+            assert error is None or error.reason is not Reason.MALFORMED_BODY
+
+
+def with_field(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """The value with a field set, which may be one that it lacks."""
+    copy = value.copy()
+    copy[path[0]] = new if len(path) == 1 else with_field(value[path[0]], path[1:], new)
+    return copy
 
 
 def test_of_a_key_that_comes_twice_the_last_counts(renderers: list[Renderer]) -> None:

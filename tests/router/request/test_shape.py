@@ -30,7 +30,14 @@ from tests.stage.prompts.responses import RESPONSES, response
         ),
         (bodies.RESPONSES, RESPONSES["text"], "responses"),
         (bodies.RESPONSES, RESPONSES["history"], "responses+parts"),
-        (bodies.RESPONSES, RESPONSES["system"], "responses+system"),
+        (bodies.RESPONSES, RESPONSES["instructions"], "responses+system"),
+        (bodies.RESPONSES, RESPONSES["system"], "responses+system_later+systems"),
+        (bodies.RESPONSES, RESPONSES["effort_unset"], "responses+effort_unset"),
+        (
+            bodies.RESPONSES,
+            response({"role": "assistant", "content": "a"}, {"type": "function_call"}),
+            "responses+tool_calls",
+        ),
         (
             bodies.RESPONSES,
             RESPONSES["reasoning_and_call"],
