@@ -27,7 +27,7 @@ from router.decide.core.reservation_life import ReservationLife
 from router.decide.core.unobserved import Unobserved
 from router.decide.core.watched import PickObserver, Unwatched, Watched
 from router.decide.decision.decider import FULL_RETRY_S, Decider
-from router.decide.decision.decision import Decision, Prefill
+from router.decide.decision.decision import Decision, Overlap, Prefill
 from router.decide.policies.configured import DecisionSettings
 from router.decide.policies.policy import Policy
 from router.fleet.hangs import look_for_hangs
@@ -83,8 +83,6 @@ class RouterCore:
         self.endings, self.finish_reasons = life.endings, life.finish_reasons
         self.ttft_check = life.ttft_check
         self.ids = life.ids
-        self.observed = 0
-        """Picks for requests that another router serves."""
         self.guarded = 0
         """Picks that the guard moved."""
         self.last_resorts = 0
@@ -155,9 +153,7 @@ class RouterCore:
         else:  # the pick, with its decision, is the answer
             decision.keep_table()
         if request.observed:
-            if request.tenant:
-                self.fleet.tenants.on_pick(request.tenant, prompt.token_count, overlap.usable)
-            self.observed += 1
+            self._observe(computing, overlap, now_s)
             return pick
         self.life.open(source, reservation, self.decider.output_tokens(request))
         try:
@@ -168,6 +164,18 @@ class RouterCore:
             self.withdraw(reservation, now_s)
             raise
         return pick
+
+    def _observe(self, computing: Decision, overlap: Overlap, now_s: float) -> None:
+        """Counts a pick for a request that another router serves. computing: the decision about
+        the worker that would compute its prompt."""
+        request, source = computing.request, computing.sources[computing.order[0]]
+        tokens = request.prompt.token_count
+        if request.tenant:
+            self.fleet.tenants.on_pick(request.tenant, tokens, overlap.usable)
+        model = self.fleet.models.names(heartbeat_of(source).model)[0]
+        self.fleet.observed.on_pick(
+            source.key, model, len(computing.pool), tokens, overlap.usable, now_s
+        )
 
     def _repeated(self, earlier: Reservation, request: Request, now_s: float) -> Repeated:
         _, block_size, _, _ = earlier.fingerprint
@@ -276,6 +284,9 @@ class RouterCore:
         source = self.fleet.view.sources[key]
         heartbeat = heartbeat_of(source)
         self.fleet.models.on_heartbeat(heartbeat, now_s)
+        if self.fleet.observed.picks:
+            model = self.fleet.models.names(heartbeat.model)[0]
+            self.fleet.observed.on_heartbeat(key, model, heartbeat.numbers)
         kinds = self.fleet.capacities.kinds_changed
         if self.fleet.capacities.on_heartbeat(key, heartbeat):
             self.fleet.pools.on_capacity(key)
