@@ -9,7 +9,9 @@ which computes its prompts one after the other:
 
 `rate` is that at which a round robin of the same requests, each with today's share of cached
 tokens, has the mean first token that the engines count. At that rate the same requests, each at
-the worker of this router's choice with the tokens that its cache lacks, have the estimated one.
+the worker of this router's choice with the tokens that its cache lacks, have the estimated one;
+and what a worker would still have to compute there is load that the next pick weighs, as if it
+were reserved.
 
 How far the model can be wrong is checked on today: the mean of the next SLICE_FIRST_TOKENS is
 predicted at the rate of all before them, and compared with what the engines count.
@@ -20,7 +22,7 @@ Laws:
 - memory: RATES numbers twice a worker, and once a model; both go with their workers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,7 +40,7 @@ SLICE_FIRST_TOKENS = 64
 _COUNTERS = ("prefix_query_tokens", "prefix_hit_tokens", "first_tokens", "first_token_seconds")
 """Counters of a worker's engine (events/engines/numbers.py), in the order of `Today`."""
 _SHARE = "cache_hit_rate"
-"""Of engines that count no tokens."""
+"""Number of engines that count no tokens."""
 
 
 def _no_seconds() -> Numbers:
@@ -81,7 +83,7 @@ class ObservedWorker:
     picks: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of these, usable in the worker's cache."""
+    """Tokens of these that were usable in the worker's cache."""
     today: Today = field(default_factory=Today)
     timed: int = 0
     """Picks in `ttft_s`."""
@@ -105,7 +107,7 @@ class ObservedModel:
     slice_from: "tuple[float, float, int, Numbers] | None" = None
     """first_tokens, first_token_s, timed and ttft_s at the beginning of the slice."""
     wrong_s: float = 0.0
-    """By how much predicted means of slices were wrong, in sum over their first tokens,"""
+    """Errors of the predicted means of slices, in sum over their first tokens,"""
     checked_s: float = 0.0
     """and these first tokens."""
 
@@ -117,8 +119,8 @@ class ObservedModel:
         return float(np.interp(-np.log(ttft_s), -np.log(self.ttft_s / self.timed), _LOG_RATES))
 
     def error(self) -> float | None:
-        """By how much predicted means of today's first token were wrong, as a share of them; None:
-        none was checked."""
+        """The mean error of predicted means of today's first token, as a share of them; None: none
+        was checked."""
         return self.wrong_s / self.checked_s if self.checked_s else None
 
 
@@ -168,7 +170,10 @@ class Observed:
         before, worker.counters = worker.counters, numbers
         if before is None:
             return
-        grown = Today(*(_grown(before.get(name), numbers.get(name)) for name in _COUNTERS))
+        prompt, cached, first, first_s = (
+            _grown(before.get(name), numbers.get(name)) for name in _COUNTERS
+        )
+        grown = Today(prompt, cached, first, first_s)
         if _SHARE in numbers and "prefix_query_tokens" not in numbers:
             grown.shares, grown.share_count = min(1.0, numbers[_SHARE]), 1
         worker.today.add(grown)
@@ -181,6 +186,26 @@ class Observed:
             self.workers.pop(key, None)
         served = {worker.model for worker in self.workers.values()}
         self._models = {name: model for name, model in self._models.items() if name in served}
+
+    def ahead(self, workers: Sequence[WorkerKey], now_s: float) -> Numbers:
+        """Tokens that each worker would have to compute yet, of requests that would be there."""
+        tokens = np.zeros(len(workers))
+        rates: dict[str, int] = {}
+        for row, key in enumerate(workers):
+            worker = self.workers.get(key)
+            if worker is None or not worker.timed:
+                continue
+            if (place := rates.get(worker.model)) is None:
+                place = rates[worker.model] = self._place(worker.model)
+            if place >= 0:
+                tokens[row] = max(0.0, worker.free_s[place] - now_s) * RATES[place]
+        return tokens
+
+    def _place(self, model: str) -> int:
+        """The place in RATES of a model's rate; -1: it is not known."""
+        known = self._models.get(model)
+        log_rate = None if known is None else known.log_rate()
+        return -1 if log_rate is None else int(np.abs(_LOG_RATES - log_rate).argmin())
 
     def ttft_s(self, worker: ObservedWorker) -> float | None:
         """Mean estimated first token of the picks of a worker; None: unknown."""
@@ -220,7 +245,7 @@ def _at(log_rate: float, seconds: Numbers) -> float:
 
 
 def _check(model: ObservedModel) -> None:
-    """At a slice's end compares its predicted with its counted first token, and begins the next."""
+    """Compares a slice's predicted with its counted first token at its end, and begins the next."""
     today, begun = model.today, model.slice_from
     if begun is None:
         first_tokens = first_token_s = 0.0

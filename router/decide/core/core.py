@@ -167,15 +167,18 @@ class RouterCore:
 
     def _observe(self, computing: Decision, overlap: Overlap, now_s: float) -> None:
         """Counts a pick for a request that another router serves. computing: the decision about
-        the worker that would compute its prompt."""
+        the worker that would compute its prompt.
+
+        It is no shared prefix's (router/fleet/shared_prefixes.py): what such a pick invests would
+        never be computed, and so be invested again and again.
+        """
         request, source = computing.request, computing.sources[computing.order[0]]
         tokens = request.prompt.token_count
         if request.tenant:
             self.fleet.tenants.on_pick(request.tenant, tokens, overlap.usable)
         model = self.fleet.models.names(heartbeat_of(source).model)[0]
-        self.fleet.observed.on_pick(
-            source.key, model, len(computing.pool), tokens, overlap.usable, now_s
-        )
+        able = len(computing.pool) - sum(computing.barred.counts.values())
+        self.fleet.observed.on_pick(source.key, model, able, tokens, overlap.usable, now_s)
 
     def _repeated(self, earlier: Reservation, request: Request, now_s: float) -> Repeated:
         _, block_size, _, _ = earlier.fingerprint

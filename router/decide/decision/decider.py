@@ -54,7 +54,7 @@ from router.request.request import Request, Role, Session
 
 FULL_RETRY_S = 0.5
 """RetryInfo when all workers are full: about the time until a request ends."""
-_FULL_COLUMN = COLUMNS.index("full")
+_FULL_COLUMN, _PREFILL_COLUMN = COLUMNS.index("full"), COLUMNS.index("prefill_tokens_active")
 _KERNELS_MAX = 256
 """Kernels of policies that are kept."""
 _kernel_of = lru_cache(_KERNELS_MAX)(kernel_of)
@@ -174,6 +174,7 @@ class Decider:
         if request.observed:  # it takes no room
             table = table.copy()
             table[_FULL_COLUMN] = 0.0
+            table[_PREFILL_COLUMN] += self._fleet.observed.ahead(pool.workers, now_s)
         return Matched(request, pool, kept_out, table, overlaps, now_s, settings, policy)
 
     def _with_room(self, matched: Matched, may_exceed: bool) -> Decision:

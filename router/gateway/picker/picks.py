@@ -411,12 +411,12 @@ class PickedRequest:
 
     async def _observe(self, question: Question, reading: Reading | None) -> None:
         """Has a request decided that another router serves; one without a prompt is not."""
-        self._outcome = "blind"
+        outcome = "blind"
         try:
             if reading is not None:
                 exchange = await made(*reading)
                 await self._picker.asking.observe(question, exchange)
-                self._outcome = "observed"
+                outcome = "observed"
         except GatewayRefusal:
             pass  # a body that no router can read
         except KvRouteError as error:
@@ -424,6 +424,7 @@ class PickedRequest:
             return
         except Exception:
             log.exception("a request was not decided, which another router serves")
+        self._outcome = outcome
         self.stream.decided()
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:

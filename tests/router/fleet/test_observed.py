@@ -186,3 +186,32 @@ def test_a_workers_status_has_what_is_observed_of_it() -> None:
     assert (observed.first_tokens_today, observed.ttft_ms_today) == (60, pytest.approx(250.0))
     assert observed.estimated_ttft_ms > 0
     assert not observed.HasField("ttft_error")
+
+
+def test_a_pick_weighs_what_earlier_ones_would_have_left_to_compute() -> None:
+    fleet = Fleet(policy="dynamo-adaptive")
+    for name in ("w0", "w1"):
+        fleet.add(name, model=MODEL)
+    fleet.cache(WorkerKey("w0", 0), prompt(640))
+
+    def picked(first: int) -> str:
+        """The worker of a prompt that w0 has most of, and whose end is new."""
+        request = fleet.request(prompt(640 + first), model=MODEL, observed=True)
+        return fleet.core.route(request, fleet.now_s).reservation.worker.worker_id
+
+    assert {picked(64) for _ in range(8)} == {"w0"}  # the engines' pace is not known yet
+    for count in range(1, 4):
+        fleet.turn(60.0)
+        numbers = counters(prefix_query_tokens=1000 * count, first_tokens=count)
+        for name in ("w0", "w1"):
+            seconds = {"first_token_seconds": 2.0 * count}
+            fleet.say(WorkerKey(name, 0), numbers=numbers | seconds)
+        assert picked(64) == "w0"
+    burst = [picked(64 + number) for number in range(12)]
+    assert set(burst) == {"w0", "w1"}
+    assert len(fleet.core.reservations) == 0
+    observed = fleet.core.fleet.observed
+    assert max(observed.ahead(list(observed.workers), fleet.now_s)) > 0
+    assert not any(observed.ahead(list(observed.workers), fleet.now_s + 60.0))
+    fleet.turn(60.0)
+    assert picked(64) == "w0"

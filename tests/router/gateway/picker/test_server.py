@@ -138,6 +138,20 @@ async def test_a_request_of_a_gateway_that_reads_no_answers_is_decided_and_reser
         assert stage.sample("kvroute_by_load_total", program="picker", reason="fault") == 0
 
 
+async def test_an_observed_stream_that_ends_before_the_decision_is_cancelled() -> None:
+    async with a_picker(worker()) as stage:
+        call = stage.call()
+        message = request_headers(CHAT)
+        message.observability_mode = True
+        await call.write(message)
+        await until(
+            lambda: stage.sample("kvroute_open_requests", program="picker") == 1, "it is read"
+        )
+        call.cancel()
+        await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
+        assert stage.served.fleet.core.fleet.observed.picks == 0
+
+
 async def test_a_request_that_is_observed_and_fits_no_worker_is_counted_as_refused() -> None:
     async with a_picker() as stage:
         call = stage.call()
