@@ -36,7 +36,9 @@ Numbers = npt.NDArray[np.float64]
 RATES = np.geomspace(100.0, 10_000_000.0, 64)
 """Tokens of work a second of an engine; a step is 1.2 times the one before."""
 _LOG_RATES = np.log(RATES)
-SLICE_FIRST_TOKENS = 64
+SLICE_FIRST_TOKENS = 32
+CHECKS_MIN = 3
+"""Slices that are compared before their error is told."""
 _COUNTERS = ("prefix_query_tokens", "prefix_hit_tokens", "first_tokens", "first_token_seconds")
 """Counters of a worker's engine (events/engines/numbers.py), in the order of `Today`."""
 _SHARE = "cache_hit_rate"
@@ -109,7 +111,9 @@ class ObservedModel:
     wrong_s: float = 0.0
     """Errors of the predicted means of slices, in sum over their first tokens,"""
     checked_s: float = 0.0
-    """and these first tokens."""
+    """these first tokens,"""
+    checks: int = 0
+    """and the number of such slices."""
 
     def log_rate(self) -> float | None:
         """Logarithm of the rate that makes today's mean; None: the engines don't say it."""
@@ -119,9 +123,9 @@ class ObservedModel:
         return float(np.interp(-np.log(ttft_s), -np.log(self.ttft_s / self.timed), _LOG_RATES))
 
     def error(self) -> float | None:
-        """The mean error of predicted means of today's first token, as a share of them; None: none
-        was checked."""
-        return self.wrong_s / self.checked_s if self.checked_s else None
+        """The mean error of predicted means of today's first token, as a share of them; None: too
+        few were checked."""
+        return self.wrong_s / self.checked_s if self.checks >= CHECKS_MIN else None
 
 
 class Observed:
@@ -263,4 +267,5 @@ def _check(model: ObservedModel) -> None:
             counted_s = today.first_token_s - first_token_s
             model.wrong_s += abs(predicted_s * count - counted_s)
             model.checked_s += counted_s
+            model.checks += 1
     model.slice_from = today.first_tokens, today.first_token_s, model.timed, model.ttft_s.copy()

@@ -65,9 +65,9 @@ def gain_text(gain: Gain) -> str:
     ]
     if gain.ttft_ms_today is not None:
         first = f"first token {gain.ttft_ms_today:,.0f} ms"
-        if gain.ttft_ms is not None and gain.ttft_error is not None:
-            error_ms = gain.ttft_ms * gain.ttft_error
-            first += f" -> {gain.ttft_ms:,.0f} ms (estimated, ± {error_ms:,.0f})"
+        if gain.ttft_ms is not None:
+            error = "?" if gain.ttft_error is None else f"{gain.ttft_ms * gain.ttft_error:,.0f}"
+            first += f" -> {gain.ttft_ms:,.0f} ms (estimated, ± {error})"
         parts.append(first)
     parts.append(f"{gain.requests:,} requests")
     return "; ".join(parts)

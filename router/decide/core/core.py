@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from math import inf
 
 from events.feed.fleet_view import FleetView, Source
+from events.feed.newest import Newest
 from indexer.identity import WorkerKey
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.fleet_settings import TOMBSTONE_S
@@ -121,6 +122,8 @@ class RouterCore:
             view.salted = True
         if prompt.has_items:
             view.itemized = True
+        if request.observed and view.newest is None:
+            view.newest = Newest()
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None and not request.observed:
             return self._repeated(earlier, request, now_s)

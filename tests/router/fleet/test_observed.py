@@ -9,7 +9,7 @@ import pytest
 
 from indexer.identity import WorkerKey
 from router.api.desk import worker_codec
-from router.fleet.observed import RATES, SLICE_FIRST_TOKENS, Observed
+from router.fleet.observed import CHECKS_MIN, RATES, SLICE_FIRST_TOKENS, Observed
 from router.fleet.rates import work
 from tests.stage.fleet import Fleet, prompt
 
@@ -133,21 +133,23 @@ def test_the_estimated_first_token_is_the_one_of_engines_like_the_model(
 
 
 def test_engines_that_change_their_pace_show_in_the_error() -> None:
-    def error(slower: float) -> float:
+    def error(slower: float, slices: int = 12) -> float | None:
         observed, numbers = Observed(), counters()
-        for number in range(12 * SLICE_FIRST_TOKENS):
+        for number in range(slices * SLICE_FIRST_TOKENS):
             pace = slower if number > 6 * SLICE_FIRST_TOKENS else 1.0
             observed.on_pick(A, MODEL, 1, 4000, 0, 10.0 * number)
             numbers["prefix_query_tokens"] += 4000
             numbers["first_tokens"] += 1
             numbers["first_token_seconds"] += pace
             observed.on_heartbeat(A, MODEL, dict(numbers))
-        told = observed.ttft_error(observed.workers[A])
-        assert told is not None
-        return told
+        return observed.ttft_error(observed.workers[A])
 
-    assert error(1.0) < 0.02
-    assert error(3.0) > 0.3
+    steady, slowed = error(1.0), error(3.0)
+    assert steady is not None
+    assert slowed is not None
+    assert steady < 0.02
+    assert slowed > 0.2
+    assert error(1.0, slices=CHECKS_MIN) is None  # and a first one, from which to predict
 
 
 def test_a_first_token_beyond_all_rates_is_estimated_at_the_nearest_one() -> None:
@@ -215,3 +217,28 @@ def test_a_pick_weighs_what_earlier_ones_would_have_left_to_compute() -> None:
     assert not any(observed.ahead(list(observed.workers), fleet.now_s + 60.0))
     fleet.turn(60.0)
     assert picked(64) == "w0"
+
+
+def test_blocks_of_the_request_itself_are_no_cache_that_it_found() -> None:
+    fleet = Fleet()
+    for name in ("w0", "w1"):
+        fleet.add(name, model=MODEL)
+    w0, asked = WorkerKey("w0", 0), prompt(320)
+
+    def cached() -> tuple[str, int]:
+        request = fleet.request(asked, model=MODEL, observed=True)
+        pick = fleet.core.route(request, fleet.now_s)
+        overlap = pick.overlap
+        assert overlap.usable == overlap.device + overlap.host + overlap.disk + overlap.predicted
+        assert overlap.usable <= overlap.raw
+        return pick.reservation.worker.worker_id, overlap.usable
+
+    fleet.cache(w0, asked, 160)
+    assert cached() == ("w0", 160)
+    fleet.turn(2.0)
+    fleet.store(w0, asked.prefixes(16)[10:])  # by the request that another router sent there
+    assert cached() == ("w0", 160)
+    plain = fleet.core.decide(fleet.request(asked, model=MODEL), fleet.now_s)
+    assert plain.overlap(plain.order[0]).usable == 304
+    fleet.turn(2.0)
+    assert cached() == ("w0", 304)

@@ -136,6 +136,8 @@ def test_what_engines_do_not_say_of_today_is_left_out_of_the_line() -> None:
     )
     early = observed("a", 4, cached_share_today=0.5, first_tokens_today=2, ttft_ms_today=80.0)
     assert "first token 80 ms; 4 requests" in gain_text(*gains([early]))
+    early.observed.estimated_ttft_ms = 40.0
+    assert "80 ms -> 40 ms (estimated, ± ?); 4 requests" in gain_text(*gains([early]))
     assert gains([worker("a", model="llama")]) == []
 
 
