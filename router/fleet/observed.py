@@ -19,16 +19,18 @@ predicted at the rate of all before them, and compared with what the engines cou
 Laws:
 - a counter that fell is an engine that started again: what it shows is what it did since;
 - every rate of RATES is followed at once, so that no request is kept;
-- memory: RATES numbers twice a worker, and once a model; both go with their workers.
+- memory: RATES numbers twice a worker, and once a model, which go with their workers; the last
+  PROMPTS_MAX prompts.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from indexer.identity import WorkerKey
+from indexer.identity import HashArray, WorkerKey
 from router.fleet.rates import work
 
 Numbers = npt.NDArray[np.float64]
@@ -39,6 +41,8 @@ _LOG_RATES = np.log(RATES)
 SLICE_FIRST_TOKENS = 32
 CHECKS_MIN = 3
 """Slices that are compared before their error is told."""
+PROMPTS_MAX = 128
+"""Prompts of which a block that was stored just now may be."""
 _COUNTERS = ("prefix_query_tokens", "prefix_hit_tokens", "first_tokens", "first_token_seconds")
 """Counters of a worker's engine (events/engines/numbers.py), in the order of `Today`."""
 _SHARE = "cache_hit_rate"
@@ -135,6 +139,15 @@ class Observed:
         self.picks = 0
         self.workers: dict[WorkerKey, ObservedWorker] = {}
         self._models: dict[str, ObservedModel] = {}
+        self._prompts: deque[HashArray] = deque(maxlen=PROMPTS_MAX)
+
+    def on_prompt(self, prefixes: HashArray) -> None:
+        """Takes the prefixes of a request that was decided."""
+        self._prompts.append(prefixes)
+
+    def shared_blocks(self, prefixes: HashArray) -> int:
+        """Blocks with which a prompt begins as an earlier one does, whose they may be."""
+        return max((_common(prefixes, earlier) for earlier in self._prompts), default=0)
 
     def on_pick(
         self,
@@ -228,6 +241,18 @@ class Observed:
         if worker is None or worker.model != model:
             worker = self.workers[key] = ObservedWorker(model)
         return worker
+
+
+def _common(one: HashArray, other: HashArray) -> int:
+    """Equal prefixes with which both begin. A prefix is equal only where all before it are."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 def _served(free_s: Numbers, now_s: float, new_tokens: float, prompt_tokens: int) -> Numbers:

@@ -181,7 +181,9 @@ class RouterCore:
             self.fleet.tenants.on_pick(request.tenant, tokens, overlap.usable)
         model = self.fleet.models.names(heartbeat_of(source).model)[0]
         able = len(computing.pool) - sum(computing.barred.counts.values())
-        self.fleet.observed.on_pick(source.key, model, able, tokens, overlap.usable, now_s)
+        observed = self.fleet.observed
+        observed.on_prompt(request.prompt.prefixes(heartbeat_of(source).block_size))
+        observed.on_pick(source.key, model, able, tokens, overlap.usable, now_s)
 
     def _repeated(self, earlier: Reservation, request: Request, now_s: float) -> Repeated:
         _, block_size, _, _ = earlier.fingerprint

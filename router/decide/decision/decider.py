@@ -402,18 +402,25 @@ class Decider:
     def _before_it_came(
         self, prompt: Prompt, pool: Pool, overlaps: npt.NDArray[np.int32], now_s: float
     ) -> npt.NDArray[np.int32]:
-        """Overlaps without the blocks that engines stored just now, which are likely the prompt's
-        own: another router sent it to one of them before its copy came."""
-        newest = self._fleet.view.newest
-        if newest is None:
+        """Overlaps without blocks that engines stored just now and that are likely the prompt's
+        own: another router sent it to one of them before its copy came, and no earlier prompt
+        begins like it as far as these blocks.
+        """
+        view, observed = self._fleet.view, self._fleet.observed
+        if (newest := view.newest) is None:
             return overlaps
         overlaps = overlaps.copy()
+        shared: dict[int, int] = {}
         for row in np.flatnonzero(overlaps[_RAW]).tolist():
-            size = heartbeat_of(pool.sources[row]).block_size
-            blocks = -(-int(overlaps[_RAW, row]) // size)
-            place = newest.first(int(pool.slots[row]), prompt.prefixes(size)[:blocks], now_s)
+            slot, size = int(pool.slots[row]), heartbeat_of(pool.sources[row]).block_size
+            prefixes = prompt.prefixes(size)
+            if newest.first(slot, prefixes, now_s) is None:
+                continue
+            if (start := shared.get(size)) is None:
+                start = shared[size] = observed.shared_blocks(prefixes)
+            place = newest.first(slot, prefixes[start:], now_s)
             if place is not None:
-                _cut(overlaps[:, row], place * size)
+                _cut(overlaps[:, row], (start + place) * size)
         return overlaps
 
     def _score(self, decision: Decision, settings: PolicySettings) -> None:

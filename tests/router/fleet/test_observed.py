@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from router.api.desk import worker_codec
-from router.fleet.observed import CHECKS_MIN, RATES, SLICE_FIRST_TOKENS, Observed
+from router.fleet.observed import CHECKS_MIN, PROMPTS_MAX, RATES, SLICE_FIRST_TOKENS, Observed
 from router.fleet.rates import work
+from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet, prompt
 
 MODEL = "m"
@@ -234,11 +236,29 @@ def test_blocks_of_the_request_itself_are_no_cache_that_it_found() -> None:
         return pick.reservation.worker.worker_id, overlap.usable
 
     fleet.cache(w0, asked, 160)
-    assert cached() == ("w0", 160)
+    fleet.route(prompt(10), observed=True)
     fleet.turn(2.0)
     fleet.store(w0, asked.prefixes(16)[10:])  # by the request that another router sent there
     assert cached() == ("w0", 160)
     plain = fleet.core.decide(fleet.request(asked, model=MODEL), fleet.now_s)
     assert plain.overlap(plain.order[0]).usable == 304
+    assert cached() == ("w0", 304)  # these blocks are the earlier request's
     fleet.turn(2.0)
     assert cached() == ("w0", 304)
+
+
+def test_blocks_that_an_earlier_request_has_too_are_a_cache_at_once() -> None:
+    fleet = Fleet()
+    key = fleet.add("w0", model=MODEL)
+    system = tuple(range(160))
+
+    def cached(own: int) -> int:
+        asked = Prompt.from_tokens(pack_tokens((*system, *range(own, own + 80))))
+        fleet.store(key, asked.prefixes(16))
+        request = fleet.request(asked, model=MODEL, observed=True)
+        return fleet.core.route(request, fleet.now_s).overlap.usable
+
+    assert [cached(own) for own in (1000, 2000, 3000)] == [224, 160, 160]
+    many = [cached(own) for own in range(10_000, 10_000 + 100 * PROMPTS_MAX, 100)]
+    assert set(many) == {160}
+    assert len(fleet.core.fleet.observed._prompts) == PROMPTS_MAX
