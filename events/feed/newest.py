@@ -5,7 +5,7 @@ decided a little later: its own blocks may be in the index by then. Kept only wh
 come. Pure: no clock, no I/O.
 
 Laws:
-- what is older than NEWEST_S is never found;
+- no block older than NEWEST_S counts;
 - HASHES_MAX hashes are kept at most; past it the oldest go first.
 """
 

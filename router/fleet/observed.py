@@ -40,7 +40,7 @@ RATES = np.geomspace(100.0, 10_000_000.0, 64)
 _LOG_RATES = np.log(RATES)
 SLICE_FIRST_TOKENS = 32
 CHECKS_MIN = 3
-"""Slices that are compared before their error is told."""
+"""Slices that are compared before their error is shown."""
 PROMPTS_MAX = 128
 """Prompts of which a block that was stored just now may be."""
 _COUNTERS = ("prefix_query_tokens", "prefix_hit_tokens", "first_tokens", "first_token_seconds")
@@ -243,12 +243,12 @@ class Observed:
         return worker
 
 
-def _common(one: HashArray, other: HashArray) -> int:
+def _common(prefixes: HashArray, earlier: HashArray) -> int:
     """Equal prefixes with which both begin. A prefix is equal only where all before it are."""
-    least, most = 0, min(len(one), len(other))
+    least, most = 0, min(len(prefixes), len(earlier))
     while least < most:
         middle = (least + most + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
+        if prefixes[middle - 1] == earlier[middle - 1]:
             least = middle
         else:
             most = middle - 1
