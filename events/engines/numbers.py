@@ -19,6 +19,8 @@ class EngineNumber:
     """A sentence with unit and bound: the metric's help, and the console's."""
     is_counter: bool = False
     """Whether it only grows from the engine's start on; False: a gauge, which policies read."""
+    is_metric: bool = True
+    """False: /metrics leaves it out, as the engine's own page has it in a better form."""
 
 
 NUMBERS = {
@@ -44,6 +46,19 @@ NUMBERS = {
             "Prompt tokens that the engine looked up in its KV cache, by its own count since its"
             " start; vLLM.",
             is_counter=True,
+        ),
+        EngineNumber(
+            "first_tokens",
+            "Requests whose first token is out, by the engine's own count since its start; vLLM.",
+            is_counter=True,
+            is_metric=False,
+        ),
+        EngineNumber(
+            "first_token_seconds",
+            "Seconds from requests' arrival at the engine to their first token, in sum since its"
+            " start; vLLM.",
+            is_counter=True,
+            is_metric=False,
         ),
     )
 }

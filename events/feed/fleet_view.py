@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from events.engines.table import engine_of
 from events.feed.clock_offset import ClockOffset
+from events.feed.newest import Newest
 from events.feed.predictions import Predictions
 from events.feed.stream import (
     LATE_S,
@@ -139,6 +140,9 @@ class FleetView:
 
     Over 300 lines: the only writer of the streams, heartbeats and slots of all workers.
     """
+
+    newest: Newest | None = None
+    """Blocks stored in the last second; None: no request needs them."""
 
     def __init__(
         self,
@@ -608,6 +612,8 @@ class FleetView:
         match fact:
             case Stored():
                 self._store(slot, fact)
+                if self.newest is not None:
+                    self.newest.add(slot, unpack_hashes(fact.hashes), now_s)
             case Removed():
                 self.index.remove(slot, TIERS[fact.tier], unpack_hashes(fact.hashes))
                 self.facts["removed"] += 1

@@ -24,6 +24,7 @@ from router.fleet.health.outliers import Outliers
 from router.fleet.health.self_check import SelfCheck
 from router.fleet.health.warnings import FleetWatch, WarningCode, WorkerWarning
 from router.fleet.models import Models
+from router.fleet.observed import Observed
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pools
 from router.fleet.rates import PrefillRates
@@ -88,6 +89,8 @@ class Fleet:
         )
         self.first_tokens = FirstTokens()
         self.tenants = Tenants()
+        self.observed = Observed()
+        """Requests that another router serves."""
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.self_check = SelfCheck(view)
         self.ignored_priorities = IgnoredPriorities()
@@ -148,6 +151,7 @@ class Fleet:
         self.self_check.on_forgotten(workers)
         self.ignored_priorities.forget(workers)
         self.rates.on_forgotten(workers)
+        self.observed.forget(workers)
         self.working_sets.on_forgotten(workers)
 
     def tick(self, now_s: float) -> None:

@@ -270,11 +270,13 @@ class Engine:
             client = self._clients.get(output.sequence.request_id)
             if client is None:
                 continue
+            if output.first == output.sequence.prompt_tokens:
+                self.latencies.first_token(_ttft_s(output.sequence, self._due_s))
             if output.finished:
                 del self._clients[output.sequence.request_id]
             completion = _completion(client, self._due_s) if output.finished else None
             if completion is not None:
-                self.latencies.observe(
+                self.latencies.ended(
                     queue_s=completion.queue_s,
                     ttft_s=completion.ttft_s,
                     e2e_s=completion.e2e_s,
@@ -302,16 +304,20 @@ def _deliver(client: _Client, first: int, last: int, completion: Completion | No
 def _completion(client: _Client, now_s: float) -> Completion:
     sequence = client.sequence
     scheduled_s = sequence.arrival_s if sequence.scheduled_s is None else sequence.scheduled_s
-    first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
     return Completion(
         token_ids=tuple(client.content.token_ids[sequence.prompt_tokens :].tolist()),
         prompt_tokens=sequence.prompt_tokens,
         cached_tokens=sequence.cached_tokens or 0,
         queue_s=scheduled_s - sequence.arrival_s,
-        ttft_s=first_token_s - sequence.arrival_s,
+        ttft_s=_ttft_s(sequence, now_s),
         e2e_s=now_s - sequence.arrival_s,
         preemptions=sequence.preemptions,
     )
+
+
+def _ttft_s(sequence: Sequence, now_s: float) -> float:
+    first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+    return first_token_s - sequence.arrival_s
 
 
 def _as_tokens(token_ids: Prompt) -> TokenArray:

@@ -39,19 +39,25 @@ class Histogram:
 
 
 class Latencies:
-    """The latencies of an engine's finished requests."""
+    """The latencies of an engine's requests."""
 
     def __init__(self) -> None:
+        self._first_token = Histogram(_FIRST_TOKEN_S)
+        self._ended = (Histogram(_TOKEN_S), Histogram(_REQUEST_S), Histogram(_REQUEST_S))
+        per_token, e2e, queue = self._ended
         self.histograms = {
-            "vllm:time_to_first_token_seconds": Histogram(_FIRST_TOKEN_S),
-            "vllm:request_time_per_output_token_seconds": Histogram(_TOKEN_S),
-            "vllm:e2e_request_latency_seconds": Histogram(_REQUEST_S),
-            "vllm:request_queue_time_seconds": Histogram(_REQUEST_S),
+            "vllm:time_to_first_token_seconds": self._first_token,
+            "vllm:request_time_per_output_token_seconds": per_token,
+            "vllm:e2e_request_latency_seconds": e2e,
+            "vllm:request_queue_time_seconds": queue,
         }
 
-    def observe(self, *, queue_s: float, ttft_s: float, e2e_s: float, output_tokens: int) -> None:
+    def first_token(self, ttft_s: float) -> None:
+        """A request's first token is out: vLLM observes it then, and the rest at the end."""
+        self._first_token.observe(ttft_s)
+
+    def ended(self, *, queue_s: float, ttft_s: float, e2e_s: float, output_tokens: int) -> None:
         """A request has ended. Without a second token, its time per token is 0, as in vLLM."""
         per_token_s = (e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0
-        observed = (ttft_s, per_token_s, e2e_s, queue_s)
-        for histogram, seconds in zip(self.histograms.values(), observed, strict=True):
+        for histogram, seconds in zip(self._ended, (per_token_s, e2e_s, queue_s), strict=True):
             histogram.observe(seconds)

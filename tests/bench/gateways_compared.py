@@ -293,9 +293,13 @@ async def started_router(
     return process.pid, grpc
 
 
-async def robin(stack: AsyncExitStack, engines: list[Engine], mirror: str = "") -> Port:
-    """A plain round robin on aiohttp. mirror: URL that gets a copy of each request; empty: none."""
-    urls = [engine.url for engine in engines]
+async def robin(stack: AsyncExitStack, engines: list[Engine]) -> Port:
+    """A plain round robin on aiohttp."""
+    return await in_turn(stack, [engine.url for engine in engines])
+
+
+async def in_turn(stack: AsyncExitStack, urls: list[str], mirror: str = "") -> Port:
+    """A round robin over URLs. mirror: URL that gets a copy of each request; empty: none."""
     process = await started(stack, sys.executable, str(SIDE), "robin", mirror, *urls, reads=True)
     assert process.stdout is not None
     return Port(int(await process.stdout.readline()), process.pid)
@@ -388,10 +392,10 @@ async def measured(cell: Cell, proxy: str, seed: int, rate: float) -> Result:
         engines = await started_engines(stack, FLEETS[cell.fleet])
         port = await PROXIES[proxy.removesuffix(AGAIN)](stack, engines)
         await clients(port, [[_question(random.Random(0), "warm")]])
-        before_s, began_s = cpu_s(port.pid), await first_s(engines)
+        before_s, began_s = cpu_s(port.pid), await first_token_s(engines)
         done = await clients(port, sessions)
         spent_s = cpu_s(port.pid) - before_s
-        engine_s = await first_s(engines) - began_s
+        engine_s = await first_token_s(engines) - began_s
     answers = done["answers"]
     return Result(
         cell,
@@ -432,7 +436,7 @@ async def started_engines(stack: AsyncExitStack, slow: int) -> list[Engine]:
     return engines
 
 
-async def first_s(engines: list[Engine]) -> float:
+async def first_token_s(engines: list[Engine]) -> float:
     """Times to the first token of all engines together, since their start."""
     name = "vllm:time_to_first_token_seconds_sum"
     total = 0.0

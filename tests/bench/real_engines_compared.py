@@ -36,7 +36,7 @@ from tests.bench.gateways_compared import (
     arriving,
     cached_share,
     clients,
-    first_s,
+    first_token_s,
     first_tokens_ms,
     table_of,
 )
@@ -111,9 +111,9 @@ async def measured(
         for _, engine in engines:
             await engine.reset()
         port = await PROXIES[proxy.removesuffix(AGAIN)](stack, ours)
-        before_s, began_s = cpu_s(port.pid), await first_s(ours)
+        before_s, began_s = cpu_s(port.pid), await first_token_s(ours)
         done = await clients(port, sessions)
-        spent_s, engine_s = cpu_s(port.pid) - before_s, await first_s(ours) - began_s
+        spent_s, engine_s = cpu_s(port.pid) - before_s, await first_token_s(ours) - began_s
     answers = done["answers"]
     return Result(
         cell,

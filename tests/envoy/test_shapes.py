@@ -71,6 +71,19 @@ def with_trailers(config: Config) -> None:
     _cluster(config, "fleet")["typed_extension_protocol_options"] = {name: explicit}
 
 
+def observing(config: Config) -> None:
+    """The picker only looks on: Envoy balances by itself."""
+    for each in _manager(config)["http_filters"]:
+        if each["name"] == "envoy.filters.http.ext_proc":
+            each["typed_config"] |= {
+                "observability_mode": True,
+                "processing_mode": {
+                    "request_body_mode": "STREAMED",
+                    "response_header_mode": "SKIP",
+                },
+            }
+
+
 def by_header(config: Config) -> None:
     """As Envoy AI Gateway has it: the endpoint's header is the connection's address."""
     fleet = _cluster(config, "fleet")
@@ -256,3 +269,16 @@ async def test_a_worker_that_breaks_its_answer_counts_as_cancelled(tmp_path: Pat
                 await answer.read()
         await envoy.idle()
         await until(lambda: envoy.stage.endings == {Ending.FAILED_CANCELLED: 1}, "it was counted")
+
+
+@pytest.mark.parametrize("size", [100, 1_000_000])
+async def test_a_picker_in_observability_mode_decides_each_request_and_touches_none(
+    tmp_path: Path, size: int
+) -> None:
+    async with an_envoy(tmp_path, *workers(2), changes=observing) as envoy:
+        for _ in range(20):
+            await whole(envoy, size)
+        await until(lambda: envoy.outcomes() == {"observed": 20}, "each is decided")
+        observed = envoy.stage.served.fleet.core.fleet.observed
+        assert observed.picks == 20
+        assert (envoy.stage.open, envoy.stage.endings) == (0, {})

@@ -15,8 +15,10 @@ def test_a_bucket_counts_what_is_at_most_its_bound() -> None:
 
 def test_a_request_is_seen_in_every_histogram() -> None:
     latencies = Latencies()
-    latencies.observe(queue_s=0.4, ttft_s=1.0, e2e_s=3.0, output_tokens=5)
-    latencies.observe(queue_s=0.0, ttft_s=1.0, e2e_s=1.0, output_tokens=1)
+    latencies.first_token(1.0)
+    latencies.ended(queue_s=0.4, ttft_s=1.0, e2e_s=3.0, output_tokens=5)
+    latencies.first_token(1.0)
+    latencies.ended(queue_s=0.0, ttft_s=1.0, e2e_s=1.0, output_tokens=1)
     sums = {name: one.sum_s for name, one in latencies.histograms.items()}
     assert sums == {
         "vllm:time_to_first_token_seconds": 2.0,

@@ -13,6 +13,7 @@ from events.engines.pages.load import (
     VERSION,
     EngineIdentity,
     LoadUnreadable,
+    bounded,
     count,
     natural,
     optional_json,
@@ -33,6 +34,8 @@ _VLLM_NAMES = (
     "vllm:gpu_prefix_cache_hits_total",  # up to 0.11
     "vllm:prefix_cache_queries_total",
     "vllm:gpu_prefix_cache_queries_total",  # up to 0.11
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:time_to_first_token_seconds_sum",
     "vllm:cache_config_info",
     "vllm:engine_sleep_state",
 )
@@ -49,8 +52,9 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
 
     The rank's blocks are kv_cache_size_tokens / block_size. Older releases have num_gpu_blocks
     alone, the sum over the engines behind the page, which is divided by their number. total_slots
-    is not on the page; see vllm_identity. Further numbers, if on the page: prefix_hit_tokens and
-    prefix_query_tokens (since its start). Raises LoadUnreadable.
+    is not on the page; see vllm_identity. Further numbers, if on the page: prefix_hit_tokens,
+    prefix_query_tokens, first_tokens and first_token_seconds (since its start). Raises
+    LoadUnreadable.
     """
     page = Page(text, _VLLM_NAMES)
     start_s = page.start_s()
@@ -85,9 +89,12 @@ def vllm_loads(text: str) -> dict[int, LoadSample]:
                 "prefix_query_tokens",
                 ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
             ),
+            ("first_tokens", ("vllm:time_to_first_token_seconds_count",)),
         ):
             if sample := page.rank_sample(rank, "engine", *names):
                 load.numbers[name] = float(whole(sample, COUNTER_MAX))
+        if sample := page.rank_sample(rank, "engine", "vllm:time_to_first_token_seconds_sum"):
+            load.numbers["first_token_seconds"] = bounded(sample.name, sample.value, COUNTER_MAX)
     states: dict[int, dict[str | None, float]] = {}
     for sample in page.samples("vllm:engine_sleep_state"):
         states.setdefault(rank_of(sample, "engine"), {})[sample.labels.get("sleep_state")] = (

@@ -125,6 +125,7 @@ class WorkerStatus(google.protobuf.message.Message):
     BLOCK_SHARE_FIELD_NUMBER: builtins.int
     LAST_RESORT_FIELD_NUMBER: builtins.int
     NUMBERS_FIELD_NUMBER: builtins.int
+    OBSERVED_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
     address: builtins.str
@@ -213,6 +214,10 @@ class WorkerStatus(google.protobuf.message.Message):
     def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """further numbers of the engine, counters among them, by name; those that it reports"""
 
+    @property
+    def observed(self) -> Global___Observed:
+        """absent: no request of the worker's model is observed"""
+
     def __init__(
         self,
         *,
@@ -267,9 +272,10 @@ class WorkerStatus(google.protobuf.message.Message):
         block_share: builtins.float | None = ...,
         last_resort: builtins.bool = ...,
         numbers: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        observed: Global___Observed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "ejection", b"ejection", "sample_age_s", b"sample_age_s", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "numbers", b"numbers", "outcomes", b"outcomes", "preemptions", b"preemptions", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_replicas", b"reserved_by_replicas", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "ejection", b"ejection", "observed", b"observed", "sample_age_s", b"sample_age_s", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_beat_age_s", b"_beat_age_s", "_block_share", b"_block_share", "_sample_age_s", b"_sample_age_s", "_slots_estimated", b"_slots_estimated", "_token_budget", b"_token_budget", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "address", b"address", "approximate", b"approximate", "beat_age_s", b"beat_age_s", "block_share", b"block_share", "block_size", b"block_size", "blocks_device", b"blocks_device", "blocks_disk", b"blocks_disk", "blocks_forgotten", b"blocks_forgotten", "blocks_host", b"blocks_host", "blocks_predicted", b"blocks_predicted", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "dp_rank", b"dp_rank", "drained", b"drained", "ejection", b"ejection", "engine", b"engine", "engine_block_size", b"engine_block_size", "engine_version", b"engine_version", "hit_ratio", b"hit_ratio", "kv_connector", b"kv_connector", "labels", b"labels", "last_resort", b"last_resort", "lora_names", b"lora_names", "max_model_len", b"max_model_len", "model", b"model", "model_aliases", b"model_aliases", "numbers", b"numbers", "observed", b"observed", "outcomes", b"outcomes", "preemptions", b"preemptions", "prefill_rate", b"prefill_rate", "prefill_tokens_active", b"prefill_tokens_active", "prefills_measured", b"prefills_measured", "reserved", b"reserved", "reserved_by_replicas", b"reserved_by_replicas", "role", b"role", "running", b"running", "sample_age_s", b"sample_age_s", "schedulable", b"schedulable", "slots_estimated", b"slots_estimated", "stream_changed_at", b"stream_changed_at", "stream_complete", b"stream_complete", "stream_reason", b"stream_reason", "stream_state", b"stream_state", "token_budget", b"token_budget", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "unschedulable_reason", b"unschedulable_reason", "waiting", b"waiting", "warnings", b"warnings", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_beat_age_s", b"_beat_age_s"]) -> typing.Literal["beat_age_s"] | None: ...
     @typing.overload
@@ -286,6 +292,67 @@ class WorkerStatus(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_total_slots", b"_total_slots"]) -> typing.Literal["total_slots"] | None: ...
 
 Global___WorkerStatus: typing_extensions.TypeAlias = WorkerStatus
+
+@typing.final
+class Observed(google.protobuf.message.Message):
+    """Observed has what a worker does of requests that another router serves (RouteRequest.observed), and what it would do if this router
+    served them. Both count from the first such request of the worker's model on.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PICKS_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_TODAY_FIELD_NUMBER: builtins.int
+    CACHED_SHARE_TODAY_FIELD_NUMBER: builtins.int
+    FIRST_TOKENS_TODAY_FIELD_NUMBER: builtins.int
+    TTFT_MS_TODAY_FIELD_NUMBER: builtins.int
+    ESTIMATED_TTFT_MS_FIELD_NUMBER: builtins.int
+    TTFT_ERROR_FIELD_NUMBER: builtins.int
+    picks: builtins.int
+    """requests that this router would have sent there"""
+    prompt_tokens: builtins.int
+    """of these"""
+    cached_tokens: builtins.int
+    """of these, usable in the worker's cache"""
+    prompt_tokens_today: builtins.int
+    """prompt tokens by the engine's count; 0 if it counts none"""
+    cached_share_today: builtins.float
+    """share of them that came from its cache; absent: the engine does not say"""
+    first_tokens_today: builtins.int
+    """by the engine's count; 0 if it counts none"""
+    ttft_ms_today: builtins.float
+    """their mean time to the first token, from the request's arrival at the engine"""
+    estimated_ttft_ms: builtins.float
+    """mean of picks, at the engine; absent: the engine counts no first tokens"""
+    ttft_error: builtins.float
+    """share by which the same estimate of the model's present first tokens was wrong, in the mean"""
+    def __init__(
+        self,
+        *,
+        picks: builtins.int = ...,
+        prompt_tokens: builtins.int = ...,
+        cached_tokens: builtins.int = ...,
+        prompt_tokens_today: builtins.int = ...,
+        cached_share_today: builtins.float | None = ...,
+        first_tokens_today: builtins.int = ...,
+        ttft_ms_today: builtins.float | None = ...,
+        estimated_ttft_ms: builtins.float | None = ...,
+        ttft_error: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cached_share_today", b"_cached_share_today", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_ttft_error", b"_ttft_error", "_ttft_ms_today", b"_ttft_ms_today", "cached_share_today", b"cached_share_today", "estimated_ttft_ms", b"estimated_ttft_ms", "ttft_error", b"ttft_error", "ttft_ms_today", b"ttft_ms_today"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cached_share_today", b"_cached_share_today", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_ttft_error", b"_ttft_error", "_ttft_ms_today", b"_ttft_ms_today", "cached_share_today", b"cached_share_today", "cached_tokens", b"cached_tokens", "estimated_ttft_ms", b"estimated_ttft_ms", "first_tokens_today", b"first_tokens_today", "picks", b"picks", "prompt_tokens", b"prompt_tokens", "prompt_tokens_today", b"prompt_tokens_today", "ttft_error", b"ttft_error", "ttft_ms_today", b"ttft_ms_today"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_cached_share_today", b"_cached_share_today"]) -> typing.Literal["cached_share_today"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_estimated_ttft_ms", b"_estimated_ttft_ms"]) -> typing.Literal["estimated_ttft_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ttft_error", b"_ttft_error"]) -> typing.Literal["ttft_error"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ttft_ms_today", b"_ttft_ms_today"]) -> typing.Literal["ttft_ms_today"] | None: ...
+
+Global___Observed: typing_extensions.TypeAlias = Observed
 
 @typing.final
 class Ejection(google.protobuf.message.Message):

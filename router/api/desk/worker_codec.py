@@ -6,6 +6,7 @@ from events.plane.facts import Heartbeat
 from indexer.identity import Tier
 from kvroute.v1 import fleet_pb2
 from router.decide.core.core import RouterCore
+from router.fleet.observed import Observed, ObservedWorker
 
 
 def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.WorkerStatus:
@@ -57,7 +58,28 @@ def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.Wo
         status.sample_age_s = max(0.0, now_s - load.sampled_at_s)
     if source.heartbeat is not None:
         _write_heartbeat(status, source, source.heartbeat, core)
+    if (observed := core.fleet.observed.workers.get(source.key)) is not None:
+        _write_observed(status.observed, observed, core.fleet.observed)
     return status
+
+
+def _write_observed(
+    written: fleet_pb2.Observed, worker: ObservedWorker, observed: Observed
+) -> None:
+    today = worker.today
+    written.picks = worker.picks
+    written.prompt_tokens = worker.prompt_tokens
+    written.cached_tokens = worker.cached_tokens
+    written.prompt_tokens_today = int(today.prompt_tokens)
+    written.first_tokens_today = int(today.first_tokens)
+    if (share := today.cached_share()) is not None:
+        written.cached_share_today = share
+    if (ttft_s := today.ttft_s()) is not None:
+        written.ttft_ms_today = 1000 * ttft_s
+    if (ttft_s := observed.ttft_s(worker)) is not None:
+        written.estimated_ttft_ms = 1000 * ttft_s
+    if (error := observed.ttft_error(worker)) is not None:
+        written.ttft_error = error
 
 
 def _write_heartbeat(

@@ -121,7 +121,9 @@ def tail(target: str, model: str, as_json: bool, **wanted: Any) -> None:
 def top(target: str, model: str, every_s: float, once: bool) -> None:
     """Follow a router on one screen: its workers, its queue, its last decisions.
 
-    Workers that need attention come first, then the busiest. q ends it.
+    Workers that need attention come first, then the busiest. q ends it. Of requests that another
+    router serves (gateway.observe) it shows the cached share and the first token of today, and
+    those by this router.
     """
     from router.app.calls.top import show_top
 

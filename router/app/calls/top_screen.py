@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kvroute.v1 import ListQueueResponse, WatchedDecision, WorkerStatus
 from router.app.calls.fleet import cut_off, reused_text, stream_text
+from router.app.calls.gain import gain_text, gains, shares_text
 from router.app.calls.tail import HEAD, line_of
 from router.app.cli.text import add_row, line, styled, table
 
@@ -64,9 +65,12 @@ def _ended(worker: WorkerStatus) -> int:
 def screen(state: State, height: int, width: int) -> RenderableType:
     """The screen, in `height` lines of `width` characters."""
     shown = [] if not state.decisions else list(state.decisions)[-DECISIONS:]
-    room = max(1, height - FRAME - len(shown))
+    gained = [styled(gain_text(gain), "bold") for gain in gains(state.workers)]
+    lines = sum(-(-len(gain) // width) for gain in gained)
+    room = max(1, height - FRAME - len(shown) - lines)
     workers = sorted(state.workers, key=_place)
-    parts: list[RenderableType] = [_head(state), "", _workers(workers[:room], width)]
+    parts: list[RenderableType] = [_head(state), *gained, ""]
+    parts.append(_workers(workers[:room], width, observed=bool(gained)))
     if (more := len(workers) - room) > 0:
         parts.append(styled(f"and {more} more, in less need of attention", "dim"))
     parts += ["", styled(HEAD, "bold"), *map(line_of, shown)]
@@ -91,12 +95,13 @@ def _head(state: State) -> RenderableType:
     return Group(first, last)
 
 
-def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
-    """Table of the workers; below WIDE columns without those that change least."""
+def _workers(workers: Sequence[WorkerStatus], width: int, *, observed: bool) -> Table:
+    """Table of the workers; below WIDE columns without those that change least. observed: shares
+    of prompt tokens from caches stand in the place of what engines reused of predictions."""
     wide = width >= WIDE
     made = table("worker", "slots", right=("run", "wait", "ours", "in use"))
     if wide:
-        for name in ("held", "reused"):
+        for name in ("held", *(("today", "kvroute") if observed else ("reused",))):
             made.add_column(name, justify="right", no_wrap=True)
     for name in ("stream", *(("model",) if wide else ()), "what is wrong"):
         made.add_column(name, no_wrap=True)
@@ -107,7 +112,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
         rank = f"/{worker.dp_rank}" if worker.dp_rank else ""
         used = f"{worker.active_blocks / worker.total_blocks:.0%}" if worker.total_blocks else "?"
         held = f"{worker.blocks_device + worker.blocks_host + worker.blocks_disk:,}"
-        reused = reused_text(worker.hit_ratio)
+        reused = shares_text(worker) if observed else (reused_text(worker.hit_ratio),)
         add_row(
             made,
             styled(worker.worker_id + rank, _STYLES[_place(worker)[0]]),
@@ -116,7 +121,7 @@ def _workers(workers: Sequence[WorkerStatus], width: int) -> Table:
             str(worker.waiting),
             str(worker.reserved),
             used,
-            *((held, reused) if wide else ()),
+            *((held, *reused) if wide else ()),
             stream_text(worker.stream_state, worker.stream_complete),
             *((worker.model or "?",) if wide else ()),
             styled(_wrong(worker), "red" if not worker.schedulable else "yellow"),

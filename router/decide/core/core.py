@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from math import inf
 
 from events.feed.fleet_view import FleetView, Source
+from events.feed.newest import Newest
 from indexer.identity import WorkerKey
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.fleet_settings import TOMBSTONE_S
@@ -27,7 +28,7 @@ from router.decide.core.reservation_life import ReservationLife
 from router.decide.core.unobserved import Unobserved
 from router.decide.core.watched import PickObserver, Unwatched, Watched
 from router.decide.decision.decider import FULL_RETRY_S, Decider
-from router.decide.decision.decision import Decision, Prefill
+from router.decide.decision.decision import Decision, Overlap, Prefill
 from router.decide.policies.configured import DecisionSettings
 from router.decide.policies.policy import Policy
 from router.fleet.hangs import look_for_hangs
@@ -83,8 +84,6 @@ class RouterCore:
         self.endings, self.finish_reasons = life.endings, life.finish_reasons
         self.ttft_check = life.ttft_check
         self.ids = life.ids
-        self.observed = 0
-        """Picks for requests that another router serves."""
         self.guarded = 0
         """Picks that the guard moved."""
         self.last_resorts = 0
@@ -123,6 +122,8 @@ class RouterCore:
             view.salted = True
         if prompt.has_items:
             view.itemized = True
+        if request.observed and view.newest is None:
+            view.newest = Newest()
         earlier = self.reservations.of_request(request.request_id)
         if earlier is not None and not request.observed:
             return self._repeated(earlier, request, now_s)
@@ -155,9 +156,7 @@ class RouterCore:
         else:  # the pick, with its decision, is the answer
             decision.keep_table()
         if request.observed:
-            if request.tenant:
-                self.fleet.tenants.on_pick(request.tenant, prompt.token_count, overlap.usable)
-            self.observed += 1
+            self._observe(computing, overlap, now_s)
             return pick
         self.life.open(source, reservation, self.decider.output_tokens(request))
         try:
@@ -168,6 +167,23 @@ class RouterCore:
             self.withdraw(reservation, now_s)
             raise
         return pick
+
+    def _observe(self, computing: Decision, overlap: Overlap, now_s: float) -> None:
+        """Counts a pick for a request that another router serves. computing: the decision about
+        the worker that would compute its prompt.
+
+        It is no shared prefix's (router/fleet/shared_prefixes.py): what such a pick invests would
+        never be computed, and so be invested again and again.
+        """
+        request, source = computing.request, computing.sources[computing.order[0]]
+        tokens = request.prompt.token_count
+        if request.tenant:
+            self.fleet.tenants.on_pick(request.tenant, tokens, overlap.usable)
+        model = self.fleet.models.names(heartbeat_of(source).model)[0]
+        able = len(computing.pool) - sum(computing.barred.counts.values())
+        observed = self.fleet.observed
+        observed.on_prompt(request.prompt.prefixes(heartbeat_of(source).block_size))
+        observed.on_pick(source.key, model, able, tokens, overlap.usable, now_s)
 
     def _repeated(self, earlier: Reservation, request: Request, now_s: float) -> Repeated:
         _, block_size, _, _ = earlier.fingerprint
@@ -276,6 +292,9 @@ class RouterCore:
         source = self.fleet.view.sources[key]
         heartbeat = heartbeat_of(source)
         self.fleet.models.on_heartbeat(heartbeat, now_s)
+        if self.fleet.observed.picks:
+            model = self.fleet.models.names(heartbeat.model)[0]
+            self.fleet.observed.on_heartbeat(key, model, heartbeat.numbers)
         kinds = self.fleet.capacities.kinds_changed
         if self.fleet.capacities.on_heartbeat(key, heartbeat):
             self.fleet.pools.on_capacity(key)

@@ -54,7 +54,8 @@ from router.request.request import Request, Role, Session
 
 FULL_RETRY_S = 0.5
 """RetryInfo when all workers are full: about the time until a request ends."""
-_FULL_COLUMN = COLUMNS.index("full")
+_FULL_COLUMN, _PREFILL_COLUMN = COLUMNS.index("full"), COLUMNS.index("prefill_tokens_active")
+_RAW, _USABLE = Overlap._fields.index("raw"), Overlap._fields.index("usable")
 _KERNELS_MAX = 256
 """Kernels of policies that are kept."""
 _kernel_of = lru_cache(_KERNELS_MAX)(kernel_of)
@@ -174,6 +175,8 @@ class Decider:
         if request.observed:  # it takes no room
             table = table.copy()
             table[_FULL_COLUMN] = 0.0
+            table[_PREFILL_COLUMN] += self._fleet.observed.ahead(pool.workers, now_s)
+            overlaps = self._before_it_came(prompt, pool, overlaps, now_s)
         return Matched(request, pool, kept_out, table, overlaps, now_s, settings, policy)
 
     def _with_room(self, matched: Matched, may_exceed: bool) -> Decision:
@@ -396,6 +399,30 @@ class Decider:
         usable_max = (prompt.token_count - 1) // size
         return self._index.overlap(prompt.prefixes(size), usable_max, slots, size)
 
+    def _before_it_came(
+        self, prompt: Prompt, pool: Pool, overlaps: npt.NDArray[np.int32], now_s: float
+    ) -> npt.NDArray[np.int32]:
+        """Overlaps without blocks that engines stored just now and that are likely the prompt's
+        own: another router sent it to one of them before its copy came, and no earlier prompt
+        begins like it as far as these blocks.
+        """
+        view, observed = self._fleet.view, self._fleet.observed
+        if (newest := view.newest) is None:
+            return overlaps
+        overlaps = overlaps.copy()
+        shared: dict[int, int] = {}
+        for row in np.flatnonzero(overlaps[_RAW]).tolist():
+            slot, size = int(pool.slots[row]), heartbeat_of(pool.sources[row]).block_size
+            prefixes = prompt.prefixes(size)
+            if newest.first(slot, prefixes, now_s) is None:
+                continue
+            if (start := shared.get(size)) is None:
+                start = shared[size] = observed.shared_blocks(prefixes)
+            place = newest.first(slot, prefixes[start:], now_s)
+            if place is not None:
+                _cut(overlaps[:, row], (start + place) * size)
+        return overlaps
+
     def _score(self, decision: Decision, settings: PolicySettings) -> None:
         """Costs of at least one row, by the policy's kernel or its function; by the default in
         place of a policy that failed."""
@@ -448,6 +475,17 @@ class Decider:
         if expected is None:
             expected = self._routing.expected_output_tokens
         return min(expected, OUTPUT_TOKENS_MAX)
+
+
+def _cut(overlap: npt.NDArray[np.int32], tokens: int) -> None:
+    """Bounds one worker's overlap to a prompt's first tokens: the slowest tiers hold its end."""
+    overlap[_RAW] = min(overlap[_RAW], tokens)
+    over = max(0, overlap[_USABLE] - tokens)
+    overlap[_USABLE] -= over
+    for tier in range(len(overlap) - 1, _USABLE, -1):
+        taken = min(over, overlap[tier])
+        overlap[tier] -= taken
+        over -= taken
 
 
 def _waits(decision: Decision) -> bool:

@@ -3,8 +3,8 @@
 Law: what a router can't read goes by load, counted; every other refusal is raised.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from kvroute.client import KvRouteError, Pick, RoutedRequest
 from kvroute.v1 import Phase
@@ -18,6 +18,8 @@ from router.gateway.picker.request_stream import Question
 from router.gateway.routers import Router
 from router.gateway.server.roster import Roster
 from router.observe.tracing.gateway_trace import GatewayTrace
+
+T = TypeVar("T")
 
 _OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 _MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
@@ -53,10 +55,40 @@ class Asking:
         """The routed request, with its worker. only: ids of the workers that may be picked; empty:
         any. Raises KvRouteError.
         """
+
+        async def tries(by_load: bool) -> RoutedRequest:
+            options = self._options(question, exchange, only, by_load=by_load)
+            if trace is not None:
+                options["traceparent"] = trace.pick_header()
+            routed = self._client.request(timeout_s=self._route_timeout_s, **options)
+            entered = await routed.__aenter__()
+            if trace is not None:
+                trace.picked(entered.pick.worker_id)
+            return entered
+
+        return await self._or_by_load(exchange, tries, trace)
+
+    async def observe(self, question: Question, exchange: Exchange) -> None:
+        """Has a request decided that another router serves. Raises KvRouteError."""
+
+        def decided(by_load: bool) -> Awaitable[Pick]:
+            options = self._options(question, exchange, by_load=by_load)
+            options |= {"observed": True, "omit_receipt": True}
+            return self._client.route(timeout_s=self._route_timeout_s, **options)
+
+        await self._or_by_load(exchange, decided)
+
+    async def _or_by_load(
+        self,
+        exchange: Exchange,
+        tries: Callable[[bool], Awaitable[T]],
+        trace: GatewayTrace | None = None,
+    ) -> T:
+        """What `tries` returns; called again with True where the prompt has to be left out."""
         by_load = not exchange.has_body
         while True:
             try:
-                return await self._route(question, exchange, trace, only, by_load=by_load)
+                return await tries(by_load)
             except KvRouteError as error:
                 if trace is not None:
                     trace.picked(error=error.reason or error.code.name)
@@ -81,15 +113,15 @@ class Asking:
             headers["x-prefiller-host-port"] = await endpoints.of(pick.prefill_worker.address)
         return named, headers
 
-    async def _route(
+    def _options(
         self,
         question: Question,
         exchange: Exchange,
-        trace: GatewayTrace | None,
-        only: tuple[str, ...],
+        only: tuple[str, ...] = (),
         *,
         by_load: bool,
-    ) -> RoutedRequest:
+    ) -> dict[str, Any]:
+        """The options of a request's route. by_load: without its prompt."""
         settings, roster = self._settings, self._roster
         model = _first(question.headers, _MODELS) or exchange.facts.model
         options = exchange.question(
@@ -106,13 +138,7 @@ class Asking:
             options["allowed_worker_ids"] = self._endpoints.among(question.subset)
         if settings.pairs == "llm-d" and roster.pair_engines(model):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
-        if trace is not None:
-            options["traceparent"] = trace.pick_header()
-        routed = self._client.request(timeout_s=self._route_timeout_s, **options)
-        entered = await routed.__aenter__()
-        if trace is not None:
-            trace.picked(entered.pick.worker_id)
-        return entered
+        return options
 
 
 def _more_options(headers: Mapping[str, str], objectives: Mapping[str, int]) -> dict[str, Any]:

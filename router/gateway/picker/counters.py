@@ -17,13 +17,13 @@ from router.observe.metrics.families import (
 
 OUTCOMES = (
     "finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind",
-    "repeated",
+    "repeated", "observed",
 )  # fmt: skip
 """finished: the answer is whole. worker_refused: the worker's 4xx. failed: the worker's 5xx, or its
 stream ended with an error. cancelled: the stream broke, by the client or by a worker. refused: by a
 router, or for a slow body. unobserved: the gateway shows no answers. blind: routed by load, without
 a reservation. repeated: another stream's request, which a second filter of the same gateway asks
-for."""
+for. observed: another router serves it, and the gateway reads no answers of the picker."""
 
 
 PROGRAM = "picker"

@@ -342,6 +342,9 @@ class PickedRequest:
     def ask(self, question: Question, reading: Reading | None) -> None:
         """See Driver."""
         self._question = question
+        if question.observed:
+            self._task = self._picker.spawn(self._observe(question, reading))
+            return
         known = self._repeats.take(question.path, question.headers, self._picker.clock())
         if known is not None:
             self._outcome = REPEATED
@@ -408,6 +411,24 @@ class PickedRequest:
         except Exception:
             log.exception("a request was not routed, and goes by load")
             self._blind("fault")
+
+    async def _observe(self, question: Question, reading: Reading | None) -> None:
+        """Has a request decided that another router serves; one without a prompt is not."""
+        outcome = "blind"
+        try:
+            if reading is not None:
+                exchange = await made(*reading)
+                await self._picker.asking.observe(question, exchange)
+                outcome = "observed"
+        except GatewayRefusal:
+            pass  # a body that no router can read
+        except KvRouteError as error:
+            self._refuse(_reason_of(error), error.message, error.retry_after_s)
+            return
+        except Exception:
+            log.exception("a request was not decided, which another router serves")
+        self._outcome = outcome
+        self.stream.decided()
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:
         if (question := self._question) is not None and not self._gone:

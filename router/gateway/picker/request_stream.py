@@ -11,8 +11,12 @@ buffered     the headers pass, and the answer to the whole body has the endpoint
 streamed,    the endpoint goes with the headers, by load: the body is not known yet
 none
 
+A gateway in observability mode sends what it does with a request, streamed, and reads no answer:
+another router serves the request, which is decided and nothing else (Question.observed).
+
 Laws:
-- every message that waits for an answer gets one, in the order in which the messages came;
+- every message that waits for an answer gets one, in the order in which the messages came; none
+  waits for one in observability mode;
 - the bytes of a body are passed on as they came, a slice of them in a turn (held_body.py);
 - no step here takes as long as a body has bytes: what does is the driver's to do (Reading);
 - `ask` and `ended` are called at most once each;
@@ -64,6 +68,8 @@ class Question(NamedTuple):
     """None: its body is there to be read."""
     subset: frozenset[str] | None
     """Endpoints among which the gateway wants the pick; None: any."""
+    observed: bool = False
+    """Whether another router serves the request."""
 
 
 class Reading(NamedTuple):
@@ -173,6 +179,7 @@ class RequestStream:
         self._subset: frozenset[str] | None = None
         self._request_mode = self._answer_mode = int(_DUPLEX)
         self._says_modes = False
+        self._observed = False
         self._body = HeldBody()
         self._flows = False
         """Whether the body is being passed on, after the pick."""
@@ -199,6 +206,8 @@ class RequestStream:
         """Handles a message of Envoy; raises ValueError for one that can't be read, or is out of
         order.
         """
+        if self._observed and self._at in (_At.PENDING, _At.OVER):
+            return
         if self._answer_began:
             if self._answer_mode == _DUPLEX and (part := messages.answer_part(raw)) is not None:
                 self._answer_part(part)
@@ -207,11 +216,18 @@ class RequestStream:
             self._request_body(part)
             return
         message, long = messages.read(raw)
-        if message.HasField("protocol_config"):
+        if message.observability_mode:
+            self._observed = True
+        elif message.HasField("protocol_config"):
             self._says_modes = True
             self._request_mode = message.protocol_config.request_body_mode
             self._answer_mode = message.protocol_config.response_body_mode
-        match message.WhichOneof("request"):
+        step = message.WhichOneof("request")
+        if self._observed and step is not None and step.startswith("response"):
+            self._end(Blame.CANCELLED)  # an answer before the request was whole
+            self._driver.close()
+            return
+        match step:
             case "request_headers":
                 self._request_headers(message)
             case "request_body":
@@ -230,9 +246,10 @@ class RequestStream:
 
     def half_closed(self) -> None:
         """Handles the end of Envoy's side: the client left, or the gateway shows no answer. A
-        gateway that names no modes closes its side before the pick, and waits for it.
+        gateway that names no modes closes its side before the pick, and waits for it; one in
+        observability mode may close it before the decision.
         """
-        waits_for_pick = self._at is _At.PENDING and not self._says_modes
+        waits_for_pick = self._at is _At.PENDING and (self._observed or not self._says_modes)
         if waits_for_pick or (self._at is _At.PICKED and self._flows):
             self._closes = True
             return
@@ -267,7 +284,12 @@ class RequestStream:
         """Has Envoy give the client this answer, before the pick or instead of it."""
         if self._at not in (_At.BODY, _At.PENDING):
             return
-        self._driver.send(messages.refused(answer, reason))
+        if not self._observed:
+            self._driver.send(messages.refused(answer, reason))
+        self.decided()
+
+    def decided(self) -> None:
+        """Ends the stream: nothing more of the request is needed."""
         self._at = _At.OVER
         self._let_go()
         self._driver.close()
@@ -390,6 +412,7 @@ class RequestStream:
     def _ask(self, blind: Blind | None = None) -> None:
         self._at = _At.PENDING
         question = _question(self.path, self._headers, self._subset, blind, bool(self._body))
+        question = question._replace(observed=self._observed)
         reading = None
         if question.blind is None:
             about = {"query": self._query, "low_first": self._low_first}

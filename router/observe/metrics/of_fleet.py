@@ -208,7 +208,7 @@ class RouterCollector(Collector):
                 "guarded": core.guarded,
                 "last_resort": core.last_resorts,
                 "over_estimate": core.over_estimate_picks,
-                "observed": core.observed,
+                "observed": core.fleet.observed.picks,
                 **{f"pair_{how.value}": core.pair_picks[how] for how in Prefill},
             },
             (),

@@ -135,6 +135,8 @@ class WorkerCollector(Collector):
             if source.heartbeat is not None
         ]
         for name, number in NUMBERS.items():
+            if not number.is_metric:
+                continue
             kind = CounterMetricFamily if number.is_counter else GaugeMetricFamily
             family = kind(f"kvroute_worker_{name}", number.meaning, labels=LABELS)
             for names, heartbeat in heartbeats:

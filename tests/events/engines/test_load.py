@@ -47,7 +47,12 @@ def test_a_vllm_page_tells_the_load_of_its_rank() -> None:
         preemptions=0,
         model="tiny",
         process_start_s=1.79522645348e9,
-        numbers={"prefix_hit_tokens": 320.0, "prefix_query_tokens": 6676.0},
+        numbers={
+            "prefix_hit_tokens": 320.0,
+            "prefix_query_tokens": 6676.0,
+            "first_tokens": 47.0,
+            "first_token_seconds": 0.6785540580749512,
+        },
     )
 
 

@@ -64,7 +64,10 @@ class ProcessingRequest(google.protobuf.message.Message):
     REQUEST_TRAILERS_FIELD_NUMBER: builtins.int
     RESPONSE_TRAILERS_FIELD_NUMBER: builtins.int
     METADATA_CONTEXT_FIELD_NUMBER: builtins.int
+    OBSERVABILITY_MODE_FIELD_NUMBER: builtins.int
     PROTOCOL_CONFIG_FIELD_NUMBER: builtins.int
+    observability_mode: builtins.bool
+    """the gateway reads no answer to this stream"""
     @property
     def request_headers(self) -> Global___HttpHeaders: ...
     @property
@@ -93,10 +96,11 @@ class ProcessingRequest(google.protobuf.message.Message):
         request_trailers: Global___HttpTrailers | None = ...,
         response_trailers: Global___HttpTrailers | None = ...,
         metadata_context: Global___Metadata | None = ...,
+        observability_mode: builtins.bool = ...,
         protocol_config: Global___ProtocolConfiguration | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["metadata_context", b"metadata_context", "protocol_config", b"protocol_config", "request", b"request", "request_body", b"request_body", "request_headers", b"request_headers", "request_trailers", b"request_trailers", "response_body", b"response_body", "response_headers", b"response_headers", "response_trailers", b"response_trailers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["metadata_context", b"metadata_context", "protocol_config", b"protocol_config", "request", b"request", "request_body", b"request_body", "request_headers", b"request_headers", "request_trailers", b"request_trailers", "response_body", b"response_body", "response_headers", b"response_headers", "response_trailers", b"response_trailers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["metadata_context", b"metadata_context", "observability_mode", b"observability_mode", "protocol_config", b"protocol_config", "request", b"request", "request_body", b"request_body", "request_headers", b"request_headers", "request_trailers", b"request_trailers", "response_body", b"response_body", "response_headers", b"response_headers", "response_trailers", b"response_trailers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["request", b"request"]) -> typing.Literal["request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers"] | None: ...
 
 Global___ProcessingRequest: typing_extensions.TypeAlias = ProcessingRequest

@@ -93,7 +93,7 @@ def test_a_request_that_another_router_serves_is_decided_and_reserves_nothing(to
         assert (response.worker_id, response.overlap_tokens.usable) == ("w0", 0)
     assert len(seen) == 2
     assert stage.counted() == {"picked": 2}
-    assert stage.fleet.core.observed == 2
+    assert stage.fleet.core.fleet.observed.picks == 2
     assert stage.fleet.loads() == {}
     assert len(stage.fleet.core.reservations) == 0
     assert stage.fleet.core.fleet.view.index.predicted(0) == before

@@ -1,13 +1,15 @@
 """What `kvroute top` makes of a router's state."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from events.feed.stream import CONNECTION_DOWN
-from kvroute.v1 import ListQueueResponse, WorkerStatus
+from kvroute.v1 import ListQueueResponse, Observed, WorkerStatus
 from router.app.calls.fleet import reused_text
+from router.app.calls.gain import Gain, gain_text, gains
 from router.app.calls.top_screen import State, screen
 
 
@@ -82,3 +84,68 @@ def test_a_narrow_terminal_cuts_no_name() -> None:
     assert "gpu-node-17" in narrow
     assert "held" in wide
     assert "held" not in narrow
+
+
+def observed(worker_id: str, picks: int, **about: float) -> WorkerStatus:
+    status = worker(worker_id, model="llama")
+    tokens = {"prompt_tokens": 100 * picks, "prompt_tokens_today": 1000}
+    status.observed.MergeFrom(Observed(picks=picks, **tokens | about))
+    return status
+
+
+def test_a_model_that_another_router_serves_has_its_gain_in_a_line() -> None:
+    first = {"first_tokens_today": 30, "ttft_error": 0.25}
+    workers = [
+        observed(
+            *("a", 30),
+            **{"cached_tokens": 2700, "cached_share_today": 0.6, "ttft_ms_today": 900.0},
+            **{"estimated_ttft_ms": 300.0} | first,
+        ),
+        observed(
+            *("b", 10),
+            **{"cached_tokens": 700, "cached_share_today": 0.4, "ttft_ms_today": 1500.0},
+            **{"estimated_ttft_ms": 700.0} | first,
+        ),
+        worker("c", model="another"),
+    ]
+    (gain,) = gains(workers)
+    assert gain == Gain(
+        "llama",
+        requests=40,
+        share_today=pytest.approx(0.5),
+        share=pytest.approx(0.85),
+        ttft_ms_today=pytest.approx(1200.0),
+        ttft_ms=pytest.approx(400.0),
+        ttft_error=0.25,
+    )
+    state = State("r:1")
+    state.look(workers, ListQueueResponse(), 0.0)
+    text = text_of(state, width=160)
+    assert (
+        "llama: 50% of prompt tokens come from caches today, 85% would by kvroute;"
+        " first token 1,200 ms -> 400 ms (estimated, ± 100); 40 requests" in text
+    )
+    assert "reused" not in text
+    assert re.search("(?m)^a .* 60% +90% ", text)
+
+
+def test_what_engines_do_not_say_of_today_is_left_out_of_the_line() -> None:
+    (gain,) = gains([observed("a", 4, cached_tokens=100)])
+    assert gain_text(gain) == (
+        "llama: ? of prompt tokens come from caches today, 25% would by kvroute; 4 requests"
+    )
+    early = observed("a", 4, cached_share_today=0.5, first_tokens_today=2, ttft_ms_today=80.0)
+    assert "first token 80 ms; 4 requests" in gain_text(*gains([early]))
+    early.observed.estimated_ttft_ms = 40.0
+    assert "80 ms -> 40 ms (estimated, ± ?); 4 requests" in gain_text(*gains([early]))
+    assert gains([worker("a", model="llama")]) == []
+
+
+def test_the_gain_takes_lines_from_the_workers_of_a_low_terminal() -> None:
+    state = State("r:1")
+    state.look([observed(f"w{i}", 1) for i in range(9)], ListQueueResponse(), 0.0)
+    lines = text_of(state, height=12, width=160).splitlines()
+    assert "and 5 more" in "\n".join(lines)
+    assert len(lines) <= 12
+    narrow = text_of(state, height=12, width=80).splitlines()  # where the line is two
+    assert "and 6 more" in "\n".join(narrow)

@@ -447,3 +447,64 @@ def test_a_stream_that_breaks_passes_nothing_more_on() -> None:
     sent = len(seen.sent)
     stream.flow()
     assert len(seen.sent) == sent
+
+
+def observing(message: pb.ProcessingRequest) -> pb.ProcessingRequest:
+    """The message as a gateway in observability mode sends it."""
+    message.observability_mode = True
+    message.protocol_config.request_body_mode = pb.BODY_SEND_MODE_STREAMED
+    message.protocol_config.response_body_mode = pb.BODY_SEND_MODE_STREAMED
+    return message
+
+
+@pytest.mark.parametrize("first_part", [0, 10, len(BODY)])
+def test_a_gateway_that_reads_no_answers_gets_none_and_has_its_request_decided(
+    first_part: int,
+) -> None:
+    stream, seen = a_stream()
+    parts = [observing(request_body(BODY[first_part:]))]
+    if first_part:
+        parts.insert(0, observing(request_body(BODY[:first_part], last=False)))
+    tell(stream, observing(request_headers(CHAT)), *parts)
+    (question,) = seen.questions
+    assert (question.observed, question.blind) == (True, None)
+    assert seen.read[0].body == BODY
+    # What the router of today makes of it comes meanwhile, and after.
+    answer = (response_headers(), response_body(EVENT), response_body(b"", last=True))
+    tell(stream, *map(observing, answer))
+    stream.decided()
+    tell(stream, *map(observing, answer))
+    stream.half_closed()
+    assert (seen.sent, seen.ends, seen.served_by, seen.first_tokens) == ([], [], [], 0)
+    assert seen.closed
+    assert seen.let_go_of
+
+
+def test_a_gateway_that_reads_no_answers_may_close_its_side_before_the_decision() -> None:
+    stream, seen = a_stream()
+    tell(stream, observing(request_headers(CHAT)), observing(request_body(BODY)))
+    stream.half_closed()
+    assert (seen.ends, seen.closed) == ([], 0)
+    stream.decided()
+    assert (seen.sent, seen.closed) == ([], 1)
+
+
+def test_a_refusal_is_sent_to_no_gateway_that_reads_no_answers() -> None:
+    stream, seen = a_stream()
+    tell(stream, observing(request_headers(CHAT)), observing(request_body(BODY)))
+    stream.refused(answer_of("NO_WORKER", "none", OPENAI), "NO_WORKER")
+    assert (seen.sent, seen.closed, stream.is_over) == ([], 1, True)
+
+
+def test_an_answer_before_the_request_was_whole_ends_an_observed_one() -> None:
+    stream, seen = a_stream()
+    tell(stream, observing(request_headers(CHAT)), observing(response_headers(413)))
+    assert (seen.sent, seen.questions, seen.closed) == ([], [], 1)
+    assert seen.ends == [(None, True)]
+
+
+def test_a_body_over_the_bound_is_not_decided_where_it_is_observed() -> None:
+    stream, seen = a_stream(body_bytes_max=len(BODY) - 1)
+    tell(stream, observing(request_headers(CHAT)), observing(request_body(BODY)))
+    assert [each.blind for each in seen.questions] == [Blind.BODY_TOO_LARGE]
+    assert seen.sent == []

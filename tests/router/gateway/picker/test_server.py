@@ -119,6 +119,50 @@ async def test_a_refusal_is_an_answer_of_http() -> None:
         assert stage.sample("kvroute_refusals_total", program="picker", reason="NO_WORKER") == 1
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+async def test_a_request_of_a_gateway_that_reads_no_answers_is_decided_and_reserves_nothing(
+    in_process: bool,
+) -> None:
+    bodies = {"observed": BODY, "blind": b"no JSON"}
+    async with a_picker(worker(), in_process=in_process) as stage:
+        for outcome, body in bodies.items():
+            call = stage.call()
+            for message in (request_headers(CHAT), request_body(body)):
+                message.observability_mode = True
+                await call.write(message)
+            assert await call.read() is grpc.aio.EOF  # and nothing before it
+            await stage.counted("kvroute_picker_requests_total", outcome=outcome)
+        observed = stage.served.fleet.core.fleet.observed
+        assert {key.worker_id: each.picks for key, each in observed.workers.items()} == {"w0": 1}
+        assert (stage.open, stage.endings) == (0, {})
+        assert stage.sample("kvroute_by_load_total", program="picker", reason="fault") == 0
+
+
+async def test_an_observed_stream_that_ends_before_the_decision_is_cancelled() -> None:
+    async with a_picker(worker()) as stage:
+        call = stage.call()
+        message = request_headers(CHAT)
+        message.observability_mode = True
+        await call.write(message)
+        await until(
+            lambda: stage.sample("kvroute_open_requests", program="picker") == 1, "it is read"
+        )
+        call.cancel()
+        await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
+        assert stage.served.fleet.core.fleet.observed.picks == 0
+
+
+async def test_a_request_that_is_observed_and_fits_no_worker_is_counted_as_refused() -> None:
+    async with a_picker() as stage:
+        call = stage.call()
+        for message in (request_headers(CHAT), request_body(BODY)):
+            message.observability_mode = True
+            await call.write(message)
+        assert await call.read() is grpc.aio.EOF
+        await stage.counted("kvroute_picker_requests_total", outcome="refused")
+        assert stage.sample("kvroute_refusals_total", program="picker", reason="NO_WORKER") == 1
+
+
 async def test_a_get_goes_by_load_and_reserves_nothing() -> None:
     async with a_picker(worker()) as stage:
         call = stage.call()

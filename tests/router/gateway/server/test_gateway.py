@@ -400,7 +400,7 @@ async def test_mirrored_requests_are_decided_and_go_nowhere(stream: bool) -> Non
         assert worker.requests == []
         assert stage.open == 0
         assert stage.endings == {}
-        assert stage.served.fleet.core.observed == 5
+        assert stage.served.fleet.core.fleet.observed.picks == 5
         assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="observed") == 4
         assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="refused") == 1
 
