@@ -92,7 +92,7 @@ class Client:
         self._sessions = [
             Session(self._rng, f"{asked.number}/{i}", prefixes) for i in range(SESSIONS)
         ]
-        lock = Lock.of(asked.locks, CLIENTS)
+        self._lock = lock = Lock.of(asked.locks, CLIENTS)
         self._router = KvRouteClient(
             asked.routers,
             credentials=lock.credentials,
@@ -168,7 +168,8 @@ class Client:
 
     async def _through_a_gateway(self, tokens: list[int], noted: list[Attempt]) -> None:
         """As _send, by one of the gateways, which tries again by itself."""
-        address = f"http://127.0.0.1:{self._rng.choice(self._gateways)}"
+        scheme = "http" if self._lock.context is None else "https"
+        address = f"{scheme}://127.0.0.1:{self._rng.choice(self._gateways)}"
         sent_s, worker, failure = time.monotonic(), "", ""
 
         async def first_byte(name: str) -> None:
@@ -236,7 +237,8 @@ class Client:
     ) -> int | None:
         """Sends the prompt to an engine, reads the answer; returns the cached tokens. first_byte:
         takes the worker that a gateway names."""
-        host, _, port = address.removeprefix("http://").partition(":")
+        scheme, _, place = address.partition("://")
+        host, _, port = place.partition(":")
         if host != "127.0.0.1" or not port.isdecimal() or int(port) not in self._ports:
             raise StrangeAddress(address)
         long = self._rng.random() < 0.05
@@ -248,12 +250,16 @@ class Client:
         }
         read_s = self._first_byte_s if self._gateways else CHUNK_S
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=read_s)
+        headers = {"Content-Type": "application/json"}
+        if scheme == "https":
+            headers["Authorization"] = f"Bearer {self._lock.token}"
         async with asyncio.timeout(self._first_byte_s) as limit:
             async with self._http.post(
                 f"{address}/v1/completions",
                 data=msgspec.json.encode(body),
-                headers={"Content-Type": "application/json"},
+                headers=headers,
                 timeout=limits,
+                ssl=self._lock.context or True,
             ) as response:
                 if response.status != 200:
                     raise EngineError(response.status)

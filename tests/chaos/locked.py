@@ -1,5 +1,6 @@
 """TLS and tokens of a run: the files of its routers, and the credentials of its clients."""
 
+import ssl
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ class Lock(NamedTuple):
     credentials: grpc.ChannelCredentials | None
     """None: in plain text."""
     token: str | None
+    context: ssl.SSLContext | None = None
+    """Of HTTPS."""
 
     @classmethod
     def of(cls, folder: Path | None, name: str) -> "Lock":
@@ -39,7 +42,8 @@ class Lock(NamedTuple):
         if folder is None:
             return cls(None, None)
         credentials = grpc.ssl_channel_credentials((folder / _CA).read_bytes())
-        return cls(credentials, (folder / f"{name}.token").read_text())
+        context = ssl.create_default_context(cafile=folder / _CA)
+        return cls(credentials, (folder / f"{name}.token").read_text(), context)
 
     def channel(self, target: str, options: list[tuple[str, int]]) -> grpc.aio.Channel:
         """Every call on it brings the token."""
