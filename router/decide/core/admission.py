@@ -218,6 +218,7 @@ class Admission:
         self.moved.settle(now_s)
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
+            sheds = False
             held = self.fleet_turns.held(pool, now_s)
             for waiter in self.queue.candidates(pool, self._core.fleet.room, now_s, held):
                 if not self._core.fleet.has_room(waiter.model) and not self._is_known(
@@ -231,8 +232,11 @@ class Admission:
                 if self._is_beyond_share(waiter, now_s):
                     self.queue.passed(waiter, self._core.fleet.room)
                     continue
+                if sheds and waiter.sheddable:
+                    self.queue.passed(waiter, self._core.fleet.room)
+                    continue
                 left -= 1
-                self._decide(waiter, now_s)
+                sheds |= self._decide(waiter, now_s)
         return False
 
     def _refuse_early(self, now_s: float) -> None:
@@ -249,15 +253,17 @@ class Admission:
             return None
         return self.queue.too_long(pool, waiter, now_s)
 
-    def _decide(self, waiter: Waiter, now_s: float) -> None:
+    def _decide(self, waiter: Waiter, now_s: float) -> bool:
+        """Decides a request, or leaves it in the queue. Returns whether it was held for want of
+        headroom for its objectives: then others of its kind are not tried, either."""
         try:
             reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_exceed=False)
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
                 self.in_vain.add(len(refusal.decision.pool) if refusal.decision else 0)
-            else:
-                self._end(waiter, refusal, now_s)
+                return refusal.decision is not None and refusal.decision.sheds
+            self._end(waiter, refusal, now_s)
         except Refusal as refusal:
             self._end(waiter, refusal, now_s)
         else:
@@ -267,6 +273,7 @@ class Admission:
             self.fleet_turns.took(waiter)
             self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
             self._count(waiter.tenant, reservation, waiter.charged_tokens)
+        return False
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
         job = _job(waiter)
@@ -430,6 +437,7 @@ class Admission:
             tenant=request.tenant,
             priority=wait.priority,
             narrowing=request.narrowing,
+            sheddable=request.objective is not None and request.objective.sheddable,
             needs_prefill=request.resumed is None,
             prompt_tokens=tokens,
             charged_tokens=request.charged_tokens,
