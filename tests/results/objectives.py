@@ -36,23 +36,21 @@ class Played:
     model_error: float
     pick_error: float
 
-    @property
-    def good(self) -> Mask:
+    def good(self, slo: Slo) -> Mask:
         """Which requests had both times."""
-        return is_good(self.result, SLO)
+        return is_good(self.result, slo)
 
     @property
     def sheddable(self) -> Mask:
         return np.array([(request.priority or 0) < 0 for request in self.trace.requests], np.bool_)
 
 
-def traffic(trace: Trace, rate: float, share: float, requests: int, *, wanted: bool) -> Trace:
-    """The first requests of a trace at a rate, a share of them sheddable. wanted: whether they name
-    their objectives."""
+def traffic(trace: Trace, rate: float, share: float, slo: Slo | None = None) -> Trace:
+    """A trace at a rate, a share of its requests sheddable. slo: what they want; None: nothing."""
     bands = Priorities.parse(f"random:0,-1:{share}") if share else Priorities()
-    slo = {"ttft_slo_s": SLO.ttft_s, "tpot_slo_s": SLO.itl_s} if wanted else {}
-    made = Traffic(trace=trace, callers=Callers(priorities=bands, **slo)).at(rate, 0)
-    return replace(made, requests=made.requests[:requests])
+    slo = slo or Slo()
+    callers = Callers(priorities=bands, ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.itl_s)
+    return Traffic(trace=trace, callers=callers).at(rate, 0)
 
 
 def play(trace: Trace, workers: int = WORKERS) -> Played:
@@ -77,17 +75,18 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--workers", type=int, default=WORKERS)
     given = parser.parse_args(arguments)
     trace = load_trace(given.trace)
+    trace = replace(trace, requests=trace.requests[: given.requests])
     for rate in given.rate:
         for share in given.sheddable:
-            for wanted in (False, True):
-                made = traffic(trace, rate, share, given.requests, wanted=wanted)
-                one = play(made, given.workers)
+            for slo in (None, SLO):
+                one = play(traffic(trace, rate, share, slo), given.workers)
+                good = one.good(SLO)
                 served = one.result.outcome == Outcome.SERVED
                 kept = ~one.sheddable
                 sys.stdout.write(
-                    f"{rate:g}x, {share:.0%} sheddable, objectives {'in' if wanted else 'not in'}"
-                    f" the pick: within {one.good.mean():.1%}, of those that are not sheddable"
-                    f" {one.good[kept].mean():.1%}; served {served.mean():.1%};"
+                    f"{rate:g}x, {share:.0%} sheddable, objectives {'in' if slo else 'not in'}"
+                    f" the pick: within {good.mean():.1%}, of those that are not sheddable"
+                    f" {good[kept].mean():.1%}; served {served.mean():.1%};"
                     f" errors: model {one.model_error:.1%}, pick {one.pick_error:.1%}\n"
                 )
                 sys.stdout.flush()
