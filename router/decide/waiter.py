@@ -52,8 +52,8 @@ class Waiter:
     """Higher is sooner."""
     narrowing: Narrowing | None = None
     """Narrowing to some workers of its pool; None: it may use all of them."""
-    sheddable: bool = False
-    """See Objective."""
+    sheds_tpot_s: float = 0.0
+    """Time between tokens that a sheddable request wants (Objective); 0: none."""
     needs_prefill: bool = True
     """Whether the prompt is still to be computed: False for the decode half of a pair."""
     prompt_tokens: int = 0

@@ -10,8 +10,9 @@ wait for the same ones, and whether any of those has room. What a decision comes
 job says: the desk's answers a message, a simulated client's takes the pick to an engine.
 
 Laws:
-- a request waits only while no worker that may take it has room, or behind others of its pool, in
-  this router or in others (router/decide/core/fleet_turns.py);
+- a request waits only while no worker that may take it has room (for a sheddable one: headroom for
+  its objectives), or behind others of its pool, in this router or in others
+  (router/decide/core/fleet_turns.py);
 - a request that could not be decided keeps its place in the order;
 - one call of `dispatch` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
 - attempts in vain cost a bounded share of the time (router/decide/core/attempts.py); while that is
@@ -42,6 +43,7 @@ from router.decide.decision.nobody_fits import NobodyFits
 from router.decide.queue.admission_queue import AdmissionQueue
 from router.decide.waiter import Waiter
 from router.fleet.reservations.reservations import Reservation
+from router.request.narrowing import Narrowing
 from router.request.refusal import Reason, Refusal
 from router.request.request import Request
 from router.request.wait import Wait
@@ -218,7 +220,8 @@ class Admission:
         self.moved.settle(now_s)
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
-            sheds = False
+            unkept: dict[Narrowing | None, float] = {}
+            """Times between tokens that no worker keeps, for requests narrowed alike."""
             held = self.fleet_turns.held(pool, now_s)
             for waiter in self.queue.candidates(pool, self._core.fleet.room, now_s, held):
                 if not self._core.fleet.has_room(waiter.model) and not self._is_known(
@@ -232,11 +235,12 @@ class Admission:
                 if self._is_beyond_share(waiter, now_s):
                     self.queue.passed(waiter, self._core.fleet.room)
                     continue
-                if sheds and waiter.sheddable:
+                if 0 < waiter.sheds_tpot_s <= unkept.get(waiter.narrowing, 0.0):
                     self.queue.passed(waiter, self._core.fleet.room)
                     continue
                 left -= 1
-                sheds |= self._decide(waiter, now_s)
+                if sheds_tpot_s := self._decide(waiter, now_s):
+                    unkept[waiter.narrowing] = max(sheds_tpot_s, unkept.get(waiter.narrowing, 0.0))
         return False
 
     def _refuse_early(self, now_s: float) -> None:
@@ -253,16 +257,16 @@ class Admission:
             return None
         return self.queue.too_long(pool, waiter, now_s)
 
-    def _decide(self, waiter: Waiter, now_s: float) -> bool:
-        """Decides a request, or leaves it in the queue. Returns whether it was held for want of
-        headroom for its objectives: then others of its kind are not tried, either."""
+    def _decide(self, waiter: Waiter, now_s: float) -> float:
+        """Decides a request, or leaves it in the queue. Returns Decision.sheds_tpot_s: sheddable
+        requests that want no longer time between tokens need not be tried."""
         try:
             reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_exceed=False)
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
                 self.in_vain.add(len(refusal.decision.pool) if refusal.decision else 0)
-                return refusal.decision is not None and refusal.decision.sheds
+                return refusal.decision.sheds_tpot_s if refusal.decision else 0.0
             self._end(waiter, refusal, now_s)
         except Refusal as refusal:
             self._end(waiter, refusal, now_s)
@@ -273,7 +277,7 @@ class Admission:
             self.fleet_turns.took(waiter)
             self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
             self._count(waiter.tenant, reservation, waiter.charged_tokens)
-        return False
+        return 0.0
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
         job = _job(waiter)
@@ -437,7 +441,7 @@ class Admission:
             tenant=request.tenant,
             priority=wait.priority,
             narrowing=request.narrowing,
-            sheddable=request.objective is not None and request.objective.sheddable,
+            sheds_tpot_s=_sheds_tpot_s(request),
             needs_prefill=request.resumed is None,
             prompt_tokens=tokens,
             charged_tokens=request.charged_tokens,
@@ -450,6 +454,12 @@ class Admission:
 
     def _pool_of(self, request: Request) -> Pool:
         return Pool(self.base_model(request.model), request.role)
+
+
+def _sheds_tpot_s(request: Request) -> float:
+    """See Waiter."""
+    objective = request.objective
+    return objective.tpot_s or 0.0 if objective is not None and objective.sheddable else 0.0
 
 
 def _job(waiter: Waiter) -> Job:

@@ -56,3 +56,9 @@ def least_missed(missed: Column, barred: Barred, full: Column) -> Barred:
 def held_from(missed: Column, rows: Candidates) -> Flags:
     """Workers that a sheddable request waits for rather than takes."""
     return (missed > 0) & (rows.active_slots > 0)
+
+
+def none_keeps(rows: Candidates, tpot_s: float) -> bool:
+    """Whether no worker with room has headroom for a time between tokens, whatever the prompt."""
+    keeps = ~(ERROR * rows.tpot_s > tpot_s) | (rows.active_slots <= 0)
+    return not (rows.can_take & keeps).any()

@@ -205,6 +205,10 @@ def test_a_waiting_sheddable_request_keeps_no_other_from_its_worker() -> None:
     assert isinstance(first, Waiting)
     assert isinstance(first.outcome, tuple)
     assert first.outcome[1].worker == WorkerKey("w0", 0)
+    loose = ask("loose", priority=-1, tpot_slo_ms=100)
+    assert isinstance(loose, Waiting)
+    router.dispatch()
+    assert isinstance(loose.outcome, tuple)  # which the others do not keep back
 
 
 def test_no_time_between_tokens_is_refused_with_its_bound() -> None:
