@@ -1,7 +1,7 @@
-"""What objectives in the pick are worth: python -m tests.results.objectives TRACE [--rate 6]...
+"""What objectives in the pick are worth: python -m tests.results.objectives TRACE [--rate 6]
 
 A share of the requests is sheddable (priority -1), and all want a first token and a time between
-tokens. The same arrivals are played twice under `ttft`: without objectives in the requests, and
+tokens. The same arrivals are played twice by a policy: without objectives in the requests, and
 with them. Both runs are judged by the same objectives. Also printed: how far times between tokens
 are off from the router's numbers, with the load that came (model), and from what it said at the
 pick.
@@ -21,7 +21,7 @@ from simulator.traffic.results import Mask, Outcome, RunResult, Slo, is_good
 from simulator.traffic.trace import Trace
 from simulator.traffic.trace_file import load_trace
 from simulator.world.world import World
-from tests.results.fleets import WORKERS, fleet
+from tests.results.fleets import SEED, WORKERS, fleet
 
 SLO = Slo(2.0, 0.05)
 SHEDDABLE = 0.3
@@ -45,16 +45,18 @@ class Played:
         return np.array([(request.priority or 0) < 0 for request in self.trace.requests], np.bool_)
 
 
-def traffic(trace: Trace, rate: float, share: float, slo: Slo | None = None) -> Trace:
+def traffic(
+    trace: Trace, rate: float, share: float, slo: Slo | None = None, seed: int = SEED
+) -> Trace:
     """A trace at a rate, a share of its requests sheddable. slo: what they want; None: nothing."""
     bands = Priorities.parse(f"random:0,-1:{share}") if share else Priorities()
     slo = slo or Slo()
     callers = Callers(priorities=bands, ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.itl_s)
-    return Traffic(trace=trace, callers=callers).at(rate, 0)
+    return Traffic(trace=trace, callers=callers).at(rate, seed)
 
 
-def play(trace: Trace, workers: int = WORKERS) -> Played:
-    world = World(fleet("ttft", workers=workers), trace)
+def play(trace: Trace, workers: int = WORKERS, policy: str = "ttft", seed: int = SEED) -> Played:
+    world = World(replace(fleet(policy, workers=workers), seed=seed), trace)
     result = world.run()
     (router,) = world.fleet.routers
     times, check = router.core.fleet.token_times, router.core.tpot_check
@@ -73,13 +75,16 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sheddable", type=float, nargs="+", default=[0.0, SHEDDABLE])
     parser.add_argument("--requests", type=int, default=1 << 30)
     parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--policy", default="ttft")
+    parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args(arguments)
     trace = load_trace(given.trace)
     trace = replace(trace, requests=trace.requests[: given.requests])
     for rate in given.rate:
         for share in given.sheddable:
             for slo in (None, SLO):
-                one = play(traffic(trace, rate, share, slo), given.workers)
+                made = traffic(trace, rate, share, slo, given.seed)
+                one = play(made, given.workers, given.policy, given.seed)
                 good = one.good(SLO)
                 served = one.result.outcome == Outcome.SERVED
                 kept = ~one.sheddable

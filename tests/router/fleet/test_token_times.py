@@ -10,9 +10,11 @@ from indexer.identity import WorkerKey
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.token_times import (
     FACTOR,
+    FADE,
     KINDS_MAX,
     MEASURED,
     STRETCH_MAX,
+    TOKENS_MAX,
     TOKENS_MIN,
     TokenTimes,
 )
@@ -129,6 +131,14 @@ def test_a_short_answer_says_nothing() -> None:
     engines = Engines()
     assert engines.answer(TOKENS_MIN - 1) is None
     assert engines.answer(TOKENS_MIN) is not None
+
+
+def test_a_long_answer_weighs_as_a_few_hundred_tokens() -> None:
+    engines = Engines()
+    engines.answer(TOKENS_MAX)
+    engines.answer(1000 * TOKENS_MAX)
+    first, both = TOKENS_MAX / BASE_S**2, engines.times._workers[KEY].kind.squares[0]
+    assert both == pytest.approx((1 + FADE) * first, rel=0.01)
 
 
 def test_an_answer_that_came_at_once_says_nothing() -> None:

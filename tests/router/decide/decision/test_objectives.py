@@ -147,6 +147,35 @@ def test_nothing_known_leaves_the_pick_to_the_policy() -> None:
     assert not fleet.answer(prompt(32)).HasField("estimated_tpot_ms")
 
 
+def pair(**about: Any) -> Told:
+    """A prefill worker and two decode workers, of which the first has more to do."""
+    fleet = Told(**about)
+    for key in fleet.keys:
+        fleet.say(key, role="decode", kv_connector="NixlConnector")
+    fleet.add("p", role="prefill", kv_connector="NixlConnector", kv_engine_id="e")
+    fleet.busy(6, 3)
+    return fleet
+
+
+def test_of_a_pair_the_decode_worker_keeps_the_time_between_tokens() -> None:
+    fleet = pair(decode_policy="cache-threshold")
+    fleet.cache(fleet.keys[0], prompt(800))
+    assert fleet.route(prompt(801), role=Role.PAIR).reservation.worker.worker_id == "w0"
+    request = {"role": Role.PAIR, "objective": objective(tpot_s=0.06)}
+    picked = fleet.route(prompt(801), **request).reservation
+    assert picked.worker.worker_id == "w1"
+    assert picked.prefill is not None
+    assert picked.prefill.worker.worker_id == "p"
+
+
+def test_a_sheddable_pair_waits_for_a_decode_worker_with_headroom() -> None:
+    fleet = pair()
+    wanted = {"role": Role.PAIR, "objective": objective(tpot_s=0.02, sheddable=True)}
+    assert shed(fleet.core, fleet, **wanted).reason is Reason.ALL_WORKERS_FULL
+    fleet.busy(6, 0)
+    assert fleet.picked(prompt(32), **wanted) == "w1"
+
+
 def shed(core: RouterCore, fleet: Fleet, **about: Any) -> Refusal:
     with pytest.raises(NobodyFits) as refused:
         core.route(fleet.request(prompt(32), **about), fleet.now_s)
