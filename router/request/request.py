@@ -51,6 +51,11 @@ class Objective(msgspec.Struct, frozen=True):
     sheddable: bool
     """Whether its priority is below 0: it waits rather than take a worker that misses."""
 
+    def covers(self, other: "Objective") -> bool:
+        """Whether these times are as long as another's, or longer."""
+        ttft_s, tpot_s = self.ttft_s or inf, self.tpot_s or inf
+        return ttft_s >= (other.ttft_s or inf) and tpot_s >= (other.tpot_s or inf)
+
 
 class Role(StrEnum):
     """The work that a request wants a worker for."""

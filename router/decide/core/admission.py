@@ -45,7 +45,7 @@ from router.decide.waiter import Waiter
 from router.fleet.reservations.reservations import Reservation
 from router.request.narrowing import Narrowing
 from router.request.refusal import Reason, Refusal
-from router.request.request import Request
+from router.request.request import Objective, Request
 from router.request.wait import Wait
 
 ATTEMPTS_MAX = 16
@@ -220,8 +220,8 @@ class Admission:
         self.moved.settle(now_s)
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
-            unkept: dict[Narrowing | None, float] = {}
-            """Times between tokens that no worker keeps, for requests narrowed alike."""
+            unkept: dict[Narrowing | None, Objective] = {}
+            """Objectives that no worker keeps, for requests narrowed alike."""
             held = self.fleet_turns.held(pool, now_s)
             for waiter in self.queue.candidates(pool, self._core.fleet.room, now_s, held):
                 if not self._core.fleet.has_room(waiter.model) and not self._is_known(
@@ -235,12 +235,13 @@ class Admission:
                 if self._is_beyond_share(waiter, now_s):
                     self.queue.passed(waiter, self._core.fleet.room)
                     continue
-                if 0 < waiter.sheds_tpot_s <= unkept.get(waiter.narrowing, 0.0):
+                sheddable, failed = waiter.sheddable, unkept.get(waiter.narrowing)
+                if sheddable is not None and failed is not None and failed.covers(sheddable):
                     self.queue.passed(waiter, self._core.fleet.room)
                     continue
                 left -= 1
-                if sheds_tpot_s := self._decide(waiter, now_s):
-                    unkept[waiter.narrowing] = max(sheds_tpot_s, unkept.get(waiter.narrowing, 0.0))
+                if self._decide(waiter, now_s) and sheddable is not None:
+                    unkept[waiter.narrowing] = sheddable
         return False
 
     def _refuse_early(self, now_s: float) -> None:
@@ -257,16 +258,16 @@ class Admission:
             return None
         return self.queue.too_long(pool, waiter, now_s)
 
-    def _decide(self, waiter: Waiter, now_s: float) -> float:
-        """Decides a request, or leaves it in the queue. Returns Decision.sheds_tpot_s: sheddable
-        requests that want no longer time between tokens need not be tried."""
+    def _decide(self, waiter: Waiter, now_s: float) -> bool:
+        """Decides a request, or leaves it in the queue. Returns Decision.sheds: sheddable requests
+        that want no longer times need not be tried."""
         try:
             reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_exceed=False)
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
                 self.in_vain.add(len(refusal.decision.pool) if refusal.decision else 0)
-                return refusal.decision.sheds_tpot_s if refusal.decision else 0.0
+                return refusal.decision is not None and refusal.decision.sheds
             self._end(waiter, refusal, now_s)
         except Refusal as refusal:
             self._end(waiter, refusal, now_s)
@@ -277,7 +278,7 @@ class Admission:
             self.fleet_turns.took(waiter)
             self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
             self._count(waiter.tenant, reservation, waiter.charged_tokens)
-        return 0.0
+        return False
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
         job = _job(waiter)
@@ -441,7 +442,7 @@ class Admission:
             tenant=request.tenant,
             priority=wait.priority,
             narrowing=request.narrowing,
-            sheds_tpot_s=_sheds_tpot_s(request),
+            sheddable=_sheddable(request),
             needs_prefill=request.resumed is None,
             prompt_tokens=tokens,
             charged_tokens=request.charged_tokens,
@@ -456,10 +457,10 @@ class Admission:
         return Pool(self.base_model(request.model), request.role)
 
 
-def _sheds_tpot_s(request: Request) -> float:
+def _sheddable(request: Request) -> Objective | None:
     """See Waiter."""
     objective = request.objective
-    return objective.tpot_s or 0.0 if objective is not None and objective.sheddable else 0.0
+    return objective if objective is not None and objective.sheddable else None
 
 
 def _job(waiter: Waiter) -> Job:

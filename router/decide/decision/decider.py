@@ -342,9 +342,9 @@ class Decider:
                 row = self._further.session_row(pool, session_id)
                 eligible = held(eligible, row, table[_FULL_COLUMN])
             policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
-        sheds_tpot_s = 0.0
+        sheds = False
         if request.objective is not None and pool.sources:
-            eligible, table, sheds_tpot_s = self._within(matched, eligible, kv_distance)
+            eligible, table, sheds = self._within(matched, eligible, kv_distance)
         size = pool.only_block_size
         prefixes = prompt.prefixes(size) if size else None
         ranking = Ranking(table, overlaps, prompt.token_count, prefixes, eligible.mask)
@@ -360,7 +360,7 @@ class Decider:
             kv_distance,
             ranking,
         )
-        decision.sheds_tpot_s = sheds_tpot_s
+        decision.sheds = sheds
         if not pool.sources:
             return decision
         if policy.invests and prefixes is not None:
@@ -386,13 +386,13 @@ class Decider:
 
     def _within(
         self, matched: Matched, eligible: Barred, kv_distance: Column | None
-    ) -> tuple[Barred, npt.NDArray[np.float64], float]:
+    ) -> tuple[Barred, npt.NDArray[np.float64], bool]:
         """The rows that keep the request's objectives, or miss them least; the table, in which
-        those that a sheddable request waits for are full; and Decision.sheds_tpot_s."""
+        those that a sheddable request waits for are full; and Decision.sheds."""
         request, pool, table = matched.request, matched.pool, matched.table
         objective = request.objective
         if objective is None:
-            return eligible, table, 0.0
+            return eligible, table, False
         about = table, request, matched.overlaps, pool, self._further, matched.now_s
         rows = Candidates(eligible, *about, kv_distance)
         sheddable, due_s = objective.sheddable and not request.observed, objective.due_s
@@ -402,12 +402,11 @@ class Decider:
         if sheddable:
             held = held_from(missed, rows) & eligible.can(len(pool))
             if held.any():
-                tpot_s = objective.tpot_s or 0.0
-                sheds_tpot_s = tpot_s if none_keeps(rows, tpot_s) else 0.0
+                sheds = none_keeps(rows, objective)
                 table = table.copy()
                 table[_FULL_COLUMN, held] = 1.0
-                return eligible, table, sheds_tpot_s
-        return least_missed(missed, eligible, table[_FULL_COLUMN]), table, 0.0
+                return eligible, table, sheds
+        return least_missed(missed, eligible, table[_FULL_COLUMN]), table, False
 
     def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
         """Each worker's overlap with the prompt, in tokens: a row for each field of Overlap."""

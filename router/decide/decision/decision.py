@@ -66,9 +66,9 @@ class Decision:
     over_estimate = False
     """Whether the candidates include workers over their learned capacity, since no other has
     room."""
-    sheds_tpot_s = 0.0
-    """Time between tokens that a sheddable request wants, and no worker with room keeps; 0: the
-    request is none, or some worker does."""
+    sheds = False
+    """Whether a sheddable request was held since no worker with room keeps its objectives for any
+    prompt."""
     reservation_id = ""
     """Id of the pick's reservation; set for watchers alone."""
     waited_s = 0.0

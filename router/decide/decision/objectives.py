@@ -58,7 +58,13 @@ def held_from(missed: Column, rows: Candidates) -> Flags:
     return (missed > 0) & (rows.active_slots > 0)
 
 
-def none_keeps(rows: Candidates, tpot_s: float) -> bool:
-    """Whether no worker with room has headroom for a time between tokens, whatever the prompt."""
-    keeps = ~(ERROR * rows.tpot_s > tpot_s) | (rows.active_slots <= 0)
+def none_keeps(rows: Candidates, objective: Objective) -> bool:
+    """Whether no worker with room keeps the objectives of a sheddable request, whatever its
+    prompt: the prompts before it take too long, or tokens do."""
+    misses = np.zeros(len(rows), np.bool_)
+    if objective.ttft_s is not None:
+        misses |= first_token(rows).wait_s > objective.ttft_s
+    if objective.tpot_s is not None:
+        misses |= ERROR * rows.tpot_s > objective.tpot_s
+    keeps = ~misses | (rows.active_slots <= 0)
     return not (rows.can_take & keeps).any()

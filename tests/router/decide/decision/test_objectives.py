@@ -14,7 +14,14 @@ from router.api.desk.desk import Desk
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.core import RouterCore
 from router.decide.decision.nobody_fits import NobodyFits
-from router.decide.decision.objectives import ERROR, NO_HEADROOM, held_from, least_missed, missed_at
+from router.decide.decision.objectives import (
+    ERROR,
+    NO_HEADROOM,
+    held_from,
+    least_missed,
+    missed_at,
+    none_keeps,
+)
 from router.fleet.eligibility import Barred
 from router.fleet.token_times import TokenTime
 from router.request.refusal import Reason, Refusal
@@ -86,6 +93,26 @@ def test_a_worker_that_has_no_room_is_no_measure_for_others() -> None:
     assert kept.counts == {"drained": 1}
     full = Barred.of(["", ""])
     assert least_missed(np.array([0, 1.0]), full, np.ones(2)) is full
+
+
+def test_objectives_cover_those_that_want_no_longer_times() -> None:
+    both = objective(2.0, 0.05)
+    assert both.covers(both)
+    assert both.covers(objective(1.0, 0.05))
+    assert not both.covers(objective(2.0, 0.06))
+    assert not both.covers(objective(tpot_s=0.05))
+    assert objective(tpot_s=0.05).covers(both)
+
+
+def test_no_worker_keeps_what_its_load_alone_misses() -> None:
+    behind, slow = {"running": 1, "prefills": [(5000, 5000)]}, {"running": 1, "tpot_s": 0.1}
+    assert none_keeps(rows(1000, behind), objective(2.0))
+    assert not none_keeps(rows(1000, behind), objective(tpot_s=0.05))
+    assert none_keeps(rows(1000, slow), objective(tpot_s=0.05))
+    assert not none_keeps(rows(1000, slow), objective(1.0))  # this prompt alone takes too long
+    assert none_keeps(rows(1000, behind, slow), objective(2.0, 0.05))
+    assert not none_keeps(rows(1000, behind, slow, {}), objective(2.0, 0.05))
+    assert none_keeps(rows(1000, slow, {"excluded": "drained"}), objective(tpot_s=0.05))
 
 
 def test_a_sheddable_request_waits_for_no_idle_worker() -> None:
