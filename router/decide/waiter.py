@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from indexer.hashing import HashArray
 from router.request.narrowing import Narrowing
+from router.request.request import Objective
 
 Key = float | tuple[float, ...]
 """Place in an order, lower is sooner; one order makes keys of one of the two forms."""
@@ -52,6 +53,8 @@ class Waiter:
     """Higher is sooner."""
     narrowing: Narrowing | None = None
     """Narrowing to some workers of its pool; None: it may use all of them."""
+    sheddable: Objective | None = None
+    """Objectives of a sheddable request; None: it is none."""
     needs_prefill: bool = True
     """Whether the prompt is still to be computed: False for the decode half of a pair."""
     prompt_tokens: int = 0

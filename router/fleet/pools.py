@@ -37,6 +37,7 @@ from router.fleet.models import Models
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.load_columns import LoadColumns
 from router.fleet.table import COLUMNS, NUMBERS_FROM
+from router.fleet.token_times import TokenTimes
 from router.request.refusal import Reason, Refusal
 
 RECOVERING_TRUST = 0.5
@@ -193,6 +194,7 @@ class Pools:
         models: Models,
         load_of: Callable[[WorkerKey], WorkerLoad],
         capacities: Capacities,
+        token_times: TokenTimes,
         ejected: Callable[[WorkerKey], str] = lambda _: "",
         on_moved: Callable[[WorkerKey, int], None] = lambda *_: None,
     ) -> None:
@@ -206,6 +208,7 @@ class Pools:
         self._models = models
         self._load_of = load_of
         self._capacities = capacities
+        self._token_times = token_times
         self.columns = np.zeros((len(COLUMNS), 0))
         """A place for each slot; another array once there are more slots."""
         self.others_waiting = np.zeros(0)
@@ -514,6 +517,7 @@ class Pools:
             room.prefill_tokens,
             room.prefills,
             room.decodes,
+            *self._token_times.of(source.key, heartbeat),
         )
         self.put_load(source.slot, self._load_of(source.key))
 

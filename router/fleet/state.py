@@ -33,6 +33,7 @@ from router.fleet.reservations.reservations import Ending
 from router.fleet.reservations.sessions import Sessions
 from router.fleet.shared_prefixes import SharedPrefixes
 from router.fleet.tenants import Tenants
+from router.fleet.token_times import TokenTimes
 from router.fleet.working_set import WorkingSets
 from router.request.refusal import Refusal
 from router.request.request import Role
@@ -102,11 +103,13 @@ class Fleet:
         """Changes of `drained`."""
         self.models = Models(models)
         self.capacities = Capacities(routing.capacity)
+        self.token_times = TokenTimes()
         self.pools = Pools(
             view,
             self.models,
             self.load_of,
             self.capacities,
+            self.token_times,
             self.outliers.reason,
             self._on_moved,
         )
@@ -152,12 +155,14 @@ class Fleet:
         self.ignored_priorities.forget(workers)
         self.rates.on_forgotten(workers)
         self.observed.forget(workers)
+        self.token_times.on_forgotten(workers)
         self.working_sets.on_forgotten(workers)
 
     def tick(self, now_s: float) -> None:
         """Does what is due by time: forgets what is old, and checks every worker."""
         self.outliers.tick(now_s)
         self.rates.tick()
+        self.token_times.tick(self.load_of, now_s)
         self.working_sets.tick(now_s)
         self.pools.refresh()
         self._watch.on_tick(self.loads, now_s)

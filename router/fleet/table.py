@@ -53,6 +53,9 @@ class Table:
     has room."""
     load_unknown: Column
     """1 where load is 0 because total_blocks is unknown, else 0."""
+    tpot_s: Column
+    """Predicted seconds between the tokens of a request that comes now
+    (router/fleet/token_times.py); NaN: unknown."""
 
     def column(self, name: str) -> Column:
         """A column by its name; raises ValueError for another name."""

@@ -185,6 +185,8 @@ class Exchange:
             options["session_id"] = facts.session_id
         if facts.ttft_slo_ms is not None:
             options["ttft_slo_ms"] = facts.ttft_slo_ms
+        if facts.tpot_slo_ms is not None:
+            options["tpot_slo_ms"] = facts.tpot_slo_ms
         if self.tenant:
             options["tenant"] = self.tenant
         if facts.priority is not None:

@@ -57,7 +57,9 @@ TENANT_HEADERS = (
 PRIORITY_HEADERS = ("x-priority",)
 TTFT_SLO_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 """Milliseconds to the first token that a client wants."""
-_TTFT_SLO_MAX = (1 << 32) - 1
+TPOT_SLO_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+"""Milliseconds between tokens that a client wants, as their mean."""
+_SLO_MAX = (1 << 32) - 1
 _CLAUDE_SESSION = re.compile(r"_session_([0-9a-f-]{8,64})$")
 """The end of the metadata.user_id that Claude Code sends."""
 
@@ -124,6 +126,7 @@ class Facts:
     priority: int | None
     """The router's: higher is sooner."""
     ttft_slo_ms: int | None
+    tpot_slo_ms: int | None
     output_tokens_max: int | None
     """Tokens of all answers together, at most; None: the client sets no bound."""
     cache_salt: str
@@ -167,7 +170,8 @@ def read(
         session_id=_session(getattr(fields, kind.session_field), headers),
         tenant=(_header(headers, TENANT_HEADERS) or _aside_text(fields.user))[:TEXT_MAX],
         priority=_priority(fields, headers, low_first),
-        ttft_slo_ms=_ttft_slo_ms(headers),
+        ttft_slo_ms=_slo_ms(headers, TTFT_SLO_HEADERS),
+        tpot_slo_ms=_slo_ms(headers, TPOT_SLO_HEADERS) or None,
         output_tokens_max=_output_tokens_max(fields, kind.limit_fields),
         cache_salt="" if salt is UNSET else _short(text(salt) or ""),
         has_one_prompt=not _is_list_of_prompts(fields.prompt),
@@ -309,12 +313,12 @@ def _priority(fields: _Body, headers: Mapping[str, str], low_first: bool) -> int
     return max(-INT32_MAX, min(number, INT32_MAX))
 
 
-def _ttft_slo_ms(headers: Mapping[str, str]) -> int | None:
-    slo = _header(headers, TTFT_SLO_HEADERS)
+def _slo_ms(headers: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    slo = _header(headers, names)
     if not (slo.isascii() and slo.isdigit()):
         return None
     number = int(slo[:12])
-    return number if number <= _TTFT_SLO_MAX else None
+    return number if number <= _SLO_MAX else None
 
 
 def _output_tokens_max(fields: _Body, names: Iterable[str]) -> int | None:

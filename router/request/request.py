@@ -39,6 +39,24 @@ class Session:
     """When other replicas got this worker, or were to get it."""
 
 
+class Objective(msgspec.Struct, frozen=True):
+    """Times that a caller wants its answer in."""
+
+    ttft_s: float | None
+    """Seconds from arrival to the first token, above 0; None: no wish."""
+    due_s: float
+    """When the first token is due, on the router's clock; inf: no wish."""
+    tpot_s: float | None
+    """Mean seconds between tokens, above 0; None: no wish."""
+    sheddable: bool
+    """Whether its priority is below 0: it waits rather than take a worker that misses."""
+
+    def covers(self, other: "Objective") -> bool:
+        """Whether these times are as long as another's, or longer."""
+        ttft_s, tpot_s = self.ttft_s or inf, self.tpot_s or inf
+        return ttft_s >= (other.ttft_s or inf) and tpot_s >= (other.tpot_s or inf)
+
+
 class Role(StrEnum):
     """The work that a request wants a worker for."""
 
@@ -68,6 +86,8 @@ class Request(msgspec.Struct, frozen=True):
     0: the prompt's length is no estimate."""
     observed: bool = False
     """Whether another router serves the request, so that nothing is reserved."""
+    objective: Objective | None = None
+    """None: the caller named none."""
     resumed: Session | None = None
     """The session that the prompt was made of, when only a session was named."""
 

@@ -87,7 +87,8 @@ if TYPE_CHECKING:
     type=Positive,
     default=None,
     help="Milliseconds that a request's mean time between tokens may take at most to count in"
-    " goodput.",
+    " goodput. Requests without such a target in the trace send this one to the router as their"
+    " tpot_slo_ms.",
 )
 @click.option(
     "--csv",
@@ -157,9 +158,9 @@ def replay(
     from simulator.traffic.results import Slo
     from simulator.world import world
 
-    traffic = traffic_of(trace, given, slo_ttft_ms)
-    fleets = fleets_of(policy, compare, orders, workers, given, shadows)
     slo = Slo(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
+    traffic = traffic_of(trace, given, slo)
+    fleets = fleets_of(policy, compare, orders, workers, given, shadows)
     console = Console(quiet=quiet)
     try:
         console.print(about(traffic), highlight=False, soft_wrap=True, markup=False)

@@ -12,10 +12,11 @@ import msgspec
 
 if TYPE_CHECKING:
     from simulator.study.comparison import Traffic
+    from simulator.traffic.results import Slo
     from simulator.world.options import RunOptions
 
 
-def traffic_of(name: str, given: dict[str, Any], ttft_slo_ms: float | None = None) -> "Traffic":
+def traffic_of(name: str, given: dict[str, Any], slo: "Slo | None" = None) -> "Traffic":
     from simulator.study.comparison import Traffic
     from simulator.traffic.callers import Callers, Priorities
     from simulator.traffic.trace_columns import TraceError
@@ -31,7 +32,8 @@ def traffic_of(name: str, given: dict[str, Any], ttft_slo_ms: float | None = Non
             tenants=given["tenants"],
             skew=given["tenant_skew"],
             priorities=Priorities.parse(given["priority_of"]),
-            ttft_slo_s=None if ttft_slo_ms is None else ttft_slo_ms / 1e3,
+            ttft_slo_s=None if slo is None else slo.ttft_s,
+            tpot_slo_s=None if slo is None else slo.itl_s,
         )
     except ValueError as error:
         raise click.UsageError(f"--priority-of: {error}") from error

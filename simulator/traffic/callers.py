@@ -64,6 +64,7 @@ class Callers:
     """Exponent s of Zipf's law: tenant k has a share of requests proportional to 1 / k^s."""
     priorities: Priorities = field(default_factory=Priorities)
     ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
     """What a request names to the router that has no TTFT of its own in the trace."""
 
     def __post_init__(self) -> None:
@@ -109,6 +110,7 @@ class Callers:
             tenant=tenant,
             priority=self.priorities.by_tenant.get(tenant or "", priority),
             ttft_slo_s=slo_s,
+            tpot_slo_s=self.tpot_slo_s if request.tpot_slo_s is None else request.tpot_slo_s,
         )
 
 

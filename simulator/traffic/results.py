@@ -107,6 +107,8 @@ class RunResult:
     """Times that a router's queue took the request in."""
     ttft_slo_s: Floats
     """TTFT that the request itself asks for; NaN: none."""
+    tpot_slo_s: Floats
+    """Mean time between tokens that the request itself asks for; NaN: none."""
     deadline_s: Floats
     """Seconds from arrival to its deadline; NaN: none."""
 
@@ -274,12 +276,14 @@ def load_cv(in_flight: Integers) -> float:
 
 
 def is_good(run: RunResult, slo: Slo) -> Mask:
-    """Which requests were served within the SLO, and within their own TTFT and deadline."""
+    """Which requests were served within the SLO, and within their own TTFT, time between
+    tokens and deadline."""
     good: Mask = run.outcome == Outcome.SERVED
     if slo.ttft_s is not None:
         good &= run.ttft_s <= slo.ttft_s
     if slo.itl_s is not None:
         good &= np.isnan(run.itl_s) | (run.itl_s <= slo.itl_s)
+    good &= ~(run.itl_s > run.tpot_slo_s)  # an answer of one token has no time between tokens
     for took_s, own_s in ((run.ttft_s, run.ttft_slo_s), (run.e2e_s, run.deadline_s)):
         good &= np.isnan(own_s) | (took_s <= own_s)
     return good

@@ -58,6 +58,8 @@ class TraceRequest:
     """Seconds from the arrival to the deadline of the answer, at every rate of the trace."""
     ttft_slo_s: float | None = None
     """Seconds from the arrival within which the first token is good, at every rate of the trace."""
+    tpot_slo_s: float | None = None
+    """Mean seconds between tokens that are good at most, at every rate of the trace."""
 
     def block_hashes(self, block_size: int) -> HashIds:
         """A name for each full block, which depends on the text of the block alone.

@@ -70,7 +70,7 @@ _TENANT = Column("tenant", Text, "tenant, for the router's queue")
 _MODEL = Column("model", Text, "model; every engine serves all models, which share no KV cache")
 _LORA = Column("lora_name", Text, "LoRA; every engine has all LoRAs, which share no KV cache")
 _DEADLINE = "deadline of the answer after the arrival, for the router's queue and goodput"
-_SLO = "TTFT that counts as good, for the router's queue and goodput"
+_SLO = "that counts as good, for the router and goodput"
 
 COLUMNS: dict[str, Column] = {
     "arrival_s": _SECONDS,
@@ -108,7 +108,8 @@ COLUMNS: dict[str, Column] = {
     "lora": _LORA,
     "deadline_ms": Column("deadline_s", _Time, f"{_DEADLINE}; in milliseconds", 1e3),
     "deadline_s": Column("deadline_s", _Time, f"{_DEADLINE}; in seconds"),
-    "ttft_slo_ms": Column("ttft_slo_s", _Time, f"{_SLO}; in milliseconds", 1e3),
+    "ttft_slo_ms": Column("ttft_slo_s", _Time, f"TTFT {_SLO}; in milliseconds", 1e3),
+    "tpot_slo_ms": Column("tpot_slo_s", _Time, f"time between tokens {_SLO}; in milliseconds", 1e3),
 }
 """Name in a file -> its meaning. Case matters, since BurstGPT's `Timestamp` and Mooncake's
 `timestamp` have different units."""

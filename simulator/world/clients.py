@@ -20,7 +20,7 @@ from router.fleet.reservations.reservations import Ending, Reservation
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
-from router.request.request import Request, Role
+from router.request.request import Objective, Request, Role
 from router.request.wait import Wait
 from simulator.engines.content import ChainContent, TokenContent
 from simulator.engines.cost_model import Distance
@@ -163,6 +163,8 @@ class Clients:
         record.prompt_tokens[index] = request.prompt_tokens
         if request.ttft_slo_s is not None:
             record.ttft_slo_s[index] = request.ttft_slo_s
+        if request.tpot_slo_s is not None:
+            record.tpot_slo_s[index] = request.tpot_slo_s
         if request.deadline_s is not None:
             record.deadline_s[index] = request.deadline_s
         record.note(Happened.ARRIVED, now_s, index)
@@ -210,6 +212,7 @@ class Clients:
             ).or_none,
             tenant=life.request.tenant or "",
             session_id=life.request.session_id or "",
+            objective=_objective(life),
         )
         asking = Asking(self, life, router, request)
         wait = _wait(life, now_s)
@@ -453,6 +456,16 @@ def _wait(life: Life, now_s: float) -> Wait:
         deadline_s=inf if deadline_s is None else life.arrived_s + deadline_s,
         ttft_slo_s=None if slo_s is None else slo_s - waited_s,
     )
+
+
+def _objective(life: Life) -> Objective | None:
+    """The objectives that a request's caller names."""
+    request = life.request
+    if request.ttft_slo_s is None and request.tpot_slo_s is None:
+        return None
+    due_s = inf if request.ttft_slo_s is None else life.arrived_s + request.ttft_slo_s
+    sheddable = (request.priority or 0) < 0
+    return Objective(request.ttft_slo_s, due_s, request.tpot_slo_s, sheddable)
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:

@@ -39,7 +39,8 @@ class RunRecord:
 
         self.arrival_s, self.queue_s, self.ttft_s = floats(), floats(), floats()
         self.itl_s, self.e2e_s = floats(), floats()
-        self.wait_s, self.ttft_slo_s, self.deadline_s = floats(), floats(), floats()
+        self.wait_s, self.deadline_s = floats(), floats()
+        self.ttft_slo_s, self.tpot_slo_s = floats(), floats()
         self.prompt_tokens, self.cached_tokens = integers(), integers()
         self.output_tokens, self.predicted_tokens = integers(), integers()
         self.preemptions, self.losses, self.waits = integers(), integers(), integers()
@@ -130,6 +131,7 @@ class RunRecord:
             wait_s=self.wait_s,
             waits=self.waits,
             ttft_slo_s=self.ttft_slo_s,
+            tpot_slo_s=self.tpot_slo_s,
             deadline_s=self.deadline_s,
             waiting=matrices[1],
             used_blocks=matrices[2],

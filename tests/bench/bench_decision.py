@@ -120,7 +120,7 @@ class Stage:
         """Bytes to bytes."""
         received = request_codec.receive(asked, self._core.routing.prompt_tokens_max)
         outcome = self._core.route(
-            request_codec.read_request(received, self._core),
+            request_codec.read_request(received, self._core, self._now_s),
             self._now_s,
             write=lambda pick: self._writer.answer(pick, 0, omit_receipt=False),
         )

@@ -235,7 +235,7 @@ def _check_read(read: ReceivedRequest, message: Any) -> None:
     same(prompt, _prompt(message), "the prompt that is read")
     for name in FIELDS:
         same(getattr(read, name), getattr(message, name), name)
-    for name in ("expected_output_tokens", "ttft_slo_ms", "queue_timeout_ms"):
+    for name in ("expected_output_tokens", "ttft_slo_ms", "tpot_slo_ms", "queue_timeout_ms"):
         value = getattr(message, name) if message.HasField(name) else None
         same(getattr(read, name), value, name)
     for name in ("allowed_worker_ids", "excluded_worker_ids"):

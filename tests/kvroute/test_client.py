@@ -82,6 +82,7 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
         overlap_tokens=router_pb2.OverlapTokens(raw=64, usable=48, device=24, host=16, predicted=8),
         new_tokens=16,
         estimated_ttft_ms=12.5,
+        estimated_tpot_ms=8.5,
         queue_ms=1.5,
         engine_priority=-2,
         lease_s=30.0,
@@ -98,6 +99,7 @@ async def test_a_pick_has_all_that_the_router_said(server: Server) -> None:
     )
     assert (pick.new_tokens, pick.queue_ms, pick.lease_s) == (16, 1.5, 30.0)
     assert pick.estimated_ttft_ms == 12.5
+    assert pick.estimated_tpot_ms == 8.5
     assert pick.engine_priority == -2
     assert pick.prefill_worker is not None
     assert pick.prefill_worker.dp_rank is None
@@ -199,6 +201,7 @@ async def test_every_option_reaches_the_router(server: Server) -> None:
             tenant="t",
             session_id="c",
             ttft_slo_ms=0,
+            tpot_slo_ms=40,
             queue_timeout_ms=0,
             phase=Phase.PHASE_PREFILL,
             required_labels={"zone": "a"},
@@ -219,6 +222,7 @@ async def test_every_option_reaches_the_router(server: Server) -> None:
         tenant="t",
         session_id="c",
         ttft_slo_ms=0,
+        tpot_slo_ms=40,
         queue_timeout_ms=0,
         phase=Phase.PHASE_PREFILL,
         required_labels={"zone": "a"},

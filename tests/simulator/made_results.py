@@ -34,7 +34,7 @@ def run_of(count: int, policy: str = "p", order: str = "priority", **about: Any)
         "prompt_tokens": np.full(count, 100),
         "cached_tokens": np.full(count, 32),
         "output_tokens": np.full(count, 9),
-        **dict.fromkeys(("wait_s", "ttft_slo_s", "deadline_s"), nothing),
+        **dict.fromkeys(("wait_s", "ttft_slo_s", "tpot_slo_s", "deadline_s"), nothing),
         **dict.fromkeys(("worker", "preemptions", "outcome", "losses", "waits"), zero),
         "predicted_tokens": zero,
         **dict.fromkeys(("in_flight", "waiting", "used_blocks"), np.empty((0, 1), np.int64)),

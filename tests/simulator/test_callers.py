@@ -29,8 +29,9 @@ def test_a_trace_keeps_its_own_callers_where_none_are_drawn() -> None:
     trace = trace_of(3)
     assert Callers().of(trace, 0) is trace
     one = replace(trace.requests[0], tenant="a", priority=3, ttft_slo_s=0.5)
-    (kept,) = Callers(ttft_slo_s=9.0).of(replace(trace, requests=[one]), 0).requests
-    assert (kept.tenant, kept.priority, kept.ttft_slo_s) == ("a", 3, 0.5)
+    callers = Callers(ttft_slo_s=9.0, tpot_slo_s=0.04)
+    (kept,) = callers.of(replace(trace, requests=[one]), 0).requests
+    assert (kept.tenant, kept.priority, kept.ttft_slo_s, kept.tpot_slo_s) == ("a", 3, 0.5, 0.04)
 
 
 def test_tenants_have_sizes_by_zipf_and_the_same_seed_gives_the_same_ones() -> None:

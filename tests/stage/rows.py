@@ -48,6 +48,7 @@ def rows(
         "trust": 1.0,
         "total_blocks": nan,
         "total_slots": nan,
+        "tpot_s": nan,
         **dict.fromkeys(GAUGES, nan),
     }
     table = np.zeros((len(COLUMNS), len(workers)))

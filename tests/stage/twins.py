@@ -112,7 +112,13 @@ class Side:
             "models": tally.models(),
             "ignored priorities": core.fleet.ignored_priorities._workers,
             "stages": {name: int(took.counts.sum()) for name, took in tally.stages.items()},
-            "predictions": (tally.ttfts, tally.ttft_s, tally.ttft_best_s, vars(core.ttft_check)),
+            "predictions": (
+                tally.ttfts,
+                tally.ttft_s,
+                tally.ttft_best_s,
+                vars(core.ttft_check),
+                vars(core.tpot_check),
+            ),
             "rates": (
                 core.fleet.rates._workers,
                 core.fleet.rates.under_way,

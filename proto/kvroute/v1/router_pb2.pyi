@@ -311,6 +311,7 @@ class RouteRequest(google.protobuf.message.Message):
     CHARGED_TOKENS_FIELD_NUMBER: builtins.int
     EXCLUDED_LABELS_FIELD_NUMBER: builtins.int
     OBSERVED_FIELD_NUMBER: builtins.int
+    TPOT_SLO_MS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """the same id and prompt get the same answer; empty: a random id"""
     model: builtins.str
@@ -365,6 +366,8 @@ class RouteRequest(google.protobuf.message.Message):
     """true: another router serves the request. It is decided, counted and logged at once, and nothing is reserved: the answer's
     reservation_id names no reservation.
     """
+    tpot_slo_ms: builtins.int
+    """mean time between the tokens of the answer that the caller wants at most"""
     @property
     def token_ids(self) -> Global___TokenIds: ...
     @property
@@ -420,9 +423,10 @@ class RouteRequest(google.protobuf.message.Message):
         charged_tokens: builtins.int | None = ...,
         excluded_labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         observed: builtins.bool = ...,
+        tpot_slo_ms: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "responses_body", b"responses_body", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_labels", b"excluded_labels", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "observed", b"observed", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "responses_body", b"responses_body", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_tpot_slo_ms", b"_tpot_slo_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "block_hashes", b"block_hashes", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "expected_output_tokens", b"expected_output_tokens", "messages_body", b"messages_body", "priority", b"priority", "prompt", b"prompt", "queue_timeout_ms", b"queue_timeout_ms", "responses_body", b"responses_body", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "tpot_slo_ms", b"tpot_slo_ms", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_charged_tokens", b"_charged_tokens", "_expected_output_tokens", b"_expected_output_tokens", "_priority", b"_priority", "_queue_timeout_ms", b"_queue_timeout_ms", "_tpot_slo_ms", b"_tpot_slo_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_waited_ms", b"_waited_ms", "allowed_worker_ids", b"allowed_worker_ids", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "charged_tokens", b"charged_tokens", "chat_completion_body", b"chat_completion_body", "completion_body", b"completion_body", "estimated_tokens", b"estimated_tokens", "excluded_labels", b"excluded_labels", "excluded_worker_ids", b"excluded_worker_ids", "expected_output_tokens", b"expected_output_tokens", "lora_name", b"lora_name", "messages_body", b"messages_body", "model", b"model", "multimodal_items", b"multimodal_items", "observed", b"observed", "omit_receipt", b"omit_receipt", "phase", b"phase", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "queue_progress", b"queue_progress", "queue_timeout_ms", b"queue_timeout_ms", "request_id", b"request_id", "require_tokens", b"require_tokens", "required_labels", b"required_labels", "responses_body", b"responses_body", "return_tokens", b"return_tokens", "session_id", b"session_id", "tenant", b"tenant", "text", b"text", "token_bytes", b"token_bytes", "token_ids", b"token_ids", "tpot_slo_ms", b"tpot_slo_ms", "traceparent", b"traceparent", "ttft_slo_ms", b"ttft_slo_ms", "waited_ms", b"waited_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_charged_tokens", b"_charged_tokens"]) -> typing.Literal["charged_tokens"] | None: ...
     @typing.overload
@@ -431,6 +435,8 @@ class RouteRequest(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_queue_timeout_ms", b"_queue_timeout_ms"]) -> typing.Literal["queue_timeout_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tpot_slo_ms", b"_tpot_slo_ms"]) -> typing.Literal["tpot_slo_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ttft_slo_ms", b"_ttft_slo_ms"]) -> typing.Literal["ttft_slo_ms"] | None: ...
     @typing.overload
@@ -677,6 +683,7 @@ class RouteResponse(google.protobuf.message.Message):
     PROMPT_FIELD_NUMBER: builtins.int
     QUEUE_AHEAD_FIELD_NUMBER: builtins.int
     ESTIMATED_TTFT_MS_FIELD_NUMBER: builtins.int
+    ESTIMATED_TPOT_MS_FIELD_NUMBER: builtins.int
     reservation_id: builtins.str
     worker_id: builtins.str
     dp_rank: builtins.int
@@ -697,6 +704,8 @@ class RouteResponse(google.protobuf.message.Message):
     """Requests for the same model and role that were before this one when it came to the queue; absent: it did not wait."""
     estimated_ttft_ms: builtins.float
     """Predicted time from the pick to the first token, at the worker that computes the prompt. Absent: the policy predicts none."""
+    estimated_tpot_ms: builtins.float
+    """Predicted mean time between the tokens of the answer, at the worker that decodes it. Absent: not learned yet."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -736,13 +745,16 @@ class RouteResponse(google.protobuf.message.Message):
         prompt: Global___PromptTokens | None = ...,
         queue_ahead: builtins.int | None = ...,
         estimated_ttft_ms: builtins.float | None = ...,
+        estimated_tpot_ms: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_queue_ahead", b"_queue_ahead", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "estimated_ttft_ms", b"estimated_ttft_ms", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_queue_ahead", b"_queue_ahead", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "estimated_ttft_ms", b"estimated_ttft_ms", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_estimated_tpot_ms", b"_estimated_tpot_ms", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_queue_ahead", b"_queue_ahead", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "estimated_tpot_ms", b"estimated_tpot_ms", "estimated_ttft_ms", b"estimated_ttft_ms", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dp_rank", b"_dp_rank", "_engine_priority", b"_engine_priority", "_estimated_tpot_ms", b"_estimated_tpot_ms", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_queue_ahead", b"_queue_ahead", "address", b"address", "alternatives", b"alternatives", "dp_rank", b"dp_rank", "engine_priority", b"engine_priority", "estimated_tpot_ms", b"estimated_tpot_ms", "estimated_ttft_ms", b"estimated_ttft_ms", "hash_block_size", b"hash_block_size", "labels", b"labels", "lease_s", b"lease_s", "new_tokens", b"new_tokens", "overlap_tokens", b"overlap_tokens", "prefill_receipt", b"prefill_receipt", "prefill_worker", b"prefill_worker", "prompt", b"prompt", "queue_ahead", b"queue_ahead", "queue_ms", b"queue_ms", "receipt", b"receipt", "reservation_id", b"reservation_id", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_dp_rank", b"_dp_rank"]) -> typing.Literal["dp_rank"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_engine_priority", b"_engine_priority"]) -> typing.Literal["engine_priority"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_estimated_tpot_ms", b"_estimated_tpot_ms"]) -> typing.Literal["estimated_tpot_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_estimated_ttft_ms", b"_estimated_ttft_ms"]) -> typing.Literal["estimated_ttft_ms"] | None: ...
     @typing.overload
@@ -834,6 +846,7 @@ class CandidateRow(google.protobuf.message.Message):
     EXCLUDED_FIELD_NUMBER: builtins.int
     TRUST_FIELD_NUMBER: builtins.int
     NUMBERS_FIELD_NUMBER: builtins.int
+    ESTIMATED_TPOT_MS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     dp_rank: builtins.int
     new_tokens: builtins.float
@@ -859,6 +872,8 @@ class CandidateRow(google.protobuf.message.Message):
     """why this worker could not be picked; empty: eligible"""
     trust: builtins.float
     """share of the usable overlap that counts: 1 while the stream is live"""
+    estimated_tpot_ms: builtins.float
+    """predicted time between tokens of a request that comes now; absent: not learned yet"""
     @property
     def overlap_tokens(self) -> Global___OverlapTokens: ...
     @property
@@ -891,9 +906,12 @@ class CandidateRow(google.protobuf.message.Message):
         excluded: builtins.str = ...,
         trust: builtins.float = ...,
         numbers: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        estimated_tpot_ms: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "overlap_tokens", b"overlap_tokens", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "cost", b"cost", "dp_rank", b"dp_rank", "excluded", b"excluded", "new_tokens", b"new_tokens", "numbers", b"numbers", "overlap_tokens", b"overlap_tokens", "prefill_tokens_active", b"prefill_tokens_active", "reserved", b"reserved", "running", b"running", "sample_age_s", b"sample_age_s", "stream_complete", b"stream_complete", "stream_state", b"stream_state", "terms", b"terms", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "trust", b"trust", "waiting", b"waiting", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_estimated_tpot_ms", b"_estimated_tpot_ms", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "estimated_tpot_ms", b"estimated_tpot_ms", "overlap_tokens", b"overlap_tokens", "total_blocks", b"total_blocks", "total_slots", b"total_slots"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_estimated_tpot_ms", b"_estimated_tpot_ms", "_total_blocks", b"_total_blocks", "_total_slots", b"_total_slots", "active_blocks", b"active_blocks", "cost", b"cost", "dp_rank", b"dp_rank", "estimated_tpot_ms", b"estimated_tpot_ms", "excluded", b"excluded", "new_tokens", b"new_tokens", "numbers", b"numbers", "overlap_tokens", b"overlap_tokens", "prefill_tokens_active", b"prefill_tokens_active", "reserved", b"reserved", "running", b"running", "sample_age_s", b"sample_age_s", "stream_complete", b"stream_complete", "stream_state", b"stream_state", "terms", b"terms", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "trust", b"trust", "waiting", b"waiting", "worker_id", b"worker_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_estimated_tpot_ms", b"_estimated_tpot_ms"]) -> typing.Literal["estimated_tpot_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_total_blocks", b"_total_blocks"]) -> typing.Literal["total_blocks"] | None: ...
     @typing.overload

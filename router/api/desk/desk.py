@@ -114,7 +114,7 @@ class Desk:
             if caller.usage is not None:
                 caller.usage.request()
             received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
-            read = received, request_codec.read_request(received, self._core, caller)
+            read = received, request_codec.read_request(received, self._core, now_s, caller)
             return self._decided(request, read, now_s, left_s, due, caller)
         except Refusal as refusal:
             self._refused(refusal, request, now_s, due)
@@ -253,7 +253,7 @@ class Desk:
         """Reads a request, and hashes its prompt, in steps; raises Refusal."""
         received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
         yield
-        parsed = request_codec.read_request(received, self._core, caller)
+        parsed = request_codec.read_request(received, self._core, self._clock(), caller)
         for size in self._core.fleet.block_sizes(parsed.model):
             yield from parsed.prompt.hashed(size)
             yield

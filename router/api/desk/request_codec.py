@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterable
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from router.fleet.reservations.reservations import FINISH_REASONS, Ending
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
-from router.request.request import Request, Role
+from router.request.request import Objective, Request, Role
 from router.request.tokens import MadeBy, PromptTokens
 from router.request.wait import Wait
 from router.request.wire import received as wire
@@ -102,7 +103,7 @@ def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
 
 
 def read_request(
-    message: ReceivedRequest, core: RouterCore, caller: Caller = UNVERIFIED
+    message: ReceivedRequest, core: RouterCore, now_s: float, caller: Caller = UNVERIFIED
 ) -> Request:
     """Reads a caller's RouteRequest into a Request; raises Refusal. Lowers the message's priority
     to the highest that the caller may have.
@@ -155,7 +156,26 @@ def read_request(
         narrowing=narrowing,
         charged_tokens=message.charged_tokens,
         observed=message.observed,
+        objective=_read_objective(message, now_s),
         resumed=session,
+    )
+
+
+def _read_objective(message: ReceivedRequest, now_s: float) -> Objective | None:
+    ttft_ms, tpot_ms = message.ttft_slo_ms, message.tpot_slo_ms
+    if ttft_ms is None and tpot_ms is None:
+        return None
+    if tpot_ms == 0:
+        raise Refusal(
+            Reason.INVALID_FIELD,
+            "tpot_slo_ms is 0; it is at least 1 millisecond, or left out for no objective",
+        )
+    ttft_s = None if ttft_ms is None else max(ttft_ms, 1) / 1000
+    return Objective(
+        ttft_s=ttft_s,
+        due_s=inf if ttft_s is None else now_s + ttft_s,
+        tpot_s=None if tpot_ms is None else tpot_ms / 1000,
+        sheddable=message.priority < 0,
     )
 
 

@@ -10,8 +10,9 @@ wait for the same ones, and whether any of those has room. What a decision comes
 job says: the desk's answers a message, a simulated client's takes the pick to an engine.
 
 Laws:
-- a request waits only while no worker that may take it has room, or behind others of its pool, in
-  this router or in others (router/decide/core/fleet_turns.py);
+- a request waits only while no worker that may take it has room (for a sheddable one: headroom for
+  its objectives), or behind others of its pool, in this router or in others
+  (router/decide/core/fleet_turns.py);
 - a request that could not be decided keeps its place in the order;
 - one call of `dispatch` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
 - attempts in vain cost a bounded share of the time (router/decide/core/attempts.py); while that is
@@ -42,8 +43,9 @@ from router.decide.decision.nobody_fits import NobodyFits
 from router.decide.queue.admission_queue import AdmissionQueue
 from router.decide.waiter import Waiter
 from router.fleet.reservations.reservations import Reservation
+from router.request.narrowing import Narrowing
 from router.request.refusal import Reason, Refusal
-from router.request.request import Request
+from router.request.request import Objective, Request
 from router.request.wait import Wait
 
 ATTEMPTS_MAX = 16
@@ -218,6 +220,8 @@ class Admission:
         self.moved.settle(now_s)
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
+            unkept: dict[Narrowing | None, Objective] = {}
+            """Objectives that no worker keeps, for requests narrowed alike."""
             held = self.fleet_turns.held(pool, now_s)
             for waiter in self.queue.candidates(pool, self._core.fleet.room, now_s, held):
                 if not self._core.fleet.has_room(waiter.model) and not self._is_known(
@@ -231,8 +235,13 @@ class Admission:
                 if self._is_beyond_share(waiter, now_s):
                     self.queue.passed(waiter, self._core.fleet.room)
                     continue
+                sheddable, failed = waiter.sheddable, unkept.get(waiter.narrowing)
+                if sheddable is not None and failed is not None and failed.covers(sheddable):
+                    self.queue.passed(waiter, self._core.fleet.room)
+                    continue
                 left -= 1
-                self._decide(waiter, now_s)
+                if self._decide(waiter, now_s) and sheddable is not None:
+                    unkept[waiter.narrowing] = sheddable
         return False
 
     def _refuse_early(self, now_s: float) -> None:
@@ -249,15 +258,17 @@ class Admission:
             return None
         return self.queue.too_long(pool, waiter, now_s)
 
-    def _decide(self, waiter: Waiter, now_s: float) -> None:
+    def _decide(self, waiter: Waiter, now_s: float) -> bool:
+        """Decides a request, or leaves it in the queue. Returns Decision.sheds: sheddable requests
+        that want no longer times need not be tried."""
         try:
             reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_exceed=False)
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
                 self.in_vain.add(len(refusal.decision.pool) if refusal.decision else 0)
-            else:
-                self._end(waiter, refusal, now_s)
+                return refusal.decision is not None and refusal.decision.sheds
+            self._end(waiter, refusal, now_s)
         except Refusal as refusal:
             self._end(waiter, refusal, now_s)
         else:
@@ -267,6 +278,7 @@ class Admission:
             self.fleet_turns.took(waiter)
             self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
             self._count(waiter.tenant, reservation, waiter.charged_tokens)
+        return False
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
         job = _job(waiter)
@@ -430,6 +442,7 @@ class Admission:
             tenant=request.tenant,
             priority=wait.priority,
             narrowing=request.narrowing,
+            sheddable=_sheddable(request),
             needs_prefill=request.resumed is None,
             prompt_tokens=tokens,
             charged_tokens=request.charged_tokens,
@@ -442,6 +455,12 @@ class Admission:
 
     def _pool_of(self, request: Request) -> Pool:
         return Pool(self.base_model(request.model), request.role)
+
+
+def _sheddable(request: Request) -> Objective | None:
+    """See Waiter."""
+    objective = request.objective
+    return objective if objective is not None and objective.sheddable else None
 
 
 def _job(waiter: Waiter) -> Job:

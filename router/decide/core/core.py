@@ -82,7 +82,7 @@ class RouterCore:
         self.reservations = life.reservations
         self.unobserved = Unobserved(life)
         self.endings, self.finish_reasons = life.endings, life.finish_reasons
-        self.ttft_check = life.ttft_check
+        self.ttft_check, self.tpot_check = life.ttft_check, life.tpot_check
         self.ids = life.ids
         self.guarded = 0
         """Picks that the guard moved."""
@@ -158,11 +158,14 @@ class RouterCore:
         if request.observed:
             self._observe(computing, overlap, now_s)
             return pick
+        tpot_s = decision.tpot_s
         self.life.open(source, reservation, self.decider.output_tokens(request))
         try:
             if request.tenant:
                 self.fleet.tenants.on_pick(request.tenant, prompt.token_count, overlap.usable)
             self._on_reserved(source, decision, reservation, now_s)
+            if tpot_s is not None:
+                self.tpot_check.on_pick(reservation.id, tpot_s)
         except BaseException:
             self.withdraw(reservation, now_s)
             raise
@@ -230,7 +233,7 @@ class RouterCore:
             if computing is not decision:
                 prefill_source = computing.sources[computing.order[0]]
                 self.life.open_prefill(prefill_source, reservation, now_s)
-        if computing.policy.timed or self.watched.timed:
+        if computing.policy.timed or self.watched.timed or request.objective is not None:
             self.life.time(reservation, computing.best_overlap_tokens(), now_s)
         if (predicted_s := computing.ttft_s) is not None:
             self.ttft_check.on_pick(reservation.id, predicted_s)

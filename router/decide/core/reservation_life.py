@@ -17,8 +17,9 @@ from router.config.settings.routing_settings import RoutingSettings
 from router.decide.core.progress import Progress, ProgressResult, ProgressState
 from router.decide.decision.decision import Decision, Overlap
 from router.fleet.health.outliers import Fault
-from router.fleet.health.ttft_check import TtftCheck
+from router.fleet.health.time_check import TimeCheck
 from router.fleet.pools import heartbeat_of
+from router.fleet.rates import work
 from router.fleet.reservations.ids import ReservationIds
 from router.fleet.reservations.reservations import Ending, PrefillHold, Reservation, Reservations
 from router.fleet.reservations.steps import open_reservation
@@ -55,7 +56,8 @@ class ReservationLife:
         self.endings: Counter[Ending] = Counter()
         self.finish_reasons: Counter[str] = Counter()
         """Finished requests whose caller reported a Progress.finish_reason, by that."""
-        self.ttft_check = TtftCheck()
+        self.ttft_check = TimeCheck()
+        self.tpot_check = TimeCheck()
         self._rng = rng
         self._ended: list[Reservation] | None = None
         """Reservations that ended since `take_ended`; None: they are not kept."""
@@ -241,9 +243,13 @@ class ReservationLife:
     def _measure(self, reservation: Reservation, now_s: float) -> None:
         """Learns from a prompt that is said to be done just now."""
         self.ttft_check.on_done(reservation.id, now_s - reservation.opened_at_s)
-        seen = reservation.where_computed()
-        source = self.fleet.view.sources.get(seen.worker)
+        seen, sources = reservation.where_computed(), self.fleet.view.sources
+        token_times = self.fleet.token_times
+        source = sources.get(seen.worker)
         if source is not None and source.heartbeat is not None:
+            load = self.fleet.load(source.key)
+            done = float(work(seen.new_tokens, reservation.prompt_tokens))
+            token_times.on_prompt(source.key, source.heartbeat, load, done, now_s)
             self.fleet.rates.on_done(
                 source.key,
                 source.slot,
@@ -253,6 +259,10 @@ class ReservationLife:
                 reservation.opened_at_s,
                 now_s,
             )
+        source = sources.get(reservation.worker)
+        if source is not None and source.heartbeat is not None:
+            load = self.fleet.load(source.key)
+            token_times.on_first(source.key, source.heartbeat, load, reservation.id, now_s)
 
     def _first_token(self, reservation: Reservation, caller: str, now_s: float) -> None:
         """The first sign that a worker has computed a reservation's prompt."""
@@ -304,6 +314,7 @@ class ReservationLife:
             self._end_prefill(reservation, now_s)
         if self.ttft_check.predicted_s:
             self.ttft_check.on_end(reservation.id)
+        self._measure_tokens(reservation, ending, now_s)
         self.reservations.end(reservation, ending, now_s)
         self.endings[ending] += 1
         if self._ended is not None:
@@ -319,6 +330,19 @@ class ReservationLife:
         if self.fleet.outliers.probing:
             for key in _workers_of(reservation):
                 self.fleet.outliers.on_end(key, reservation.id)
+
+    def _measure_tokens(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
+        """Learns from the time between the tokens of an answer that came to its end."""
+        if ending is Ending.FINISHED:
+            load = self.fleet.load_of(reservation.worker)
+            blocks = len(reservation.prefixes) + reservation.own_blocks
+            about = reservation.output_tokens, blocks, now_s
+            measured_s = self.fleet.token_times.on_finished(reservation.id, load, *about)
+            if measured_s is not None:
+                self.tpot_check.on_done(reservation.id, measured_s)
+        else:
+            self.fleet.token_times.on_end(reservation.id)
+        self.tpot_check.on_end(reservation.id)
 
     def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
         """Frees the load of a prompt that is computed, or no longer wanted, once."""

@@ -27,9 +27,11 @@ from router.config.settings.routing_settings import RoutingSettings
 from router.decide.decision.decision import Decision, Overlap
 from router.decide.decision.label_shares import of_share
 from router.decide.decision.nobody_fits import NobodyFits
+from router.decide.decision.objectives import held_from, least_missed, missed_at, none_keeps
 from router.decide.decision.pairs import FETCHES_FROM_OTHERS, Matched, Pairs, Stages, of_kind
 from router.decide.decision.ranking import Ranking, RowUsers, kernel_of, prefill_inputs
 from router.decide.policies.affinity import held, with_bonus
+from router.decide.policies.candidates import Candidates
 from router.decide.policies.configured import DecisionSettings, PolicySettings
 from router.decide.policies.dynamo_adaptive import DYNAMO_ADAPTIVE
 from router.decide.policies.own import Failure, PolicyFailed
@@ -343,6 +345,9 @@ class Decider:
                 row = self._further.session_row(pool, session_id)
                 eligible = held(eligible, row, table[_FULL_COLUMN])
             policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
+        sheds = False
+        if request.objective is not None and pool.sources:
+            eligible, table, sheds = self._within(matched, eligible, kv_distance)
         size = pool.only_block_size
         prefixes = prompt.prefixes(size) if size else None
         ranking = Ranking(table, overlaps, prompt.token_count, prefixes, eligible.mask)
@@ -358,6 +363,7 @@ class Decider:
             kv_distance,
             ranking,
         )
+        decision.sheds = sheds
         if not pool.sources:
             return decision
         if policy.invests and prefixes is not None:
@@ -380,6 +386,30 @@ class Decider:
             order = ranking.moved(*numbers, order, in_turn, self._rng)
         decision.order = order
         return decision
+
+    def _within(
+        self, matched: Matched, eligible: Barred, kv_distance: Column | None
+    ) -> tuple[Barred, npt.NDArray[np.float64], bool]:
+        """The rows that keep the request's objectives, or miss them least; the table, in which
+        those that a sheddable request waits for are full; and Decision.sheds."""
+        request, pool, table = matched.request, matched.pool, matched.table
+        objective = request.objective
+        if objective is None:
+            return eligible, table, False
+        about = table, request, matched.overlaps, pool, self._further, matched.now_s
+        rows = Candidates(eligible, *about, kv_distance)
+        sheddable, due_s = objective.sheddable and not request.observed, objective.due_s
+        if sheddable and objective.ttft_s is not None:
+            due_s = matched.now_s + objective.ttft_s
+        missed = missed_at(rows, objective, due_s, fetches=kv_distance is not None)
+        if sheddable:
+            held = held_from(missed, rows) & eligible.can(len(pool))
+            if held.any():
+                sheds = none_keeps(rows, objective)
+                table = table.copy()
+                table[_FULL_COLUMN, held] = 1.0
+                return eligible, table, sheds
+        return least_missed(missed, eligible, table[_FULL_COLUMN]), table, False
 
     def _overlaps(self, prompt: Prompt, pool: Pool) -> npt.NDArray[np.int32]:
         """Each worker's overlap with the prompt, in tokens: a row for each field of Overlap."""

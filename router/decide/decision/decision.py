@@ -66,6 +66,9 @@ class Decision:
     over_estimate = False
     """Whether the candidates include workers over their learned capacity, since no other has
     room."""
+    sheds = False
+    """Whether a sheddable request was held since no worker with room keeps its objectives for any
+    prompt."""
     reservation_id = ""
     """Id of the pick's reservation; set for watchers alone."""
     waited_s = 0.0
@@ -213,6 +216,12 @@ class Decision:
         """Predicted seconds to the first token of the pick; None: the policy predicts none."""
         seconds = self.ranking.seconds
         return None if seconds is None else seconds.item(self.order[0])
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Predicted seconds between the tokens of the pick's answer; None: not learned yet. Read it
+        before the pick is reserved, unless the table is kept."""
+        return self.ranking.tpot_s(self.order[0])
 
     @property
     def computing(self) -> "Decision":

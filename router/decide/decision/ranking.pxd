@@ -11,6 +11,7 @@ cdef extern from "router/fleet/native/table.h" nogil:
     ctypedef struct Columns:
         const double *last_picked
         const double *full
+        const double *tpot_s
     void point_columns(Columns *, const double *, size_t)
 
 cdef extern from "router/decide/decision/native/columns.h" nogil:

@@ -11,7 +11,7 @@ The table is a part of the fleet's columns as they are; `table` makes it the ran
 
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer
 
-from libc.math cimport INFINITY, isfinite
+from libc.math cimport INFINITY, isfinite, isnan
 from libc.stdlib cimport free, malloc
 
 import numpy as np
@@ -51,7 +51,7 @@ assert dynamo_blocks.BlocksParameters.__struct_fields__ == (
     "temperature",
 )
 assert ttft.TtftParameters.__struct_fields__ == (
-    "keep", "crowding", "stall", "step_tokens", "decode_s", "stay_s", "host_rate", "disk_rate",
+    "keep", "crowding", "stall", "step_tokens", "tokens", "stay_s", "host_rate", "disk_rate",
 )
 assert cache_threshold.ThresholdParameters.__struct_fields__ == ("cache_threshold",)
 assert pair.RoomParameters.__struct_fields__ == ("way_weight", "slots_unknown")
@@ -319,6 +319,11 @@ cdef class Ranking:
     def is_passed_over(self, size_t row):
         """Whether the guard, which has moved the pick, leaves no pick at a row."""
         return self.moved_from >= 0 and bool(passes_over(&self.guard, &self.waits, &self.decided.rows, row))
+
+    def tpot_s(self, size_t row):
+        """Predicted seconds between tokens at a row; None: unknown."""
+        cdef double seconds = self._columns.tpot_s[self.decided.rows.slots[row]]
+        return None if isnan(seconds) else seconds
 
     def best_overlap(self):
         """The largest usable overlap of any row, tokens."""

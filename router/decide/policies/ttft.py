@@ -9,6 +9,10 @@ from router.decide.policies.candidates import Candidates
 from router.decide.policies.first_token import DISK_RATE, HOST_RATE, first_token
 from router.decide.policies.policy import Parameters, Policy, Scores
 
+FULL_TPOT_S = 0.04
+"""Seconds between tokens by which a worker whose KV blocks are all in use is slower than an idle
+one, as long as nothing was learned: with 25 tokens, the cost of a full worker is a second."""
+
 
 class TtftParameters(Parameters, frozen=True):
     """Parameters of `ttft`; the defaults did best over traces in the simulator
@@ -32,12 +36,10 @@ class TtftParameters(Parameters, frozen=True):
     step_tokens: Annotated[
         float, Meta(gt=0, description="most prompt tokens that an engine computes in one step")
     ] = 8192.0
-    decode_s: Annotated[
+    tokens: Annotated[
         float,
-        Meta(
-            ge=0, description="seconds that a worker's cost gains when all its KV blocks are in use"
-        ),
-    ] = 1.0
+        Meta(ge=0, description="tokens of the answer whose predicted time counts in the cost"),
+    ] = 25.0
     stay_s: Annotated[
         float,
         Meta(ge=0, description="seconds until a running request is expected to free its blocks"),
@@ -55,7 +57,7 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
     """Cost in seconds: the time to the request's first token, and the delay to other requests.
 
         cost      = ttft_s + room_s + keep (1) * evicted_share * prefill_s
-                    + crowding (0.6) * crowded_s + stall (0.06) * stalled_s + decode_s (1) * load
+                    + crowding (0.6) * crowded_s + stall (0.06) * stalled_s + tokens (25) * tpot_s
         ttft_s    = wait_s + load_s + prefill_s
         wait_s    = until the prompts under way there are computed
         prefill_s = work / rate
@@ -63,6 +65,8 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
         room_s    = stay_s (5)  where fewer blocks are free than the prompt needs, else 0
         crowded_s = min(work, step_tokens) / rate  while prompts are under way there, else 0
         stalled_s = active_slots * prefill_s
+        tpot_s    = predicted time between tokens (Candidates.tpot_s); FULL_TPOT_S * load for
+                    all rows, as long as some row's is unknown
         evicted_share = how much of the blocks that it adds has no place beside the worker's
                     working set, from 0 to 1 (Candidates.evicted_share)
 
@@ -74,8 +78,8 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
     free or an old place costs nothing. So a request that lost its cache on a crowded worker goes
     where there is room, and does not crowd others out in turn. crowded_s: its tokens join the steps
     of those before it, which become longer. stalled_s: nobody there gets a token while it is
-    computed, which is time between tokens and weighs less. load: its own tokens come the slower,
-    and make those of others slower, the more of the cache is read in each step.
+    computed, which is time between tokens and weighs less. tpot_s: its own tokens come the slower,
+    and make those of others slower, the more requests run there and the more cache they read.
 
     Source: ours. Workers without reports all have the configured rate.
     """
@@ -85,14 +89,16 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
     stalled_s = np.maximum(rows.active_slots, 0.0) * first.prefill_s
     room_s = np.where(rows.new_blocks > rows.free_blocks, parameters.stay_s, 0.0)
     evicted_share = rows.evicted_share
-    load = rows.load
+    tpot_s = rows.tpot_s
+    if np.isnan(tpot_s).any():
+        tpot_s = FULL_TPOT_S * rows.load
     return Scores(
         costs=first.total_s
         + room_s
         + parameters.keep * evicted_share * first.prefill_s
         + parameters.crowding * crowded_s
         + parameters.stall * stalled_s
-        + parameters.decode_s * load,
+        + parameters.tokens * tpot_s,
         row_terms={
             "prefill_rate": first.rate,
             "wait_s": first.wait_s,
@@ -102,7 +108,7 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
             "evicted_share": evicted_share,
             "crowded_s": crowded_s,
             "stalled_s": stalled_s,
-            "load": load,
+            "tpot_s": tpot_s,
         },
         ttft_s=first.total_s,
     )
@@ -112,7 +118,7 @@ TTFT = Policy(
     name="ttft",
     summary="seconds to the first token, by learned rates, and what the pick costs others",
     formula="wait_s + load_s + room_s + (1 + keep * evicted_share) * prefill_s"
-    " + crowding * crowded_s + stall * stalled_s + decode_s * load",
+    " + crowding * crowded_s + stall * stalled_s + tokens * tpot_s",
     settings=TtftParameters(),
     function=score,
     timed=True,

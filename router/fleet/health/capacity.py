@@ -66,7 +66,7 @@ class Room(NamedTuple):
     """Requests of this router whose prompts are computed; as above."""
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """Workers that say the same of all this are configured alike, as far as anyone can tell."""
 
     model: str
@@ -78,7 +78,7 @@ class _Kind(NamedTuple):
     role: str
 
     @classmethod
-    def of(cls, heartbeat: Heartbeat) -> "_Kind":
+    def of(cls, heartbeat: Heartbeat) -> "Kind":
         return cls(
             heartbeat.model,
             heartbeat.engine,
@@ -95,7 +95,7 @@ class _Learned:
     """Capacity learned of one worker in one epoch."""
 
     epoch: Epoch
-    kind: _Kind
+    kind: Kind
     preemptions: int
     """Preemptions, as the engine last counted them."""
     sampled_at_s: float | None = None
@@ -130,7 +130,7 @@ class Capacities:
     def __init__(self, settings: CapacitySettings) -> None:
         self._settings = settings
         self._learned: dict[WorkerKey, _Learned] = {}
-        self._of_kind: dict[_Kind, int] = {}
+        self._of_kind: dict[Kind, int] = {}
         """The largest estimate of slots of any worker of a kind."""
         self.preempted: set[WorkerKey] = set()
         """Workers whose block share is below 1: each of their served requests must go to
@@ -164,7 +164,7 @@ class Capacities:
         if known is None or known.epoch != heartbeat.epoch:
             # Earlier preemptions say nothing of the present.
             self.on_forgotten([key])
-            kind = _Kind.of(heartbeat)
+            kind = Kind.of(heartbeat)
             known = self._learned[key] = _Learned(heartbeat.epoch, kind, heartbeat.preemptions)
         before = known.slots, known.running_max, known.block_share
         known.on_sample(heartbeat)
@@ -236,7 +236,7 @@ class Capacities:
         bounds = [bound for bound in (by_budget, self._settings.prefill_tokens_max) if bound]
         return min(bounds, default=nan)
 
-    def _weigh(self, kind: _Kind) -> None:
+    def _weigh(self, kind: Kind) -> None:
         """An estimate of a worker of this kind has changed."""
         slots = [known.slots for known in self._learned.values() if known.kind == kind]
         largest = max((count for count in slots if count is not None), default=0)

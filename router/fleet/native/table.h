@@ -20,10 +20,11 @@ enum {
     COLUMN_SLOT_RATIO,
     COLUMN_FULL,
     COLUMN_LOAD_UNKNOWN,
+    COLUMN_TPOT_S,
     COLUMN_CACHE_HIT_RATE,
     COLUMN_WAITING_PREFILL_TOKENS,
     COLUMNS_COUNT,
-    COLUMNS_NUMBERS_FROM = 15, /* the engines' own: events/engines/numbers.py */
+    COLUMNS_NUMBERS_FROM = 16, /* the engines' own: events/engines/numbers.py */
 };
 
 static const char *const COLUMN_NAMES[] = {
@@ -42,6 +43,7 @@ static const char *const COLUMN_NAMES[] = {
     "slot_ratio",
     "full",
     "load_unknown",
+    "tpot_s",
     "cache_hit_rate",
     "waiting_prefill_tokens",
 };
@@ -63,6 +65,7 @@ typedef struct {
         *slot_ratio,
         *full,
         *load_unknown,
+        *tpot_s,
         *cache_hit_rate,
         *waiting_prefill_tokens;
 } Columns;

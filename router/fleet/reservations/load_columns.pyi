@@ -10,7 +10,8 @@ class LoadColumns:
 
     settled: dict[int, tuple[float, ...]]
     """Slot -> block_size, total_blocks, total_slots, trust; the slots that are known and the blocks
-    that picks may promise; the bounds on prefill tokens, prefills and decodes. NaN: unknown."""
+    that picks may promise; the bounds on prefill tokens, prefills and decodes; the line of the time
+    between tokens (router/fleet/token_times.py). NaN: unknown."""
     full: set[int]
     """Slots of workers without a slot or a block left, over_estimate ones included."""
     over_estimate: set[int]

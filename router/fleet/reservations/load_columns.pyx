@@ -14,7 +14,7 @@ cdef extern from "router/fleet/native/table.h" nogil:
     int COLUMN_BLOCK_SIZE, COLUMN_TOTAL_BLOCKS, COLUMN_TOTAL_SLOTS, COLUMN_TRUST, COLUMN_RUNNING
     int COLUMN_WAITING, COLUMN_RESERVED, COLUMN_ACTIVE_BLOCKS, COLUMN_PREFILL_TOKENS_ACTIVE
     int COLUMN_LAST_PICKED, COLUMN_ACTIVE_SLOTS, COLUMN_LOAD, COLUMN_SLOT_RATIO, COLUMN_FULL
-    int COLUMN_LOAD_UNKNOWN
+    int COLUMN_LOAD_UNKNOWN, COLUMN_TPOT_S
 
 check_header([COLUMN_NAMES[place].decode() for place in range(COLUMNS_COUNT)])
 
@@ -43,6 +43,7 @@ cdef class LoadColumns:
         cdef double *at = self.at + slot
         cdef size_t width = self.width
         cdef double total_blocks = settled[1], total_slots = settled[2], slots_known = settled[4], promised = settled[5]
+        cdef double base_s = settled[9], request_s = settled[10], block_s = settled[11]
         cdef double prefill_tokens_max = settled[6], prefills_max = settled[7], decodes_max = settled[8]
         cdef BlockUsers users = load._users
         cdef double running = load.running, waiting = load.waiting, external = load.external_requests
@@ -82,6 +83,7 @@ cdef class LoadColumns:
         at[COLUMN_SLOT_RATIO * width] = active_slots / total_slots if total_slots > 0 else 0.0
         at[COLUMN_FULL * width] = full
         at[COLUMN_LOAD_UNKNOWN * width] = isnan(total_blocks)
+        at[COLUMN_TPOT_S * width] = base_s + request_s * active_slots + block_s * active_blocks
         self.others_at[slot] = min(waiting, external)
         return 0
 

@@ -19,7 +19,7 @@ from router.decide.decision.decision import Prefill
 from router.decide.policies.own import Failure, is_own
 from router.fleet.health.outliers import PROBES, WITHHELD, Cause
 from router.fleet.health.self_check import CheckResult
-from router.fleet.health.ttft_check import RATIOS
+from router.fleet.health.time_check import RATIOS
 from router.fleet.reservations.reservations import FINISH_REASONS, Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
 from router.observe.metrics.families import counter, failures, forgotten, gauge, held, known
@@ -60,6 +60,7 @@ class RouterCollector(Collector):
         yield from self._recoveries()
         yield from self._self_check()
         yield from self._ttft_check()
+        yield self._tpot_check()
         yield from self._outliers()
         yield self._policy_failures()
         yield self._warnings()
@@ -270,6 +271,16 @@ class RouterCollector(Collector):
         seconds.add_metric(["late"], check.late_s)
         seconds.add_metric(["early"], check.early_s)
         yield seconds
+
+    def _tpot_check(self) -> Metric:
+        check = self._core.tpot_check
+        bounds = (*map(str, RATIOS), "+Inf")
+        return HistogramMetricFamily(
+            "kvroute_tpot_ratio",
+            "Measured mean time between the tokens of an answer / predicted at its pick.",
+            buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
+            sum_value=check.ratios,
+        )
 
     def _warnings(self) -> Metric:
         family = GaugeMetricFamily(

@@ -5,11 +5,11 @@ All numbers are those that metrics show, too: the same sums, from the same owner
 
 from router.decide.core.tally import PickTally
 from router.decide.queue.views import Sums
-from router.fleet.health.ttft_check import TtftCheck
+from router.fleet.health.time_check import TimeCheck
 from router.observe.views.history import Totals, Waiting
 
 
-def totals_of(tally: PickTally, check: TtftCheck, refused: int = 0) -> Totals:
+def totals_of(tally: PickTally, check: TimeCheck, refused: int = 0) -> Totals:
     """Sums since the start, from the counts of picks and of measured first tokens."""
     prompt_tokens, reachable_tokens, *taken_tokens = tally.tokens.tolist()
     return Totals(

@@ -39,6 +39,7 @@ class ReceivedRequest:
     traceparent: str
     expected_output_tokens: int | None
     ttft_slo_ms: int | None
+    tpot_slo_ms: int | None
     queue_timeout_ms: int | None
     priority: int
     phase: int

@@ -17,7 +17,7 @@ cdef extern from "native/field_numbers.h" nogil:
     cdef enum:
         ROUTE_REQUEST_REQUEST_ID, ROUTE_REQUEST_MODEL, ROUTE_REQUEST_LORA_NAME, ROUTE_REQUEST_CACHE_SALT
         ROUTE_REQUEST_MULTIMODAL_ITEMS, ROUTE_REQUEST_EXPECTED_OUTPUT_TOKENS, ROUTE_REQUEST_PRIORITY
-        ROUTE_REQUEST_TENANT, ROUTE_REQUEST_SESSION_ID, ROUTE_REQUEST_TTFT_SLO_MS, ROUTE_REQUEST_QUEUE_TIMEOUT_MS
+        ROUTE_REQUEST_TENANT, ROUTE_REQUEST_SESSION_ID, ROUTE_REQUEST_TTFT_SLO_MS, ROUTE_REQUEST_TPOT_SLO_MS, ROUTE_REQUEST_QUEUE_TIMEOUT_MS
         ROUTE_REQUEST_PHASE, ROUTE_REQUEST_REQUIRED_LABELS, ROUTE_REQUEST_ALLOWED_WORKER_IDS
         ROUTE_REQUEST_EXCLUDED_WORKER_IDS, ROUTE_REQUEST_POLICY, ROUTE_REQUEST_OMIT_RECEIPT
         ROUTE_REQUEST_WAITED_MS, ROUTE_REQUEST_QUEUE_PROGRESS, ROUTE_REQUEST_TRACEPARENT
@@ -97,7 +97,7 @@ cdef class ReceivedRequest:
     cdef public object made
     """Of a text or a body: its tokens or the estimate of its length, a PromptTokens; None: there is none so far."""
     cdef public str request_id, model, lora_name, cache_salt, tenant, session_id, policy, traceparent
-    cdef public object expected_output_tokens, ttft_slo_ms, queue_timeout_ms
+    cdef public object expected_output_tokens, ttft_slo_ms, tpot_slo_ms, queue_timeout_ms
     """None: not set."""
     cdef public int32_t priority
     cdef public int32_t phase
@@ -177,6 +177,8 @@ cdef class ReceivedRequest:
                 self.priority = <int32_t><uint32_t>field.value
             elif field.number == ROUTE_REQUEST_TTFT_SLO_MS:
                 self.ttft_slo_ms = <uint32_t>field.value
+            elif field.number == ROUTE_REQUEST_TPOT_SLO_MS:
+                self.tpot_slo_ms = <uint32_t>field.value
             elif field.number == ROUTE_REQUEST_QUEUE_TIMEOUT_MS:
                 self.queue_timeout_ms = <uint32_t>field.value
             elif field.number == ROUTE_REQUEST_PHASE:

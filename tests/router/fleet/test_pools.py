@@ -98,6 +98,7 @@ class Changing:
             "last_picked": load.last_picked,
             "active_slots": load.active_requests(),
             **{name: heartbeat.numbers.get(name, np.nan) for name in GAUGES},
+            "tpot_s": np.nan,
             **dict(zip(("load", "slot_ratio", "full", "load_unknown"), derived, strict=True)),
         }
 

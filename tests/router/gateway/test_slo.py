@@ -1,4 +1,4 @@
-"""The time to the first token that a client wants, by its headers: the same at both ports."""
+"""The times that a client wants its answer in, by its headers: the same at both ports."""
 
 import json
 from typing import Any
@@ -27,13 +27,24 @@ FORMS = [
 ]
 
 
+BETWEEN = [
+    ({}, None),
+    ({"x-slo-tpot-ms": "40"}, 0.04),
+    ({"x-llm-d-slo-tpot-ms": "50", "x-slo-tpot-ms": "40"}, 0.05),
+    ({"x-slo-tpot-ms": "4294967295", "x-slo-ttft-ms": "250"}, 4294967.295),
+    ({"x-slo-tpot-ms": "0"}, None),
+    ({"x-slo-tpot-ms": "4294967296"}, None),
+    ({"x-slo-tpot-ms": "fast"}, None),
+]
+
+
 def waits_of(served: Served) -> list[Any]:
-    """What requests that come to the router from now on say of their wait."""
+    """Wait and objective of the requests that come to the router from now on."""
     admission, seen = served.desk.admission, list[Any]()
     admit = admission.route
 
     def spy(request: Any, wait: Any, *rest: Any, **named: Any) -> Any:
-        seen.append(wait)
+        seen.append((wait.ttft_slo_s, request.objective))
         return admit(request, wait, *rest, **named)
 
     admission.route = spy  # type: ignore[method-assign]
@@ -66,4 +77,16 @@ async def by_the_picker(headers: dict[str, str]) -> list[Any]:
 async def test_the_wanted_time_to_the_first_token_reaches_the_router(
     port: Any, headers: dict[str, str], seconds: float | None
 ) -> None:
-    assert {wait.ttft_slo_s for wait in await port(headers)} == {seconds}
+    for waits_s, objective in await port(headers):
+        assert waits_s == seconds
+        wanted_s = None if seconds is None else max(seconds, 0.001)
+        assert (objective and objective.ttft_s) == wanted_s
+
+
+@pytest.mark.parametrize("port", [by_the_gateway, by_the_picker])
+@pytest.mark.parametrize(("headers", "seconds"), BETWEEN)
+async def test_the_wanted_time_between_tokens_reaches_the_router(
+    port: Any, headers: dict[str, str], seconds: float | None
+) -> None:
+    (objective,) = {objective for _, objective in await port(headers)}
+    assert (objective and objective.tpot_s) == seconds

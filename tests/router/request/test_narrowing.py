@@ -32,7 +32,7 @@ def fleet_of(field: str, **about: Any) -> Fleet:
 
 
 def read(content: bytes, fleet: Fleet) -> Request:
-    return read_request(receive(content, 1 << 20), fleet.core)
+    return read_request(receive(content, 1 << 20), fleet.core, fleet.now_s)
 
 
 @pytest.mark.parametrize("field", FIELDS)

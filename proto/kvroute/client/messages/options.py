@@ -48,6 +48,8 @@ class RequestAbout(TypedDict, total=False):
     tenant: str | None
     session_id: str | None
     ttft_slo_ms: int | None
+    tpot_slo_ms: int | None
+    """Mean time between tokens, 1 at least."""
     queue_timeout_ms: int | None
     """Longest that the request waits in the router's queue; the call's deadline ends it, too."""
     phase: Phase.ValueType | None

@@ -248,6 +248,12 @@ class Pick:
         return response.estimated_ttft_ms if response.HasField("estimated_ttft_ms") else None
 
     @property
+    def estimated_tpot_ms(self) -> float | None:
+        """Predicted time between the tokens of the answer; None: not learned yet."""
+        response = self.response
+        return response.estimated_tpot_ms if response.HasField("estimated_tpot_ms") else None
+
+    @property
     def engine_priority(self) -> int | None:
         """Priority in the engine's own direction; None unless it schedules by priority."""
         response = self.response

@@ -42,6 +42,8 @@ static void put_row_body(Backward *b, const Decided *d, size_t row, const Writte
                          const Condition *condition) {
     const Columns *c = d->rows.columns;
     intptr_t slot = d->rows.slots[row];
+    if (!isnan(c->tpot_s[slot]))
+        put_double_always(b, CANDIDATE_ROW_ESTIMATED_TPOT_MS, 1000 * c->tpot_s[slot]);
     for (size_t place = COLUMNS_COUNT; place-- > COLUMNS_NUMBERS_FROM;) {
         double number = column_at(c, place)[slot];
         if (!isnan(number)) put_term(b, CANDIDATE_ROW_NUMBERS, COLUMN_NAMES[place], number);
@@ -176,6 +178,8 @@ static void put_answer(Backward *b, const Decided *d, const uint32_t *order, siz
                        size_t alternatives, const WrittenWorker *workers, double lease_s,
                        const int32_t *engine_priority, uint64_t new_tokens,
                        uint32_t hash_block_size, double estimated_ttft_ms) {
+    double tpot_s = d->rows.columns->tpot_s[d->rows.slots[order[0]]];
+    if (!isnan(tpot_s)) put_double_always(b, ROUTE_RESPONSE_ESTIMATED_TPOT_MS, 1000 * tpot_s);
     if (!isnan(estimated_ttft_ms))
         put_double_always(b, ROUTE_RESPONSE_ESTIMATED_TTFT_MS, estimated_ttft_ms);
     put_uint(b, ROUTE_RESPONSE_HASH_BLOCK_SIZE, hash_block_size);

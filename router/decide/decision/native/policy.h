@@ -81,7 +81,7 @@ static void put_row_terms(Backward *b, uint32_t number, const Decided *d, size_t
         put_blocks_terms(b, number, &p->blocks, &d->blocks, &d->rows, row);
         break;
     case TTFT:
-        put_ttft_terms(b, number, &p->ttft, &d->rows, row);
+        put_ttft_terms(b, number, &p->ttft, &d->ttft, &d->rows, row);
         break;
     case PREFILL_QUEUE:
         put_queue_terms(b, number, &d->rows, row);

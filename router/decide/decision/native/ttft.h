@@ -8,19 +8,22 @@
 
 #define REQUEST_TOKENS 500.0     /* as router/fleet/rates.py has it, */
 #define ATTENTION_TOKENS 50000.0 /* and this */
+#define FULL_TPOT_S 0.04         /* as router/decide/policies/ttft.py has it */
 
 /* TtftParameters, in their order. */
 typedef struct {
-    double keep, crowding, stall, step_tokens, decode_s, stay_s, host_rate, disk_rate;
+    double keep, crowding, stall, step_tokens, tokens, stay_s, host_rate, disk_rate;
 } TtftNumbers;
 
 typedef struct {
     double shortest_s; /* to the first token, of rows that can be picked */
+    int tpot_known;    /* of each row */
 } TtftShared;
 
 /* Seconds, but for the rate (tokens of work a second) and the share. */
 typedef struct {
-    double rate, wait_s, load_s, prefill_s, room_s, evicted_share, crowded_s, stalled_s, total_s, cost;
+    double rate, wait_s, load_s, prefill_s, room_s, evicted_share, crowded_s, stalled_s, tpot_s, total_s,
+        cost;
 } TtftRow;
 
 /* Tokens' worth of a prompt of which new_tokens have to be computed. */
@@ -35,7 +38,7 @@ static inline double loading_s(const Rows *r, size_t row, int32_t tokens, double
     return trusted(r, row, tokens) / at_least(rate, r->prefill->rate[row]);
 }
 
-static inline TtftRow ttft_row(const TtftNumbers *n, const Rows *r, size_t row) {
+static inline TtftRow ttft_row(const TtftNumbers *n, const TtftShared *s, const Rows *r, size_t row) {
     const Columns *c = r->columns;
     const Prefill *p = r->prefill;
     intptr_t slot = r->slots[row];
@@ -61,17 +64,20 @@ static inline TtftRow ttft_row(const TtftNumbers *n, const Rows *r, size_t row) 
     if (result.wait_s > 0)
         result.crowded_s = work < n->step_tokens ? result.prefill_s : n->step_tokens / rate;
     result.stalled_s = at_least(c->active_slots[slot], 0.0) * result.prefill_s;
+    result.tpot_s = s->tpot_known ? c->tpot_s[slot] : FULL_TPOT_S * c->load[slot];
     result.cost = result.total_s + result.room_s + n->keep * result.evicted_share * result.prefill_s +
                  n->crowding * result.crowded_s + n->stall * result.stalled_s +
-                 n->decode_s * c->load[slot];
+                 n->tokens * result.tpot_s;
     return result;
 }
 
 /* seconds: gets the time to the first token of each row. */
 static TtftShared ttft_costs(const TtftNumbers *n, const Rows *r, double *costs, double *seconds) {
-    TtftShared s = {INFINITY};
+    TtftShared s = {INFINITY, 1};
+    for (size_t i = 0; i < r->rows && s.tpot_known; i++)
+        s.tpot_known = !isnan(r->columns->tpot_s[r->slots[i]]);
     for (size_t i = 0; i < r->rows; i++) {
-        TtftRow result = ttft_row(n, r, i);
+        TtftRow result = ttft_row(n, &s, r, i);
         costs[i] = result.cost;
         seconds[i] = result.total_s;
         if (result.total_s < s.shortest_s && isfinite(result.cost) &&
@@ -81,10 +87,10 @@ static TtftShared ttft_costs(const TtftNumbers *n, const Rows *r, double *costs,
     return s;
 }
 
-static void put_ttft_terms(Backward *b, uint32_t number, const TtftNumbers *n, const Rows *r,
-                           size_t row) {
-    TtftRow result = ttft_row(n, r, row);
-    put_term(b, number, "load", r->columns->load[r->slots[row]]);
+static void put_ttft_terms(Backward *b, uint32_t number, const TtftNumbers *n, const TtftShared *s,
+                           const Rows *r, size_t row) {
+    TtftRow result = ttft_row(n, s, r, row);
+    put_term(b, number, "tpot_s", result.tpot_s);
     put_term(b, number, "stalled_s", result.stalled_s);
     put_term(b, number, "crowded_s", result.crowded_s);
     put_term(b, number, "evicted_share", result.evicted_share);

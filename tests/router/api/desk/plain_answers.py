@@ -35,6 +35,8 @@ def write_pick(
     answer.lease_s = core.routing.lease_s
     if (ttft_s := decision.computing.ttft_s) is not None:
         answer.estimated_ttft_ms = 1000 * ttft_s
+    if not isnan(tpot_s := decision.rows.tpot_s.item(row)):
+        answer.estimated_tpot_ms = 1000 * tpot_s
     if not core.keeps_tokens and not decision.request.prompt.lora_name:  # it copies tokens
         answer.hash_block_size = decision.pool.only_block_size
     if decision.prefill is not None:
@@ -152,6 +154,8 @@ def write_row(
     for name in GAUGES:
         if not isnan(number := rows.column(name).item(row)):
             message.numbers[name] = number
+    if not isnan(tpot_s := rows.tpot_s.item(row)):
+        message.estimated_tpot_ms = 1000 * tpot_s
     terms = message.terms
     for name, column in decision.scores.row_terms.items():
         terms[name] = column.item(row)

@@ -25,7 +25,7 @@ def read(**about: Any) -> Any:
     fleet = Fleet()
     fleet.add("w0", lora_names=("ad",))
     return request_codec.read_request(
-        request_codec.receive(asked(**about).SerializeToString(), 1 << 20), fleet.core
+        request_codec.receive(asked(**about).SerializeToString(), 1 << 20), fleet.core, fleet.now_s
     )
 
 
@@ -95,7 +95,7 @@ class TestText:
         received = text_codec.read_text(asked(text="some text", **about).SerializeToString())
         if made is not None:
             text_codec.put_tokens(received, made)
-        return request_codec.read_request(received, fleet.core)
+        return request_codec.read_request(received, fleet.core, fleet.now_s)
 
     def test_it_has_the_tokens_and_the_items_that_were_made(self) -> None:
         made = PromptTokens(

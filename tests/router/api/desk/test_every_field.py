@@ -20,6 +20,7 @@ from router.api.service.calls import Guard
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import GuardSettings
 from router.decide.core.progress import Progress, ProgressState
+from router.fleet.token_times import TokenTime
 from router.observe.tracing.spans import Span, Tracing
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import asked, desk_of
@@ -82,6 +83,8 @@ def plain() -> Iterator[router_pb2.RouteResponse]:
         stage = Stage(policy=policy, alternatives=2, guard=GuardSettings(policies=policies))
         about = {"labels": {"zone": "a"}, "multi_rank": True, "priority_scheduling": "lower"}
         numbers = {"total_blocks": 40_000, "total_slots": 256, "waiting": 1, "numbers": NUMBERS}
+        line = TokenTime(0.01, 1e-3, 1e-6)
+        stage.fleet.core.fleet.token_times.of = lambda *_, line=line: line  # type: ignore[misc]
         keys = [stage.fleet.add(f"w{i}", 1, **about, **numbers) for i in range(4)]
         for key, tier, tokens in zip(keys, Tier, (4096, 4112, 4128), strict=False):
             stage.fleet.cache(key, prompt(5000), 1024, Tier.DEVICE)

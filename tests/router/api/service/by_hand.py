@@ -53,7 +53,10 @@ def by_hand(policy: str, receipt: router_pb2.Receipt, row: router_pb2.CandidateR
             seconds = terms["wait_s"] + terms["load_s"] + (1 + twice) * terms["prefill_s"]
             seconds += terms["room_s"]
             seconds += constants["crowding"] * terms["crowded_s"]
-            return seconds + constants["stall"] * queue * terms["prefill_s"] + load
+            unlearned_s = pytest.approx(0.04 * load)
+            assert terms["tpot_s"] in (unlearned_s, pytest.approx(row.estimated_tpot_ms / 1000))
+            seconds += constants["tokens"] * terms["tpot_s"]
+            return seconds + constants["stall"] * queue * terms["prefill_s"]
         case "conductor":
             waiting = max(0.0, row.waiting + row.reserved)
             near = 0.7 * row.terms["distance"] + 0.3 * waiting

@@ -225,6 +225,21 @@ def test_a_cost_that_is_no_number_is_never_picked(value: float) -> None:
     assert answer.receipt.excluded == {"full": 1, "cost is not a number": 1}
 
 
+@pytest.mark.parametrize("seconds", [(0.01, 0.05, 0.02), (0.01, nan, 0.02)])
+@pytest.mark.parametrize("policy", WITH_KERNEL)
+def test_the_time_between_tokens_counts_alike(policy: str, seconds: tuple[float, ...]) -> None:
+    """Where it is known of all workers, and where it is not."""
+    twins = Twins(policy=policy)
+    for i in range(len(seconds)):
+        twins.tell("add", f"w{i}")
+        twins.tell("say", known(f"w{i}"), running=i, used_blocks=100.0 * i)
+    for side in twins.sides:
+        side.fleet.core.fleet.pools.refresh()
+        side.fleet.core.fleet.pools.columns[COLUMNS.index("tpot_s"), : len(seconds)] = seconds
+    answer = twins.route(asked(100, request_id="r"))
+    assert isinstance(answer, router_pb2.RouteResponse)
+
+
 def test_every_tie_is_drawn_alike() -> None:
     twins = Twins(alternatives=3)
     for i in range(9):

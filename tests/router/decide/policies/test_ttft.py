@@ -60,6 +60,19 @@ def test_whoever_is_there_already_is_stalled() -> None:
     assert scores.costs == pytest.approx([1.51 + 0.06 * 5 * 1.51 + 1.0 * 0.3])
 
 
+def test_an_answer_comes_slower_where_the_time_between_tokens_is_longer() -> None:
+    busy = {"active_blocks": 30, "total_blocks": 100}
+    assert score("ttft", 1000, {"tpot_s": 0.02} | busy, {"tpot_s": 0.06}).costs == pytest.approx(
+        [1.51 + 25 * 0.02, 1.51 + 25 * 0.06]
+    )
+
+
+def test_load_counts_until_the_time_between_tokens_of_all_workers_is_known() -> None:
+    half = {"active_blocks": 50, "total_blocks": 100}
+    scores = score("ttft", 1000, {"tpot_s": 0.02} | half, half, {"tpot_s": 0.09})
+    assert scores.row_terms["tpot_s"] == pytest.approx([0.02, 0.02, 0])  # 40 ms where all is in use
+
+
 def test_a_prompt_that_does_not_fit_beside_those_which_run_waits_for_one_to_end() -> None:
     # 1000 tokens are 63 blocks. What open requests use of them already takes no more room.
     busy = {"active_blocks": 40, "total_blocks": 100}

@@ -133,7 +133,7 @@ def resume(fleet: Fleet, session_id: str = "s", **about: Any) -> Pick:
     message = router_pb2.RouteRequest(phase=router_pb2.PHASE_DECODE, session_id=session_id, **about)
     outcome = fleet.core.route(
         request_codec.read_request(
-            request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core
+            request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core, fleet.now_s
         ),
         fleet.now_s,
     )
@@ -332,7 +332,7 @@ class TestDecode:
         )
         again = fleet.core.route(
             request_codec.read_request(
-                request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core
+                request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core, fleet.now_s
             ),
             fleet.now_s,
         )
@@ -358,7 +358,7 @@ class TestDecode:
         fleet = fleet_of_halves()
         message = asked(100, phase=router_pb2.PHASE_DECODE, session_id="unheard-of")
         request = request_codec.read_request(
-            request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core
+            request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core, fleet.now_s
         )
         assert request.resumed is None
         assert isinstance(fleet.core.route(request, fleet.now_s), Pick)

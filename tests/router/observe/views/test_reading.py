@@ -4,13 +4,13 @@ from collections import Counter
 
 from router.decide.core.tally import TIERS, PickTally
 from router.decide.queue.views import Depth, Sums
-from router.fleet.health.ttft_check import TtftCheck
+from router.fleet.health.time_check import TimeCheck
 from router.observe.views.history import History, Waiting
 from router.observe.views.reading import totals_of, waiting_of
 
 
 def test_totals_are_those_of_picks_and_first_tokens() -> None:
-    tally, check = PickTally(), TtftCheck()
+    tally, check = PickTally(), TimeCheck()
     history = History(0.0, totals_of(tally, check))
     taken = [0] * len(TIERS)
     taken[0], taken[-1] = 300, 100  # of the fastest tier, and predicted

@@ -104,7 +104,7 @@ def test_a_request_in_two_fields_is_whole_in_each() -> None:
 NAMES = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
 LISTS = ("allowed_worker_ids", "excluded_worker_ids")
 MAPS = ("required_labels", "excluded_labels")
-OPTIONAL = ("expected_output_tokens", "ttft_slo_ms", "queue_timeout_ms")
+OPTIONAL = ("expected_output_tokens", "ttft_slo_ms", "tpot_slo_ms", "queue_timeout_ms")
 FLAGS = ("omit_receipt", "return_tokens", "require_tokens", "queue_progress", "observed")
 PLAIN = ("priority", "phase", "waited_ms", "charged_tokens", *FLAGS)
 WORDS = ("", "m", "ünïcödé", "w" * 200)

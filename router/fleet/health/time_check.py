@@ -1,7 +1,8 @@
-"""Compares predicted with measured times to the first token.
+"""Compares predicted with measured times: to the first token, and between tokens.
 
-Predicted is what the policy that picked said of its pick; measured is the time from the pick to the
-report of PREFILL_DONE. A request whose first token nobody reports says nothing. Pure.
+Predicted is the time that a pick's answer names. Measured is the time from the pick to the report
+of PREFILL_DONE, and the mean time between tokens from there to FINISHED. A request for which these
+are not reported says nothing. Pure.
 
 Laws:
 - entries are at most as many as open reservations;
@@ -14,7 +15,7 @@ RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
 """Upper bounds of buckets: measured / predicted. 0.9 to 1.1 counts as exact."""
 
 
-class TtftCheck:
+class TimeCheck:
     """The predictions of one router's open reservations, and the counted comparisons."""
 
     def __init__(self) -> None:
@@ -24,9 +25,9 @@ class TtftCheck:
         """Sum of the ratios; measured_s, late_s and early_s are sums, too, in seconds."""
         self.measured_s = 0.0
         self.late_s = 0.0
-        """Seconds by which first tokens came later than predicted, in sum."""
+        """Seconds by which measured times were longer than predicted, in sum."""
         self.early_s = 0.0
-        """Seconds by which first tokens came sooner than predicted, in sum."""
+        """Seconds by which measured times were shorter than predicted, in sum."""
         self.predicted_s: dict[str, float] = {}
         """Predicted seconds by reservation, of those that may be measured yet."""
 
@@ -35,11 +36,11 @@ class TtftCheck:
         return len(self.predicted_s)
 
     def on_pick(self, reservation_id: str, predicted_s: float) -> None:
-        """Records a pick's predicted time to the first token, in seconds, above 0."""
+        """Records a pick's predicted time, in seconds, above 0."""
         self.predicted_s[reservation_id] = predicted_s
 
     def on_done(self, reservation_id: str, measured_s: float) -> None:
-        """Compares a prediction with the measured time, when the first token is reported."""
+        """Compares a prediction with the measured time, when that is reported."""
         predicted_s = self.predicted_s.pop(reservation_id, None)
         if predicted_s is None:
             return

@@ -1,11 +1,12 @@
-"""Predicted times to the first token, held against measured ones."""
+"""Predicted times to the first token, and between tokens, compared with measured ones."""
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from router.decide.core.progress import Progress, ProgressState
-from router.fleet.health.ttft_check import RATIOS, TtftCheck
+from router.fleet.health.time_check import RATIOS, TimeCheck
 from router.fleet.reservations.reservations import Ending
+from router.fleet.token_times import MEASURED
 from router.observe.metrics.of_fleet import RouterCollector
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
@@ -90,13 +91,52 @@ def test_of_a_pair_the_one_that_computes_the_prompt_is_timed() -> None:
 
 
 def test_ratios_fall_into_their_buckets_bounds_included() -> None:
-    check = TtftCheck()
+    check = TimeCheck()
     for i, bound in enumerate(RATIOS):
         check.on_pick(str(i), 2.0)
         check.on_done(str(i), 2.0 * bound)
     check.on_pick("late", 1.0)
     check.on_done("late", 11.0)
     assert check.counts == [1] * (len(RATIOS) + 1)
+
+
+def answered(fleet: Fleet, tokens: int, tpot_s: float) -> None:
+    picked = route(fleet)
+    tell(fleet, picked, ProgressState.PREFILL_DONE)
+    fleet.now_s += (tokens - 1) * tpot_s
+    tell(fleet, picked, ProgressState.FINISHED, output_tokens=tokens)
+
+
+def test_the_time_between_tokens_is_compared_with_the_one_at_the_pick() -> None:
+    fleet = ttft_fleet()
+    for _ in range(MEASURED):
+        answered(fleet, 101, 0.02)
+    check = fleet.core.tpot_check
+    assert (sum(check.counts), len(check)) == (0, 0)  # nothing was predicted so far
+    fleet.turn(2.0)
+    answered(fleet, 101, 0.02)
+    assert check.ratios == pytest.approx(1.0, rel=0.02)
+    answered(fleet, 101, 0.04)
+    assert check.ratios == pytest.approx(3.0, rel=0.02)
+    answered(fleet, 3, 0.02)  # which is no mean
+    assert (sum(check.counts), len(check)) == (2, 0)
+    registry = CollectorRegistry()
+    registry.register(RouterCollector(fleet.core, fleet.clock))
+    assert registry.get_sample_value("kvroute_tpot_ratio_sum") == check.ratios
+    assert registry.get_sample_value("kvroute_tpot_ratio_count") == 2
+
+
+def test_an_answer_that_fails_is_not_compared() -> None:
+    fleet = ttft_fleet()
+    for _ in range(MEASURED):
+        answered(fleet, 101, 0.02)
+    fleet.turn(2.0)
+    picked = route(fleet)
+    tell(fleet, picked, ProgressState.PREFILL_DONE)
+    fleet.now_s += 2.0
+    tell(fleet, picked, ProgressState.FAILED, output_tokens=101, failure=Ending.FAILED_WORKER)
+    assert (len(fleet.core.tpot_check), sum(fleet.core.tpot_check.counts)) == (0, 0)
+    assert len(fleet.core.fleet.token_times) == 0
 
 
 def test_metrics_tell_them() -> None:

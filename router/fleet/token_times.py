@@ -1,0 +1,304 @@
+"""The time between tokens at each worker, learned from reports, by the kind of worker. Pure.
+
+An engine brings out a token of each running answer a step. A step takes the longer, the more
+requests run and the more of the cache they read; and while a prompt is computed, no answer gets on.
+So of an answer of `tokens` tokens after the first, whose last came seconds_s after its first:
+
+    seconds_s / tokens = base_s + request_s * requests + block_s * blocks + work_s * work / tokens
+
+where requests and blocks are the worker's load, as its mean over that time, and work is that of the
+prompts which it computed meanwhile (router/fleet/rates.py). The four numbers, none below 0, are
+those of the workers that are configured alike: the least squares of relative errors over their
+reported answers, old ones fading. Of a request that comes now:
+
+    line      = base_s + request_s * (requests + 1) + block_s * (blocks + own)
+    predicted = line / (1 - work_s * pace)
+
+where own are a prompt's mean blocks, and pace is the work a second of such workers lately, PACE_S
+fading: which worker the next prompts go to is not known yet.
+
+An answer counts with its tokens, TOKENS_MAX at most. It says nothing without a report of
+PREFILL_DONE, with fewer than TOKENS_MIN tokens, or where tokens came faster than engines are, as
+those of an answer that is not streamed: at less than SHORTEST_S, or a FACTOR-th of the expected. A
+client that reads slowly makes an answer long: it counts as FACTOR times the expected at most. Of a
+pair, the time to the first token of its decode worker counts, too.
+
+Laws:
+- a prediction is a positive, finite number, and never less with more load; there is none before
+  MEASURED answers of the kind came;
+- the prediction is of what was reported before the answer that it is checked against;
+- memory: a record a worker that is known, an answer under way, and KINDS_MAX kinds.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import exp, nan
+from typing import NamedTuple
+
+from events.plane.facts import Heartbeat
+from indexer.identity import WorkerKey
+from router.fleet.health.capacity import Kind
+from router.fleet.reservations.load import WorkerLoad
+
+TOKENS_MIN = 8
+"""Fewest tokens after the first, of an answer that counts: a single step is no mean."""
+TOKENS_MAX = 512
+MEASURED = 20
+"""Answers from which on a kind has predictions."""
+FADE = 0.9995
+"""Weight of an answer after the next one: about the last two thousand of a kind decide."""
+PACE_S = 60.0
+STRETCH_MAX = 4.0
+"""A worker that computes prompts all the time is expected to bring out tokens this much slower."""
+FACTOR = 4.0
+SHORTEST_S = 0.001
+STEADY = 1e-3
+"""Weight of the last solution beside the answers: numbers that these can't tell apart stay."""
+SWEEPS = 20
+KINDS_MAX = 64
+NUMBERS = 4
+_PAIRS = [(row, column) for row in range(NUMBERS) for column in range(row, NUMBERS)]
+
+
+_Parts = tuple[float, float, float, float]
+"""1, requests, blocks, and work a token, of an answer."""
+
+
+class TokenTime(NamedTuple):
+    """A prediction for the workers of a kind, as a line of their load, in seconds."""
+
+    base_s: float
+    request_s: float
+    block_s: float
+
+    def at(self, requests: float, blocks: float) -> float:
+        """Seconds between the tokens of a request that comes to so much load."""
+        return self.base_s + self.request_s * requests + self.block_s * blocks
+
+
+UNKNOWN = TokenTime(nan, nan, nan)
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """What was learned of workers that are configured alike."""
+
+    answers: int = 0
+    squares: list[float] = field(default_factory=lambda: [0.0] * len(_PAIRS))
+    """Sums of the products of two parts, by _PAIRS; weighted, old answers fading."""
+    products: list[float] = field(default_factory=lambda: [0.0] * NUMBERS)
+    """Sums of the products of each part and the measured time, likewise."""
+    numbers: list[float] = field(default_factory=lambda: [0.0] * NUMBERS)
+    """base_s, request_s, block_s and work_s."""
+    own_blocks: float = 0.0
+    """Mean blocks of a prompt; old answers fade."""
+    work: float = 0.0
+    """Work of all its workers, old work fading."""
+    worker_s: float = 0.0
+    """Seconds of all its workers, fading likewise."""
+    predicted: TokenTime = UNKNOWN
+
+    def expected_s(self, parts: _Parts) -> float:
+        base_s, request_s, block_s, work_s = self.numbers
+        _, requests, blocks, work = parts
+        return base_s + request_s * requests + block_s * blocks + work_s * work
+
+    def learn(self, parts: _Parts, took_s: float, tokens: int, blocks: int) -> bool:
+        """Returns whether the answer counts."""
+        expected_s = self.expected_s(parts)  # 0 before the first solution
+        if took_s < max(SHORTEST_S, expected_s / FACTOR):
+            return False
+        if expected_s > 0:
+            took_s = min(took_s, FACTOR * expected_s)
+        weight = min(tokens, TOKENS_MAX) / took_s**2
+        _, b, c, d = parts  # unrolled: a third of the time of loops, once for each answer
+        wb, wc, wd = weight * b, weight * c, weight * d
+        squares = (weight, wb, wc, wd, wb * b, wb * c, wb * d, wc * c, wc * d, wd * d)
+        self.squares = [FADE * x + y for x, y in zip(self.squares, squares)]  # noqa: B905
+        products = weight * took_s, wb * took_s, wc * took_s, wd * took_s
+        self.products = [FADE * x + y for x, y in zip(self.products, products)]  # noqa: B905
+        fade = FADE if self.answers else 0.0
+        self.own_blocks = fade * self.own_blocks + (1 - fade) * blocks
+        self.answers += 1
+        return True
+
+    def settle(self) -> None:
+        """The numbers by all answers so far: coordinate descent, from the last ones on."""
+        if self.answers < MEASURED:
+            return
+        numbers = self.numbers
+        table = [[0.0] * NUMBERS for _ in range(NUMBERS)]
+        for square, (row, column) in zip(self.squares, _PAIRS, strict=True):
+            table[row][column] = table[column][row] = square
+        last = [STEADY * table[i][i] * numbers[i] for i in range(NUMBERS)]
+        for _ in range(SWEEPS):
+            for i, squares in enumerate(table):
+                if squares[i] > 0:
+                    others = sum(squares[j] * numbers[j] for j in range(NUMBERS) if j != i)
+                    best = (self.products[i] + last[i] - others) / (squares[i] * (1 + STEADY))
+                    numbers[i] = max(0.0, best)
+        base_s, request_s, block_s, work_s = numbers
+        pace = self.work / self.worker_s if self.worker_s else 0.0
+        stretch = 1 / max(1 / STRETCH_MAX, 1 - work_s * pace)
+        base_s += request_s + block_s * self.own_blocks
+        self.predicted = TokenTime(stretch * base_s, stretch * request_s, stretch * block_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker's load as it is, and its sums over time."""
+
+    kind: _Kind
+    heartbeat: Heartbeat
+    at_s: float
+    requests: float = 0.0
+    blocks: float = 0.0
+    requests_s: float = 0.0
+    """Sum of requests * seconds until at_s; blocks_s likewise."""
+    blocks_s: float = 0.0
+    work: float = 0.0
+    """Work of all prompts that it computed."""
+    noted_work: float = 0.0
+    """That part of it which the kind's pace has."""
+
+    def move_on(self, load: WorkerLoad, now_s: float) -> None:
+        """Adds the time since the last call, and takes over the load of now."""
+        passed_s = max(0.0, now_s - self.at_s)
+        self.requests_s += self.requests * passed_s
+        self.blocks_s += self.blocks * passed_s
+        self.at_s = max(self.at_s, now_s)
+        self.requests, self.blocks = load.active_requests(), load.active_blocks()
+
+
+class _Answer(NamedTuple):
+    """An answer under way: its worker, and the worker's sums at its first token."""
+
+    worker: _Worker
+    began_s: float
+    requests_s: float
+    blocks_s: float
+    work: float
+
+
+class TokenTimes:
+    """What is known of the time between tokens, of all workers."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Kind, _Kind] = OrderedDict()
+        self._workers: dict[WorkerKey, _Worker] = {}
+        self._answers: dict[str, _Answer] = {}
+        self._ticked_s: float | None = None
+        self.measured_s = 0.0
+        """Seconds of the answers since the first prediction, in sum."""
+        self.off_s = 0.0
+        """Seconds by which the four numbers, with the load that came, are off from these."""
+
+    def __len__(self) -> int:
+        """Answers under way."""
+        return len(self._answers)
+
+    def of(self, key: WorkerKey, heartbeat: Heartbeat) -> TokenTime:
+        """The prediction for a worker; UNKNOWN, whose numbers are NaN, as long as there is none."""
+        worker = self._workers.get(key)
+        if worker is not None and worker.heartbeat is heartbeat:
+            return worker.kind.predicted
+        known = self._kinds.get(Kind.of(heartbeat))
+        return UNKNOWN if known is None else known.predicted
+
+    def on_prompt(
+        self, key: WorkerKey, heartbeat: Heartbeat, load: WorkerLoad, work: float, now_s: float
+    ) -> None:
+        """Records that a worker has computed a prompt."""
+        worker = self._worker(key, heartbeat, now_s)
+        worker.move_on(load, now_s)
+        worker.work += work
+
+    def on_first(
+        self,
+        key: WorkerKey,
+        heartbeat: Heartbeat,
+        load: WorkerLoad,
+        reservation_id: str,
+        now_s: float,
+    ) -> None:
+        """Records the first token of an answer, whose prompt `on_prompt` knows already."""
+        worker = self._worker(key, heartbeat, now_s)
+        worker.move_on(load, now_s)
+        self._answers[reservation_id] = _Answer(
+            worker, now_s, worker.requests_s, worker.blocks_s, worker.work
+        )
+
+    def on_finished(
+        self, reservation_id: str, load: WorkerLoad, output_tokens: int, blocks: int, now_s: float
+    ) -> float | None:
+        """Learns from an answer that came to its end. load: of its worker, without it. blocks: of
+        its prompt. Returns the measured seconds between its tokens; None: it says nothing.
+        """
+        answer = self._answers.pop(reservation_id, None)
+        if answer is None:
+            return None
+        worker, passed_s, tokens = answer.worker, now_s - answer.began_s, output_tokens - 1
+        worker.move_on(load, now_s)
+        if tokens < TOKENS_MIN or passed_s <= 0:
+            return None
+        parts = (
+            1.0,
+            (worker.requests_s - answer.requests_s) / passed_s,
+            (worker.blocks_s - answer.blocks_s) / passed_s,
+            (worker.work - answer.work) / tokens,
+        )
+        took_s = passed_s / tokens
+        kind = worker.kind
+        expected_s = kind.expected_s(parts)
+        if not kind.learn(parts, took_s, tokens, blocks):
+            return None
+        if kind.predicted is not UNKNOWN:
+            self.measured_s += passed_s
+            self.off_s += tokens * abs(expected_s - took_s)
+        return took_s
+
+    def on_end(self, reservation_id: str) -> None:
+        """Forgets an answer that ended otherwise."""
+        self._answers.pop(reservation_id, None)
+
+    def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
+        """Forgets workers that left the fleet view. Their kinds stay, for when they come back."""
+        for key in workers:
+            self._workers.pop(key, None)
+
+    def tick(self, load_of: Callable[[WorkerKey], WorkerLoad], now_s: float) -> None:
+        """Predicts again, from all that was reported."""
+        passed_s = 0.0 if self._ticked_s is None else max(0.0, now_s - self._ticked_s)
+        self._ticked_s = now_s
+        fade = exp(-passed_s / PACE_S)
+        for kind in self._kinds.values():
+            kind.work *= fade
+            kind.worker_s *= fade
+        for key, worker in self._workers.items():
+            worker.move_on(load_of(key), now_s)
+            worker.kind.work += worker.work - worker.noted_work
+            worker.kind.worker_s += passed_s
+            worker.noted_work = worker.work
+        for kind in self._kinds.values():
+            kind.settle()
+
+    def _worker(self, key: WorkerKey, heartbeat: Heartbeat, now_s: float) -> _Worker:
+        worker = self._workers.get(key)
+        if worker is not None and worker.heartbeat is heartbeat:
+            return worker
+        kind = self._kind(Kind.of(heartbeat))
+        if worker is None or worker.kind is not kind:
+            worker = self._workers[key] = _Worker(kind, heartbeat, now_s)
+        worker.heartbeat = heartbeat
+        return worker
+
+    def _kind(self, name: Kind) -> _Kind:
+        kind = self._kinds.get(name)
+        if kind is None:
+            if len(self._kinds) >= KINDS_MAX:
+                self._kinds.popitem(last=False)
+            kind = self._kinds[name] = _Kind()
+        else:
+            self._kinds.move_to_end(name)
+        return kind
