@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kvroute.client import KvRouteClient, cached_tokens
 from router.cluster.children.process import Child, end, start
-from simulator.live.http_api import Generation, HttpApi
+from simulator.live.http_api import Form, HttpApi
 from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
 from tests.stage.waiting import free_port, until
 
@@ -50,9 +50,7 @@ async def test_attempts_hide_an_engine_that_fails_and_one_that_hangs(
     met: Counter[str] = Counter()
     serve = HttpApi._answer
 
-    async def answer(
-        api: HttpApi, form: type[Generation], request: web.Request
-    ) -> web.StreamResponse:
+    async def answer(api: HttpApi, form: Form, request: web.Request) -> web.StreamResponse:
         worker_id = api._engine.config.engine_id
         met[worker_id] += 1
         if worker_id == "worker-0" and met[worker_id] % 2:
