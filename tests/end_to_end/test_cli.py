@@ -232,8 +232,8 @@ async def test_sighup_switches_what_watches_on_and_off(tmp_path: Path) -> None:
             await until(lambda: len(re.findall(answer, server.log())) > before, answer)
             async with aiohttp.request("GET", f"http://{metrics}/metrics") as response:
                 told = await response.text()
-            names = re.findall(r"\nkvroute_(shadow_dec|decision_log|hot_prefix_copies)", told)
-            return set(names)
+            names = re.findall(r"\nkvroute_(shadow_dec|hot_prefix_copies)", told)
+            return {*names, *re.findall(r'\nkvroute_records_total.*what="(\w+)"', told)}
 
         async def refused_and_logged(lines: int) -> None:
             async with KvRouteClient(target, retry=RetryPolicy(attempts=1)) as client:
