@@ -26,6 +26,7 @@ Laws:
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -137,6 +138,8 @@ class Observed:
 
     def __init__(self) -> None:
         self.picks = 0
+        self.at_s = -inf
+        """When the last one was decided."""
         self.workers: dict[WorkerKey, ObservedWorker] = {}
         self._models: dict[str, ObservedModel] = {}
         self._prompts: deque[HashArray] = deque(maxlen=PROMPTS_MAX)
@@ -161,6 +164,7 @@ class Observed:
         """Counts a request. key: the worker that would compute its prompt, of so many that might;
         cached_tokens: usable there. model: of the worker, by its first name."""
         self.picks += 1
+        self.at_s = now_s
         worker = self._worker(key, model)
         worker.picks += 1
         worker.prompt_tokens += prompt_tokens

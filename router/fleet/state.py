@@ -42,6 +42,8 @@ Trouble = Callable[[Source, str], str]
 """What is wrong with a worker of a model (its first name; empty: not known yet), as a sentence;
 empty: nothing is."""
 Troubles = Mapping[WarningCode, Trouble]
+OBSERVED_S = 60.0
+"""Seconds since the last observed request until which newly stored blocks are kept for the next."""
 _NO_OUTCOMES: Mapping[Ending, int] = MappingProxyType({})
 
 
@@ -164,6 +166,8 @@ class Fleet:
         self.rates.tick()
         self.token_times.tick(self.load_of, now_s)
         self.working_sets.tick(now_s)
+        if now_s - self.observed.at_s > OBSERVED_S:
+            self.view.newest = None
         self.pools.refresh()
         self._watch.on_tick(self.loads, now_s)
 

@@ -141,7 +141,7 @@ class _Kind:
         base_s, request_s, block_s, work_s = numbers
         pace = self.work / self.worker_s if self.worker_s else 0.0
         stretch = 1 / max(1 / STRETCH_MAX, 1 - work_s * pace)
-        base_s += request_s + block_s * self.own_blocks
+        base_s = max(base_s + request_s + block_s * self.own_blocks, SHORTEST_S)
         self.predicted = TokenTime(stretch * base_s, stretch * request_s, stretch * block_s)
 
 
@@ -297,7 +297,8 @@ class TokenTimes:
         kind = self._kinds.get(name)
         if kind is None:
             if len(self._kinds) >= KINDS_MAX:
-                self._kinds.popitem(last=False)
+                _, old = self._kinds.popitem(last=False)
+                self.on_forgotten([key for key, of in self._workers.items() if of.kind is old])
             kind = self._kinds[name] = _Kind()
         else:
             self._kinds.move_to_end(name)

@@ -340,6 +340,7 @@ class RouteRequest(google.protobuf.message.Message):
     tenant: builtins.str
     session_id: builtins.str
     ttft_slo_ms: builtins.int
+    """time from arrival to the first token that the caller wants; see tpot_slo_ms"""
     queue_timeout_ms: builtins.int
     phase: Global___Phase.ValueType
     policy: builtins.str
@@ -367,7 +368,9 @@ class RouteRequest(google.protobuf.message.Message):
     reservation_id names no reservation.
     """
     tpot_slo_ms: builtins.int
-    """mean time between the tokens of the answer that the caller wants at most"""
+    """Mean time between the tokens of the answer that the caller wants at most, 1 or more. Workers that are predicted to keep it and
+    ttft_slo_ms go before others; below priority 0 the request waits for one, and is refused at the end of its wait.
+    """
     @property
     def token_ids(self) -> Global___TokenIds: ...
     @property

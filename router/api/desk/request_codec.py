@@ -173,7 +173,7 @@ def _read_objective(message: ReceivedRequest, now_s: float) -> Objective | None:
     ttft_s = None if ttft_ms is None else max(ttft_ms, 1) / 1000
     return Objective(
         ttft_s=ttft_s,
-        due_s=inf if ttft_s is None else now_s + ttft_s,
+        due_s=inf if ttft_s is None else now_s + ttft_s - message.waited_ms / 1000,
         tpot_s=None if tpot_ms is None else tpot_ms / 1000,
         sheddable=message.priority < 0,
     )

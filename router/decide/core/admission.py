@@ -93,7 +93,8 @@ class Admission:
         self.queue = AdmissionQueue(settings, rng, self._sight)
         self.waits: dict[str, Waits] = {}
         """Waits of the requests that got a worker, by band."""
-        self.in_vain = VainAttempts()
+        self.in_vain, self.sheddable_in_vain = VainAttempts(), VainAttempts()
+        """Failed attempts, and those of sheddable requests, which others don't wait for."""
         self.fleet_turns = FleetTurns(core, self.queue)
         self.moved = MovedWaits(self.queue)
         self._core = core
@@ -228,15 +229,16 @@ class Admission:
                     _job(waiter).request_id
                 ):
                     break
-                if not self.in_vain.may_be(now_s):
+                sheddable, failed = waiter.sheddable, unkept.get(waiter.narrowing)
+                if sheddable is None and not self.in_vain.may_be(now_s):
                     return False
                 if not left:
                     return True
-                if self._is_beyond_share(waiter, now_s):
-                    self.queue.passed(waiter, self._core.fleet.room)
-                    continue
-                sheddable, failed = waiter.sheddable, unkept.get(waiter.narrowing)
-                if sheddable is not None and failed is not None and failed.covers(sheddable):
+                is_shed = sheddable is not None and (
+                    not self.sheddable_in_vain.may_be(now_s)
+                    or (failed is not None and failed.covers(sheddable))
+                )
+                if is_shed or self._is_beyond_share(waiter, now_s):
                     self.queue.passed(waiter, self._core.fleet.room)
                     continue
                 left -= 1
@@ -266,7 +268,8 @@ class Admission:
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
-                self.in_vain.add(len(refusal.decision.pool) if refusal.decision else 0)
+                budget = self.in_vain if waiter.sheddable is None else self.sheddable_in_vain
+                budget.add(len(refusal.decision.pool) if refusal.decision else 0)
                 return refusal.decision is not None and refusal.decision.sheds
             self._end(waiter, refusal, now_s)
         except Refusal as refusal:

@@ -183,7 +183,7 @@ class RouterCore:
         if request.tenant:
             self.fleet.tenants.on_pick(request.tenant, tokens, overlap.usable)
         model = self.fleet.models.names(heartbeat_of(source).model)[0]
-        able = len(computing.pool) - sum(computing.barred.counts.values())
+        able = self.decider.able(computing)
         observed = self.fleet.observed
         observed.on_prompt(request.prompt.prefixes(heartbeat_of(source).block_size))
         observed.on_pick(source.key, model, able, tokens, overlap.usable, now_s)

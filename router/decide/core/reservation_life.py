@@ -314,8 +314,8 @@ class ReservationLife:
             self._end_prefill(reservation, now_s)
         if self.ttft_check.predicted_s:
             self.ttft_check.on_end(reservation.id)
-        self._measure_tokens(reservation, ending, now_s)
         self.reservations.end(reservation, ending, now_s)
+        self._measure_tokens(reservation, ending, now_s)
         self.endings[ending] += 1
         if self._ended is not None:
             self._ended.append(reservation)

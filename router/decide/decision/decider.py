@@ -317,6 +317,13 @@ class Decider:
             )
         return holders
 
+    def able(self, decision: Decision) -> int:
+        """Number of workers that can compute the prompt, whatever this router's own rules say."""
+        request, pool = decision.request, decision.pool
+        if request.role is Role.PAIR:
+            request = replace(request, role=Role.PREFILL)
+        return len(pool) - sum(self._eligible(request, pool).counts.values())
+
     def _eligible(self, request: Request, pool: Pool) -> Barred:
         """The workers that can't take a request."""
         return self._exclusions.of(request, self.output_tokens(request), pool)
@@ -327,6 +334,8 @@ class Decider:
         policy: Policy,
         eligible: Barred,
         kv_distance: Column | None = None,
+        *,
+        is_alone: bool = False,
     ) -> Decision:
         """Scores a pool, and puts it in order."""
         request, pool, not_live, table, overlaps, now_s, settings, _, last = matched
@@ -347,7 +356,7 @@ class Decider:
             policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
         sheds = False
         if request.objective is not None and pool.sources:
-            eligible, table, sheds = self._within(matched, eligible, kv_distance)
+            eligible, table, sheds = self._within(matched, eligible, kv_distance, is_alone)
         size = pool.only_block_size
         prefixes = prompt.prefixes(size) if size else None
         ranking = Ranking(table, overlaps, prompt.token_count, prefixes, eligible.mask)
@@ -388,7 +397,7 @@ class Decider:
         return decision
 
     def _within(
-        self, matched: Matched, eligible: Barred, kv_distance: Column | None
+        self, matched: Matched, eligible: Barred, kv_distance: Column | None, is_alone: bool
     ) -> tuple[Barred, npt.NDArray[np.float64], bool]:
         """The rows that keep the request's objectives, or miss them least; the table, in which
         those that a sheddable request waits for are full; and Decision.sheds."""
@@ -401,11 +410,14 @@ class Decider:
         sheddable, due_s = objective.sheddable and not request.observed, objective.due_s
         if sheddable and objective.ttft_s is not None:
             due_s = matched.now_s + objective.ttft_s
-        missed = missed_at(rows, objective, due_s, fetches=kv_distance is not None)
+        computes = kv_distance is None
+        answers = is_alone or not computes or request.role in (Role.BOTH, Role.DECODE)
+        missed = missed_at(rows, objective, due_s, computes=computes, answers=answers)
         if sheddable:
             held = held_from(missed, rows) & eligible.can(len(pool))
             if held.any():
-                sheds = none_keeps(rows, objective)
+                room = table[_FULL_COLUMN] == 0
+                sheds = none_keeps(rows, objective, room, computes=computes, answers=answers)
                 table = table.copy()
                 table[_FULL_COLUMN, held] = 1.0
                 return eligible, table, sheds

@@ -20,7 +20,7 @@ from router.decide.policies.candidates import Candidates
 from router.decide.policies.first_token import first_token
 from router.fleet.eligibility import Barred
 from router.fleet.table import Column, Flags
-from router.request.request import Objective, Role
+from router.request.request import Objective
 
 NO_HEADROOM = "no headroom for the request's objectives"
 ERROR = 1.25
@@ -29,15 +29,17 @@ ERROR = 1.25
 miss, those that are worse than the least by less are as good, since the policy knows the caches."""
 
 
-def missed_at(rows: Candidates, objective: Objective, due_s: float, *, fetches: bool) -> Column:
+def missed_at(
+    rows: Candidates, objective: Objective, due_s: float, *, computes: bool, answers: bool
+) -> Column:
     """How much each worker misses, as shares of the objectives; 0: it keeps both. due_s: when the
-    first token is due. fetches: whether another worker computes the prompt.
+    first token is due. computes, answers: whether it is to compute the prompt, and the answer.
     """
-    role, missed = rows.request.role, np.zeros(len(rows))
-    if objective.ttft_s is not None and not fetches:
+    missed = np.zeros(len(rows))
+    if objective.ttft_s is not None and computes:
         late_s = rows.now_s + first_token(rows).total_s - due_s
         missed += np.maximum(late_s, 0.0) / objective.ttft_s
-    if objective.tpot_s is not None and (fetches or role in (Role.BOTH, Role.DECODE)):
+    if objective.tpot_s is not None and answers:
         over = np.nan_to_num(ERROR * rows.tpot_s / objective.tpot_s) - 1
         missed += np.maximum(over, 0.0)
     return missed
@@ -58,13 +60,15 @@ def held_from(missed: Column, rows: Candidates) -> Flags:
     return (missed > 0) & (rows.active_slots > 0)
 
 
-def none_keeps(rows: Candidates, objective: Objective) -> bool:
-    """Whether no worker with room keeps the objectives of a sheddable request, whatever its
-    prompt: the prompts before it take too long, or tokens do."""
+def none_keeps(
+    rows: Candidates, objective: Objective, room: Flags, *, computes: bool, answers: bool
+) -> bool:
+    """Whether no worker of the pool with room keeps the objectives of a sheddable request,
+    whatever its prompt: the prompts before it take too long, or tokens do."""
     misses = np.zeros(len(rows), np.bool_)
-    if objective.ttft_s is not None:
+    if objective.ttft_s is not None and computes:
         misses |= first_token(rows).wait_s > objective.ttft_s
-    if objective.tpot_s is not None:
+    if objective.tpot_s is not None and answers:
         misses |= ERROR * rows.tpot_s > objective.tpot_s
     keeps = ~misses | (rows.active_slots <= 0)
-    return not (rows.can_take & keeps).any()
+    return not (room & keeps).any()

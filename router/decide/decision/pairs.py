@@ -92,7 +92,10 @@ class Judge(Protocol):
         policy: Policy,
         eligible: Barred,
         kv_distance: Column | None = None,
-    ) -> Decision: ...
+        *,
+        is_alone: bool = False,
+    ) -> Decision:
+        """is_alone: whether the worker computes prompt and answer, though a pair is wanted."""
 
 
 Eligible = Callable[[Request, Pool], Barred]
@@ -199,7 +202,8 @@ class Pairs:
         if not prefill.order:
             # A full worker would take it later: the refusal then says that all are full.
             can = halves.alone | (halves.takes_over & ~room)
-            decision = judge(matched, stages.alone, decodes.narrowed(can, DECODES_ONLY))
+            decodes = decodes.narrowed(can, DECODES_ONLY)
+            decision = judge(matched, stages.alone, decodes, is_alone=True)
             decision.prefill, decision.how = prefill, Prefill.ABSENT
             return decision
         source = prefill.order[0]

@@ -138,7 +138,7 @@ class QueueCollector(Collector):
             "kvroute_queue_vain_attempts",
             "Attempts to place a waiting request that no worker had room for; their cost is bounded"
             " to a tenth of a core.",
-            value=self._admission.in_vain.count,
+            value=self._admission.in_vain.count + self._admission.sheddable_in_vain.count,
         )
         moved = self._admission.moved.counts
         yield counter(

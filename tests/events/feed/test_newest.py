@@ -30,7 +30,7 @@ def test_what_is_a_second_old_is_forgotten() -> None:
     assert kept.first(3, hashes(5, 6), 10.0 + NEWEST_S) == 1
     assert kept.hashes == 1
     assert kept.first(3, hashes(5, 6), 10.5 + NEWEST_S) is None
-    assert (kept.hashes, len(kept), kept._stores) == (0, 0, {})
+    assert (kept.hashes, len(kept), kept._stored) == (0, 0, {})
 
 
 def test_the_oldest_go_past_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,4 +41,12 @@ def test_the_oldest_go_past_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kept.hashes <= 3
     assert [kept.first(slot, hashes(1), 0.0) for slot in range(3)] == [None, None, 0]
     kept.add(7, hashes(*range(9)), 0.0)  # more than may be kept
-    assert (kept.hashes, len(kept), kept._stores) == (0, 0, {})
+    assert (kept.hashes, len(kept)) == (3, 1)
+    assert kept.first(7, hashes(*range(9)), 0.0) == 6
+
+
+def test_a_block_that_two_facts_have_stays_until_both_are_old() -> None:
+    kept = Newest()
+    kept.add(3, hashes(5, 6), 10.0)
+    kept.add(3, hashes(5), 10.5)
+    assert kept.first(3, hashes(6, 5), 10.2 + NEWEST_S) == 1

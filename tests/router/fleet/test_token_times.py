@@ -13,6 +13,7 @@ from router.fleet.token_times import (
     FADE,
     KINDS_MAX,
     MEASURED,
+    SHORTEST_S,
     STRETCH_MAX,
     TOKENS_MAX,
     TOKENS_MIN,
@@ -207,3 +208,17 @@ def test_what_is_kept_is_bounded_and_ends() -> None:
         engines.times.on_prompt(WorkerKey(f"x{number}", 0), other, engines.load, 1.0, 2000.0)
     assert isnan(engines.at(1, 1))
     assert len(engines.times._kinds) == KINDS_MAX
+
+
+def test_a_prediction_is_above_zero_where_the_prompts_computed_explain_all() -> None:
+    engines = Engines()
+    for _ in range(400):
+        work = engines.rng.uniform(100, 10_000)
+        engines.answers += 1
+        about = KEY, engines.heartbeat, engines.load
+        engines.times.on_first(*about, f"{engines.answers}", engines.now_s)
+        engines.times.on_prompt(*about, work, engines.now_s)
+        engines.now_s += 100 * max((work / 100) ** 2 * 1e-5, 0.002)
+        engines.times.on_finished(f"{engines.answers}", engines.load, 101, 10, engines.now_s)
+        engines.times.tick(lambda _: engines.load, engines.now_s)
+    assert engines.at(0, 0) >= SHORTEST_S

@@ -43,9 +43,13 @@ def objective(
 
 
 def missed(wanted: Objective, *workers: dict[str, Any], **about: Any) -> list[float]:
-    fetches = about.pop("fetches", False)
-    of_rows = rows(1000, *workers, **about)
-    return missed_at(of_rows, wanted, wanted.due_s, fetches=fetches).tolist()
+    does = {name: about.pop(name, True) for name in ("computes", "answers")}
+    return missed_at(rows(1000, *workers, **about), wanted, wanted.due_s, **does).tolist()
+
+
+def none(wanted: Objective, *workers: dict[str, Any], room: Any = True, **does: bool) -> bool:
+    does = {"computes": True, "answers": True} | does
+    return none_keeps(rows(1000, *workers), wanted, np.full(len(workers), room), **does)
 
 
 def test_a_worker_misses_by_what_its_time_between_tokens_is_over_the_wanted() -> None:
@@ -69,11 +73,11 @@ def test_a_worker_misses_by_what_its_first_token_is_late() -> None:
 def test_of_a_pair_each_half_counts_where_it_is_done() -> None:
     slow = {"tpot_s": 1.0, "prefills": [(5000, 5000)]}
     both = objective(0.1, 0.01)
-    pair = {"request": {"role": Role.PAIR}}
-    (prefill,) = missed(both, slow, **pair)
-    (decode,) = missed(both, slow, **pair, fetches=True)
-    assert missed(objective(0.1), slow, **pair) == [prefill]
-    assert missed(objective(tpot_s=0.01), slow, **pair, fetches=True) == [decode]
+    (prefill,) = missed(both, slow, answers=False)
+    (decode,) = missed(both, slow, computes=False)
+    assert missed(objective(0.1), slow) == [prefill]
+    assert missed(objective(tpot_s=0.01), slow) == [decode]
+    assert missed(both, slow) == [prefill + decode]
     assert decode == pytest.approx(100 * ERROR - 1)
 
 
@@ -106,13 +110,15 @@ def test_objectives_cover_those_that_want_no_longer_times() -> None:
 
 def test_no_worker_keeps_what_its_load_alone_misses() -> None:
     behind, slow = {"running": 1, "prefills": [(5000, 5000)]}, {"running": 1, "tpot_s": 0.1}
-    assert none_keeps(rows(1000, behind), objective(2.0))
-    assert not none_keeps(rows(1000, behind), objective(tpot_s=0.05))
-    assert none_keeps(rows(1000, slow), objective(tpot_s=0.05))
-    assert not none_keeps(rows(1000, slow), objective(1.0))  # this prompt alone takes too long
-    assert none_keeps(rows(1000, behind, slow), objective(2.0, 0.05))
-    assert not none_keeps(rows(1000, behind, slow, {}), objective(2.0, 0.05))
-    assert none_keeps(rows(1000, slow, {"excluded": "drained"}), objective(tpot_s=0.05))
+    assert none(objective(2.0), behind)
+    assert not none(objective(2.0), behind, computes=False)
+    assert not none(objective(tpot_s=0.05), behind)
+    assert none(objective(tpot_s=0.05), slow)
+    assert not none(objective(tpot_s=0.05), slow, answers=False)
+    assert not none(objective(1.0), slow)  # this prompt alone takes too long
+    assert none(objective(2.0, 0.05), behind, slow)
+    assert not none(objective(2.0, 0.05), behind, slow, {})
+    assert none(objective(tpot_s=0.05), slow, {}, room=[True, False])
 
 
 def test_a_sheddable_request_waits_for_no_idle_worker() -> None:
@@ -251,10 +257,10 @@ def test_a_waiting_sheddable_request_keeps_no_other_from_its_worker() -> None:
     router.dispatch()
     assert isinstance(other, Waiting)
     assert isinstance(other.outcome, tuple)
-    before = router.admission.in_vain.count
+    before = router.admission.sheddable_in_vain.count
     fleet.core.undrain("w0")  # which may be news to all that wait
     router.dispatch()
-    assert router.admission.in_vain.count == before + 1
+    assert router.admission.sheddable_in_vain.count == before + 1
     fleet.busy(0, 6)
     router.dispatch()
     first = sheddable[0]
@@ -265,6 +271,20 @@ def test_a_waiting_sheddable_request_keeps_no_other_from_its_worker() -> None:
     assert isinstance(loose, Waiting)
     router.dispatch()
     assert isinstance(loose.outcome, tuple)  # which the others do not keep back
+
+
+def test_sheddable_requests_use_up_their_own_attempts_and_no_others() -> None:
+    fleet = Told()
+    fleet.busy(6, 6)
+    router = desk(fleet)
+    shed = router.route(asked(32, priority=-1, tpot_slo_ms=20).SerializeToString())
+    assert isinstance(shed, Waiting)
+    router.admission.sheddable_in_vain.add(1 << 30)
+    plain = router.route(asked(32).SerializeToString())
+    assert isinstance(plain, Waiting)  # behind the other
+    router.dispatch()
+    assert isinstance(plain.outcome, tuple)
+    assert shed.outcome is None
 
 
 def test_no_time_between_tokens_is_refused_with_its_bound() -> None:
