@@ -1,7 +1,8 @@
 """`kvroute serve` with another clock, and with its insides on demand: python -m tests.chaos.router
 
-SIGUSR1 writes what the router believes about every worker to a file, as JSON; before that it gives
-the memory that malloc keeps free back to the system, so that what is resident is in use. The
+SIGUSR1 writes what the router believes about every worker to a file, as JSON; before that it frees
+Python's unreachable cycles, and gives the memory that malloc keeps free back to the system, so that
+what is counted and what is resident is in use. The
 router's clock is the host's, put forward, as after a wrong time server.
 """
 
@@ -96,6 +97,7 @@ async def run(config_file: Path, seen_file: Path, leak_mib_a_minute: float) -> i
     trace(app.core, seen_file.with_suffix(".verdicts"))
 
     def tell() -> None:
+        gc.collect()
         trim_memory()
         part = seen_file.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(seen(app)))

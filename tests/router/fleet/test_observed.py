@@ -12,6 +12,7 @@ from indexer.identity import WorkerKey
 from router.api.desk import worker_codec
 from router.fleet.observed import CHECKS_MIN, PROMPTS_MAX, RATES, SLICE_FIRST_TOKENS, Observed
 from router.fleet.rates import work
+from router.fleet.state import OBSERVED_S
 from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet, prompt
 
@@ -262,3 +263,15 @@ def test_blocks_that_an_earlier_request_has_too_are_a_cache_at_once() -> None:
     many = [cached(own) for own in range(10_000, 10_000 + 100 * PROMPTS_MAX, 100)]
     assert set(many) == {160}
     assert len(fleet.core.fleet.observed._prompts) == PROMPTS_MAX
+
+
+def test_newly_stored_blocks_are_kept_while_observed_requests_come() -> None:
+    fleet = Fleet()
+    fleet.add("w0", model=MODEL)
+    assert fleet.view.newest is None
+    fleet.route(prompt(10), observed=True, model=MODEL)
+    assert fleet.view.newest is not None
+    fleet.turn(OBSERVED_S / 2)
+    assert fleet.view.newest is not None
+    fleet.turn(OBSERVED_S)
+    assert fleet.view.newest is None
