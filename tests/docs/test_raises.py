@@ -20,10 +20,10 @@ def held(
 ) -> Iterator[int]:
     """Lines that raise such an error. handlers: names of the `except` clauses around, which Python
     drops by itself. dropped: names that a `finally` around deletes."""
-    if isinstance(tree, ast.Raise) and isinstance(tree.exc, ast.Name):
-        name = tree.exc.id
-        if name[0].islower() and name not in handlers + dropped:
-            yield tree.lineno
+    if isinstance(tree, ast.Raise) and any(
+        name not in handlers + dropped for name in raised(tree.exc)
+    ):
+        yield tree.lineno
     for field, value in ast.iter_fields(tree):
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST):
@@ -34,6 +34,16 @@ def held(
                 yield from held(child, handlers, (*dropped, *deleted(tree.finalbody)))
             else:
                 yield from held(child, handlers, dropped)
+
+
+def raised(error: ast.expr | None) -> list[str]:
+    """Names of what is raised: the error's own, or those of errors that a function gives back."""
+    if isinstance(error, ast.Name):
+        return [error.id] if error.id[0].islower() else []
+    if not isinstance(error, ast.Call):
+        return []
+    given = [name.id for name in error.args if isinstance(name, ast.Name)]
+    return [name for name in given if name in ("error", "refusal")]
 
 
 def deleted(statements: list[ast.stmt]) -> Iterator[str]:
@@ -69,5 +79,8 @@ def h():
         raise ValueError
     except ValueError as error:
         raise error
+def i():
+    refusal = ValueError()
+    raise counted(refusal, 1)
 """
-    assert list(held(ast.parse(source))) == [3]
+    assert list(held(ast.parse(source))) == [3, 17]

@@ -129,8 +129,7 @@ class Desk:
         the item holds no request.
         """
         if request is None:
-            refusal = Refusal(Reason.INVALID_FIELD, "the item holds no request")
-            raise self._refused(refusal, b"", self._clock(), None)
+            raise self._refused(_no_request(), b"", self._clock(), None)
         if len(request) <= LONG_BYTES:
             return self.route(request, left_s, caller)
         return self.steps(request, left_s, caller)
@@ -418,6 +417,10 @@ class Desk:
         if caller.usage is not None:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False
+
+
+def _no_request() -> Refusal:
+    return Refusal(Reason.INVALID_FIELD, "the item holds no request")
 
 
 def _too_late() -> Refusal:
