@@ -396,6 +396,14 @@ async def measured(cell: Cell, proxy: str, seed: int, rate: float) -> Result:
         done = await clients(port, sessions)
         spent_s = cpu_s(port.pid) - before_s
         engine_s = await first_token_s(engines) - began_s
+    return result_of(cell, proxy, seed, done, engine_s, spent_s)
+
+
+def result_of(
+    cell: Cell, proxy: str, seed: int, done: Any, engine_s: float, spent_s: float
+) -> Result:
+    """done: of clients(). engine_s: the engines' times to first tokens; spent_s: CPU of the proxy;
+    both in sum."""
     answers = done["answers"]
     return Result(
         cell,

@@ -34,10 +34,9 @@ from tests.bench.gateways_compared import (
     Result,
     Sessions,
     arriving,
-    cached_share,
     clients,
     first_token_s,
-    first_tokens_ms,
+    result_of,
     table_of,
 )
 from tests.bench.gateways_compared_side import MODEL
@@ -114,18 +113,7 @@ async def measured(
         before_s, began_s = cpu_s(port.pid), await first_token_s(ours)
         done = await clients(port, sessions)
         spent_s, engine_s = cpu_s(port.pid) - before_s, await first_token_s(ours) - began_s
-    answers = done["answers"]
-    return Result(
-        cell,
-        proxy,
-        seed,
-        len(answers),
-        *first_tokens_ms(answers),
-        round(engine_s * 1e3 / len(answers), 1),
-        round(len(answers) / done["took_s"], 2),
-        cached_share(answers),
-        round(spent_s * 1e3 / len(answers), 2),
-    )
+    return result_of(cell, proxy, seed, done, engine_s, spent_s)
 
 
 async def run(
