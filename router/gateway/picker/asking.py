@@ -10,7 +10,8 @@ from kvroute.client import KvRouteError, Pick, RoutedRequest
 from kvroute.v1 import Phase
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.request_settings import RequestSettings
-from router.gateway.exchange import Exchange, goes_by_load
+from router.gateway.by_load import or_by_load
+from router.gateway.exchange import Exchange
 from router.gateway.output_lengths import OutputLengths
 from router.gateway.picker.counters import PROGRAM, PickerCounters
 from router.gateway.picker.endpoints import Endpoints
@@ -84,18 +85,16 @@ class Asking:
         tries: Callable[[bool], Awaitable[T]],
         trace: GatewayTrace | None = None,
     ) -> T:
-        """What `tries` returns; called again with True where the prompt has to be left out."""
-        by_load = not exchange.has_body
-        while True:
-            try:
-                return await tries(by_load)
-            except KvRouteError as error:
-                if trace is not None:
-                    trace.picked(error=error.reason or error.code.name)
-                if by_load or not goes_by_load(error.reason, error.code.name):
-                    raise
-                self._counters.by_load.labels(PROGRAM, error.reason or error.code.name).inc()
-                by_load = True
+        """See by_load.py."""
+
+        def failed(error: KvRouteError) -> None:
+            if trace is not None:
+                trace.picked(error=error.reason or error.code.name)
+
+        return await or_by_load(exchange, tries, failed, self._count_by_load)
+
+    def _count_by_load(self, reason: str) -> None:
+        self._counters.by_load.labels(PROGRAM, reason).inc()
 
     async def endpoints_of(self, pick: Pick) -> tuple[list[str], Mapping[str, str]]:
         """The endpoints to name to Envoy, the picked one first, and headers for the worker; no
