@@ -310,6 +310,7 @@ class Observed(google.protobuf.message.Message):
     TTFT_MS_TODAY_FIELD_NUMBER: builtins.int
     ESTIMATED_TTFT_MS_FIELD_NUMBER: builtins.int
     TTFT_ERROR_FIELD_NUMBER: builtins.int
+    ESTIMATED_PICKS_FIELD_NUMBER: builtins.int
     picks: builtins.int
     """requests that this router would have sent there"""
     prompt_tokens: builtins.int
@@ -325,9 +326,11 @@ class Observed(google.protobuf.message.Message):
     ttft_ms_today: builtins.float
     """their mean time to the first token, from the request's arrival at the engine"""
     estimated_ttft_ms: builtins.float
-    """mean of picks, at the engine; absent: the engine counts no first tokens"""
+    """mean of estimated_picks, at the engine; absent: the engine counts no first tokens"""
     ttft_error: builtins.float
     """share by which the same estimate of the model's present first tokens was wrong, in the mean"""
+    estimated_picks: builtins.int
+    """of picks, those since the share that the caches of the model give today is known"""
     def __init__(
         self,
         *,
@@ -340,9 +343,10 @@ class Observed(google.protobuf.message.Message):
         ttft_ms_today: builtins.float | None = ...,
         estimated_ttft_ms: builtins.float | None = ...,
         ttft_error: builtins.float | None = ...,
+        estimated_picks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_cached_share_today", b"_cached_share_today", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_ttft_error", b"_ttft_error", "_ttft_ms_today", b"_ttft_ms_today", "cached_share_today", b"cached_share_today", "estimated_ttft_ms", b"estimated_ttft_ms", "ttft_error", b"ttft_error", "ttft_ms_today", b"ttft_ms_today"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cached_share_today", b"_cached_share_today", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_ttft_error", b"_ttft_error", "_ttft_ms_today", b"_ttft_ms_today", "cached_share_today", b"cached_share_today", "cached_tokens", b"cached_tokens", "estimated_ttft_ms", b"estimated_ttft_ms", "first_tokens_today", b"first_tokens_today", "picks", b"picks", "prompt_tokens", b"prompt_tokens", "prompt_tokens_today", b"prompt_tokens_today", "ttft_error", b"ttft_error", "ttft_ms_today", b"ttft_ms_today"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_cached_share_today", b"_cached_share_today", "_estimated_ttft_ms", b"_estimated_ttft_ms", "_ttft_error", b"_ttft_error", "_ttft_ms_today", b"_ttft_ms_today", "cached_share_today", b"cached_share_today", "cached_tokens", b"cached_tokens", "estimated_picks", b"estimated_picks", "estimated_ttft_ms", b"estimated_ttft_ms", "first_tokens_today", b"first_tokens_today", "picks", b"picks", "prompt_tokens", b"prompt_tokens", "prompt_tokens_today", b"prompt_tokens_today", "ttft_error", b"ttft_error", "ttft_ms_today", b"ttft_ms_today"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cached_share_today", b"_cached_share_today"]) -> typing.Literal["cached_share_today"] | None: ...
     @typing.overload

@@ -78,6 +78,7 @@ def _write_observed(
         written.ttft_ms_today = 1000 * ttft_s
     if (ttft_s := observed.ttft_s(worker)) is not None:
         written.estimated_ttft_ms = 1000 * ttft_s
+        written.estimated_picks = worker.timed
     if (error := observed.ttft_error(worker)) is not None:
         written.ttft_error = error
 

@@ -190,6 +190,7 @@ def test_a_workers_status_has_what_is_observed_of_it() -> None:
     assert observed.cached_share_today == pytest.approx(0.5)
     assert (observed.first_tokens_today, observed.ttft_ms_today) == (60, pytest.approx(250.0))
     assert observed.estimated_ttft_ms > 0
+    assert observed.estimated_picks == 2  # the engine counts what came between two heartbeats
     assert not observed.HasField("ttft_error")
 
 

@@ -99,12 +99,12 @@ def test_a_model_that_another_router_serves_has_its_gain_in_a_line() -> None:
         observed(
             *("a", 30),
             **{"cached_tokens": 2700, "cached_share_today": 0.6, "ttft_ms_today": 900.0},
-            **{"estimated_ttft_ms": 300.0} | first,
+            **{"estimated_ttft_ms": 300.0, "estimated_picks": 15} | first,
         ),
         observed(
             *("b", 10),
             **{"cached_tokens": 700, "cached_share_today": 0.4, "ttft_ms_today": 1500.0},
-            **{"estimated_ttft_ms": 700.0} | first,
+            **{"estimated_ttft_ms": 700.0, "estimated_picks": 5} | first,
         ),
         worker("c", model="another"),
     ]
@@ -136,7 +136,7 @@ def test_what_engines_do_not_say_of_today_is_left_out_of_the_line() -> None:
     )
     early = observed("a", 4, cached_share_today=0.5, first_tokens_today=2, ttft_ms_today=80.0)
     assert "first token 80 ms; 4 requests" in gain_text(*gains([early]))
-    early.observed.estimated_ttft_ms = 40.0
+    early.observed.estimated_ttft_ms, early.observed.estimated_picks = 40.0, 2
     assert "80 ms -> 40 ms (estimated, ± ?); 4 requests" in gain_text(*gains([early]))
     assert gains([worker("a", model="llama")]) == []
 
