@@ -398,8 +398,9 @@ class DynamoSettings(Settings, frozen=True):
         str,
         Meta(
             min_length=1,
-            description="HTTP base where clients send requests for a worker; {worker_id} stands"
-            " for Dynamo's number of the worker",
+            description="URL to which clients send the requests of a worker, such as"
+            " http://worker-{worker_id}:8000; {worker_id} stands for the worker's number in"
+            " Dynamo",
         ),
     ]
     model: Annotated[

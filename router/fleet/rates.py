@@ -12,9 +12,9 @@ An engine takes prompts in the order they come. So when a prompt's first token i
 computed since the pick, or since the one before it was done, whichever is later: this makes a
 sample (work, seconds). The rate is the sum of work over the sum of seconds, old samples fading, and
 ANCHOR_WORK tokens at the anchor beside them. The anchor is the median rate of the workers of the
-same model that have been measured; before there are any, the rate of all samples of that model, and
-the configured one. A worker that was not measured has the anchor's rate, so that none is shunned,
-or sought, for want of a measurement.
+same model that have MEASURED samples; before there are any, the rate of all samples of that model
+with PRIOR_WORK tokens at the configured one. A worker that was not measured has the anchor's rate,
+so that none is shunned, or sought, for want of a measurement.
 
 Robust: a sample counts with LONGEST times the seconds expected of it at most, so a client that
 reports late, or a stall, moves a rate by a few percent and not by a factor.
@@ -22,9 +22,9 @@ reports late, or a stall, moves a rate by a few percent and not by a factor.
 Laws:
 - a rate is a positive, finite number; without samples it is the anchor;
 - waiting time is never negative, and 0 where no prompt is under way;
-- a slot's columns say what is known of the worker in it: a worker that gets another slot takes them
-  with it;
-- memory: what is open, and one record a worker that is known.
+- a slot's columns (a slot is a worker's index in the fleet's arrays) have what is known of the
+  worker in it: a worker that gets another slot takes them with it;
+- memory: one record for each prompt without its first token, and for each worker.
 """
 
 from collections import OrderedDict

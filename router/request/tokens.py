@@ -449,7 +449,11 @@ class Prompts:
                     raise failed
                 finally:
                     del failed  # a cycle: its traceback refers to this frame
-            raise PromptError(failed.reason, f"{failed.message}; of an engine: {why}", failed.shape)
+            raise PromptError(
+                failed.reason,
+                f"{failed.message}; and no engine gave its tokens: {why}",
+                failed.shape,
+            )
         state = self.proof.state(ask.model, target, shape)
         if own is None or state is State.BARRED:
             message = "" if own is None else "the router's own tokens differed for this shape, and "

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "--ttft-ms",
     type=Positive,
     required=True,
-    help="Target of the time to the first token, in ms, that the fleet has to meet.",
+    help="Time to the first token, in ms, that the fleet has to keep at --percentile.",
 )
 @click.option(
     "--percentile",

@@ -40,10 +40,11 @@ sequence fills a block, or needs a block for its next token. Step 1 is the next 
 
 
 def crossings(computed: Iterable[int], steps: int, block_size: int) -> list[Crossing]:
-    """All crossings of the next `steps` steps, in the order of single steps: by step, by place, and
-    a new block before it is full.
+    """Where the sequences of a decode batch need a new KV block, or fill one, in the next `steps`
+    steps, each of which adds a token to each sequence; in the order of single steps: by step, by
+    place in the batch, and a block's beginning before its end.
 
-    computed: tokens of each sequence of the batch that are computed before these steps.
+    computed: tokens of each sequence that are computed before these steps.
     """
     crossed: list[Crossing] = []
     for place, tokens in enumerate(computed):

@@ -33,7 +33,7 @@ class LoggedTrace:
 
     @staticmethod
     def is_logged(cells: Mapping[str, Any]) -> bool:
-        """Whether a line is of a decision log, which no trace looks like."""
+        """Whether a line's fields are those of kvroute's decision log; no trace has them."""
         return "v" in cells and "replica" in cells
 
     def cells(self, logged: Mapping[str, Any], number: int) -> dict[str, Any] | None:

@@ -50,7 +50,7 @@ class Page:
                 if not sample.labels.get("priority"):
                     self._samples.setdefault(sample.name, []).append(sample)
         except Exception as error:  # the parser's errors have no common base class
-            raise LoadUnreadable(f"the metrics page can't be read: {error!r}") from None
+            raise LoadUnreadable(f"the metrics page can't be parsed: {error!r}") from None
 
     def samples(self, name: str) -> list[Sample]:
         return self._samples.get(name, [])

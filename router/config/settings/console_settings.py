@@ -20,7 +20,8 @@ class ConsoleSettings(Settings, frozen=True):
     hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="host names, without ports, by which browsers reach the console beside"
-            " loopback's; none: any name where callers need keys, else loopback's alone"
+            description="host names, without ports, in the URLs of browsers that use the console;"
+            " loopback's are always allowed. Empty: any name if callers need keys, else loopback's"
+            " alone"
         ),
     ] = ()

@@ -31,8 +31,8 @@ class HotPrefixSettings(Settings, frozen=True):
         int,
         Meta(
             ge=0,
-            description="a worker with more active requests than this, and than the workers'"
-            " mean, is busy: its hot prefixes are copied",
+            description="a worker is busy when it has more active requests than this, and more"
+            " than the mean of all workers; other workers then compute its hot prefixes, too",
         ),
     ] = 10
 
@@ -191,8 +191,8 @@ class RoutingSettings(Settings, frozen=True):
     lease_s: Annotated[
         Seconds,
         Meta(
-            description="seconds without a Report call after which a request's reservation ends"
-            " by itself"
+            description="seconds without a Report call for a request after which its reservation"
+            " ends, so that it no longer counts as load of its worker"
         ),
     ] = 120.0
     memory_window_s: Annotated[

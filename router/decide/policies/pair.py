@@ -35,8 +35,8 @@ class RoomParameters(Parameters, frozen=True):
         float,
         Meta(
             ge=0,
-            description="weight of the KV cache's distance to travel, relative to the shares of"
-            " the worker in use",
+            description="cost of a decode worker that is in another cluster than the KV cache of"
+            " the prompt; 1 is the cost of a worker all of whose slots are in use",
         ),
     ] = 0.05
     slots_unknown: Annotated[

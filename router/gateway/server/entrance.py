@@ -105,7 +105,7 @@ class Entrance:
             return await reader.read()
         finally:  # a body that ends in a refusal was read, too
             if usage is not None and reader.taken > length:
-                usage.came(reader.taken - length)
+                usage.exceeded(reader.taken - length)
 
 
 async def _entered(door: Door, request: web.Request, right: Right) -> Usage:

@@ -79,8 +79,9 @@ class Usage:
         if self._bytes is not None and (wait_s := self._bytes.take(size, self._clock())):
             raise self._over("mib_per_s", wait_s)
 
-    def came(self, size: int) -> None:
-        """Counts bytes that no message announced, so that later messages wait for them."""
+    def exceeded(self, size: int) -> None:
+        """Counts bytes that came beyond the announced size of a message, which `message` counted;
+        none is refused for them, but the next message waits until limits.mib_per_s allows them."""
         if self._bytes is not None:
             self._bytes.owe(size, self._clock())
 

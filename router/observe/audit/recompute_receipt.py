@@ -246,7 +246,7 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> float:
             except ArithmeticError as error:
                 raise FormulaError(f"{ast.unparse(node)}: {error}") from error
             if isinstance(result, complex):
-                raise FormulaError(f"{ast.unparse(node)} is no real number")
+                raise FormulaError(f"{ast.unparse(node)} is a complex number")
             return result
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, known)

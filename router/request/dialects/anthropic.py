@@ -13,7 +13,7 @@ def blocks(content: Any) -> list[Fields]:
     if not isinstance(content, list) or not all(
         isinstance(block, dict) and isinstance(block.get("type"), str) for block in content
     ):
-        raise refused("content that is neither text nor blocks")
+        raise refused("content that is neither a string nor a list of blocks")
     return content
 
 

@@ -143,7 +143,7 @@ def _output(output: Any) -> Any:
 
 def _plain(text: Any) -> str:
     if not isinstance(text, str):
-        raise refused(f"a text that is {type_name(text)}")
+        raise refused(f"a part of the input whose text is {type_name(text)}")
     return text
 
 

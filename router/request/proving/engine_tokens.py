@@ -358,7 +358,8 @@ def _items(features: _Features | None, tokens: int) -> tuple[Item, ...]:
     items.sort(key=lambda item: item.first_token)
     if len(items) > ITEMS_MAX:
         raise ValueError(
-            f"the engine's answer has {len(items)} items in one prompt, which is over the bound"
+            f"the engine's answer has {len(items)} images or other media in one prompt, over"
+            f" {ITEMS_MAX}"
         )
     end = 0
     for item in items:

@@ -99,7 +99,7 @@ class ChituScheduler(Scheduler):
 
     @override
     def waiting(self) -> list[Sequence]:
-        """The other sequences, in order of arrival."""
+        """Sequences without a block that holds KV, in order of arrival."""
         return [task.sequence for task in self.pool.values() if not self._runs(task)]
 
     @override

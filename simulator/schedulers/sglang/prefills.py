@@ -109,7 +109,8 @@ class Prefills:
             self._begin(now_s)
 
     def apply(self, now_s: float) -> list[Output]:
-        """Applies the prefill batch: first tokens come out, requests join the decode batch."""
+        """Ends the prefill batch, and returns its first tokens. Its requests join the decode batch,
+        but for one whose prompt is computed in chunks and has more of them."""
         outputs: list[Output] = []
         joining: list[SglangSequence] = []
         for request in self.current:

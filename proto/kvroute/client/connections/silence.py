@@ -152,7 +152,8 @@ class Watch:
         self._timer = None if due_s is None else self._loop.call_at(due_s, self._ring)
 
     def _ring(self) -> None:
-        """The timer's callback: about once in a bound, however many calls there are."""
+        """The timer's callback: begins health checks if the router was quiet for half the bound,
+        else waits on. It comes about once in a bound, however many calls there are."""
         self._timer = None
         due_s = self._quiet.probe_at_s
         if due_s is not None and due_s <= self._loop.time():
