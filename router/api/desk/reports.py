@@ -286,7 +286,8 @@ def _pieces(content: bytes, most: int) -> Pieces:
         return Pieces(content, _STEP, most)
     except TooMuch as error:
         raise Refusal(
-            Reason.INVALID_FIELD, f"the call has too many steps; at most {most} are taken"
+            Reason.INVALID_FIELD,
+            f"the call reports too many steps; at most {most} are taken, so send several calls",
         ) from error
     except ValueError as error:
         raise Refusal(

@@ -19,7 +19,8 @@ def _fleet_command(command: Callable[..., Any]) -> Callable[..., Any]:
         "--json",
         "as_json",
         is_flag=True,
-        help="Print the action, the worker's id and its number of ranks as JSON.",
+        help="Print what was done as JSON: the action, the worker's id, and how many DP ranks the"
+        " router has of it.",
     )
     for decorate in (as_json, timeout_flag, target_flag, click.argument("worker")):
         command = decorate(command)

@@ -105,7 +105,8 @@ def relay_status(relay: CountedRelay) -> RelayStatus:
 
 
 class RelayState(msgspec.Struct, frozen=True):
-    """What the router's decisions need to know of one relay."""
+    """One relay of the child, as far as the router looks at it: whether its worker can be picked,
+    and whose events are the newer ones."""
 
     number: int
     answered: bool

@@ -73,7 +73,10 @@ class GatewaySettings(Settings, frozen=True):
     ] = ("*",)
     pairs: Annotated[
         Literal["auto", "never"],
-        Meta(description="auto: requests get a prefill worker where the fleet has some"),
+        Meta(
+            description="auto: requests get a prefill worker beside the decode worker, if the model"
+            " has prefill workers; never: one worker serves the whole request"
+        ),
     ] = "auto"
     forward: Annotated[
         Literal["body", "tokens"],

@@ -132,7 +132,8 @@ class FleetTurns:
         self.stopped = self.demand(now_s)
 
     def demand(self, now_s: float) -> list[Demand]:
-        """Requests that wait in this router, as the message to the other replicas has them."""
+        """How many requests wait in this router, by pool, level and tenant, for the message to
+        other replicas."""
         queue = self._queue
         if not len(queue):
             return []

@@ -53,7 +53,8 @@ class Progress(NamedTuple):
 
 
 class WaitStep(NamedTuple):
-    """A step of a waiting request, named by the id that its caller gave."""
+    """A change that a caller reports for its request in the queue: another priority, or that it no
+    longer waits. request_id: as in the caller's Route."""
 
     request_id: str
     priority: int | None

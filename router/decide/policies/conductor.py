@@ -35,7 +35,11 @@ class ConductorParameters(Parameters, frozen=True):
     ] = 10.0
     distance_weight: Annotated[
         float,
-        Meta(ge=0, description="weight of the mean distance to the workers that hold the prefix"),
+        Meta(
+            ge=0,
+            description="weight of a worker's mean distance to those that hold the prefix: 0 on the"
+            " same host, 1 in the same rack, 2 in the same cluster, 3 beyond",
+        ),
     ] = 0.7
     queue_weight: Annotated[
         float, Meta(ge=0, description="weight of a worker's queue, added to its weighted distance")

@@ -172,7 +172,7 @@ class RotatedFiles:
         if self._size + len(line) > self._bytes_max:
             self._rotate()
         if self._open is None:
-            raise OSError("no file of the decision log is open")
+            raise OSError("the decision log can't be written: its file could not be opened")
         try:
             written = self._open.write(line)
             if written != len(line):

@@ -134,7 +134,7 @@ def _results(block: Fields) -> list[Fields]:
     texts = []
     for item in content:
         if not isinstance(item, dict) or item.get("type") != "text":
-            raise unsupported("a tool's result that is more than text")
+            raise unsupported("a tool's result with parts that are no text")
         texts += [text] if (text := text_or_none(item, "text")) else []
     match texts:
         case []:

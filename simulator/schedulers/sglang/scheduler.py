@@ -244,7 +244,8 @@ class SglangScheduler(Scheduler):
         self._batch.begin()
 
     def _price(self, now_s: float) -> Step:
-        """The step with its duration; joins steps that differ only in their number."""
+        """The next step with its duration. Steps of decoding alone that follow one another with the
+        same batch are one Step, which ends with the last of them."""
         batch, cost = self._batch, self._config.cost
         decoding = len(batch.decoding)
         context = sum(request.computed_tokens for request in batch.decoding)
