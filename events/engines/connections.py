@@ -150,7 +150,7 @@ class AnswerProtocol(ResponseHandler):
             self.transport.abort()
 
     def leave(self, error: Exception) -> None:
-        """Ends the request that waits for its head with this error."""
+        """Fails the request whose answer's head has yet to come, and closes the connection."""
         self._refuse(error)
 
 

@@ -215,8 +215,8 @@ class RoutingSettings(Settings, frozen=True):
         int,
         Meta(
             ge=1,
-            description="most reservations, open and remembered together; further requests"
-            " are refused",
+            description="most reservations, open ones and those that have ended but are kept for"
+            " late reports; further requests are refused",
         ),
     ] = 200_000
     seed: Annotated[

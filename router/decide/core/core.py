@@ -215,7 +215,8 @@ class RouterCore:
     def _on_reserved(
         self, source: Source, decision: Decision, reservation: Reservation, now_s: float
     ) -> None:
-        """Changes of a pick beside its worker's load."""
+        """A pick was reserved: counts it, and keeps what later picks need of it. Its worker's load
+        is the reservation's part."""
         request, computing = decision.request, decision.computing
         if decision.last_resort:
             self.last_resorts += 1

@@ -37,7 +37,8 @@ class Rules:
 
 
 class Round:
-    """The attempts and skips of one round, by line."""
+    """One pass over the queue: which of its requests may be tried next, and what was tried and
+    passed over so far, for each line (requests of a pool and tenant, in order)."""
 
     __slots__ = (
         "_done",

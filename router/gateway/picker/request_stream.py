@@ -242,7 +242,7 @@ class RequestStream:
                 self._driver.send(messages.RESPONSE_TRAILERS_PASS)
                 self._end(self._blame)
             case None:
-                raise ValueError("a message holds no step of a request that is known here")
+                raise ValueError("Envoy sent a message that is no headers, body or trailers")
 
     def half_closed(self) -> None:
         """Handles the end of Envoy's side: the client left, or the gateway shows no answer. A

@@ -203,7 +203,7 @@ async def _get(issuer: Issuer) -> bytes:
         while len(content) <= BYTES_MAX and (more := await answer.content.read(BYTES_MAX)):
             content += more
     if len(content) > BYTES_MAX:
-        raise ValueError(f"the answer has more than {BYTES_MAX} bytes")
+        raise ValueError(f"the key set has more than {BYTES_MAX} bytes")
     return content
 
 

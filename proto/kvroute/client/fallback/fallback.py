@@ -9,8 +9,9 @@ Laws:
 - a pick is a worker that a router listed as schedulable (or as a last resort), not drained, with
   an address, and that fits the request's model, LoRA, role, labels, length, allowed and excluded
   workers;
-- a list is used for age_s_max at most, and a list without a schedulable worker replaces none;
-- workers listed never exceed WORKERS_MAX, open picks OPEN_MAX, avoided workers the workers listed.
+- a list is used for age_s_max at most; one without a schedulable worker is not taken;
+- workers listed never exceed WORKERS_MAX, open picks OPEN_MAX, and workers that are avoided since
+  they failed the workers listed.
 """
 
 import random
