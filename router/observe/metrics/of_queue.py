@@ -144,8 +144,8 @@ class QueueCollector(Collector):
         yield counter(
             "kvroute_queue_of_replicas",
             "Waits shared with other replicas: requests that say they waited in a router that is"
-            " gone (moved_claimed), of them believed (moved_believed); bands of other replicas whose"
-            " claims on unused room were put aside (claim_rested).",
+            " gone (moved_claimed), of them believed (moved_believed); bands of other replicas"
+            " whose claims on unused room were put aside (claim_rested).",
             "event",
             {
                 "moved_claimed": moved["claimed"],
