@@ -52,7 +52,9 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
     """Show the requests that wait in a router for a worker with room.
 
     Each router has a queue of its own. The order is the one in which requests would go if all
-    workers had room now.
+    workers had room now, pool by pool (one model and one role). `behind` is the id of the request
+    right in front. `held by` is `room` (the first of its pool, or no worker had room at its turn),
+    `turn` (others go first) or `replicas` (others that wait in other replicas do).
     """
     from router.app.calls.queue import show_queue
 

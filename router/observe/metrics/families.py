@@ -61,11 +61,10 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
 
 FAILURES = (
     "kvroute_failures",
-    "Failures of the router's parts that end no request: an answer that could not be sent, whose"
-    " reservation ended at once; a fault in the check of a key; a policy of the operator's (by"
-    " kind), so that the default one decided; a look of the shadow policy or the decision log"
-    " (watch); a round of the console; a child process of prompts that was killed (by kind); a"
-    " relay of the router, or its NATS server, that was started again.",
+    "Failures that end no request: an answer that could not be sent, a key's check, a policy of the"
+    " operator's (by kind; the default one decided), a look of shadow policy or decision log"
+    " (watch), a round of the console, a killed child process of prompts (by kind), the router's"
+    " relay or NATS server (started again).",
 )
 """Name and help of the family."""
 
@@ -170,9 +169,8 @@ OPEN_REQUESTS = (
 )
 PICK = (
     "kvroute_pick_seconds",
-    "Time until a request's first pick, its tokens and the router's queue included: in a gateway"
-    " from the request's head, so that it is what the gateway adds to the time to the first token;"
-    " in a picker from the whole body to the endpoint.",
+    "Time until a request's first pick, tokens and the router's queue included: in a gateway from"
+    " the request's head, in a picker from the whole body.",
 )
 """Names and helps of the families that gateway and endpoint picker share."""
 

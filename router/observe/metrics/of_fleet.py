@@ -198,12 +198,11 @@ class RouterCollector(Collector):
         yield forgotten("callers", {"no_room": outliers.callers_forgotten})
         yield counter(
             "kvroute_marked_picks",
-            "Picks with a mark, of which one may have several: guarded (moved on, since their"
-            " worker's queue cost more than its cache saved), last_resort (of a worker that doesn't"
-            " answer or is ejected), over_estimate (of a worker past a learned bound), observed (of"
-            " a request that another router serves). Pairs by where the prompt is computed:"
-            " pair_remote, by a prefill worker; pair_local, by the decode worker, which lacks"
-            " little of it; pair_absent, no worker hands over.",
+            "Picks by mark; one may have several: guarded (moved by the guard), last_resort (of a"
+            " silent or ejected worker), over_estimate (of a worker past a learned bound), observed"
+            " (another router serves the request); pairs by where the prompt is computed:"
+            " pair_remote (prefill worker), pair_local (decode worker, which lacks little of it),"
+            " pair_absent (no worker hands over).",
             "mark",
             {
                 "guarded": core.guarded,

@@ -143,10 +143,9 @@ class QueueCollector(Collector):
         moved = self._admission.moved.counts
         yield counter(
             "kvroute_queue_of_replicas",
-            "Waits that other replicas have a part in: requests that waited, by their clients,"
-            " before in a router that is gone (moved_claimed), those of them that were believed"
-            " (moved_believed); bands of other replicas whose claims on unused room ceased to count"
-            " for a while (claim_rested).",
+            "Waits shared with other replicas: requests that say they waited in a router that is"
+            " gone (moved_claimed), of them believed (moved_believed); bands of other replicas"
+            " whose claims on unused room were put aside (claim_rested).",
             "event",
             {
                 "moved_claimed": moved["claimed"],

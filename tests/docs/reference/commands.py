@@ -15,10 +15,9 @@ from tests.docs.reference.markdown import code, plain
 
 HEAD = """# Commands
 
-Every command of `kvroute` with its purpose and options, made from the code by `python -m
-tests.docs.reference`. `kvroute COMMAND --help` prints more of what it does. Brackets hold an
-option's default and bounds. *Also* names the options that stand elsewhere, or under
-[options of several commands](#options-of-several-commands).
+Every command of `kvroute` with its purpose and options, made by `python -m tests.docs.reference`.
+`kvroute COMMAND --help` prints more. Brackets hold an option's default and bounds. *Also* names the
+options that stand elsewhere, or under [options of several commands](#options-of-several-commands).
 """
 OF_SEVERAL = "Options of several commands"
 SEVERAL = 3

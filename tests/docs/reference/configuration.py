@@ -17,10 +17,9 @@ from tests.docs.reference.markdown import cell, code
 
 HEAD = """# Configuration
 
-Every key of the programs' YAML files with its type, bounds and default in brackets, made from the
-code by `python -m tests.docs.reference`. `kvroute check-config` prints a configuration with the
-source of each value. A key without a default is required; `null` means unset. A default without a
-type is a text, `true` or `false`.
+Every key of the programs' YAML files with its type, bounds and default in brackets, made by
+`python -m tests.docs.reference`. A key without a default is required; `null` means unset. A default
+without a type is a text, `true` or `false`.
 
 A key such as `grpc.listen` is also the variable `KVROUTE_GRPC_LISTEN` and the flag
 `--grpc-listen`. Flags win over variables, and variables over the file. Keys of lists

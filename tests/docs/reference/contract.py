@@ -13,11 +13,10 @@ FILES = ("router", "fleet", "prompts")
 FOLDER = Path(__file__).parents[3] / "proto" / "kvroute" / "v1"
 HEAD = """# gRPC
 
-The methods of `kvroute.v1` with [the right](security.md#keys) that each needs, made from the .proto
-files by `python -m tests.docs.reference`. The messages, with the meaning, type and number of each
-field, stand in these files, which are the contract ({files}): fields may be added, none changes its
-number or meaning. [Call it](call-it.md) has examples,
-[statuses](reference-statuses.md) what a refusal means.
+The methods of `kvroute.v1` with [the right](security.md#keys) that each needs, made by
+`python -m tests.docs.reference`. The .proto files are the contract, with every message and field
+({files}): fields may be added, none changes its number or meaning. [Call it](call-it.md) has
+examples, [statuses](reference-statuses.md) what a refusal means.
 
 A method `Name` takes `NameRequest` and answers `NameResponse`, unless its row says otherwise.
 """

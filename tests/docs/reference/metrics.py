@@ -13,7 +13,7 @@ from tests.stage.exported import (
 
 HEAD = """# Metrics
 
-Every metric with the labels that are there from the start and its help text, made from the code by
+Every metric with the labels that are there from the start and its help text, made by
 `python -m tests.docs.reference`. Counters end in `_total`, histograms are named; all others are
 gauges. [Operate](operate.md#metrics) groups them and has the values of labels,
 [alerts](../helm/ALERTS.md) what to do. Every process also exports `process_*` and `python_*`.

@@ -8,9 +8,8 @@ from tests.docs.reference.markdown import code, table
 
 HEAD = """# HTTP
 
-Every path of the programs' HTTP ports, made from the code by `python -m tests.docs.reference`.
-Ports are off unless their `listen` is set, but for the metrics'. [Security](security.md) has their
-keys and the bounds of connections.
+Every path of the programs' HTTP ports, made by `python -m tests.docs.reference`. Ports are off
+unless their `listen` is set, but for the metrics'. [Security](security.md#ports) has their keys.
 """
 
 

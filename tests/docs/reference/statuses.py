@@ -10,7 +10,7 @@ from tests.docs.reference.markdown import cell, code, plain, table
 HEAD = """# Statuses
 
 Every reason for a refusal, with its status in gRPC and in HTTP (at the gateway and the endpoint
-picker) in brackets, made from the code by `python -m tests.docs.reference`.
+picker) in brackets, made by `python -m tests.docs.reference`.
 
 gRPC refusals carry the reason in `google.rpc.ErrorInfo` (domain `kvroute`), HTTP answers in
 `X-Kvroute-Reason`. The Python client and the gateway try a request again after `UNAVAILABLE`, and
