@@ -3,7 +3,8 @@
 A shared family has its text here; each collector gives its own series, and scrapes join them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -20,6 +21,13 @@ from router.observe.audit.shadow_policy import Balance
 
 def gauge(name: str, description: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, description, value=value)
+
+
+def buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Buckets of a histogram. bounds: their upper bounds; counts: the numbers within each, and
+    above the last."""
+    named = (*map(str, bounds), "+Inf")
+    return list(zip(named, map(float, accumulate(counts)), strict=True))
 
 
 def change(name: str, description: str, balance: Balance) -> CounterMetricFamily:

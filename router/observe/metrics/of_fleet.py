@@ -1,7 +1,6 @@
 """Metrics of the fleet and of the requests that are open, read from the core at each scrape."""
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,7 +21,15 @@ from router.fleet.health.self_check import CheckResult
 from router.fleet.health.time_check import RATIOS
 from router.fleet.reservations.reservations import FINISH_REASONS, Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
-from router.observe.metrics.families import counter, failures, forgotten, gauge, held, known
+from router.observe.metrics.families import (
+    buckets,
+    counter,
+    failures,
+    forgotten,
+    gauge,
+    held,
+    known,
+)
 
 
 class RouterCollector(Collector):
@@ -253,11 +260,10 @@ class RouterCollector(Collector):
 
     def _ttft_check(self) -> Iterator[Metric]:
         check = self._core.ttft_check
-        bounds = (*map(str, RATIOS), "+Inf")
         yield HistogramMetricFamily(
             "kvroute_ttft_ratio",
             "Measured time to the first token / predicted, of picks of a policy that predicts it.",
-            buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
+            buckets=buckets(RATIOS, check.counts),
             sum_value=check.ratios,
         )
         seconds = CounterMetricFamily(
@@ -274,11 +280,10 @@ class RouterCollector(Collector):
 
     def _tpot_check(self) -> Metric:
         check = self._core.tpot_check
-        bounds = (*map(str, RATIOS), "+Inf")
         return HistogramMetricFamily(
             "kvroute_tpot_ratio",
             "Measured mean time between the tokens of an answer / predicted at its pick.",
-            buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
+            buckets=buckets(RATIOS, check.counts),
             sum_value=check.ratios,
         )
 
