@@ -66,8 +66,7 @@ class RouterCollector(Collector):
         yield from self._facts()
         yield from self._recoveries()
         yield from self._self_check()
-        yield from self._ttft_check()
-        yield self._tpot_check()
+        yield self._predictions()
         yield from self._outliers()
         yield self._policy_failures()
         yield self._warnings()
@@ -258,34 +257,16 @@ class RouterCollector(Collector):
             tuple(CheckResult),
         )
 
-    def _ttft_check(self) -> Iterator[Metric]:
-        check = self._core.ttft_check
-        yield HistogramMetricFamily(
-            "kvroute_ttft_ratio",
-            "Measured time to the first token / predicted, of picks of a policy that predicts it.",
-            buckets=buckets(RATIOS, check.counts),
-            sum_value=check.ratios,
+    def _predictions(self) -> Metric:
+        family = HistogramMetricFamily(
+            "kvroute_prediction_ratio",
+            "Measured / predicted: time to the first token, of picks of a policy that predicts it"
+            " (ttft); mean time between the tokens of an answer (tpot).",
+            labels=["of"],
         )
-        seconds = CounterMetricFamily(
-            "kvroute_ttft_seconds",
-            "Reported time to the first token, of picks with a predicted one (measured), and by how"
-            " much each was later or sooner than predicted (late, early); kinds are not for adding"
-            " up.",
-            labels=["kind"],
-        )
-        seconds.add_metric(["measured"], check.measured_s)
-        seconds.add_metric(["late"], check.late_s)
-        seconds.add_metric(["early"], check.early_s)
-        yield seconds
-
-    def _tpot_check(self) -> Metric:
-        check = self._core.tpot_check
-        return HistogramMetricFamily(
-            "kvroute_tpot_ratio",
-            "Measured mean time between the tokens of an answer / predicted at its pick.",
-            buckets=buckets(RATIOS, check.counts),
-            sum_value=check.ratios,
-        )
+        for name, check in (("ttft", self._core.ttft_check), ("tpot", self._core.tpot_check)):
+            family.add_metric([name], buckets(RATIOS, check.counts), check.ratios)
+        return family
 
     def _warnings(self) -> Metric:
         family = GaugeMetricFamily(
