@@ -22,12 +22,11 @@ from typing_extensions import override
 from router.decide.core.counts import Counts
 from router.decide.core.tally import (
     BUCKETS_S,
-    LENGTHS,
-    POOLS_MAX,
     RATIO_DECISIONS,
     TIERS,
     PickTally,
 )
+from router.fleet.answers import LENGTHS, POOLS_MAX
 from router.observe.metrics.families import (
     READS,
     READS_LABELS,

@@ -5,7 +5,8 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from indexer.arrays cimport address_of
 
-from router.decide.core.tally import BUCKETS_S, LENGTHS as LENGTH_BOUNDS, RATIO_DECISIONS, STAGES as STAGE_NAMES, TIERS
+from router.decide.core.tally import BUCKETS_S, RATIO_DECISIONS, STAGES as STAGE_NAMES, TIERS
+from router.fleet.answers import LENGTHS as LENGTH_BOUNDS
 
 DEF STAGES = 4
 """Hash, match, cost, total."""

@@ -90,6 +90,7 @@ class ReservationLife:
             lease_ends_s=now_s + self.lease_s,
             answer=b"",
             tenant=request.tenant,
+            objective=request.objective,
         )
 
     def hold(self, reservation: Reservation, decision: Decision) -> PrefillHold:
@@ -250,6 +251,7 @@ class ReservationLife:
             load = self.fleet.load(source.key)
             done = float(work(seen.new_tokens, reservation.prompt_tokens))
             token_times.on_prompt(source.key, source.heartbeat, load, done, now_s)
+            self.fleet.answers.on_first(source.heartbeat, reservation, now_s)
             self.fleet.rates.on_done(
                 source.key,
                 source.slot,
@@ -340,6 +342,9 @@ class ReservationLife:
             measured_s = self.fleet.token_times.on_finished(reservation.id, load, *about)
             if measured_s is not None:
                 self.tpot_check.on_done(reservation.id, measured_s)
+            source = self.fleet.view.sources.get(reservation.worker)
+            if source is not None and source.heartbeat is not None:
+                self.fleet.answers.on_finished(source.heartbeat, reservation, measured_s)
         else:
             self.fleet.token_times.on_end(reservation.id)
         self.tpot_check.on_end(reservation.id)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from events.plane.facts import TIER_NAMES
+from router.fleet.answers import LENGTHS, OTHER_POOL, POOLS_MAX
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")
@@ -17,13 +18,6 @@ BUCKETS_S = (
 )  # fmt: skip
 RATIO_DECISIONS = 1000
 """Decisions that kvroute_kv_hit_ratio looks back on."""
-LENGTHS = tuple(1 << power for power in range(4, 20))
-"""Upper bounds of buckets, in tokens: 16 to 524,288."""
-POOLS_MAX = 64
-"""Pairs of a model and a role whose picks are counted apart: the first that get any. Later ones
-count together."""
-OTHER_POOL = ("other", "other")
-"""Name in metrics of all later pairs together."""
 
 
 class Durations:

@@ -21,6 +21,7 @@ from router.fleet.health.self_check import CheckResult
 from router.fleet.health.time_check import RATIOS
 from router.fleet.reservations.reservations import FINISH_REASONS, Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
+from router.fleet.token_times import TOKENS_MIN
 from router.observe.metrics.families import (
     buckets,
     counter,
@@ -61,6 +62,7 @@ class RouterCollector(Collector):
             ("prefill_done", "finished"),
         )
         yield from self._tenants()
+        yield from self._answers()
         yield from self._index()
         yield from self._sessions()
         yield from self._facts()
@@ -240,6 +242,47 @@ class RouterCollector(Collector):
             tokens.add_metric([tenant, "overlap"], numbers.overlap_tokens)
             first.add_metric([tenant], numbers.first_tokens, numbers.first_token_s)
         yield from (tokens, first)
+
+    def _answers(self) -> Iterator[Metric]:
+        labels = ["model", "role"]
+        first = HistogramMetricFamily(
+            "kvroute_time_to_first_token_seconds",
+            "Reported time to the first token, since the request came to the router, its wait in"
+            " the queue included, by the model and role of the worker that computed the prompt.",
+            labels=labels,
+        )
+        between = HistogramMetricFamily(
+            "kvroute_time_per_output_token_seconds",
+            f"Mean time between the tokens of an answer of {TOKENS_MIN + 1} tokens or more whose"
+            " first one was reported, by the model and role of its worker.",
+            labels=labels,
+        )
+        lengths = HistogramMetricFamily(
+            "kvroute_output_tokens",
+            "Reported tokens of an answer, by the model and role of its worker.",
+            labels=labels,
+        )
+        objectives = CounterMetricFamily(
+            "kvroute_objectives",
+            "Objectives (ttft, tpot) of requests whose time was reported, by result: kept or"
+            " missed.",
+            labels=[*labels, "objective", "result"],
+        )
+        for pool, answers in self._core.fleet.answers.by_pool.items():
+            for family, histogram in (
+                (first, answers.ttft_s),
+                (between, answers.tpot_s),
+                (lengths, answers.tokens),
+            ):
+                counts = buckets(histogram.bounds, histogram.counts)
+                family.add_metric(pool, counts, histogram.total)
+            for objective, results in (
+                ("ttft", answers.ttft_objectives),
+                ("tpot", answers.tpot_objectives),
+            ):
+                for result, count in zip(("missed", "kept"), results, strict=True):
+                    objectives.add_metric([*pool, objective, result], count)
+        yield from (first, between, lengths, objectives)
 
     def _policy_failures(self) -> Metric:
         counts = self._core.decider.policy_failures

@@ -11,7 +11,8 @@ from indexer.identity import Tier
 from router.api.desk.counters import OUTCOMES, Metrics, kvroute_version
 from router.config.settings.configurations import ModelSettings
 from router.decide.core.progress import Pick, Progress, ProgressState
-from router.decide.core.tally import LENGTHS, OTHER_POOL, POOLS_MAX, STAGES
+from router.decide.core.tally import STAGES
+from router.fleet.answers import LENGTHS, OTHER_POOL, POOLS_MAX
 from router.fleet.health.self_check import CheckResult
 from router.observe.metrics.of_fleet import RouterCollector
 from router.observe.metrics.of_workers import WorkerCollector
