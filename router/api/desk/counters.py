@@ -200,14 +200,13 @@ class TallyCollector(Collector):
         labels = ["model", "role"]
         prompts = HistogramMetricFamily(
             "kvroute_prompt_tokens",
-            "Prompt tokens of a pick, by the model and role of the worker that computes them, the"
-            f" model as its engine calls it; other: all beyond the first {POOLS_MAX} pairs.",
+            "Prompt tokens of a pick, by the role of the worker that computes them, and its model"
+            f" as its engine calls it; other: all pairs of these beyond the first {POOLS_MAX}.",
             labels=labels,
         )
         overlaps = CounterMetricFamily(
             "kvroute_overlap_tokens",
-            "Usable overlap on the picked worker, by its model and role, and by the fastest tier"
-            " that holds it.",
+            "Usable overlap on the picked worker, by the fastest tier that holds it.",
             labels=[*labels, "tier"],
         )
         for pool, picks in self._tally.pools().items():

@@ -134,9 +134,9 @@ KNOWN = (
     "kvroute_known",
     "Entries of bounded tables now: sessions with a known worker, those whose last request went"
     " through another replica (sessions_elsewhere), hot_prefixes, prompts whose tokens are being"
-    " made, prompts at child processes, canaries included (renders), responses of /v1/responses"
-    " whose worker a gateway knows, other replicas that send messages, calls of WatchWorkers"
-    " (watch_calls), pages that watch the console (console_pages). Tables are not for adding up.",
+    " made, renders at child processes, responses of /v1/responses whose worker a gateway knows,"
+    " other replicas that send messages, calls of WatchWorkers (watch_calls), pages that watch the"
+    " console (console_pages). Tables are not for adding up.",
 )
 """Name and help of the family."""
 

@@ -247,25 +247,24 @@ class RouterCollector(Collector):
         labels = ["model", "role"]
         first = HistogramMetricFamily(
             "kvroute_time_to_first_token_seconds",
-            "Reported time to the first token, since the request came to the router, its wait in"
-            " the queue included, by the model and role of the worker that computed the prompt.",
+            "Reported time from a request's arrival to its first token, the queue's wait included;"
+            " of a pair, for its prefill worker.",
             labels=labels,
         )
         between = HistogramMetricFamily(
             "kvroute_time_per_output_token_seconds",
-            f"Mean time between the tokens of an answer of {TOKENS_MIN + 1} tokens or more whose"
-            " first one was reported, by the model and role of its worker.",
+            f"Mean time between the tokens of an answer of at least {TOKENS_MIN + 1} whose first"
+            " was reported.",
             labels=labels,
         )
         lengths = HistogramMetricFamily(
             "kvroute_output_tokens",
-            "Reported tokens of an answer, by the model and role of its worker.",
+            "Reported tokens of an answer.",
             labels=labels,
         )
         objectives = CounterMetricFamily(
             "kvroute_objectives",
-            "Objectives (ttft, tpot) of requests whose time was reported, by result: kept or"
-            " missed.",
+            "Objectives (ttft, tpot) kept or missed, of requests whose time was reported.",
             labels=[*labels, "objective", "result"],
         )
         for pool, answers in self._core.fleet.answers.by_pool.items():
@@ -303,8 +302,8 @@ class RouterCollector(Collector):
     def _predictions(self) -> Metric:
         family = HistogramMetricFamily(
             "kvroute_prediction_ratio",
-            "Measured / predicted: time to the first token, of picks of a policy that predicts it"
-            " (ttft); mean time between the tokens of an answer (tpot).",
+            "Measured / predicted: time to the first token, where the policy predicts it (ttft);"
+            " mean time between the tokens of an answer (tpot).",
             labels=["of"],
         )
         for name, check in (("ttft", self._core.ttft_check), ("tpot", self._core.tpot_check)):
