@@ -16,6 +16,7 @@ from events.feed.replicas import Replicas
 from indexer.identity import WorkerKey
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import RoutingSettings
+from router.fleet.answers import Answers
 from router.fleet.eligibility import DRAINED
 from router.fleet.health.capacity import Capacities
 from router.fleet.health.first_tokens import FirstTokens
@@ -92,6 +93,7 @@ class Fleet:
         )
         self.first_tokens = FirstTokens()
         self.tenants = Tenants()
+        self.answers = Answers()
         self.observed = Observed()
         """Requests that another router serves."""
         self.cache_reports: dict[WorkerKey, CacheReport] = {}

@@ -239,6 +239,67 @@ def test_expressions_of_the_page_on_operation_are_those_of_the_rules(
 # --- played through by promtool -------------------------------------------------------------------
 
 
+def test_dynamos_planner_reads_traffic_by_its_own_names(
+    render: Callable[..., Rendered], exported: list[Series]
+) -> None:
+    rendered = render(prometheusRule={"enabled": True, "dynamoNamespace": "pool-a"})
+    *_, group = rendered["prometheusrule.yaml"]["spec"]["groups"]
+    known = {one.name for one in exported}
+    recorded = {}
+    for rule in group["rules"]:
+        assert rule["labels"] == {"dynamo_namespace": "pool_a"}
+        (selector,) = selectors_in(rule["expr"])
+        assert selector.name in known
+        recorded[rule["record"].removeprefix("dynamo_component_router_")] = rule["expr"]
+    averages = {
+        f"{name}_{part}"
+        for name in (
+            "time_to_first_token_seconds",
+            "inter_token_latency_seconds",
+            "input_sequence_tokens",
+            "output_sequence_tokens",
+            "kv_hit_rate",
+        )
+        for part in ("sum", "count")
+    }
+    assert set(recorded) == {*averages, "requests_started_total", "requests_total"}
+    assert recorded["requests_started_total"] == recorded["requests_total"]
+
+
+@with_promtool
+def test_the_planners_queries_have_answers(render: Callable[..., Rendered], tmp_path: Path) -> None:
+    """As components/src/dynamo/planner/monitoring/traffic_metrics.py of ai-dynamo/dynamo asks."""
+    rule = {"prometheusRule": {"enabled": True, "dynamoNamespace": "pool-a"}}
+    write_rules(render(**values_of("production") | rule), tmp_path)
+    where = 'namespace="inference",fleet="chat-eu",model="m"'
+    name, of = "dynamo_component_router", '{dynamo_namespace="pool_a"}[10m]'
+    mean = f"{name}_input_sequence_tokens"
+    queries = {
+        f"sum(increase({mean}_sum{of})) / sum(increase({mean}_count{of}))": 800,
+        f"sum(increase({name}_requests_started_total{of})"
+        f" or ignoring(__name__) increase({name}_requests_total{of}))": 200,
+    }
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": f'kvroute_prompt_tokens_{part}{{{where},role="{role}"}}', "values": values}
+            for part, values in (("sum", "0+8000x30"), ("count", "0+10x30"))
+            for role in ("prefill", "both")
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f"round({query})",
+                "eval_time": "30m",
+                "exp_samples": [{"labels": "{}", "value": value}],
+            }
+            for query, value in queries.items()
+        ],
+    }
+    story = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "story.yaml").write_text(yaml.safe_dump(story), encoding="utf-8")
+    promtool(tmp_path, "test", "rules", "story.yaml")
+
+
 def promtool(folder: Path, *arguments: str) -> None:
     assert PROMTOOL is not None
     done = subprocess.run(
@@ -259,6 +320,7 @@ def write_rules(rendered: Rendered, folder: Path) -> None:
         {},
         {"ignoredWarnings": []},
         {"thresholds": {"engineSilentFor": "1h30m"}, "alertLabels": {"team": "a: b"}},
+        {"dynamoNamespace": "pool-a"},
     ],
 )
 def test_prometheus_takes_the_rules(

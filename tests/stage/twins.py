@@ -109,7 +109,8 @@ class Side:
             "endings": core.endings,
             "outliers": (repr(core.fleet.outliers), core.fleet.outliers._standings),
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
-            "models": tally.models(),
+            "pools": tally.pools(),
+            "answers": core.fleet.answers.by_pool,
             "ignored priorities": core.fleet.ignored_priorities._workers,
             "stages": {name: int(took.counts.sum()) for name, took in tally.stages.items()},
             "predictions": (

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,15 +22,15 @@ from typing_extensions import override
 from router.decide.core.counts import Counts
 from router.decide.core.tally import (
     BUCKETS_S,
-    MODELS_MAX,
-    OTHER_MODEL,
     RATIO_DECISIONS,
     TIERS,
     PickTally,
 )
+from router.fleet.answers import LENGTHS, POOLS_MAX
 from router.observe.metrics.families import (
     READS,
     READS_LABELS,
+    buckets,
     failed,
     held,
     held_at_most,
@@ -170,27 +169,16 @@ class TallyCollector(Collector):
             "Time of a decision that picks a worker, by stage.",
             labels=["stage"],
         )
-        bounds = (*map(str, BUCKETS_S), "+Inf")
         for stage, seconds in tally.stages.items():
-            counts = map(float, accumulate(seconds.counts.tolist()))
-            buckets = list(zip(bounds, counts, strict=True))
-            durations.add_metric([stage], buckets, float(seconds.total_s[0]))
+            counts = buckets(BUCKETS_S, seconds.counts.tolist())
+            durations.add_metric([stage], counts, float(seconds.total_s[0]))
         yield durations
-        _, reachable, *taken = tally.tokens.tolist()
-        overlap = CounterMetricFamily(
-            "kvroute_overlap_tokens",
-            "Usable overlap on the picked worker, by the fastest tier that holds it.",
-            labels=["tier"],
-        )
-        for tier, tokens in zip(TIERS, taken, strict=True):
-            overlap.add_metric([tier], tokens)
-        yield overlap
         yield CounterMetricFamily(
             "kvroute_overlap_reachable_tokens",
             "Usable overlap on the worker that held most: what picks without regard to load reuse.",
-            value=reachable,
+            value=int(tally.tokens[1]),
         )
-        yield from self._by_model()
+        yield from self._by_pool()
         predicted = SummaryMetricFamily(
             "kvroute_ttft_predicted_seconds",
             "Predicted time to the first token, of picks of a policy that predicts it: on the"
@@ -208,20 +196,21 @@ class TallyCollector(Collector):
             value=usable / prompt_tokens if prompt_tokens else 0.0,
         )
 
-    def _by_model(self) -> Iterator[Metric]:
-        prompts = SummaryMetricFamily(
+    def _by_pool(self) -> Iterator[Metric]:
+        labels = ["model", "role"]
+        prompts = HistogramMetricFamily(
             "kvroute_prompt_tokens",
-            "Picks, and prompt tokens of them in sum, by the model of the picked worker, as its"
-            f" engine calls it; other: all models beyond the first {MODELS_MAX}.",
-            labels=["model"],
+            "Prompt tokens of a pick, by the role of the worker that computes them, and its model"
+            f" as its engine calls it; other: all pairs of these beyond the first {POOLS_MAX}.",
+            labels=labels,
         )
         overlaps = CounterMetricFamily(
-            "kvroute_model_overlap_tokens",
-            "Usable overlap on the picked worker, by model.",
-            labels=["model"],
+            "kvroute_overlap_tokens",
+            "Usable overlap on the picked worker, by the fastest tier that holds it.",
+            labels=[*labels, "tier"],
         )
-        for model, counts in {OTHER_MODEL: (0, 0, 0), **self._tally.models()}.items():
-            picks, prompt_tokens, overlap_tokens = counts
-            prompts.add_metric([model], picks, prompt_tokens)
-            overlaps.add_metric([model], overlap_tokens)
+        for pool, picks in self._tally.pools().items():
+            prompts.add_metric(pool, buckets(LENGTHS, picks.lengths), picks.prompt_tokens)
+            for tier, tokens in zip(TIERS, picks.overlap_tokens, strict=True):
+                overlaps.add_metric([*pool, tier], tokens)
         yield from (prompts, overlaps)

@@ -357,6 +357,7 @@ class Desk:
         content, reservation, repeated = answered
         if not repeated:
             waiting.caller.owns(reservation)
+            reservation.waited_s = waited_s
             ahead = 0 if waiting.waiter is None else waiting.waiter.ahead
             content = reservation.answer = answer_codec.with_queue_time(content, waited_s, ahead)
         return content, reservation, repeated

@@ -36,12 +36,12 @@ from router.decide.core.moved_waits import MovedWaits
 from router.decide.core.pool import Pool
 from router.decide.core.progress import ProgressResult
 from router.decide.core.sight import FleetSight
-from router.decide.core.waits import Waits
 from router.decide.decision.decider import FULL_RETRY_S
 from router.decide.decision.decision import Decision
 from router.decide.decision.nobody_fits import NobodyFits
 from router.decide.queue.admission_queue import AdmissionQueue
 from router.decide.waiter import Waiter
+from router.fleet.histogram import Histogram
 from router.fleet.reservations.reservations import Reservation
 from router.request.narrowing import Narrowing
 from router.request.refusal import Reason, Refusal
@@ -58,6 +58,8 @@ BANDS_MAX = 64
 """Bands whose waits are counted, those of earlier configurations among them."""
 AHEAD_S = 0.01
 """A wait ends so long before its call's deadline, so that the caller reads why."""
+WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the histogram of waits."""
 
 
 class Job(Protocol):
@@ -91,7 +93,7 @@ class Admission:
     def __init__(self, core: RouterCore, settings: QueueSettings, rng: Random) -> None:
         self._sight = FleetSight(core)
         self.queue = AdmissionQueue(settings, rng, self._sight)
-        self.waits: dict[str, Waits] = {}
+        self.waits: dict[str, Histogram] = {}
         """Waits of the requests that got a worker, by band."""
         self.in_vain, self.sheddable_in_vain = VainAttempts(), VainAttempts()
         """Failed attempts, and those of sheddable requests, which others don't wait for."""
@@ -301,7 +303,7 @@ class Admission:
         """A wait ended with a worker."""
         band = self.queue.band(waiter)
         if band not in self.waits and len(self.waits) < BANDS_MAX:
-            self.waits[band] = Waits()
+            self.waits[band] = Histogram(WAITS_S)
         if (waits := self.waits.get(band)) is not None:
             waits.add(now_s - waiter.arrived_s)
 

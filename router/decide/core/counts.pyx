@@ -6,15 +6,18 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from indexer.arrays cimport address_of
 
 from router.decide.core.tally import BUCKETS_S, RATIO_DECISIONS, STAGES as STAGE_NAMES, TIERS
+from router.fleet.answers import LENGTHS as LENGTH_BOUNDS
 
 DEF STAGES = 4
 """Hash, match, cost, total."""
 DEF BUCKETS = 11
-DEF MODEL_COUNTS = 3
-"""Of PickTally.by_model: picks, prompt tokens, usable overlap."""
+DEF LENGTHS = 16
 DEF FIELDS = 6
 """Of Overlap: raw, usable, and the tiers."""
+DEF POOL_COUNTS = LENGTHS + FIELDS
+"""Of PickTally.by_pool: picks by length, prompt tokens, and the tiers."""
 assert len(BUCKETS_S) == BUCKETS and len(STAGE_NAMES) == STAGES and len(TIERS) == FIELDS - 2
+assert len(LENGTH_BOUNDS) == LENGTHS
 cdef size_t RATIO_DECISIONS_C = RATIO_DECISIONS
 cdef dict _numbers = {name: number for number, name in enumerate(STAGE_NAMES)}
 
@@ -32,9 +35,11 @@ cdef class Counts:
         self._tokens = <int64_t *>address_of(tally.tokens)
         self._recent = <int64_t *>address_of(tally.recent)
         self._picks = <int64_t *>address_of(tally.picks)
-        self._by_model = <int64_t *>address_of(tally.by_model)
+        self._by_pool = <int64_t *>address_of(tally.by_pool)
         for i, bound in enumerate(BUCKETS_S):
             self._bounds_s[i] = bound
+        for i, tokens in enumerate(LENGTH_BOUNDS):
+            self._lengths[i] = tokens
 
     cpdef void begin(self):
         """A decision begins."""
@@ -63,7 +68,7 @@ cdef class Counts:
         tally, source = self.tally, decision.pool.sources[decision.order[0]]
         self.overlap(
             decision.request.prompt.token_count, decision.ranking.best_overlap(), overlap, 1,
-            tally.model_row(source.heartbeat.model),
+            tally.pool_row(source.heartbeat.model, source.heartbeat.role),
         )
         seconds = decision.ttft_s
         if seconds is not None:
@@ -83,18 +88,21 @@ cdef class Counts:
             self._add(stage, self._spent_s[stage])
         return 0
 
-    cdef void overlap(self, uint64_t prompt_tokens, uint64_t reachable_tokens, const int32_t *overlaps, size_t rows, int64_t model_row):
+    cdef void overlap(self, uint64_t prompt_tokens, uint64_t reachable_tokens, const int32_t *overlaps, size_t rows, int64_t pool_row):
         """Counts what a pick takes from caches. overlaps: of the pick, by field of Overlap, at every `rows`th place.
-        model_row: in by_model."""
+        pool_row: in by_pool."""
         cdef size_t at = 2 * (<size_t>self._picks[0] % RATIO_DECISIONS_C), i
-        cdef int64_t *of_model = self._by_model + MODEL_COUNTS * model_row
-        of_model[0] += 1
-        of_model[1] += prompt_tokens
-        of_model[2] += overlaps[rows]
+        cdef int64_t *of_pool = self._by_pool + POOL_COUNTS * pool_row
+        cdef size_t length = 0
+        while length < LENGTHS and self._lengths[length] < prompt_tokens:
+            length += 1
+        of_pool[length] += 1
+        of_pool[LENGTHS + 1] += prompt_tokens
         self._tokens[0] += prompt_tokens
         self._tokens[1] += reachable_tokens
         for i in range(2, FIELDS):
             self._tokens[i] += overlaps[i * rows]
+            of_pool[LENGTHS + i] += overlaps[i * rows]
         self._recent[at] = overlaps[rows]
         self._recent[at + 1] = prompt_tokens
         self._picks[0] += 1

@@ -90,6 +90,7 @@ class ReservationLife:
             lease_ends_s=now_s + self.lease_s,
             answer=b"",
             tenant=request.tenant,
+            objective=request.objective,
         )
 
     def hold(self, reservation: Reservation, decision: Decision) -> PrefillHold:
@@ -250,6 +251,7 @@ class ReservationLife:
             load = self.fleet.load(source.key)
             done = float(work(seen.new_tokens, reservation.prompt_tokens))
             token_times.on_prompt(source.key, source.heartbeat, load, done, now_s)
+            self.fleet.answers.on_first(source.heartbeat, reservation, now_s)
             self.fleet.rates.on_done(
                 source.key,
                 source.slot,
@@ -309,13 +311,13 @@ class ReservationLife:
             if self.fleet.rates.under_way:
                 self.fleet.rates.on_end(worker if hold is None else hold.worker, reservation.id)
         self.fleet.load(worker).outputs.drop(reservation.id)
-        self._close(worker, reservation, new_tokens, now_s)
+        source = self._close(worker, reservation, new_tokens, now_s)
         if hold is not None:
             self._end_prefill(reservation, now_s)
         if self.ttft_check.predicted_s:
             self.ttft_check.on_end(reservation.id)
         self.reservations.end(reservation, ending, now_s)
-        self._measure_tokens(reservation, ending, now_s)
+        self._measure_tokens(reservation, ending, source, now_s)
         self.endings[ending] += 1
         if self._ended is not None:
             self._ended.append(reservation)
@@ -331,8 +333,11 @@ class ReservationLife:
             for key in _workers_of(reservation):
                 self.fleet.outliers.on_end(key, reservation.id)
 
-    def _measure_tokens(self, reservation: Reservation, ending: Ending, now_s: float) -> None:
-        """Learns from the time between the tokens of an answer that came to its end."""
+    def _measure_tokens(
+        self, reservation: Reservation, ending: Ending, source: Source | None, now_s: float
+    ) -> None:
+        """Learns from the time between the tokens of an answer that came to its end. source: of its
+        worker."""
         if ending is Ending.FINISHED:
             load = self.fleet.load_of(reservation.worker)
             blocks = len(reservation.prefixes) + reservation.own_blocks
@@ -340,6 +345,8 @@ class ReservationLife:
             measured_s = self.fleet.token_times.on_finished(reservation.id, load, *about)
             if measured_s is not None:
                 self.tpot_check.on_done(reservation.id, measured_s)
+            if source is not None and source.heartbeat is not None:
+                self.fleet.answers.on_finished(source.heartbeat, reservation, measured_s)
         else:
             self.fleet.token_times.on_end(reservation.id)
         self.tpot_check.on_end(reservation.id)
@@ -354,14 +361,16 @@ class ReservationLife:
 
     def _close(
         self, worker: WorkerKey, reservation: Reservation, new_tokens: int, now_s: float
-    ) -> None:
-        """A reservation's load on a worker ends. new_tokens: of its prompt, not computed yet."""
+    ) -> Source | None:
+        """A reservation's load on a worker ends. new_tokens: of its prompt, not computed yet.
+        Returns the worker's source, if it is still known."""
         self.fleet.room += 1
         load, source = self.fleet.load(worker), self.fleet.view.sources.get(worker)
         prefixes, own_blocks = reservation.prefixes, reservation.own_blocks
         load.close(prefixes, own_blocks, now_s, new_tokens)
         if source is not None:
             self.fleet.pools.put_load(source.slot, load)
+        return source
 
     def note_probe(self, key: WorkerKey, reservation_id: str, now_s: float) -> None:
         if key in self.fleet.outliers.probing:

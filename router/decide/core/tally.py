@@ -4,9 +4,12 @@ prometheus_client takes a lock for each count, and walks all buckets for each du
 as a tenth of a decision. The event loop counts alone here, and scrapes read what is there.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from events.plane.facts import TIER_NAMES
+from router.fleet.answers import LENGTHS, OTHER_POOL, POOLS_MAX
 
 STAGES = ("hash", "match", "cost", "total")
 TIERS = (*TIER_NAMES.values(), "predicted")
@@ -15,10 +18,6 @@ BUCKETS_S = (
 )  # fmt: skip
 RATIO_DECISIONS = 1000
 """Decisions that kvroute_kv_hit_ratio looks back on."""
-MODELS_MAX = 64
-"""Models whose picks are counted apart: the first that get any. Later ones count together."""
-OTHER_MODEL = "other"
-"""Name in metrics of all later models together."""
 
 
 class Durations:
@@ -27,6 +26,16 @@ class Durations:
     def __init__(self) -> None:
         self.counts = np.zeros(len(BUCKETS_S) + 1, np.int64)
         self.total_s = np.zeros(1)
+
+
+class PoolPicks(NamedTuple):
+    """Picks of workers of one model and role."""
+
+    lengths: list[int]
+    """Picks by the length of their prompts, one number for each bucket."""
+    prompt_tokens: int
+    overlap_tokens: list[int]
+    """Usable overlap, by tier."""
 
 
 class PickTally:
@@ -38,9 +47,10 @@ class PickTally:
         """Tokens of prompts, of the longest usable overlaps, and by tier of those taken."""
         self.recent = np.zeros((RATIO_DECISIONS, 2), np.int64)
         """Usable overlap and prompt tokens of the last picks, in a ring."""
-        self.by_model = np.zeros((MODELS_MAX + 1, 3), np.int64)
-        """Picks, prompt tokens and usable overlap of each model, in the rows of `model_row`."""
-        self.model_rows: dict[str, int] = {}
+        self.by_pool = np.zeros((POOLS_MAX + 1, len(LENGTHS) + 2 + len(TIERS)), np.int64)
+        """Picks by the length of their prompts, prompt tokens, and usable overlap by tier, in the
+        rows of `pool_row`."""
+        self.pool_rows = {OTHER_POOL: POOLS_MAX}
         self.picks = np.zeros(1, np.int64)
         self.ttfts = 0
         """Picks of policies that predict the time to the first token,"""
@@ -49,27 +59,30 @@ class PickTally:
         self.ttft_best_s = 0.0
         """and the shortest that each of them could have had."""
 
-    def model_row(self, model: str) -> int:
-        """Row of `by_model` in which a model's picks are counted; the last row is that of all
-        models beyond MODELS_MAX.
+    def pool_row(self, model: str, role: str) -> int:
+        """Row of `by_pool` in which a pool's picks are counted; the last row is that of all pools
+        beyond POOLS_MAX.
 
         model: the name that the picked worker's engine gives, never a name that a request made up.
         """
-        row = self.model_rows.get(model, MODELS_MAX)
-        if row == MODELS_MAX and len(self.model_rows) < MODELS_MAX:
-            row = self.model_rows[model] = len(self.model_rows)
+        row = self.pool_rows.get((model, role))
+        if row is None:
+            if len(self.pool_rows) > POOLS_MAX:
+                return POOLS_MAX
+            row = self.pool_rows[model, role] = len(self.pool_rows) - 1
         return row
 
-    def models(self) -> dict[str, list[int]]:
-        """Picks, prompt tokens and usable overlap tokens, by model; models beyond MODELS_MAX are
-        OTHER_MODEL.
-        """
-        counts = self.by_model.tolist()
-        picks = {model: counts[row] for model, row in self.model_rows.items()}
-        if counts[MODELS_MAX][0]:
-            mine = picks.get(OTHER_MODEL, [0, 0, 0])  # a model may have that very name
-            picks[OTHER_MODEL] = [a + b for a, b in zip(mine, counts[MODELS_MAX], strict=True)]
-        return picks
+    def pools(self) -> dict[tuple[str, str], PoolPicks]:
+        """The picks of each model and role; pools beyond POOLS_MAX are OTHER_POOL."""
+        counts = self.by_pool.tolist()
+        return {
+            pool: PoolPicks(
+                lengths=counts[row][: len(LENGTHS) + 1],
+                prompt_tokens=counts[row][len(LENGTHS) + 1],
+                overlap_tokens=counts[row][len(LENGTHS) + 2 :],
+            )
+            for pool, row in self.pool_rows.items()
+        }
 
     def predicted(self, seconds: float, best_s: float) -> None:
         """Counts a predicted time to the first token. best_s: the shortest predicted for any

@@ -22,12 +22,8 @@ class TimeCheck:
         self.counts = [0] * (len(RATIOS) + 1)
         """Requests by their ratio, one number for each bucket."""
         self.ratios = 0.0
-        """Sum of the ratios; measured_s, late_s and early_s are sums, too, in seconds."""
+        """Sum of the ratios; measured_s is the sum of the times."""
         self.measured_s = 0.0
-        self.late_s = 0.0
-        """Seconds by which measured times were longer than predicted, in sum."""
-        self.early_s = 0.0
-        """Seconds by which measured times were shorter than predicted, in sum."""
         self.predicted_s: dict[str, float] = {}
         """Predicted seconds by reservation, of those that may be measured yet."""
 
@@ -48,8 +44,6 @@ class TimeCheck:
         self.counts[bisect_left(RATIOS, ratio)] += 1
         self.ratios += ratio
         self.measured_s += measured_s
-        self.late_s += max(0.0, measured_s - predicted_s)
-        self.early_s += max(0.0, predicted_s - measured_s)
 
     def on_end(self, reservation_id: str) -> None:
         """Forgets the prediction of a reservation that ended, measured or not."""

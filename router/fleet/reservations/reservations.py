@@ -23,7 +23,7 @@ from typing_extensions import override
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from router.fleet.reservations.steps import add_reservation
-from router.request.request import CLIENT_ID_END, Fingerprint
+from router.request.request import CLIENT_ID_END, Fingerprint, Objective
 
 
 class Ending(StrEnum):
@@ -107,6 +107,9 @@ class Reservation(msgspec.Struct, eq=False, gc=False):
     """Empty: its request named none."""
     owner: str = ""
     """Name of the identity whose request it is; empty: its caller needed no key."""
+    objective: Objective | None = None
+    waited_s: float = 0.0
+    """Seconds in the queue, before the pick."""
 
     def holds(self, workers: Collection[WorkerKey]) -> bool:
         """Whether the reservation is open on any of some workers."""

@@ -68,14 +68,12 @@ class WorkerAttempt:
         request: web.Request,
         exchange: Exchange,
         routed: RoutedRequest,
-        began_s: float,
         trace: GatewayTrace | None = None,
         *,
         movable: bool = False,
     ) -> None:
         """movable: whether another worker may take the request before its first byte."""
         self._movable = movable
-        self._began_s = began_s
         self._trace = trace
         self._forwarder = forwarder
         self._request = request
@@ -307,7 +305,6 @@ class WorkerAttempt:
         return response
 
     async def _begin(self, response: web.StreamResponse) -> None:
-        self._forwarder.first_byte(self._began_s, self._trace)
         if self._trace is not None:
             self._trace.first_byte()
         try:

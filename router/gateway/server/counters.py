@@ -22,7 +22,6 @@ from router.observe.metrics.families import (
 from router.request.bodies import PATHS
 
 PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-FIRST_BYTE_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 OUTCOMES = ("finished", "worker_refused", "refused", "failed", "cut", "cancelled", "observed")
 """finished: the answer is whole. worker_refused: passed on, with the worker's 4xx. refused: by the
 gateway or a router. failed: no worker answered. cut: the worker failed after the first byte.
@@ -91,12 +90,6 @@ class GatewayCounters:
         )
         pick = Histogram(*PICK, ["program"], buckets=PICK_S, registry=None)
         self.pick = shared(registry, pick).labels(PROGRAM)
-        self.first_byte = Histogram(
-            "kvroute_gateway_first_byte_seconds",
-            "From a request's head to the first byte of its answer.",
-            buckets=FIRST_BYTE_S,
-            registry=registry,
-        )
         self._begin()
 
     def _begin(self) -> None:

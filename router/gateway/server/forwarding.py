@@ -129,9 +129,7 @@ class Forwarder:
                     self._picked(began_s, trace)
                 if trace is not None:
                     trace.picked(routed.pick.worker_id)
-                work = WorkerAttempt(
-                    self, request, exchange, routed, began_s, trace, movable=not holder
-                )
+                work = WorkerAttempt(self, request, exchange, routed, trace, movable=not holder)
                 return await work.run()
         raise RuntimeError(
             "all attempts of the request ended without an answer and without an error"
@@ -244,10 +242,6 @@ class Forwarder:
     def _picked(self, began_s: float, trace: GatewayTrace | None) -> None:
         now_s = asyncio.get_running_loop().time()
         self._counters.pick.observe(now_s - began_s, trace.exemplar if trace else None)
-
-    def first_byte(self, began_s: float, trace: GatewayTrace | None) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._counters.first_byte.observe(now_s - began_s, trace.exemplar if trace else None)
 
 
 def _gone(response_id: str, why: str) -> GatewayRefusal:

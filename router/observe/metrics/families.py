@@ -3,7 +3,8 @@
 A shared family has its text here; each collector gives its own series, and scrapes join them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -20,6 +21,13 @@ from router.observe.audit.shadow_policy import Balance
 
 def gauge(name: str, description: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, description, value=value)
+
+
+def buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Buckets of a histogram. bounds: their upper bounds; counts: the numbers within each, and
+    above the last."""
+    named = (*map(str, bounds), "+Inf")
+    return list(zip(named, map(float, accumulate(counts)), strict=True))
 
 
 def change(name: str, description: str, balance: Balance) -> CounterMetricFamily:
@@ -124,9 +132,10 @@ READS_LABELS = ("source", "result")
 KNOWN = (
     "kvroute_known",
     "Entries of bounded tables now: sessions with a known worker, those whose last request went"
-    " through another replica (sessions_elsewhere), hot_prefixes, responses of /v1/responses whose"
-    " worker a gateway knows, other replicas that send messages, calls of WatchWorkers"
-    " (watch_calls), pages that watch the console (console_pages). Tables are not for adding up.",
+    " through another replica (sessions_elsewhere), hot_prefixes, prompts whose tokens are being"
+    " made, renders at child processes, responses of /v1/responses whose worker a gateway knows,"
+    " other replicas that send messages, calls of WatchWorkers (watch_calls), pages that watch the"
+    " console (console_pages). Tables are not for adding up.",
 )
 """Name and help of the family."""
 

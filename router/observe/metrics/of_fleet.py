@@ -1,7 +1,6 @@
 """Metrics of the fleet and of the requests that are open, read from the core at each scrape."""
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,7 +21,16 @@ from router.fleet.health.self_check import CheckResult
 from router.fleet.health.time_check import RATIOS
 from router.fleet.reservations.reservations import FINISH_REASONS, Ending
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers
-from router.observe.metrics.families import counter, failures, forgotten, gauge, held, known
+from router.fleet.token_times import TOKENS_MIN
+from router.observe.metrics.families import (
+    buckets,
+    counter,
+    failures,
+    forgotten,
+    gauge,
+    held,
+    known,
+)
 
 
 class RouterCollector(Collector):
@@ -54,13 +62,13 @@ class RouterCollector(Collector):
             ("prefill_done", "finished"),
         )
         yield from self._tenants()
+        yield from self._answers()
         yield from self._index()
         yield from self._sessions()
         yield from self._facts()
         yield from self._recoveries()
         yield from self._self_check()
-        yield from self._ttft_check()
-        yield self._tpot_check()
+        yield self._predictions()
         yield from self._outliers()
         yield self._policy_failures()
         yield self._warnings()
@@ -234,6 +242,46 @@ class RouterCollector(Collector):
             first.add_metric([tenant], numbers.first_tokens, numbers.first_token_s)
         yield from (tokens, first)
 
+    def _answers(self) -> Iterator[Metric]:
+        labels = ["model", "role"]
+        first = HistogramMetricFamily(
+            "kvroute_time_to_first_token_seconds",
+            "Reported time from a request's arrival to its first token, the queue's wait included;"
+            " of a pair, for its prefill worker.",
+            labels=labels,
+        )
+        between = HistogramMetricFamily(
+            "kvroute_time_per_output_token_seconds",
+            f"Mean time between the tokens of an answer of at least {TOKENS_MIN + 1} whose first"
+            " was reported.",
+            labels=labels,
+        )
+        lengths = HistogramMetricFamily(
+            "kvroute_output_tokens",
+            "Reported tokens of an answer.",
+            labels=labels,
+        )
+        objectives = CounterMetricFamily(
+            "kvroute_objectives",
+            "Objectives (ttft, tpot) kept or missed, of requests whose time was reported.",
+            labels=[*labels, "objective", "result"],
+        )
+        for pool, answers in self._core.fleet.answers.by_pool.items():
+            for family, histogram in (
+                (first, answers.ttft_s),
+                (between, answers.tpot_s),
+                (lengths, answers.tokens),
+            ):
+                counts = buckets(histogram.bounds, histogram.counts)
+                family.add_metric(pool, counts, histogram.total)
+            for objective, results in (
+                ("ttft", answers.ttft_objectives),
+                ("tpot", answers.tpot_objectives),
+            ):
+                for result, count in zip(("missed", "kept"), results, strict=True):
+                    objectives.add_metric([*pool, objective, result], count)
+        yield from (first, between, lengths, objectives)
+
     def _policy_failures(self) -> Metric:
         counts = self._core.decider.policy_failures
         own = filter(is_own, self._core.policies)
@@ -250,36 +298,16 @@ class RouterCollector(Collector):
             tuple(CheckResult),
         )
 
-    def _ttft_check(self) -> Iterator[Metric]:
-        check = self._core.ttft_check
-        bounds = (*map(str, RATIOS), "+Inf")
-        yield HistogramMetricFamily(
-            "kvroute_ttft_ratio",
-            "Measured time to the first token / predicted, of picks of a policy that predicts it.",
-            buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
-            sum_value=check.ratios,
+    def _predictions(self) -> Metric:
+        family = HistogramMetricFamily(
+            "kvroute_prediction_ratio",
+            "Measured / predicted: time to the first token, where the policy predicts it (ttft);"
+            " mean time between the tokens of an answer (tpot).",
+            labels=["of"],
         )
-        seconds = CounterMetricFamily(
-            "kvroute_ttft_seconds",
-            "Reported time to the first token, of picks with a predicted one (measured), and by how"
-            " much each was later or sooner than predicted (late, early); kinds are not for adding"
-            " up.",
-            labels=["kind"],
-        )
-        seconds.add_metric(["measured"], check.measured_s)
-        seconds.add_metric(["late"], check.late_s)
-        seconds.add_metric(["early"], check.early_s)
-        yield seconds
-
-    def _tpot_check(self) -> Metric:
-        check = self._core.tpot_check
-        bounds = (*map(str, RATIOS), "+Inf")
-        return HistogramMetricFamily(
-            "kvroute_tpot_ratio",
-            "Measured mean time between the tokens of an answer / predicted at its pick.",
-            buckets=list(zip(bounds, map(float, accumulate(check.counts)), strict=True)),
-            sum_value=check.ratios,
-        )
+        for name, check in (("ttft", self._core.ttft_check), ("tpot", self._core.tpot_check)):
+            family.add_metric([name], buckets(RATIOS, check.counts), check.ratios)
+        return family
 
     def _warnings(self) -> Metric:
         family = GaugeMetricFamily(

@@ -12,7 +12,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.observe.metrics.families import failures
+from router.observe.metrics.families import failures, known
 from router.request.bodies import WITH_TOKENS
 from router.request.proving.proof import State
 from router.request.tokens import ESTIMATED, MadeBy, Prompts
@@ -39,15 +39,8 @@ class PromptCollector(Collector):
         )
         renders.add_metric([], prompts.renders, prompts.render_s)
         yield renders
-        open_prompts = GaugeMetricFamily(
-            "kvroute_prompts_open",
-            "Requests whose prompt has its tokens made (all); prompts at child processes, canaries"
-            " included (render). Kinds are not for adding up.",
-            labels=["kind"],
-        )
-        open_prompts.add_metric(["all"], self._open_prompts())
-        open_prompts.add_metric(["render"], prompts.waiting)
-        yield open_prompts
+        yield known("prompts", self._open_prompts())
+        yield known("renders", prompts.waiting)
         yield failures(
             "prompt_child", {(cause, ""): prompts.killed[cause] for cause in ("time", "exit")}
         )

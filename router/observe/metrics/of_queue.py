@@ -12,15 +12,15 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from router.decide.core.admission import Admission
+from router.decide.core.admission import WAITS_S, Admission
 from router.decide.core.saturation import pool_loads
-from router.decide.core.waits import Waits
 from router.decide.queue.views import OTHER, Depth, sums
 from router.decide.queue_limits.bounds import Bound
 from router.decide.queue_limits.recent_tenants import TENANTS_MAX
 from router.decide.waiter import Fate
+from router.fleet.histogram import Histogram
 from router.fleet.state import Fleet
-from router.observe.metrics.families import counter, gauge, held, held_at_most
+from router.observe.metrics.families import buckets, counter, gauge, held, held_at_most
 
 
 class QueueCollector(Collector):
@@ -74,8 +74,8 @@ class QueueCollector(Collector):
             labels=["band"],
         )
         for band in dict.fromkeys([*queue.bands, *waits]):
-            ended = waits.get(band) or Waits()
-            wait.add_metric([band], ended.buckets(), ended.total_s)
+            ended = waits.get(band) or Histogram(WAITS_S)
+            wait.add_metric([band], buckets(WAITS_S, ended.counts), ended.total)
         yield wait
 
     def _tenants(self, counts: Mapping[str, int]) -> Metric:

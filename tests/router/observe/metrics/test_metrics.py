@@ -11,11 +11,13 @@ from indexer.identity import Tier
 from router.api.desk.counters import OUTCOMES, Metrics, kvroute_version
 from router.config.settings.configurations import ModelSettings
 from router.decide.core.progress import Pick, Progress, ProgressState
-from router.decide.core.tally import MODELS_MAX, OTHER_MODEL, STAGES
+from router.decide.core.tally import STAGES
+from router.fleet.answers import LENGTHS, OTHER_POOL, POOLS_MAX
 from router.fleet.health.self_check import CheckResult
 from router.observe.metrics.of_fleet import RouterCollector
 from router.observe.metrics.of_workers import WorkerCollector
 from router.request.refusal import Reason
+from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
 
 NAMES = [
@@ -205,10 +207,11 @@ def test_picks_count_tokens_by_tier_and_what_was_within_reach() -> None:
     fleet.cache(far, asked, 96, Tier.DISK)
     fleet.say(far, running=5)
     observed.pick(100)
-    assert observed.value("kvroute_prompt_tokens_sum", model="m") == 100
-    assert observed.value("kvroute_overlap_tokens_total", tier="device") == 32
-    assert observed.value("kvroute_overlap_tokens_total", tier="host") == 16
-    assert observed.value("kvroute_overlap_tokens_total", tier="disk") == 0
+    pool = {"model": "m", "role": "both"}
+    assert observed.value("kvroute_prompt_tokens_sum", **pool) == 100
+    assert observed.value("kvroute_overlap_tokens_total", tier="device", **pool) == 32
+    assert observed.value("kvroute_overlap_tokens_total", tier="host", **pool) == 16
+    assert observed.value("kvroute_overlap_tokens_total", tier="disk", **pool) == 0
     assert observed.value("kvroute_overlap_reachable_tokens_total") == 96
     assert observed.value("kvroute_kv_hit_ratio") == pytest.approx(0.48)
     assert observed.value("kvroute_requests_total", outcome="picked", reason="") == 1
@@ -222,24 +225,49 @@ def test_picks_are_counted_by_the_model_of_the_picked_worker() -> None:
     for model in ("a", "long", "b"):
         observed.pick(100, model=model)
     observed.pick(50, model="tuned")
-    named = {"model": "a"}
+    named = {"model": "a", "role": "both"}
     assert observed.value("kvroute_prompt_tokens_count", **named) == 3
     assert observed.value("kvroute_prompt_tokens_sum", **named) == 250
-    assert observed.value("kvroute_model_overlap_tokens_total", **named) >= 64 + 96
-    assert observed.value("kvroute_prompt_tokens_count", model="b") == 1
+    assert observed.value("kvroute_overlap_tokens_total", tier="device", **named) >= 64 + 96
+    assert observed.value("kvroute_prompt_tokens_count", model="b", role="both") == 1
 
 
-def test_models_beyond_the_bound_are_counted_together() -> None:
+def test_a_pairs_prompt_counts_for_its_prefill_worker() -> None:
     observed = Observed()
-    for i in range(MODELS_MAX + 2):
+    observed.fleet.add("p0", role="prefill")
+    observed.fleet.add("d0", role="decode")
+    assert observed.pick(8192, role=Role.PAIR).reservation.prefill is not None
+    assert observed.value("kvroute_prompt_tokens_sum", model="m", role="prefill") == 8192
+    assert ("kvroute_prompt_tokens_sum", (("model", "m"), ("role", "decode"))) not in (
+        observed.samples()
+    )
+
+
+def test_prompts_fall_into_buckets_by_their_length_bounds_included() -> None:
+    observed = Observed()
+    observed.fleet.add("w0")
+    for tokens in (10, 16, 17, LENGTHS[-1] + 1):
+        observed.pick(tokens)
+    below = [
+        observed.value("kvroute_prompt_tokens_bucket", model="m", role="both", le=le)
+        for le in ("16", "32", str(LENGTHS[-1]), "+Inf")
+    ]
+    assert below == [2, 3, 3, 4]
+
+
+def test_pools_beyond_the_bound_are_counted_together() -> None:
+    observed = Observed()
+    for i in range(POOLS_MAX + 2):
         observed.fleet.add(f"w{i}", model=f"m{i}")
         observed.pick(10, model=f"m{i}")
     observed.pick(10, model="m0")
-    assert observed.value("kvroute_prompt_tokens_count", model="m0") == 2
-    assert observed.value("kvroute_prompt_tokens_count", model=f"m{MODELS_MAX - 1}") == 1
-    assert observed.value("kvroute_prompt_tokens_count", model=OTHER_MODEL) == 2
-    assert observed.value("kvroute_prompt_tokens_sum", model=OTHER_MODEL) == 20
-    assert len(observed.metrics.tally.models()) == MODELS_MAX + 1
+    last = f"m{POOLS_MAX - 1}"
+    model, role = OTHER_POOL
+    assert observed.value("kvroute_prompt_tokens_count", model="m0", role="both") == 2
+    assert observed.value("kvroute_prompt_tokens_count", model=last, role="both") == 1
+    assert observed.value("kvroute_prompt_tokens_count", model=model, role=role) == 2
+    assert observed.value("kvroute_prompt_tokens_sum", model=model, role=role) == 20
+    assert len(observed.metrics.tally.pools()) == POOLS_MAX + 1
 
 
 def test_predicted_times_are_counted_beside_the_shortest() -> None:
