@@ -8,11 +8,12 @@ counted yet.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from indexer.identity import EngineHash
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksStored:
+class BlocksStored(Struct, frozen=True):
     """A chain of blocks that the engine stored, after `parent` if there is one."""
 
     hashes: tuple[EngineHash, ...]
@@ -46,8 +47,7 @@ class BlocksStored:
     """Whether the blocks are in a pool that all workers share: on no worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksRemoved:
+class BlocksRemoved(Struct, frozen=True):
     """One physical copy of each block is gone from a medium."""
 
     hashes: tuple[EngineHash, ...]
@@ -56,16 +56,14 @@ class BlocksRemoved:
     remote: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksCleared:
+class BlocksCleared(Struct, frozen=True):
     """The engine dropped all blocks, on all media."""
 
 
 EngineEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 
-@dataclass(frozen=True, slots=True)
-class EngineBatch:
+class EngineBatch(Struct, frozen=True):
     """The events of one message, in order, and the parts that could not be read."""
 
     time_s: float

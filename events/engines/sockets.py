@@ -13,6 +13,7 @@ raises ConnectionBroken, because libzmq never connects it again and reports noth
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -63,18 +64,36 @@ class ConnectionBroken(Exception):
 
 
 class Subscription:
-    """One rank's publisher. Open it, run `watch` beside `receive`, close it."""
+    """One rank's publisher. Open it, run `watch` beside `receive`, close it.
+
+    The event loop watches the descriptor of a plain socket: zmq.asyncio takes a future, a poller
+    and two turns of the loop for each message. libzmq signals the descriptor once for all that has
+    come, so that a waiting message is known by a look at the socket alone.
+    """
 
     def __init__(
         self, context: zmq.asyncio.Context, endpoint: str, *, topic: str = "", bind: bool = False
     ) -> None:
         """Raises EndpointUnusable."""
         self._bound = bind
-        self._socket = _socket(context, zmq.SUB, endpoint, RECEIVE_QUEUE_MESSAGES)
+        # pyzmq's types know one class of sockets for a context.
+        self._socket: zmq.Socket[bytes] = context.socket(  # type: ignore[assignment]
+            zmq.SUB,
+            socket_class=zmq.Socket,  # type: ignore[arg-type]
+        )
+        _set_up(self._socket, endpoint, RECEIVE_QUEUE_MESSAGES)
         self._socket.setsockopt_string(zmq.SUBSCRIBE, topic)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_MS)
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._waiting = asyncio.Event()
+        """Set while messages may wait."""
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = self._socket.fileno()
+        self._loop.add_reader(self._descriptor, self._look)
+        monitored = f"inproc://monitor-{self._descriptor}"
+        self._socket.monitor(monitored, _EVENTS)
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.connect(monitored)
         try:
             _attach(self._socket, endpoint, bind=bind)
         except EndpointUnusable:
@@ -83,8 +102,23 @@ class Subscription:
 
     async def receive(self) -> list[bytes]:
         """The next message; lets other tasks run even while messages wait."""
-        await asyncio.sleep(0)
-        return await self._socket.recv_multipart()
+        waited = False
+        while True:
+            try:
+                message = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._waiting.clear()
+                await self._waiting.wait()
+                waited = True
+                continue
+            if not waited:
+                await asyncio.sleep(0)
+            return message
+
+    def _look(self) -> None:
+        """libzmq has something for the socket; to read its events takes the signal back."""
+        if self._socket.get(zmq.EVENTS):
+            self._waiting.set()
 
     async def watch(self, on_connected: Callable[[], None]) -> None:
         """Calls on_connected after each handshake, for ever. Raises ConnectionBroken."""
@@ -110,6 +144,7 @@ class Subscription:
 
     def close(self) -> None:
         """Closes both sockets; waiting messages are dropped."""
+        self._loop.remove_reader(self._descriptor)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
@@ -131,7 +166,8 @@ async def ask_replay(
     context: zmq.asyncio.Context, endpoint: str, from_seq: int, answer: ReplayAnswer
 ) -> None:
     """Requests all messages from a number on; fills the answer. Raises EndpointUnusable."""
-    socket = _socket(context, zmq.DEALER, endpoint, REPLAY_MESSAGES_MAX)
+    socket = context.socket(zmq.DEALER)
+    _set_up(socket, endpoint, REPLAY_MESSAGES_MAX)
     whole = asyncio.timeout(REPLAY_S)
     try:
         _attach(socket, endpoint, bind=False)
@@ -173,18 +209,14 @@ async def _collect(socket: zmq.asyncio.Socket, answer: ReplayAnswer) -> None:
                 answer.malformed += 1
 
 
-def _socket(
-    context: zmq.asyncio.Context, kind: int, endpoint: str, queue_messages: int
-) -> zmq.asyncio.Socket:
-    socket = context.socket(kind)
+def _set_up(socket: zmq.Socket[Any], endpoint: str, queue_messages: int) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
     socket.setsockopt(zmq.RCVHWM, queue_messages)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, int(is_ipv6(endpoint)))
-    return socket
 
 
-def _attach(socket: zmq.asyncio.Socket, endpoint: str, *, bind: bool) -> None:
+def _attach(socket: zmq.Socket[Any], endpoint: str, *, bind: bool) -> None:
     try:
         if bind:
             socket.bind(endpoint)

@@ -149,12 +149,14 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
     except READ_ERRORS as error:
         return _unreadable(_because(error))
 
-    events: list[EngineEvent] = []
-    unknown_kinds: list[str] = []
     malformed: list[str] = []
-    removals_lost = False
     time_s = read_time_s(batch.ts, malformed)
     dp_rank = read_dp_rank(_rank_of(batch), malformed)
+    if (whole := _readable(batch.events, schema)) is not None:
+        return EngineBatch(time_s, dp_rank, whole, malformed=tuple(malformed))
+    events: list[EngineEvent] = []
+    unknown_kinds: list[str] = []
+    removals_lost = False
     for i, raw in enumerate(batch.events):
         event, kind, reason = decode_event(raw, schema)
         if event is not None:
@@ -172,6 +174,17 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
         removals_lost=removals_lost,
         malformed=tuple(malformed),
     )
+
+
+def _readable(raws: list[Raw], schema: Schema[Any]) -> tuple[EngineEvent, ...] | None:
+    """The events of a batch that has one encoding and nothing unknown, as nearly all are; None: of
+    any other."""
+    meaning = schema.meaning
+    decode = (schema.arrays if raws and _is_array(raws[0]) else schema.maps).decode
+    try:
+        return tuple([meaning(decode(raw)) for raw in raws])
+    except READ_ERRORS:
+        return None
 
 
 def decode_event(
@@ -203,7 +216,9 @@ def read_hash(value: int | bytes) -> EngineHash:
 
 def read_hashes(values: list[int | bytes]) -> tuple[EngineHash, ...]:
     """All hashes of an event, each as by read_hash."""
-    return tuple([read_hash(value) for value in values])
+    return tuple(
+        [value & U64_MASK if isinstance(value, int) else read_hash(value) for value in values]
+    )
 
 
 def read_token_ids(raw: Raw) -> "array[int]":

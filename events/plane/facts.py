@@ -7,6 +7,7 @@ little-endian u64s, so that neither side makes an object for each block.
 Law: facts are sets; a facts message that is applied twice changes nothing the second time.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -359,7 +360,9 @@ def decode(kind: type[M], payload: bytes) -> M | Unreadable:
 
 def pack_hashes(hashes: Sequence[int] | HashArray) -> bytes:
     """Hashes as bytes of a message; raises OverflowError outside [0, 2^64)."""
-    return np.asarray(hashes, dtype="<u8").tobytes()
+    if isinstance(hashes, np.ndarray):
+        return hashes.astype("<u8", copy=False).tobytes()
+    return array("Q", hashes).tobytes()
 
 
 def unpack_hashes(packed: bytes) -> HashArray:

@@ -30,8 +30,9 @@ from events.engines.table import READINGS
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 
-PROBE_S = 0.5
-"""Seconds between two requests for the load."""
+PROBE_S = 0.9
+"""Seconds between two requests for the load. Below BEAT_S (stream_publisher.py): each answer makes
+a heartbeat, which is the next before the timer's is due."""
 MODELS_S = 2.0
 """Seconds between two requests for the models of an engine that answers: LoRAs are loaded and
 unloaded while it runs."""

@@ -11,12 +11,13 @@ Laws:
 - nothing is guessed: a block whose content or place in a chain is unknown is left out and counted.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Self
 
+from msgspec import Struct
 from typing_extensions import override
 from xxhash import xxh3_64_intdigest
 
@@ -33,7 +34,7 @@ from events.relay.blocks import (
     shift,
 )
 from events.relay.ledger_copy import BlockRows, LedgerCopy, LedgerHead, blocks_of
-from indexer.hashing import extend_prefix, hash_seed, multimodal_hash, pack_tokens
+from indexer.hashing import extend_prefix, hash_seed, multimodal_hash
 from indexer.identity import BlockHash, EngineHash, PrefixHash, Tier
 from indexer.index import mix_digest
 
@@ -57,8 +58,7 @@ SHARED_MEDIUMS = frozenset({"EXTERNAL"})
 _SMALLEST_CANONICAL = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """Blocks that arrived on a tier: a chain after `parent`."""
 
     tier: Tier
@@ -66,16 +66,14 @@ class Placed:
     hashes: list[PrefixHash]
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Struct, frozen=True):
     """Blocks that left a tier."""
 
     tier: Tier
     hashes: list[PrefixHash]
 
 
-@dataclass(frozen=True, slots=True)
-class Wiped:
+class Wiped(Struct, frozen=True):
     """All blocks left all tiers."""
 
 
@@ -136,8 +134,8 @@ class Ledger:
         """KV cache group -> its place in `Block.copies`"""
         self._other_groups: set[int | None] = set()
         """Groups without full attention, known from stores: removals don't have the kind."""
-        self._placed: list[tuple[Tier, PrefixHash | None, PrefixHash]] = []
-        self._gone: list[tuple[Tier, PrefixHash]] = []
+        self._changes: list[Change] = []
+        """Changes since the last call of `apply` returned."""
 
     @override
     def __repr__(self) -> str:
@@ -153,16 +151,19 @@ class Ledger:
         for shelf in self._blocks:
             yield from shelf.items()
 
-    def apply(self, event: EngineEvent) -> list[Change]:
-        """The changes by an event, in order. No event of an engine makes it raise."""
-        match event:
-            case BlocksStored():
-                self._store(event)
-            case BlocksRemoved():
-                self._remove(event)
-            case BlocksCleared():
-                return self.wipe()
-        return self._take_changes()
+    def apply(self, *events: EngineEvent) -> list[Change]:
+        """The changes by events, in order: a change for each run of blocks, however many events
+        it came in. No event of an engine makes it raise."""
+        for event in events:
+            match event:
+                case BlocksStored():
+                    self._store(event)
+                case BlocksRemoved():
+                    self._remove(event)
+                case BlocksCleared():
+                    self._changes = self.wipe()
+        changes, self._changes = self._changes, []
+        return changes
 
     def wipe(self) -> list[Change]:
         """Forgets all copies."""
@@ -174,8 +175,7 @@ class Ledger:
         self._blocks, self._block_count = new_shelves(), 0
         self._held, self._held_count = [new_shelves() for _ in Tier], [0 for _ in Tier]
         self._xor = [0 for _ in Tier]
-        self._placed.clear()  # may be left over from an event whose application raised
-        self._gone.clear()
+        self._changes.clear()  # the wipe is all that is left of them
         self.may_miss = False
         return [Wiped()] if had_any else []
 
@@ -243,7 +243,7 @@ class Ledger:
             for tier in Tier:
                 if copies & TIER_MASKS[tier]:
                     ledger._arrive(block, tier, None)
-            ledger._placed.clear()
+            ledger._changes.clear()
         if ledger.count() != head.count:
             raise ValueError(
                 f"the saved ledger has {ledger.count()} placements; its head says {head.count}"
@@ -287,7 +287,7 @@ class Ledger:
     def _store_chain(
         self, event: BlocksStored, tier: Tier, field: int, parent: Block | None, seed: int
     ) -> None:
-        tokens = memoryview(pack_tokens(event.token_ids))
+        tokens = array("I", event.token_ids).tobytes()
         size = 4 * event.block_size
         canonical = 4 * (self.block_size or event.block_size)
         for i, engine_hash in enumerate(event.hashes):
@@ -297,9 +297,12 @@ class Ledger:
                 if self._block_count >= self._blocks_max:
                     self._leave_out("ledger_full", event.hashes[i:])
                     return
-                items = event.item_ids[i] if event.item_ids else ()
-                content = bytes(tokens[i * size : (i + 1) * size])
-                block = self._make(engine_hash, content, items, parent, seed, canonical)
+                content = tokens[i * size : (i + 1) * size]
+                if size < canonical:
+                    block = self._make_page(engine_hash, content, parent, seed, canonical)
+                else:
+                    suffix = _items_suffix(event.item_ids[i]) if event.item_ids else b""
+                    block = _whole(content, suffix, parent, seed, canonical)
                 shelf[engine_hash] = block
                 self._block_count += 1
             self._add_copy(block, tier, field, parent.end if parent else None)
@@ -343,28 +346,6 @@ class Ledger:
                 if not block.copies:
                     self._drop(engine_hash, block)
 
-    def _make(
-        self,
-        engine_hash: EngineHash,
-        content: bytes,
-        items: tuple[str, ...],
-        parent: Block | None,
-        seed: int,
-        canonical: int,
-    ) -> Block:
-        """A new block after `parent`; canonical: bytes of a canonical block's tokens."""
-        if len(content) < canonical:
-            return self._make_page(engine_hash, content, parent, seed, canonical)
-        suffix = b"".join(
-            value.to_bytes(8, "little") for value in sorted(map(multimodal_hash, items))
-        )
-        end = parent.end if parent else None
-        prefixes = []
-        for at in range(0, len(content), canonical):
-            end = extend_prefix(end, _hash(content[at : at + canonical] + suffix, seed))
-            prefixes.append(end)
-        return Block(seed, end, tuple(prefixes))
-
     def _make_page(
         self,
         engine_hash: EngineHash,
@@ -373,6 +354,7 @@ class Ledger:
         seed: int,
         canonical: int,
     ) -> Page:
+        """A new page after `parent`; canonical: bytes of a canonical block's tokens."""
         before = parent if isinstance(parent, Page) else None
         end = before.end if before else None
         inside = before if before and before.pending else None
@@ -409,43 +391,56 @@ class Ledger:
             self._arrive(block, tier, parent)
 
     def _arrive(self, block: Block, tier: Tier, parent: PrefixHash | None) -> None:
-        for prefix in block.prefixes:
-            self._hold(tier, parent, prefix)
-            parent = prefix
+        self._hold(tier, parent, block.prefixes)
         if isinstance(block, Page):
             for chunk in block.chunks:
                 chunk.missing[tier] -= 1
                 if not chunk.missing[tier]:
-                    self._hold(tier, chunk.before, chunk.prefix)
+                    self._hold(tier, chunk.before, (chunk.prefix,))
 
     def _leave(self, block: Block, tier: Tier) -> None:
-        for prefix in reversed(block.prefixes):
-            self._release(tier, prefix)
+        self._release(tier, block.prefixes)
         if isinstance(block, Page):
             for chunk in block.chunks:
                 if not chunk.missing[tier]:
-                    self._release(tier, chunk.prefix)
+                    self._release(tier, (chunk.prefix,))
                 chunk.missing[tier] += 1
 
-    def _hold(self, tier: Tier, parent: PrefixHash | None, prefix: PrefixHash) -> None:
-        held = self._held[tier][prefix % SHELVES]
-        givers = held.get(prefix, 0)
-        held[prefix] = givers + 1
-        if not givers:
-            self._held_count[tier] += 1
-            self._xor[tier] ^= prefix
-            self._placed.append((tier, parent, prefix))
+    def _hold(
+        self, tier: Tier, parent: PrefixHash | None, prefixes: tuple[PrefixHash, ...]
+    ) -> None:
+        """A chain after `parent` has another holder."""
+        shelves, changes = self._held[tier], self._changes
+        for prefix in prefixes:
+            held = shelves[prefix % SHELVES]
+            givers = held.get(prefix, 0)
+            held[prefix] = givers + 1
+            if not givers:
+                self._held_count[tier] += 1
+                self._xor[tier] ^= prefix
+                last = changes[-1] if changes else None
+                if isinstance(last, Placed) and last.tier is tier and last.hashes[-1] == parent:
+                    last.hashes.append(prefix)
+                else:
+                    changes.append(Placed(tier, parent, [prefix]))
+            parent = prefix
 
-    def _release(self, tier: Tier, prefix: PrefixHash) -> None:
-        held = self._held[tier][prefix % SHELVES]
-        givers = held[prefix] - 1
-        if givers:
-            held[prefix] = givers
-            return
-        del held[prefix]
-        self._held_count[tier] -= 1
-        self._xor[tier] ^= prefix
-        self._gone.append((tier, prefix))
+    def _release(self, tier: Tier, prefixes: tuple[PrefixHash, ...]) -> None:
+        """A chain has a holder less; its end goes first."""
+        for prefix in reversed(prefixes):
+            held = self._held[tier][prefix % SHELVES]
+            givers = held[prefix] - 1
+            if givers:
+                held[prefix] = givers
+                continue
+            del held[prefix]
+            self._held_count[tier] -= 1
+            self._xor[tier] ^= prefix
+            last = self._changes[-1] if self._changes else None
+            if isinstance(last, Gone) and last.tier is tier:
+                last.hashes.append(prefix)
+            else:
+                self._changes.append(Gone(tier, [prefix]))
 
     def _drop(self, engine_hash: EngineHash, block: Block) -> None:
         """Forgets a block without copies; a page stays while later pages have it as parent."""
@@ -508,28 +503,26 @@ class Ledger:
             place = self._groups[group] = len(self._groups)
         return shift(place, tier)
 
-    def _take_changes(self) -> list[Change]:
-        changes: list[Change] = []
-        for tier, parent, prefix in self._placed:
-            last = changes[-1] if changes else None
-            if isinstance(last, Placed) and last.tier == tier and last.hashes[-1] == parent:
-                last.hashes.append(prefix)
-            else:
-                changes.append(Placed(tier, parent, [prefix]))
-        for tier, prefix in self._gone:
-            last = changes[-1] if changes else None
-            if isinstance(last, Gone) and last.tier == tier:
-                last.hashes.append(prefix)
-            else:
-                changes.append(Gone(tier, [prefix]))
-        self._placed.clear()
-        self._gone.clear()
-        return changes
-
 
 def new_shelves() -> list[dict[Any, Any]]:
     """SHELVES empty dictionaries."""
     return [{} for _ in range(SHELVES)]
+
+
+def _whole(content: bytes, suffix: bytes, parent: Block | None, seed: int, canonical: int) -> Block:
+    """A new block after `parent`, of whole canonical blocks; canonical: bytes of the tokens of
+    each, which `suffix` follows."""
+    end = parent.end if parent else None
+    prefixes = []
+    for at in range(0, len(content), canonical):
+        end = extend_prefix(end, _hash(content[at : at + canonical] + suffix, seed))
+        prefixes.append(end)
+    return Block(seed, end, tuple(prefixes))
+
+
+def _items_suffix(items: tuple[str, ...]) -> bytes:
+    """What a block's multimodal items add to the content that is hashed."""
+    return b"".join(value.to_bytes(8, "little") for value in sorted(map(multimodal_hash, items)))
 
 
 def _hash(content: bytes, seed: int) -> BlockHash:

@@ -424,12 +424,12 @@ class Rank(RankStream[Ledger]):
         batch = self._decode(payload)
         self.counts["unknown"] += len(batch.unknown_kinds)
         self.counts["malformed"] += len(batch.malformed)
-        full: list[bytes] = []
-        for event in batch.events:
-            self.counts[type(event).__name__] += 1
-            full += self._changed(self.ledger.apply(event), now_s)
-            if isinstance(event, BlocksCleared):
-                self.complete = True  # any missed block is gone, too
+        kinds = Counter(map(type, batch.events))
+        for kind, count in kinds.items():
+            self.counts[kind.__name__] += count
+        full = self._changed(self.ledger.apply(*batch.events), now_s)
+        if BlocksCleared in kinds:
+            self.complete = True  # any missed block is gone, too
         if batch.dp_rank is not None:
             self.engine_rank = batch.dp_rank
         if self.ledger.may_miss or batch.malformed:

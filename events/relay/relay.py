@@ -343,8 +343,7 @@ class Relay:
             if load is None:
                 continue
             if not self.settings.load:
-                if shell.load is None or shell.load.asleep != load.asleep:
-                    self._publisher.beat_soon()  # until then it looks idle
+                self._publisher.beat_soon()  # while the sample is new
                 shell.load = load
                 shell.sampled_at_s = now_s
             if load.emptied:

@@ -16,6 +16,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from nats.aio.msg import Msg
@@ -29,7 +30,8 @@ from indexer.identity import WorkerKey
 
 BEAT_S = 1.0
 COALESCE_S = 0.002
-"""Seconds from a change of a ledger to its message, so that small events share a message."""
+"""Least seconds between two messages of the facts, so that small events share a message: the first
+change after a pause leaves at once."""
 HELLO_JITTER_S = 0.2
 """Relays answer a router's hello after a random time of at most this, not all at once."""
 OUT_MESSAGES_MAX = 1024
@@ -81,6 +83,8 @@ class StreamPublisher(Generic[S]):
         self._changed: dict[WorkerKey, S] = {}
         """Streams that may have something to send."""
         self._send_due = asyncio.Event()
+        self._sent_at_s = -inf
+        """Loop time at which the last messages left."""
         self._beat_due = asyncio.Event()
 
     def start(self, supervisor: Supervisor) -> None:
@@ -98,10 +102,16 @@ class StreamPublisher(Generic[S]):
         self._changed.pop(stream.key, None)
 
     def queue(self, stream: S, messages: Iterable[bytes] = ()) -> None:
-        """Sends these messages, and the facts that the rank has gathered, COALESCE_S from now."""
+        """Sends these messages, and the facts that the rank has gathered, in the next turn of the
+        event loop, or COALESCE_S after the last time."""
         self._enqueue(stream, messages)
+        if not self._changed:
+            loop = asyncio.get_running_loop()
+            if (wait_s := self._sent_at_s + COALESCE_S - loop.time()) > 0:
+                loop.call_later(wait_s, self._send_due.set)
+            else:
+                self._send_due.set()
         self._changed[stream.key] = stream
-        self._send_due.set()
 
     def beat_soon(self) -> None:
         """Sends the next heartbeats and beats at once."""
@@ -143,8 +153,8 @@ class StreamPublisher(Generic[S]):
     async def _send(self) -> None:
         while True:
             await self._send_due.wait()
-            await asyncio.sleep(COALESCE_S)
             self._send_due.clear()
+            self._sent_at_s = asyncio.get_running_loop().time()
             changed, self._changed = self._changed, {}
             for stream in changed.values():
                 try:

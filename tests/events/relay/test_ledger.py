@@ -88,6 +88,24 @@ def test_a_chain_that_arrives_is_placed_after_its_parent() -> None:
     assert (ledger.block_size, ledger.count(), len(ledger)) == (16, 3, 3)
 
 
+def test_events_of_a_batch_share_changes_in_their_order() -> None:
+    ledger = Ledger()
+    whole = prefixes_of([1, 2, 3])
+    begins, goes_on = stored([11], [1]), stored([12, 13], [2, 3], parent=11)
+    assert ledger.apply(begins, goes_on) == [Placed(DEVICE, None, whole)]
+    assert ledger.apply(removed([13]), removed([12]), goes_on, removed([13])) == [
+        Gone(DEVICE, [whole[2], whole[1]]),
+        Placed(DEVICE, whole[0], whole[1:]),
+        Gone(DEVICE, whole[2:]),
+    ]
+    assert held(ledger)[DEVICE] == set(whole[:2])
+    assert ledger.apply(goes_on, BlocksCleared(), begins) == [
+        Wiped(),
+        Placed(DEVICE, None, whole[:1]),
+    ]
+    assert ledger.apply() == []
+
+
 def test_the_second_copy_and_the_first_removal_say_nothing() -> None:
     ledger = Ledger()
     ledger.apply(stored([11, 12], [1, 2]))

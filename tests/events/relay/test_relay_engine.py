@@ -178,6 +178,22 @@ async def test_a_refused_connection_and_the_next_answer_are_told_at_once(
     await engine.relay_says(healthy=True)
 
 
+async def test_each_sample_of_the_load_makes_a_heartbeat(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_publisher, "BEAT_S", 60.0)  # what comes, comes for its own reason
+    await engine.follow()
+    await engine.relay_says(healthy=True)
+    for _ in range(3):
+        engine.now_s += 1.0
+
+        def is_new() -> bool:
+            last = engine.last()
+            return last is not None and last.sampled_at_s == last.sent_at_s == engine.now_s
+
+        await until(is_new, "a heartbeat with a new sample")
+
+
 async def test_until_its_first_probe_has_ended_an_engine_counts_as_not_probed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,21 @@ async def test_a_change_is_sent_and_an_idle_stream_is_left_alone(published: Publ
     assert published.facts("b") == []
 
 
+async def test_a_change_after_a_pause_is_sent_at_once_and_the_next_ones_wait(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await turns()
+    monkeypatch.setattr(stream_publisher, "COALESCE_S", 60.0)
+    published.publisher._sent_at_s -= 60.0
+    published.store(published.a)
+    await turns()
+    assert len(published.facts("a")) == 1
+    published.store(published.a)
+    published.store(published.b)
+    await turns()
+    assert (len(published.facts("a")), published.facts("b")) == (1, [])
+
+
 async def test_messages_over_the_bound_are_dropped_oldest_first(published: Published) -> None:
     messages = [str(i).encode() for i in range(OUT_MESSAGES_MAX + 3)]
     published.publisher.queue(published.a, messages)
