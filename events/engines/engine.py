@@ -52,6 +52,10 @@ class Reading:
     """The pages, in their order, None for one that the engine lacks; raises LoadUnreadable."""
     load_pages: tuple[LoadPage, ...]
     """The first one that the engine has is read."""
+    metrics_path: str = "/metrics"
+    """Its page of Prometheus metrics: one of its load pages."""
+    rank_label: str = "dp_rank"
+    """The label of that page's samples that has the rank."""
     loads_need_identity: bool = False
     """Whether loads are in tokens, so that the block size must be known first."""
     read_load_feed: ReadLoadFeed | None = None

@@ -104,3 +104,5 @@ class LoadSample:
     """It sleeps, and its blocks are gone. vLLM keeps them at level 0, a pause."""
     numbers: dict[str, float] = field(default_factory=dict)
     """Further ones, by their names in events/engines/numbers.py."""
+    own_numbers: dict[str, float] = field(default_factory=dict)
+    """The operator's own, by the names of engines.numbers; those that the page has."""

@@ -3,10 +3,22 @@
 A page's reader puts a number into `LoadSample.numbers`; all that follows walks this table: the
 heartbeat, the table of workers (a gauge is a column of it, NaN where an engine has none), receipts,
 worker lists, the decision log, spans, and /metrics (`kvroute_worker_NAME`).
+
+*Own* numbers are the operator's: metrics of the engine's page that `engines.numbers` names
+(docs/extend.md). They go the same way beside these, without a record and without a column.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+OWN_MAX = 8
+"""Own numbers of a worker: in settings, heartbeats, receipts and /metrics."""
+OWN_VALUE_MAX = 1e18
+"""Bound of an own number, above and below 0."""
+_OWN_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
+"""Name of a sample on a Prometheus page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +81,17 @@ GAUGES = tuple(number.name for number in NUMBERS.values() if not number.is_count
 def in_table(numbers: Mapping[str, float]) -> dict[str, float]:
     """Numbers of a heartbeat that are in the table; a later relay may send others."""
     return {name: numbers[name] for name in NUMBERS if name in numbers}
+
+
+def own_fault(own: Mapping[str, str]) -> str:
+    """Why own numbers, name to metric, can't be read; empty: they can."""
+    for name, metric in own.items():
+        if not _OWN_NAME.fullmatch(name):
+            return (
+                f"{name!r} is no name: a letter, then letters, digits and _, 48 at most, all small"
+            )
+        if name in NUMBERS:
+            return f"kvroute has a {name} of its own; choose another name"
+        if not _METRIC.fullmatch(metric):
+            return f"{name}: {metric!r} is no name of a metric; labels are left out"
+    return ""

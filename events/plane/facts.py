@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from events.engines.numbers import OWN_MAX, OWN_VALUE_MAX, in_table
 from indexer.hashing import HashArray
 from indexer.identity import Tier
 
@@ -165,6 +166,12 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ] = {}
     """Further numbers of the engine's page, by their names in events/engines/numbers.py. Routers
     read those that they know."""
+    own_numbers: Annotated[
+        dict[Name, Annotated[float, Meta(ge=-OWN_VALUE_MAX, le=OWN_VALUE_MAX)]],
+        Meta(max_length=OWN_MAX),
+    ] = {}
+    """The operator's own numbers, as engines.numbers of the relay names them; those that the
+    engine's page has now."""
     sampled_at_s: UnixSeconds | None = None
     """Unix time of the load sample; None: no sample yet."""
     sent_at_s: UnixSeconds
@@ -182,6 +189,10 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     asleep: bool = False
     """The engine sleeps: it serves no requests until it is woken up, and healthy is False
     meanwhile. Blocks that it gives up leave its stream; predicted ones are forgotten."""
+
+    def known_numbers(self) -> dict[str, float]:
+        """Numbers that this release knows, and the operator's own; a later relay may send more."""
+        return {**self.own_numbers, **in_table(self.numbers)}
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -421,7 +432,7 @@ def _unprintable(beat: Heartbeat) -> str:
         *(beat.address, beat.engine, beat.engine_version, beat.model, beat.role),
         *(beat.kv_connector, beat.kv_engine_id, beat.bootstrap_host, beat.priority_scheduling),
         *(*beat.model_aliases, *beat.labels, *beat.labels.values(), *beat.warning_codes),
-        "".join(beat.lora_names),
+        "".join((*beat.lora_names, *beat.own_numbers)),
     )
     for name in names:
         if not name.isprintable():

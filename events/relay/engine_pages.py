@@ -56,11 +56,12 @@ class EnginePages:
         counts: Counter[str],
         on_health: Callable[[], None],
         on_loads: Callable[[Mapping[int, LoadSample]], None],
+        own_numbers: Mapping[str, str],
     ) -> None:
         """on_health: called when the health changes, and when the first probe has ended.
 
         on_loads: called with the samples of each answer, by rank. counts: of `engine_silent`, and
-        of the failures of the probe.
+        of the failures of the probe. own_numbers: see Probe.
         """
         self.heard = False
         """Whether the engine has ever answered."""
@@ -75,6 +76,7 @@ class EnginePages:
         self._counts = counts
         self._on_health = on_health
         self._on_loads = on_loads
+        self._own_numbers = own_numbers
         self._refused = False
         """The last probe's connection was refused: the engine is gone."""
         self._identified = asyncio.Event()
@@ -114,7 +116,8 @@ class EnginePages:
         """Reads the pages of this engine until the supervisor closes; call `close` after that."""
         settings = self._settings
         self.session = http_session()
-        probe = Probe(self.session, settings.engine, access, settings.mooncake, self._counts)
+        about = settings.engine, access, settings.mooncake, self._counts, self._own_numbers
+        probe = Probe(self.session, *about)
         self.probe = probe
         _ = supervisor.keep(partial(self._ask_identity, probe), "identity")
         _ = supervisor.keep(partial(self._ask_load, probe), "load")

@@ -80,6 +80,7 @@ class Heartbeats:
         if lower_first is None:
             lower_first = engine.lower_priority_first
         coded, plain = self._coded_warnings(shell), self._warnings(shell, engine_size)
+        is_healthy = self._pages.is_healthy(now_s)
         return Heartbeat(
             epoch=shell.rank.outbox.epoch,
             address=settings.address,
@@ -100,8 +101,8 @@ class Heartbeats:
             labels=settings.labels,
             multi_rank=settings.ranks > 1,
             priority_scheduling=("lower" if lower_first else "higher") if priority else "",
-            healthy=self._pages.is_healthy(now_s) and not load.asleep,
-            asleep=load.asleep and self._pages.is_healthy(now_s),
+            healthy=is_healthy and not load.asleep,
+            asleep=load.asleep and is_healthy,
             probed=self._pages.probed,
             events=settings.events is not None,
             tells_salts=engine.tells_salts(identity.version or ""),
@@ -114,6 +115,7 @@ class Heartbeats:
             token_budget=identity.token_budget,
             preemptions=load.preemptions,
             numbers=load.numbers,
+            own_numbers=shell.own_numbers if is_healthy else {},
             sampled_at_s=shell.sampled_at_s,
             sent_at_s=now_s,
             warnings=_bounded((*(sentence for _, sentence in coded), *plain)),

@@ -25,6 +25,8 @@ class RankShell(OutgoingStream[Rank]):
         """Computes prefixes for routers; None: not allowed."""
         self.load: LoadSample | None = None
         self.sampled_at_s: float | None = None
+        self.own_numbers: dict[str, float] = {}
+        """The operator's own; a feed of loads has none, so they are apart."""
         self.replaying: asyncio.Task[None] | None = None
         self.resumed = False
         """Whether a saved ledger has been read."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 import zmq.asyncio
@@ -67,9 +68,10 @@ class Relay:
         rng: random.Random,
         state_dir: Path | None = None,
         access: EngineAccess | None = None,
+        own_numbers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """clock: Unix time in seconds that never goes back. state_dir: for saved ledgers. access:
-        to the engine's HTTP server; None: it needs no key."""
+        to the engine's HTTP server; None: it needs no key. own_numbers: engines.numbers."""
         self.settings = settings
         self._access = access or EngineAccess(settings.http or "")
         self.counts: Counter[str] = Counter()
@@ -98,6 +100,7 @@ class Relay:
             counts=self.counts,
             on_health=self._publisher.beat_soon,
             on_loads=self._loads_came,
+            own_numbers=own_numbers,
         )
         self._heartbeats = Heartbeats(settings, self._pages, self._supervisor, self.counts)
         epoch = Epoch(int(clock() * 1e9), rng.getrandbits(32))
@@ -346,6 +349,7 @@ class Relay:
                 self._publisher.beat_soon()  # while the sample is new
                 shell.load = load
                 shell.sampled_at_s = now_s
+            shell.own_numbers = load.own_numbers
             if load.emptied:
                 self._perform(shell, shell.rank.on_asleep(now_s))
             if load.process_start_s is not None:

@@ -5,6 +5,7 @@ that a policy which does not read it should not pay for.
 """
 
 from collections.abc import Mapping
+from math import nan
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +123,11 @@ class Further:
 
         size, rate = pool.only_block_size, self.anchor(pool.models[0])
         return self._shared_prefixes.invested(prefixes, usable, longest, size, room, rate, now_s)
+
+    def own_number(self, pool: Pool, name: str) -> Column:
+        """An own number of each worker (events/engines/numbers.py); NaN: its engine has none."""
+        heartbeats = [source.heartbeat for source in pool.sources]  # each has one: 50 ns a worker
+        return np.array([beat.own_numbers.get(name, nan) if beat else nan for beat in heartbeats])
 
     def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
         """Mean distance from each worker to some of them (router/fleet/topology.py)."""

@@ -15,6 +15,7 @@ from router.app.processes.router_process import RouterApp
 from router.cluster.children import own_relays, relay_process
 from router.cluster.children.own_relays import UNHEARD_S
 from router.config.settings.fleet_settings import FleetSettings
+from router.config.settings.keys_settings import ReadEnginesSettings
 from router.request.refusal import Reason, Refusal
 from tests.end_to_end.odd_relay_child import FAULTS
 from tests.stage.loopback import BLOCK_SIZE, TurnedClock, a_stage, router_app, serve_config
@@ -170,6 +171,23 @@ async def test_mistyped_engines_leave_room_for_others_after_a_while(
         assert "right" in app.relays
         assert app.relays.ended == {"never_answered": 2}
         app.relays.check_room("another")
+
+
+async def test_own_numbers_come_from_the_page_of_an_engine_to_its_worker() -> None:
+    numbers = {"waits": "vllm:num_requests_waiting", "none": "no_such_metric"}
+    async with a_stage(engine_count=1, engines=ReadEnginesSettings(numbers=numbers)) as stage:
+        await stage.relays["worker-0"].stop()  # it was given no numbers
+        engine, view = stage.engine("worker-0"), stage.router.view
+        own = EngineSettings(id="own", engine="vllm", address=engine.address)
+        await stage.router.register(own)
+
+        def known() -> set[str]:
+            heartbeats = [source.heartbeat for source in view.sources.values()]
+            return {name for each in heartbeats if each is not None for name in each.own_numbers}
+
+        await until(lambda: known() == {"waits"}, "its number")
+        workers = {each.worker_id: each for each in await stage.client.list_workers()}
+        assert workers["own"].numbers["waits"] == 0.0
 
 
 async def test_a_lone_routers_drain_survives_its_restart(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from events.engines.numbers import OWN_VALUE_MAX
 from events.engines.pages.load import (
     COUNT_MAX,
     DOCUMENT_BYTES_MAX,
@@ -145,6 +146,39 @@ def _number(text: str) -> float:
         return int(text)
     except ValueError:
         return float(text)
+
+
+def own_numbers(
+    page: bytes, wanted: Mapping[str, str], label: str
+) -> dict[int | None, dict[str, float]]:
+    """Rank -> name -> value of the metrics that an operator wants, name to metric; None for samples
+    whose `label` has no rank, which are of the whole engine.
+
+    Of several samples of a rank, those of a counter (..._total, _sum, _count) are added up, and of
+    others the largest counts. Values that are not finite, or over OWN_VALUE_MAX, are left out.
+    Raises LoadUnreadable.
+    """
+    samples = Page(page.decode("utf-8", "replace"), wanted.values())
+    numbers: dict[int | None, dict[str, float]] = {}
+    for name, metric in wanted.items():
+        values: dict[int | None, list[float]] = {}
+        for sample in samples.samples(metric):
+            text = sample.labels.get(label)
+            if _fits(sample.value):
+                rank = 0 if text == "0" else positive(text)
+                values.setdefault(rank, []).append(float(sample.value))
+        for rank, of_rank in values.items():
+            number = sum(of_rank) if metric.endswith(_COUNTERS) else max(of_rank)
+            if _fits(number):
+                numbers.setdefault(rank, {})[name] = number
+    return numbers
+
+
+def _fits(number: float) -> bool:
+    return -OWN_VALUE_MAX <= number <= OWN_VALUE_MAX  # NaN does not
+
+
+_COUNTERS = ("_total", "_sum", "_count")
 
 
 def rank_of(sample: Sample, label: str) -> int:

@@ -6,11 +6,13 @@ the relay's network.
 
 import asyncio
 import errno
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 import aiohttp
@@ -19,6 +21,7 @@ from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
 from events.engines.engine import Loads
 from events.engines.pages.load import EngineIdentity, LoadUnreadable
+from events.engines.pages.metrics_page import own_numbers
 from events.engines.table import READINGS
 from events.engines.vllm.pages import mooncake_engine_ids
 
@@ -27,6 +30,8 @@ SHORT_BYTES = 256 * 1024
 """Bytes of a metrics page that is parsed on the event loop: two ranks have 118 KiB, most of which
 is skipped. Longer pages are parsed in a thread."""
 REASON_CHARS = 300
+
+log = logging.getLogger("kvroute.relay")
 
 Read = TypeVar("Read")
 
@@ -140,9 +145,11 @@ class Probe:
         access: EngineAccess,
         mooncake: str | None = None,
         counts: Counter[str] | None = None,
+        own_numbers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """engine: a name of events.engines.table.READINGS. mooncake: the URL of its bootstrap
-        server, if it has one. counts: `malformed_page` for unreadable answers."""
+        server, if it has one. counts: `malformed_page` for unreadable answers. own_numbers: the
+        operator's, name to metric."""
         self.identity: EngineIdentity | None = None
         self.loads: Loads = {}
         self.refused = False
@@ -153,9 +160,12 @@ class Probe:
         self._kv_engine_ids: Mapping[int, str] = {}
         self._kept: Pages | None = None
         self._troubles: dict[str, str] = {}
-        """load, identity or mooncake -> why its last request failed."""
+        """load, identity, mooncake or numbers -> why its last request failed."""
         self._counts = Counter[str]() if counts is None else counts
         self._reading = READINGS[engine]
+        self._own_numbers = own_numbers
+        self._looked_for: set[str] = set()
+        """Own numbers that a page had, or was said to lack."""
 
     @property
     def trouble(self) -> str:
@@ -163,7 +173,7 @@ class Probe:
         return next(
             (
                 self._troubles[page]
-                for page in ("load", "identity", "mooncake")
+                for page in ("load", "identity", "mooncake", "numbers")
                 if page in self._troubles
             ),
             "",
@@ -228,6 +238,30 @@ class Probe:
             page, content = last, await self._engine.page(last.path)
         block_size = None if self.identity is None else self.identity.block_size
         self.loads = await _parsed(partial(page.read, content, block_size), content)
+        if self._own_numbers:
+            await self._read_own_numbers(page.path, content)
+
+    async def _read_own_numbers(self, path: str, content: bytes | None) -> None:
+        """Adds the operator's numbers to the loads that were read of a page just now. Of an engine
+        whose load is elsewhere, its page of metrics is read beside; without it, it has none."""
+        reading, wanted = self._reading, self._own_numbers
+        if path != reading.metrics_path:
+            content = await self._engine.optional_page(reading.metrics_path)
+        self._troubles.pop("numbers", None)
+        try:
+            read = partial(own_numbers, content or b"", wanted, reading.rank_label)
+            numbers = await _parsed(read, content)
+        except LoadUnreadable as error:
+            self._counts["malformed_page"] += 1
+            self._troubles["numbers"] = masked(str(error))
+            return
+        for rank, load in self.loads.items():
+            load.own_numbers = {**numbers.get(None, {}), **numbers.get(rank, {})}
+        there = {name for of_rank in numbers.values() for name in of_rank}
+        for name in wanted.keys() - there - self._looked_for:
+            page = masked(self._engine.access.url(reading.metrics_path))
+            log.warning("%s has no %s yet (engines.numbers.%s)", page, wanted[name], name)
+        self._looked_for.update(wanted)
 
     def _set_engine_ids(self, ids: Mapping[int, str]) -> None:
         self._kv_engine_ids = ids

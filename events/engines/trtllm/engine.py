@@ -20,6 +20,7 @@ TRTLLM = Engine(
         ),
         read_identity=trtllm_identity,
         load_pages=(LoadPage("/prometheus/metrics", _loads),),
+        metrics_path="/prometheus/metrics",
     ),
     owned_by="tensorrt_llm",
     first_version=(1, 3),  # the first with streamed events; none has been run yet

@@ -24,6 +24,7 @@ VLLM = Engine(
         ),
         read_identity=vllm_identity,
         load_pages=(LoadPage("/metrics", _loads),),
+        rank_label="engine",
     ),
     owned_by="vllm",
     first_version=(0, 9),

@@ -17,7 +17,7 @@ cdef extern from "router/request/wire/native/field_numbers.h" nogil:
     int ROUTE_RESPONSE_ADDRESS, ROUTE_RESPONSE_LABELS, ROUTE_RESPONSE_PREFILL_WORKER, ROUTE_RESPONSE_RECEIPT
     int ROUTE_RESPONSE_PREFILL_RECEIPT
     int ALTERNATIVE_WORKER_ID, ALTERNATIVE_DP_RANK, ALTERNATIVE_ADDRESS
-    int CANDIDATE_ROW_WORKER_ID, CANDIDATE_ROW_DP_RANK, CANDIDATE_ROW_TERMS
+    int CANDIDATE_ROW_WORKER_ID, CANDIDATE_ROW_DP_RANK, CANDIDATE_ROW_TERMS, CANDIDATE_ROW_NUMBERS
     int RECEIPT_POLICY, RECEIPT_FORMULA, RECEIPT_PARAMETERS, RECEIPT_TERMS, RECEIPT_EXCLUDED
 
 cdef extern from "native/answer.h" nogil:
@@ -318,6 +318,9 @@ cdef class _WrittenWorker:
                 put_uint_always(&b, ALTERNATIVE_DP_RANK, dp_rank)
             _put_text(&b, ALTERNATIVE_WORKER_ID, worker_id)
             self.alternative = _taken(&b)
+            for name, number in heartbeat.own_numbers.items():
+                encoded = name.encode()
+                put_term(&b, CANDIDATE_ROW_NUMBERS, encoded, number)
             put_uint(&b, CANDIDATE_ROW_DP_RANK, dp_rank)
             _put_text(&b, CANDIDATE_ROW_WORKER_ID, worker_id)
             self.row = _taken(&b)

@@ -1,6 +1,5 @@
 """The status of a worker, for ListWorkers and WatchWorkers."""
 
-from events.engines.numbers import in_table
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
 from indexer.identity import Tier
@@ -111,7 +110,7 @@ def _write_heartbeat(
         status.slots_estimated = slots
     status.block_share = core.fleet.capacities.block_share(source.key, heartbeat)
     status.preemptions = heartbeat.preemptions
-    status.numbers.update(in_table(heartbeat.numbers))
+    status.numbers.update(heartbeat.known_numbers())
     if heartbeat.token_budget is not None:
         status.token_budget = heartbeat.token_budget
 

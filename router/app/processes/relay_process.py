@@ -64,6 +64,7 @@ class RelayApp:
                 rng=rng,
                 state_dir=state_dir,
                 access=accesses.of_engine(worker),
+                own_numbers=config.engines.numbers,
             )
             for worker in config.workers
         ]

@@ -461,7 +461,7 @@ class RouterApp:
             nats,
             url,
             self.config.fleet.name,
-            self.accesses.settings,
+            self.config.engines,
             self.config.log,
         )
 

@@ -56,6 +56,7 @@ class RelayChild:
         self._broker = Broker(opening.nats, opening.url, opening.name)
         self._connected = asyncio.Event()
         self._accesses = EngineAccesses(opening.engines)
+        self._own_numbers = opening.engines.numbers
         self._followed = Followed()
         self._followed.add("engine_key", self._accesses)
         self._rng = random.Random(secrets.randbits(64))
@@ -106,6 +107,7 @@ class RelayChild:
             clock=unix_now,
             rng=self._rng,
             access=self._accesses.of_engine(settings),
+            own_numbers=self._own_numbers,
         )
         try:
             self._relays[number] = relay

@@ -19,7 +19,7 @@ from events.plane.facts import Epoch
 from events.plane.settings import DynamoSettings, EngineSettings, NatsSettings
 from events.relay.rank_stream import RankStream
 from indexer.identity import WorkerKey
-from router.config.settings.keys_settings import EnginesSettings
+from router.config.settings.keys_settings import ReadEnginesSettings
 from router.config.settings.serving_settings import LogSettings
 
 _SIZE = struct.Struct("<I")
@@ -33,7 +33,7 @@ class Opening(msgspec.Struct, frozen=True, tag=True):
     nats: NatsSettings
     url: str
     fleet: str
-    engines: EnginesSettings
+    engines: ReadEnginesSettings
     log: LogSettings
 
 

@@ -21,6 +21,7 @@ from router.config.settings.keys_settings import (
     EnginesSettings,
     KeysSettings,
     ProbesSettings,
+    ReadEnginesSettings,
     TlsSettings,
 )
 from router.config.settings.picker_settings import PickerProcessSettings, PickerSettings
@@ -72,7 +73,7 @@ class ServeConfig(Settings, frozen=True):
     grpc: GrpcSettings = GrpcSettings()
     tls: TlsSettings = TlsSettings()
     keys: KeysSettings = KeysSettings()
-    engines: EnginesSettings = EnginesSettings()
+    engines: ReadEnginesSettings = ReadEnginesSettings()
     probes: ProbesSettings = ProbesSettings()
     http: HttpSettings = HttpSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -128,7 +129,7 @@ class RelayConfig(Settings, frozen=True):
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()
-    engines: EnginesSettings = EnginesSettings()
+    engines: ReadEnginesSettings = ReadEnginesSettings()
     log: LogSettings = LogSettings()
     state_dir: Annotated[
         str | None,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from events.engines.numbers import OWN_MAX, own_fault
 from events.plane.settings import FIRST_WEEK, Settings
 
 
@@ -70,6 +71,23 @@ class EnginesSettings(Settings, frozen=True):
             description="PEM file of the CAs of engines' certificates; none: the CAs of the system"
         ),
     ] = None
+
+
+class ReadEnginesSettings(EnginesSettings, frozen=True):
+    """The same for processes with relays, and what these read of engines' pages beside the load."""
+
+    numbers: Annotated[
+        dict[str, str],
+        Meta(
+            max_length=OWN_MAX,
+            description="numbers of your own, for policies, receipts and kvroute_worker_number:"
+            " name to metric of the engines' pages, 8 at most",
+        ),
+    ] = {}  # noqa: RUF012  (msgspec copies it)
+
+    def __post_init__(self) -> None:
+        if fault := own_fault(self.numbers):
+            raise ValueError(f"numbers: {fault}")
 
 
 class DialSettings(Settings, frozen=True):

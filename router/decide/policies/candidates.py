@@ -154,6 +154,12 @@ class Candidates(Table):
         share: Column = np.nan_to_num(np.clip(1 - room / stored_blocks, 0.0, 1.0))
         return share
 
+    def own_number(self, name: str) -> Column:
+        """A number that `engines.numbers` of the relays names; NaN where a worker's engine has
+        none.
+        """
+        return self._further.own_number(self._pool, name)
+
     @property
     def name_hashes(self) -> npt.NDArray[np.uint64]:
         """Hash of each worker's id and rank; the same in every process."""

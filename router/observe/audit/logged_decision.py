@@ -7,7 +7,7 @@ where the operator asks for them.
 Law: the candidates of a line get the same costs from the same policy, to the last bit.
 """
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from functools import lru_cache
 from math import isfinite, nan
 from typing import TypeAlias
@@ -89,6 +89,8 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     recent_blocks: list[float] = []
     invested_tokens: list[float] = []
     kv_distance: list[float] = []
+    own_numbers: dict[str, Numbers] = {}
+    """The operator's own (events/engines/numbers.py), by name; all that some engine has."""
     of_session: list[int] = []
     """The row that the session's last request went to."""
     places: list[tuple[str, str, str]] = []
@@ -154,6 +156,7 @@ def capture(decision: Decision, replica: str, hashes: bool) -> LoggedDecision:
         recent_blocks=_unless_zero(rows.recent_blocks),
         invested_tokens=_unless_zero(rows.invested_tokens),
         kv_distance=_unless_zero(rows.kv_distance),
+        own_numbers=_own_numbers(rows, decision.sources),
         of_session=np.flatnonzero(rows.of_session).tolist(),
         places=_places([heartbeat_of(source).labels for source in decision.sources]),
         output_tokens=request.expected_output_tokens,
@@ -183,6 +186,7 @@ def checked(line: LoggedDecision) -> LoggedDecision:
     count = len(line.workers)
     rates = line.prefill
     columns: list[Sized] = [line.costs, *line.columns.values(), *line.overlap_tokens.values()]
+    columns += line.own_numbers.values()
     columns += [rates.rate, rates.wait_s, rates.tokens, rates.count]
     columns += filter(None, (line.blocks_in_use, line.others_waiting, line.recent_blocks))
     columns += filter(None, (line.invested_tokens, line.kv_distance, line.places))
@@ -205,7 +209,7 @@ def candidates(line: LoggedDecision) -> Candidates:
     table = np.tile(np.array(_UNSAID)[:, np.newaxis], count)
     for i, name in enumerate(COLUMNS):
         if name in line.columns:
-            table[i] = [nan if number is None else number for number in line.columns[name]]
+            table[i] = _floats(line.columns[name])
     tokens = np.zeros((len(Overlap._fields), count), np.int32)
     for i, name in enumerate(Overlap._fields):
         if name in line.overlap_tokens:
@@ -289,6 +293,10 @@ class _LoggedFurther(Further):
         return _column(self._line.recent_blocks, len(pool))
 
     @override
+    def own_number(self, pool: Pool, name: str) -> Column:
+        return np.array(_floats(self._line.own_numbers.get(name, [None] * len(pool))))
+
+    @override
     def of_session(self, pool: Pool, session_id: str) -> Flags:
         flags = np.zeros(len(pool), np.bool_)
         flags[self._line.of_session] = True
@@ -335,6 +343,15 @@ def _column(numbers: list[float], count: int) -> Column:
 
 def _numbers(column: Column) -> Numbers:
     return [number if isfinite(number) else None for number in column.tolist()]
+
+
+def _floats(numbers: Numbers) -> list[float]:
+    return [nan if number is None else number for number in numbers]
+
+
+def _own_numbers(rows: Candidates, sources: Iterable[Source]) -> dict[str, Numbers]:
+    names = {name for source in sources for name in heartbeat_of(source).own_numbers}
+    return {name: _numbers(rows.own_number(name)) for name in sorted(names)}
 
 
 def _unless_zero(column: Column) -> list[float]:

@@ -161,11 +161,11 @@ def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
 
 def _row(receipt: router_pb2.Receipt, row: router_pb2.CandidateRow) -> Recomputed:
     numbers = {
+        **row.numbers,  # an operator's own may have any name
         "prompt_tokens": float(receipt.prompt_tokens),
         "block_size": float(receipt.block_size),
         "new_tokens": row.new_tokens,
         "active_blocks": row.active_blocks,
-        **row.numbers,
         **receipt.parameters,
         **receipt.terms,
         **row.terms,

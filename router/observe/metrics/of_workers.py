@@ -143,6 +143,15 @@ class WorkerCollector(Collector):
                 if name in heartbeat.numbers:
                     family.add_metric(names, heartbeat.numbers[name])
             yield family
+        own = GaugeMetricFamily(
+            "kvroute_worker_number",
+            "Metrics of the engine's page that engines.numbers names, counters too.",
+            labels=[*LABELS, "name"],
+        )
+        for names, heartbeat in heartbeats:
+            for name, value in heartbeat.own_numbers.items():
+                own.add_metric([*names, name], value)
+        yield own
 
     def _outcomes(self) -> Metric:
         fleet = self._core.fleet

@@ -4,7 +4,6 @@ from math import isfinite
 
 import msgspec
 
-from events.engines.numbers import in_table
 from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
 from indexer.identity import Tier
@@ -68,7 +67,7 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     blocks_predicted: int = 0
     prefill_tokens_active: int = 0
     numbers: dict[str, float] = {}
-    """Further ones of its engine (events/engines/numbers.py)."""
+    """Further ones of its engine, the operator's own among them (events/engines/numbers.py)."""
     trust: float
     """Share of the overlap that decisions count: 1 unless reports were below predictions."""
     beat_late_s: int = 0
@@ -118,7 +117,7 @@ def tile_of(source: Source, core: RouterCore, now_s: float) -> Tile:
         blocks_held=sum(index.count(source.slot, tier) for tier in Tier),
         blocks_predicted=index.predicted(source.slot),
         prefill_tokens_active=load.prefill_tokens_active,
-        numbers={} if heartbeat is None else in_table(heartbeat.numbers),
+        numbers={} if heartbeat is None else heartbeat.known_numbers(),
         trust=_trust(source, core),
         beat_late_s=int(age_s) if age_s >= LATE_S else 0,
         warnings=[

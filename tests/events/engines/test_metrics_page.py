@@ -7,10 +7,12 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.samples import Sample
 
+from events.engines.numbers import OWN_VALUE_MAX
 from events.engines.pages import metrics_page
 from events.engines.pages.load import LoadUnreadable
-from events.engines.pages.metrics_page import Heads, Page
-from tests.stage.engine_pages import VLLM_PAGE
+from events.engines.pages.metrics_page import Heads, Page, own_numbers
+from events.engines.vllm.pages import vllm_loads
+from tests.stage.engine_pages import VLLM_DP_PAGE, VLLM_PAGE
 
 NAMES = ("running", "waiting", "info")
 
@@ -140,3 +142,50 @@ def test_a_page_with_random_bytes_in_it_is_read_as_by_the_parser_alone(
         heads.samples.clear()
         assert known == samples(page, names)
         samples(VLLM_PAGE, names)
+
+
+@pytest.mark.parametrize(
+    ("lines", "read"),
+    [
+        ("temperature -3.5", {None: -3.5}),
+        ('temperature{gpu="0"} 61\ntemperature{gpu="1"} 70', {None: 70.0}),
+        ('temperature{engine="0"} 61\ntemperature{engine="3"} 70', {0: 61.0, 3: 70.0}),
+        ('temperature{engine="all"} 61', {None: 61.0}),
+        ('temperature{priority="1"} 61\ntemperature{priority=""} 7', {None: 7.0}),
+        ("temperature NaN", {}),
+        ("temperature +Inf", {}),
+        ('temperature{gpu="0"} NaN\ntemperature{gpu="1"} 70', {None: 70.0}),
+        ("temperature 1e19", {}),
+        (f"temperature {'9' * 400}", {}),
+        ("temperatures 61", {}),
+        ("", {}),
+    ],
+)
+def test_an_own_number_is_the_largest_sample_of_each_rank_or_absent(
+    lines: str, read: dict[int | None, float]
+) -> None:
+    numbers = own_numbers(lines.encode(), {"celsius": "temperature"}, "engine")
+    assert numbers == {rank: {"celsius": number} for rank, number in read.items()}
+
+
+@pytest.mark.parametrize("metric", ["stops_total", "stops_sum", "stops_count"])
+def test_an_own_number_that_is_a_counter_is_added_up_within_its_rank(metric: str) -> None:
+    page = (
+        f'{metric}{{engine="0",reason="length"}} 3\n{metric}{{engine="0",reason="stop"}} 4.5\n'
+        f'{metric}{{engine="1",reason="stop"}} 5\n'
+    )
+    wanted = {"stops": metric, "none": "no_such_total"}
+    assert own_numbers(page.encode(), wanted, "engine") == {0: {"stops": 7.5}, 1: {"stops": 5.0}}
+    most = f'{metric}{{reason="a"}} {OWN_VALUE_MAX}\n'
+    assert own_numbers(most.encode(), wanted, "engine") == {None: {"stops": OWN_VALUE_MAX}}
+    page = most + most.replace('"a"', '"b"')
+    assert own_numbers(page.encode(), wanted, "engine") == {}
+
+
+def test_own_numbers_of_a_real_page_are_those_of_its_ranks() -> None:
+    wanted = {"preempted": "vllm:num_preemptions_total", "waits": "vllm:num_requests_waiting"}
+    loads = vllm_loads(VLLM_DP_PAGE)
+    assert own_numbers(VLLM_DP_PAGE.encode(), wanted, "engine") == {
+        rank: {"preempted": float(load.preemptions), "waits": float(load.waiting)}
+        for rank, load in loads.items()
+    }

@@ -278,6 +278,10 @@ def test_a_message_has_a_number_of_facts(extra: int) -> None:
         ),
         ({"labels": {"k" * 1024: "v" * 1024}}, {"labels": {"k": "v" * 1025}}),
         ({"labels": {}}, {"labels": {"k" * 1025: "v"}}),
+        (
+            {"own_numbers": {"n" * 1024: -1e18} | dict.fromkeys("abcdefg", 1e18)},
+            {"own_numbers": dict.fromkeys("abcdefghi", 1.0)},
+        ),
         ({"warnings": ["w" * 512] * 64}, {"warnings": ["w"] * 65}),
         ({"warnings": ["w" * 4096]}, {"warnings": ["w" * 4097]}),
     ],
@@ -354,6 +358,9 @@ def test_a_heartbeat_that_routers_could_not_read_is_not_encoded() -> None:
         {"epoch": [1]},
         {"address": None},
         {"labels": {"a": 1}},
+        {"own_numbers": {"a": float("nan")}},
+        {"own_numbers": {"a": float("-inf")}},
+        {"own_numbers": {"a\n": 1.0}},
         {"model_aliases": "tiny"},
     ],
 )

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from events.relay.engine_pages import HEALTH_S
 from events.relay.rank import EngineState
 from events.relay.relay import Relay
 from tests.events.relay.one_rank import stored
-from tests.stage.waiting import until
+from tests.stage.waiting import free_port, until
 from tests.stage.wire import Wire
 
 METRICS = "".join(
@@ -83,7 +83,7 @@ class Engine:
         assert self._runner is not None
         await self._runner.cleanup()
 
-    async def follow(self, **fields: object) -> Relay:
+    async def follow(self, own_numbers: Mapping[str, str] | None = None, **fields: object) -> Relay:
         settings = msgspec.structs.replace(
             EngineSettings(id="w", engine="vllm", address=f"http://127.0.0.1:{self.port}"),
             **fields,
@@ -95,6 +95,7 @@ class Engine:
             clock=lambda: self.now_s,
             rng=random.Random(1),
             access=EngineAccess(settings.http or "", timeout_s=self.page_s),
+            own_numbers=own_numbers or {},
         )
         await self.relay.start()
         return self.relay
@@ -295,6 +296,45 @@ async def test_a_single_rank_has_its_load_whatever_its_number(engine: Engine) ->
     await engine.follow()
     await until(lambda: (last := engine.last()) and last.running == 1, "the load")
     assert not engine.warnings()
+
+
+async def test_own_numbers_are_in_the_heartbeats_of_their_ranks_while_the_engine_answers(
+    engine: Engine,
+) -> None:
+    def said() -> list[dict[str, float]]:
+        beats = [engine.wire.heartbeats("w", rank) for rank in range(2)]
+        return [beat[-1].own_numbers if beat else {} for beat in beats]
+
+    def page(*lines: str) -> Callable[[], Awaitable[web.Response]]:
+        return engine.says(web.Response, text=page_of(0, 2) + "".join(f"{s}\n" for s in lines))
+
+    engine.pages["/metrics"] = page("room 21", 'chip{engine="1"} -4', "other 5")
+    await engine.follow({"room_celsius": "room", "chip_celsius": "chip"}, ranks=2)
+    both = [{"room_celsius": 21.0}, {"room_celsius": 21.0, "chip_celsius": -4.0}]
+    await until(lambda: said() == both, "both ranks' numbers")
+    engine.pages["/metrics"] = page("room NaN", 'chip{engine="1"} 0')
+    await until(lambda: said() == [{}, {"chip_celsius": 0.0}], "those that are there now")
+    await engine.leave()  # as an engine that restarts
+    await until(lambda: said() == [{}, {}], "none of an engine that is away")
+    engine.pages["/metrics"] = page("room 22")
+    await engine.listen()
+    await until(lambda: said() == [{"room_celsius": 22.0}] * 2, "those of its next life")
+
+
+async def test_an_engine_with_a_feed_of_loads_has_its_own_numbers_by_its_pages(
+    engine: Engine,
+) -> None:
+    load = {"dp_rank": 0, "num_running_reqs": 1, "num_waiting_reqs": 0}
+    engine.pages["/server_info"] = engine.says(web.json_response, {"page_size": 16})
+    engine.pages["/v1/loads"] = engine.says(web.json_response, {"loads": [load]})
+    engine.pages["/metrics"] = engine.says(web.Response, text="room 21\n")
+    feed = f"tcp://127.0.0.1:{free_port()}"
+    await engine.follow({"room_celsius": "room"}, engine="sglang", load=feed)
+    said = {"room_celsius": 21.0}
+    await until(lambda: (last := engine.last()) and last.own_numbers == said, "its number")
+    last = engine.last()
+    assert last is not None
+    assert last.running == 0, "its load is the feed's, which has said nothing"
 
 
 async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:

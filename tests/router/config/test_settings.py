@@ -15,7 +15,7 @@ from events.plane.settings import Settings
 from router.config.keys import ConfigError, Key, keys
 from router.config.reading import FILE_BYTES_MAX, load
 from router.config.rendering import render
-from router.config.settings.configurations import RelayConfig, ServeConfig
+from router.config.settings.configurations import GatewayConfig, RelayConfig, ServeConfig
 from router.config.yaml_text import parse_yaml
 from router.decide.policies import POLICIES
 
@@ -24,6 +24,7 @@ RELAY_KEYS = list(keys(RelayConfig))
 COMPOUND = (
     ("models",),
     ("workers",),
+    ("engines", "numbers"),
     ("routing", "parameters"),
     ("routing", "own_policies"),
     ("routing", "pair_labels"),
@@ -557,3 +558,37 @@ def test_a_worker_that_can_never_be_followed_is_refused_with_its_key(
     file.write_text(yaml.safe_dump({"workers": [good, worker]}))
     with pytest.raises(ConfigError, match=rf"\$\.workers\[1\]\.{key}"):
         load(config, file, {}, {})
+
+
+@pytest.mark.parametrize("config", [ServeConfig, RelayConfig])
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ({"GPU": "m"}, "'GPU' is no name"),
+        ({"gpu-celsius": "m"}, "is no name"),
+        ({"a" * 49: "m"}, "is no name"),
+        ({"a": "no metric"}, "'no metric' is no name of a metric"),
+        ({"a": 'm{gpu="0"}'}, "labels are left out"),
+        ({"a\n": "m"}, "is no name"),
+        ({"a": "m\n"}, "is no name of a metric"),
+        ({"cache_hit_rate": "m"}, "kvroute has a cache_hit_rate of its own"),
+        ({f"n{i}": "m" for i in range(9)}, "length <= 8"),
+        ({"a": 5}, "`str`"),
+    ],
+)
+def test_own_numbers_that_can_not_be_are_refused(
+    config: type[ServeConfig | RelayConfig], numbers: dict[str, object], complaint: str
+) -> None:
+    tree = yaml.safe_dump(numbers)
+    message = mistake(None, {"KVROUTE_ENGINES_NUMBERS": tree}, {}, config=config)
+    assert complaint in message
+    assert "engines" in message
+    assert "numbers" in message
+
+
+def test_own_numbers_are_read_by_processes_with_relays_alone(tmp_path: Path) -> None:
+    file = written(tmp_path, "engines: {numbers: {preempted: 'vllm:num_preemptions_total'}}\n")
+    for config in (ServeConfig, RelayConfig):
+        numbers = load(config, file, {}, {}).engines.numbers
+        assert numbers == {"preempted": "vllm:num_preemptions_total"}
+    assert "numbers" in mistake(file, {}, {}, config=GatewayConfig)

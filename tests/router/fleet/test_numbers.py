@@ -3,6 +3,7 @@ and the decision log."""
 
 from math import isnan
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -23,13 +24,14 @@ from tests.stage.served import asked, desk_of
 
 SAID = {name: 0.25 + place for place, name in enumerate(NUMBERS)}
 UNKNOWN = {"of_a_later_release": 7.0}
+OWN = {"chip_celsius": -3.5, "tokens_per_s": 250.0}
 
 
 @pytest.fixture
 def fleet() -> Fleet:
     """A worker whose engine has every number, and one whose engine has none."""
     fleet = Fleet(index=NativeIndex())
-    fleet.add("says", numbers=SAID | UNKNOWN)
+    fleet.add("says", numbers=SAID | UNKNOWN, own_numbers=OWN)
     fleet.add("quiet", running=90)
     return fleet
 
@@ -56,18 +58,18 @@ def test_a_receipt_and_a_span_have_the_gauges_of_the_picked_worker(fleet: Fleet)
     answer = router_pb2.RouteResponse.FromString(answered[0])
     assert answer.worker_id == "says"
     gauges = {name: SAID[name] for name in GAUGES}
-    assert dict(answer.receipt.picked.numbers) == gauges
+    assert dict(answer.receipt.picked.numbers) == gauges | OWN
     assert dict(answer.receipt.runner_up.numbers) == {}
     attributes = attributes_of(answer)
-    for name, number in gauges.items():
+    for name, number in (gauges | OWN).items():
         assert attributes[f"kvroute.number.{name}"] == number
 
 
 def test_the_worker_list_and_the_tile_have_all_of_them_by_name(fleet: Fleet) -> None:
     says, quiet = fleet.view.sources.values()
-    assert dict(write_worker(says, fleet.core, fleet.now_s).numbers) == SAID
+    assert dict(write_worker(says, fleet.core, fleet.now_s).numbers) == SAID | OWN
     assert dict(write_worker(quiet, fleet.core, fleet.now_s).numbers) == {}
-    assert tile_of(says, fleet.core, fleet.now_s).numbers == SAID
+    assert tile_of(says, fleet.core, fleet.now_s).numbers == SAID | OWN
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -82,12 +84,53 @@ def test_a_metric_has_a_number_of_each_worker_that_says_it(fleet: Fleet, name: s
     assert [(one.labels["worker"], one.value) for one in family.samples] == [("says", SAID[name])]
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_an_own_number_is_a_column_and_not_a_number_where_the_engine_has_none(
+    fleet: Fleet, name: str
+) -> None:
+    rows = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s).rows
+    said, quiet = rows.own_number(name).tolist()
+    assert said == OWN[name]
+    assert isnan(quiet)
+    fleet.say(WorkerKey("says", 0), own_numbers={})
+    rows = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s).rows
+    assert np.isnan(rows.own_number(name)).all()
+    assert np.isnan(rows.own_number("nobody_has_it")).all()
+
+
+def own_metrics(fleet: Fleet) -> dict[tuple[str, str], float]:
+    families = {family.name: family for family in WorkerCollector(fleet.core).collect()}
+    samples = families["kvroute_worker_number"].samples
+    return {(each.labels["worker"], each.labels["name"]): each.value for each in samples}
+
+
+def test_own_numbers_are_one_metric_and_vanish_with_number_and_worker(fleet: Fleet) -> None:
+    key = WorkerKey("says", 0)
+    assert own_metrics(fleet) == {("says", name): number for name, number in OWN.items()}
+    fleet.say(key, own_numbers={"tokens_per_s": 0.0})
+    assert own_metrics(fleet) == {("says", "tokens_per_s"): 0.0}
+    fleet.turn(10.0, silent=[key])  # stale: shown as last said until the worker is forgotten
+    assert own_metrics(fleet) == {("says", "tokens_per_s"): 0.0}
+    fleet.turn(40.0, silent=[key])
+    assert own_metrics(fleet) == {}
+
+
+def test_a_number_of_kvroutes_wins_over_an_own_one_of_its_name() -> None:
+    """As a foreign relay may send it; our settings refuse such a name."""
+    fleet = Fleet()
+    fleet.add("w", numbers={"cache_hit_rate": 0.5}, own_numbers={"cache_hit_rate": 7.0})
+    (source,) = fleet.view.sources.values()
+    assert dict(write_worker(source, fleet.core, fleet.now_s).numbers) == {"cache_hit_rate": 0.5}
+
+
 def test_the_decision_log_keeps_the_gauges(fleet: Fleet) -> None:
     decision = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s)
     line = decode(encode(capture(decision, "here", hashes=False)))
     again = candidates(line)
     for name in GAUGES:
         assert again.column(name).tobytes() == decision.rows.column(name).tobytes()
+    for name in (*OWN, "nobody_has_it"):
+        assert again.own_number(name).tobytes() == decision.rows.own_number(name).tobytes()
 
 
 def test_the_log_leaves_a_gauge_out_that_no_engine_has() -> None:
@@ -96,4 +139,5 @@ def test_the_log_leaves_a_gauge_out_that_no_engine_has() -> None:
     decision = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s)
     line = capture(decision, "here", hashes=False)
     assert not set(GAUGES) & set(line.columns)
+    assert not line.own_numbers
     assert all(isnan(candidates(line).column(name).item(0)) for name in GAUGES)

@@ -12,7 +12,7 @@
 typedef struct {
     Span picked;      /* RouteResponse: worker_id, dp_rank, address, labels */
     Span alternative; /* Alternative: worker_id, dp_rank, address */
-    Span row;         /* CandidateRow: worker_id, dp_rank */
+    Span row;         /* CandidateRow: worker_id, dp_rank, numbers of the operator's own */
 } WrittenWorker;
 
 /* What of a worker only its stream and its load know. */

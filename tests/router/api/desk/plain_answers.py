@@ -151,6 +151,7 @@ def write_row(
     message.cost = decision.scores.costs.item(row)
     message.excluded = decision.excluded[row]
     message.trust = rows.trust.item(row)
+    message.numbers.update(heartbeat_of(source).own_numbers)
     for name in GAUGES:
         if not isnan(number := rows.column(name).item(row)):
             message.numbers[name] = number

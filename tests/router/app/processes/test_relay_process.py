@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from events.plane.settings import DynamoSettings, EngineSettings, NatsSettings
 from events.relay.dynamo.relay import DynamoRelay
@@ -11,6 +14,7 @@ from events.relay.relay import Relay
 from router.app.processes.relay_process import RelayApp
 from router.cluster.children.nats_server import NatsChild
 from router.config.settings.configurations import RelayConfig
+from router.config.settings.keys_settings import ReadEnginesSettings
 from router.config.settings.serving_settings import MetricsSettings
 from tests.stage.waiting import free_port, until
 
@@ -78,3 +82,23 @@ async def test_no_relay_starts_while_the_process_ends(
     app = RelayApp(config)
     assert await asyncio.wait_for(app.run(), 30.0) == 0
     assert happened == ["start a", "stop a", "stop b"]
+
+
+async def test_its_relays_read_the_numbers_that_the_configuration_names(
+    config: RelayConfig,
+) -> None:
+    async def metrics(_request: web.Request) -> web.Response:
+        load = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+        return web.Response(text=load + "room_celsius 21\n")
+
+    engine = web.Application()
+    engine.router.add_get("/metrics", metrics)
+    async with TestServer(engine) as server:
+        worker = EngineSettings(id="w", engine="vllm", address=f"http://127.0.0.1:{server.port}")
+        numbers = ReadEnginesSettings(numbers={"celsius": "room_celsius"})
+        app = RelayApp(msgspec.structs.replace(config, workers=(worker,), engines=numbers))
+        running = asyncio.create_task(app.run())
+        (relay,) = app._relays
+        await until(lambda: relay._shells[0].own_numbers == {"celsius": 21.0}, "the number")
+        app._stop.set()
+        assert await running == 0

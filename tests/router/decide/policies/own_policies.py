@@ -78,3 +78,12 @@ def chances_below_zero(rows: Candidates) -> Scores:
 
 def no_chances(rows: Candidates) -> Scores:
     return Scores(rows.running, chances=np.zeros(len(rows)))
+
+
+def coolest(rows: Candidates) -> Any:
+    """The coldest chip; an engine that does not say counts as 100 degrees."""
+    return np.nan_to_num(rows.own_number("chip_celsius"), nan=100.0)
+
+
+def unsaid(rows: Candidates) -> Any:
+    return rows.own_number("chip_celsius")

@@ -127,3 +127,17 @@ def test_a_module_that_breaks_when_it_is_imported_does_so_too(
     with pytest.raises(ConfigError, match=r"ZeroDivisionError.*`\$\.routing\.policy`"):
         Fleet(policy="breaking_policy:score")
     assert "breaking_policy" not in sys.modules
+
+
+def test_it_reads_the_operators_numbers_of_each_worker() -> None:
+    fleet = fleet_of("coolest")
+    fleet.say(fleet.add("cool"), own_numbers={"chip_celsius": -3.5})
+    fleet.say(fleet.add("warm"), own_numbers={"chip_celsius": 61.0})
+    assert decide(fleet).scores.costs.tolist() == [100.0, 100.0, 100.0, -3.5, 61.0]
+    assert fleet.picked(prompt(64)) == "cool"
+
+
+def test_a_number_that_some_engine_lacks_is_for_the_policy_to_fill() -> None:
+    fleet = fleet_of("unsaid")
+    assert decide(fleet).policy.name == "dynamo-adaptive"
+    assert "not all finite numbers" in fleet.core.decider.take_policy_error()

@@ -39,6 +39,17 @@ def test_every_policys_receipt_is_worked_out_to_the_same_costs(policy: str, seed
     assert len(verdict.rows) == 2 or verdict.moved_from
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_operators_number_takes_the_place_of_none_of_ours(policy: str) -> None:
+    receipt = receipt_of(policy, 1)
+    before = check(receipt).rows
+    for name in ("new_tokens", "prompt_tokens", "block_size", "active_blocks"):
+        receipt.picked.numbers[name] = 1e6
+    for name in (*receipt.parameters, *receipt.terms, *receipt.picked.terms):
+        receipt.picked.numbers[name] = 1e6
+    assert [row.cost for row in check(receipt).rows] == [row.cost for row in before]
+
+
 def test_a_receipt_that_was_tampered_with_is_found_out() -> None:
     receipt = receipt_of("dynamo-adaptive", 1)
     receipt.picked.terms["load"] += 0.01
