@@ -321,7 +321,7 @@ async def test_a_drain_under_load(
     assert lost(language, codes) <= 1
     assert set(codes) == {Code.OK, Code.UNAVAILABLE}
     assert codes[Code.UNAVAILABLE] == CALLERS
-    assert {stream.code for stream in streams} == {Code.OK}
+    assert {stream.code for stream in streams} == {Code.OK}, streams
     assert all(stream.answers for stream in streams)
 
 
