@@ -58,10 +58,10 @@ def table(run: Observed, verdicts: Sequence[Verdict], command: str) -> str:
     if late:
         told = ", ".join(f"{name} {count}" for name, count in late.items())
         lines.append(f"requests 0.5 s after the first failure at a mute worker: {told}")
-    for one in run.routers:
-        for when, memory in (("warm-up", one.warm), ("quiet", one.quiet)):
+    for router in run.routers:
+        for when, memory in (("warm-up", router.warm), ("quiet", router.quiet)):
             lines.append(
-                f"{one.name} after the {when}: {memory.resident / 2**20:.0f} MiB resident,"
+                f"{router.name} after the {when}: {memory.resident / 2**20:.0f} MiB resident,"
                 f" {memory.malloc / 2**20:.1f} MiB of malloc and {memory.objects} Python objects"
                 " in use"
             )

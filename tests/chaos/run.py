@@ -17,7 +17,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.laws import AWAY, LINE, settled
+from tests.chaos.late import LINE
+from tests.chaos.laws import AWAY, settled
 from tests.chaos.machine import watched
 from tests.chaos.records import Cause, Ended, Observed, Resident, Served, Trouble, read
 from tests.chaos.schedule import Fault, plan

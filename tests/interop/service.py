@@ -82,7 +82,7 @@ async def _unary_call(content: bytes, context: Call) -> bytes:
     ).SerializeToString()
     if not trailing:
         return bytes(answer)
-    await context.write(answer)
+    await _write(context, bytes(answer))
     return await context.abort(grpc.StatusCode.OK, "", trailing)
 
 
@@ -122,11 +122,16 @@ async def _echo_initial(context: Call) -> list[tuple[str, str | bytes]]:
     return [(name, value) for name, value in metadata if name == TRAILING]
 
 
+async def _write(context: Call, content: bytes) -> None:
+    if not context.send(content):
+        await context.room()
+
+
 async def _answers(request: Any, context: Call) -> None:
     for wanted in request.response_parameters:
         await asyncio.sleep(wanted.interval_us / 1e6)  # the client says how long
         answer = MESSAGE["StreamingOutputCallResponse"](payload={"body": bytes(wanted.size)})
-        await context.write(answer.SerializeToString())
+        await _write(context, bytes(answer.SerializeToString()))
 
 
 async def _metadata(_content: bytes, context: Call) -> bytes:
@@ -142,7 +147,7 @@ async def _whole(requests: AsyncIterator[bytes], context: Call) -> None:
     """Answers once the request has ended."""
     async for _ in requests:
         pass
-    await context.write(b"whole")
+    await _write(context, b"whole")
 
 
 SERVICES: dict[str, dict[str, Handler]] = {

@@ -75,12 +75,12 @@ def binary() -> str:
 async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of an Envoy before a picker."""
     logs, target = BUILD / "logs", chats.stage.target
-    picker, metrics, listen, admin = (free_ports(4) + number for number in range(4))
+    picker_port, metrics, listen, admin = (free_ports(4) + number for number in range(4))
     kvroute = (sys.executable, "-m", "router.app.main")
     picker = Child(
         f"picker-{answers}",
         [
-            *(*kvroute, "picker", "--router", target, "--listen", f"127.0.0.1:{picker}"),
+            *(*kvroute, "picker", "--router", target, "--listen", f"127.0.0.1:{picker_port}"),
             *("--metrics-listen", f"127.0.0.1:{metrics}"),
             *("--picker-unobserved-s", str(UNOBSERVED_S)),
         ],
@@ -95,7 +95,7 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
         logs,
     )
     printed = await asyncio.create_subprocess_exec(
-        *(*kvroute, "envoy-config", "--target", target, "--picker", f"127.0.0.1:{picker}"),
+        *(*kvroute, "envoy-config", "--target", target, "--picker", f"127.0.0.1:{picker_port}"),
         *("--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"),
         *("--answers", answers),
         stdout=asyncio.subprocess.PIPE,

@@ -34,11 +34,16 @@ STEP_S = 3.0
 _FILLED = {"$__rate_interval": "12s", "$job": ".+", "$fleet": ".*", "$worker": ".*"}
 
 
+def present_metrics(scraped: set[str]) -> set[str]:
+    """Metrics of the reference that were scraped."""
+    return {one for one in METRICS if {one, f"{one}_bucket", f"{one}_sum"} & scraped}
+
+
 def missing_metrics(scraped: set[str], *, after_errors: bool = False) -> list[str]:
     """Metrics of the reference that were not scraped; after_errors: of all, else of those that are
     there before any error."""
     wanted = METRICS - (NOT_MADE if after_errors else AFTER_ERRORS | NOT_MADE)
-    return sorted(one for one in wanted if not {one, f"{one}_bucket", f"{one}_sum"} & scraped)
+    return sorted(wanted - present_metrics(scraped))
 
 
 def queries() -> list[str]:

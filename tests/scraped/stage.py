@@ -23,6 +23,7 @@ import msgspec
 import yaml
 
 from kvroute.client import KvRouteClient
+from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.cluster.children.process import Child, end, spawn
 from router.gateway.picker.calls import PROCESS
 from tests.scraped.divided import divided_rules
@@ -30,7 +31,7 @@ from tests.scraped.engines import MODEL
 from tests.scraped.prometheus import Prometheus
 from tests.scraped.release import CHART, Pod, Release
 from tests.stage.nats_server import NatsServer, nats_server
-from tests.stage.picker import pb, request_body, request_headers
+from tests.stage.picker import request_body, request_headers
 from tests.stage.ports import client_context
 from tests.stage.prompts.byte_tokenizer import make_folder
 from tests.stage.proxy import Proxy, proxy_to

@@ -172,7 +172,7 @@ class PickerServer:
                 await picker.end_idle()
                 await picker.idle.wait()
                 await picker.end_idle()
-                await self._port.until_sent()
+                await self._port.until_read()
         except TimeoutError:
             words = "%d requests are still open, or their answers are not read, and are cut"
             log.warning(words, picker.open)

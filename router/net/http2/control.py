@@ -12,6 +12,7 @@ from router.net.http2.frames import (
     END_STREAM,
     FAREWELL,
     GOAWAY,
+    LAST,
     PING,
     RESET_WORK,
     SETTING,
@@ -40,6 +41,10 @@ class Control(Streams):
         """Number of the last stream of the peer."""
         self.acknowledged = False
         """Whether the peer has read a GOAWAY, and opens no more streams."""
+        self.last_sent = False
+        """Whether a PING was sent behind the last bytes."""
+        self.read_all = False
+        """Whether it came back: the peer has read them."""
 
     def _is_idle(self, number: int) -> bool:
         """Whether a number is of no stream that the peer has opened."""
@@ -94,6 +99,7 @@ class Control(Streams):
         if flags & ACK:
             self._calm.control()
             self.acknowledged |= payload == FAREWELL
+            self.read_all |= payload == LAST
             return
         self._calm.ping()
         self.out.append(frame(PING, ACK, 0, payload))

@@ -57,6 +57,9 @@ PING_STRIKES = 2
 FAREWELL = b"farewell"
 """Payload of a PING behind a GOAWAY: once it comes back, the peer has read the GOAWAY, and what it
 sent before is here."""
+LAST = b"the last"
+"""Payload of a PING behind the last bytes of a connection: once it comes back, the peer has read
+them."""
 REMEMBERED_MAX = 4096
 """Streams that are over, of one connection, of which something is still known."""
 

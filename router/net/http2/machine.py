@@ -31,6 +31,7 @@ from router.net.http2.frames import (
     HEAD,
     HEADERS,
     HEADERS_MAX,
+    LAST,
     MESSAGE_MAX,
     MESSAGE_WORK,
     OPEN_WORK,
@@ -153,6 +154,11 @@ class Connection(Control):
         self._sending.go_away(self._last if last else WINDOW_MAX)
         if not last:
             self.out.append(frame(PING, 0, 0, FAREWELL))
+
+    def send_last(self) -> None:
+        """Sends a PING behind the last bytes; `read_all` says when the peer has read them."""
+        self.last_sent = True
+        self.out.append(frame(PING, 0, 0, LAST))
 
     # What the peer sends
 

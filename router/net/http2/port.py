@@ -4,6 +4,7 @@ Laws:
 - a connection that answers no ping for KEEPALIVE_TIMEOUT_S after keepalive_s of silence is closed;
 - one that is older than age_s (a tenth more or less) gets a GOAWAY, and is closed
   after its last call, at the latest after age_grace_s;
+- one that has no more calls is closed once its peer has read all bytes, or FAREWELL_S later;
 - what comes with TLS has agreed on `h2`.
 """
 
@@ -28,7 +29,9 @@ KEEPALIVE_TIMEOUT_S = 20.0
 LOOK_S = 1.0
 """Seconds between two looks at the connections' ages."""
 FAREWELL_S = 1.0
-"""Seconds between a GOAWAY and the refusal of new calls, at most: those on their way are served."""
+"""Seconds between a GOAWAY and the refusal of new calls, at most: those on their way are served. As
+long at most a peer has to read the last bytes of a connection before it is closed: where a peer
+sends to a connection that is closed, TCP resets it, and drops what the peer has not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +116,16 @@ class Http2Port:
         finally:
             self.go_away(last=True)
 
-    async def until_sent(self) -> None:
-        """Returns once the kernel has all bytes for all peers."""
+    async def until_read(self) -> None:
+        """Returns once the peers have read all bytes, or FAREWELL_S after the kernel has them."""
         while any(connection.unsent_bytes for connection in self.open):  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # nothing says so
+        for connection in list(self.open):
+            _send_last(connection)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                while any(map(_has_unread, self.open)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # nothing says so
 
     def close(self) -> None:
         """Closes the connections after the bytes that were written."""
@@ -178,9 +187,13 @@ class Http2Port:
             self.connections.closed["age"] += 1
             connection.close()
             self._leaving[connection] = inf
+        elif connection.http2.last_sent:
+            if connection.http2.read_all or left_s >= FAREWELL_S:
+                connection.close()
         elif not connection.http2.streams and left_s >= FAREWELL_S:
             self._go_away(connection, last=True)
-            connection.close()
+            _send_last(connection)
+            self._leaving[connection] = now_s
 
     def _go_away(self, connection: Http2Protocol, *, last: bool) -> None:
         connection.http2.go_away(last=last)
@@ -190,3 +203,13 @@ class Http2Port:
 def _reads_on(connection: Http2Protocol) -> bool:
     """Whether a GOAWAY may still be on its way to the peer."""
     return connection.begun and not connection.http2.acknowledged
+
+
+def _send_last(connection: Http2Protocol) -> None:
+    connection.http2.send_last()
+    connection.flush()
+
+
+def _has_unread(connection: Http2Protocol) -> bool:
+    """Whether the last bytes may still be on their way to the peer."""
+    return connection.begun and not connection.http2.read_all

@@ -100,7 +100,7 @@ class Http2Server:
                 await self._port.farewell()
                 while self._open:  # noqa: ASYNC110  # ends of calls set no event
                     await asyncio.sleep(0.01)
-                await self._port.until_sent()
+                await self._port.until_read()
         self._port.close()
         for call in list(self._open):
             call.reset()

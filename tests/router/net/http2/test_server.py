@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +18,20 @@ from router.net.http2.calls import Call
 from router.net.http2.deadlines import timeout_s
 from router.net.http2.frames import (
     ACK,
+    CLOSING,
     DATA,
     END_HEADERS,
     END_STREAM,
     FAREWELL,
     GOAWAY,
     HEADERS,
+    LAST,
     PING,
     PREFACE,
+    SETTING,
     SETTINGS,
     U32,
+    WINDOW_UPDATE,
     frame,
 )
 from router.net.http2.port import ServerBounds
@@ -39,6 +44,7 @@ from tests.stage.waiting import until
 
 GUARD_S = 60.0
 """What hangs fails; nothing waits this long."""
+INITIAL_WINDOW = 4
 BOUNDS = ServerBounds(
     connection=Bounds(streams_max=100, message_max=1 << 20, headers_max=4096),
     port=PortBounds(10),
@@ -445,7 +451,58 @@ async def test_a_call_on_its_way_when_the_server_stops_is_served() -> None:
         await stopping
         writer.close()
     assert frame(DATA, 0, 1, content) in answer
-    assert answer.endswith(frame(GOAWAY, 0, 0, U32.pack(1) + U32.pack(0)))
+    away = frame(GOAWAY, 0, 0, U32.pack(1) + U32.pack(0))
+    assert answer.endswith(away + frame(PING, 0, 0, LAST))
+
+
+async def read_late(stage: Stage, end: Callable[[], Awaitable[object]]) -> bytes:
+    """What a peer gets that reads nothing before all is written. It gives credit as it reads: TCP
+    resets a connection that is closed then. end: of the connection, by the server.
+    """
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        peer.connect(("127.0.0.1", stage.server.port))
+        peer.settimeout(GUARD_S)
+        credit = frame(WINDOW_UPDATE, 0, 0, U32.pack(1 << 20))
+        peer.sendall(
+            PREFACE
+            + frame(SETTINGS, 0, 0, SETTING.pack(INITIAL_WINDOW, 1 << 20))
+            + credit
+            + frame(HEADERS, END_HEADERS, 1, call_head(b"/a.B/Flood"))
+            + frame(DATA, END_STREAM, 1, b"\0" + U32.pack(2) + b"20")
+            + frame(PING, ACK, 0, FAREWELL)
+        )
+        await until(lambda: stage.handlers.wrote == 20, "the answer is written")
+        (connection,) = stage.server._port.open
+        ending = asyncio.ensure_future(end())
+        await until(lambda: connection.http2.last_sent, "nothing more is written")
+        stage.server._port._look_at_all(asyncio.get_running_loop().time())
+        answer = b""
+        while not answer.endswith(frame(PING, 0, 0, LAST)):
+            answer += await asyncio.to_thread(peer.recv, 1 << 12)
+            peer.sendall(credit)
+        assert connection in stage.server._port.open
+        peer.sendall(frame(PING, ACK, 0, LAST))
+        assert not await asyncio.to_thread(peer.recv, 1 << 12), "the connection is closed"
+        await ending
+    return answer
+
+
+async def test_a_peer_that_reads_late_has_the_last_answer_of_a_server_that_stops() -> None:
+    async with serving() as stage:
+        answer = await read_late(stage, lambda: stage.server.stop(GUARD_S))
+    assert answer.count(bytes(10_000)) == 20
+    assert CLOSING in answer
+
+
+async def test_a_peer_that_reads_late_has_the_last_answer_of_an_old_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port, "LOOK_S", 0.01)
+    async with serving(age_s=0.5) as stage:
+        answer = await read_late(stage, lambda: asyncio.sleep(0))
+    assert answer.count(bytes(10_000)) == 20
+    assert CLOSING in answer
 
 
 async def test_a_stop_cancels_what_outlasts_its_grace() -> None:
