@@ -2,7 +2,8 @@
 
 A page's reader puts a number into `LoadSample.numbers`; all that follows walks this table: the
 heartbeat, the table of workers (a gauge is a column of it, NaN where an engine has none), receipts,
-worker lists, the decision log, spans, and /metrics (`kvroute_worker_NAME`).
+worker lists, the decision log, spans, and /metrics (a gauge as `kvroute_worker_number{name}`, a
+counter as `kvroute_worker_NAME_total`).
 
 *Own* numbers are the operator's: metrics of the engine's page that `engines.numbers` names
 (docs/extend.md). They go the same way beside these, without a record and without a column.

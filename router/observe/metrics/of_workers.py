@@ -11,7 +11,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from events.engines.numbers import NUMBERS
+from events.engines.numbers import GAUGES, NUMBERS
 from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
 from router.decide.core.core import RouterCore
@@ -21,6 +21,10 @@ from router.observe.metrics.families import gauge
 LABELS = ("worker", "rank", "role")
 _OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
 """Outcomes that are exported for each worker from 0 on."""
+_COUNTERS = {name: each for name, each in NUMBERS.items() if each.is_counter and each.is_metric}
+_NUMBERS = "Numbers of the engine's page: those of engines.numbers, counters too, and " + " ".join(
+    f"{name}: {NUMBERS[name].meaning}" for name in GAUGES
+)
 
 
 class WorkerCollector(Collector):
@@ -129,29 +133,21 @@ class WorkerCollector(Collector):
 
     def _numbers(self) -> Iterator[Metric]:
         """What the engines' pages have beside (events/engines/numbers.py)."""
-        heartbeats = [
-            (_names(source), source.heartbeat)
-            for source in self._core.fleet.view.sources.values()
-            if source.heartbeat is not None
-        ]
-        for name, number in NUMBERS.items():
-            if not number.is_metric:
+        counters = {
+            name: CounterMetricFamily(f"kvroute_worker_{name}", each.meaning, labels=LABELS)
+            for name, each in _COUNTERS.items()
+        }
+        numbers = GaugeMetricFamily("kvroute_worker_number", _NUMBERS, labels=[*LABELS, "name"])
+        for source in self._core.fleet.view.sources.values():
+            if source.heartbeat is None:
                 continue
-            kind = CounterMetricFamily if number.is_counter else GaugeMetricFamily
-            family = kind(f"kvroute_worker_{name}", number.meaning, labels=LABELS)
-            for names, heartbeat in heartbeats:
-                if name in heartbeat.numbers:
-                    family.add_metric(names, heartbeat.numbers[name])
-            yield family
-        own = GaugeMetricFamily(
-            "kvroute_worker_number",
-            "Metrics of the engine's page that engines.numbers names, counters too.",
-            labels=[*LABELS, "name"],
-        )
-        for names, heartbeat in heartbeats:
-            for name, value in heartbeat.own_numbers.items():
-                own.add_metric([*names, name], value)
-        yield own
+            names = _names(source)
+            for name, value in source.heartbeat.known_numbers().items():
+                if name in counters:
+                    counters[name].add_metric(names, value)
+                elif name not in NUMBERS or name in GAUGES:
+                    numbers.add_metric([*names, name], value)
+        yield from (*counters.values(), numbers)
 
     def _outcomes(self) -> Metric:
         fleet = self._core.fleet

@@ -72,18 +72,6 @@ def test_the_worker_list_and_the_tile_have_all_of_them_by_name(fleet: Fleet) -> 
     assert tile_of(says, fleet.core, fleet.now_s).numbers == SAID | OWN
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_a_metric_has_a_number_of_each_worker_that_says_it(fleet: Fleet, name: str) -> None:
-    families = {family.name: family for family in WorkerCollector(fleet.core).collect()}
-    if not NUMBERS[name].is_metric:
-        assert f"kvroute_worker_{name}" not in families
-        return
-    family = families[f"kvroute_worker_{name}"]
-    assert family.type == ("counter" if NUMBERS[name].is_counter else "gauge")
-    assert family.documentation == NUMBERS[name].meaning
-    assert [(one.labels["worker"], one.value) for one in family.samples] == [("says", SAID[name])]
-
-
 @pytest.mark.parametrize("name", OWN)
 def test_an_own_number_is_a_column_and_not_a_number_where_the_engine_has_none(
     fleet: Fleet, name: str
@@ -98,21 +86,35 @@ def test_an_own_number_is_a_column_and_not_a_number_where_the_engine_has_none(
     assert np.isnan(rows.own_number("nobody_has_it")).all()
 
 
-def own_metrics(fleet: Fleet) -> dict[tuple[str, str], float]:
+def metrics_of(fleet: Fleet) -> dict[tuple[str, str], float]:
     families = {family.name: family for family in WorkerCollector(fleet.core).collect()}
     samples = families["kvroute_worker_number"].samples
     return {(each.labels["worker"], each.labels["name"]): each.value for each in samples}
 
 
-def test_own_numbers_are_one_metric_and_vanish_with_number_and_worker(fleet: Fleet) -> None:
-    key = WorkerKey("says", 0)
-    assert own_metrics(fleet) == {("says", name): number for name, number in OWN.items()}
-    fleet.say(key, own_numbers={"tokens_per_s": 0.0})
-    assert own_metrics(fleet) == {("says", "tokens_per_s"): 0.0}
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_counter_has_a_metric_of_its_own(fleet: Fleet, name: str) -> None:
+    families = {family.name: family for family in WorkerCollector(fleet.core).collect()}
+    number = NUMBERS[name]
+    if not number.is_counter or not number.is_metric:
+        assert f"kvroute_worker_{name}" not in families
+        return
+    family = families[f"kvroute_worker_{name}"]
+    assert (family.type, family.documentation) == ("counter", number.meaning)
+    assert [(each.labels["worker"], each.value) for each in family.samples] == [
+        ("says", SAID[name])
+    ]
+
+
+def test_gauges_are_one_metric_and_vanish_with_number_and_worker(fleet: Fleet) -> None:
+    key, said = WorkerKey("says", 0), {name: SAID[name] for name in GAUGES} | OWN
+    assert metrics_of(fleet) == {("says", name): number for name, number in said.items()}
+    fleet.say(key, numbers={}, own_numbers={"tokens_per_s": 0.0})
+    assert metrics_of(fleet) == {("says", "tokens_per_s"): 0.0}
     fleet.turn(10.0, silent=[key])  # stale: shown as last said until the worker is forgotten
-    assert own_metrics(fleet) == {("says", "tokens_per_s"): 0.0}
+    assert metrics_of(fleet) == {("says", "tokens_per_s"): 0.0}
     fleet.turn(40.0, silent=[key])
-    assert own_metrics(fleet) == {}
+    assert metrics_of(fleet) == {}
 
 
 def test_a_number_of_kvroutes_wins_over_an_own_one_of_its_name() -> None:
