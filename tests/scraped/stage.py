@@ -137,6 +137,7 @@ class Fleet:
         config = {
             "fleet": self.name,
             "nats": self._nats("relay", self.nats_wires[-1:]),
+            "engines": {"numbers": {"waiting": "vllm:num_requests_waiting"}},
             "metrics": {"listen": f"127.0.0.1:{port}"},
             "log": {"format": "plain"},
             "state_dir": str(self.folder / f"{name}.state"),
