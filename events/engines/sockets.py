@@ -89,14 +89,15 @@ class Subscription:
         """Set while messages may wait."""
         self._loop = asyncio.get_running_loop()
         self._descriptor = self._socket.fileno()
-        self._loop.add_reader(self._descriptor, self._look)
+        self._monitor: zmq.asyncio.Socket | None = None
         monitored = f"inproc://monitor-{self._descriptor}"
-        self._socket.monitor(monitored, _EVENTS)
-        self._monitor = context.socket(zmq.PAIR)
-        self._monitor.connect(monitored)
         try:
+            self._socket.monitor(monitored, _EVENTS)
+            self._monitor = context.socket(zmq.PAIR)
+            self._monitor.connect(monitored)
             _attach(self._socket, endpoint, bind=bind)
-        except EndpointUnusable:
+            self._loop.add_reader(self._descriptor, self._look)
+        except BaseException:
             self.close()
             raise
 
@@ -122,11 +123,12 @@ class Subscription:
 
     async def watch(self, on_connected: Callable[[], None]) -> None:
         """Calls on_connected after each handshake, for ever. Raises ConnectionBroken."""
-        lost = False
+        lost, monitor = False, self._monitor
+        assert monitor is not None
         while True:
             try:
                 async with asyncio.timeout(_RETRY_S if lost else None):
-                    frames = await self._monitor.recv_multipart()
+                    frames = await monitor.recv_multipart()
             except TimeoutError:
                 raise ConnectionBroken(
                     "the engine's publisher broke the ZMQ protocol, or sent a frame of more than"
@@ -145,8 +147,9 @@ class Subscription:
     def close(self) -> None:
         """Closes both sockets; waiting messages are dropped."""
         self._loop.remove_reader(self._descriptor)
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
 

@@ -152,12 +152,20 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
     malformed: list[str] = []
     time_s = read_time_s(batch.ts, malformed)
     dp_rank = read_dp_rank(_rank_of(batch), malformed)
-    if (whole := _readable(batch.events, schema)) is not None:
-        return EngineBatch(time_s, dp_rank, whole, malformed=tuple(malformed))
+    meaning = schema.meaning
+    # Nearly all batches have one encoding.
+    is_array = bool(batch.events) and _is_array(batch.events[0])
+    decode = (schema.arrays if is_array else schema.maps).decode
     events: list[EngineEvent] = []
     unknown_kinds: list[str] = []
     removals_lost = False
     for i, raw in enumerate(batch.events):
+        try:
+            events.append(meaning(decode(raw)))
+        except READ_ERRORS:
+            pass
+        else:
+            continue
         event, kind, reason = decode_event(raw, schema)
         if event is not None:
             events.append(event)
@@ -174,17 +182,6 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
         removals_lost=removals_lost,
         malformed=tuple(malformed),
     )
-
-
-def _readable(raws: list[Raw], schema: Schema[Any]) -> tuple[EngineEvent, ...] | None:
-    """The events of a batch that has one encoding and nothing unknown, as nearly all are; None: of
-    any other."""
-    meaning = schema.meaning
-    decode = (schema.arrays if raws and _is_array(raws[0]) else schema.maps).decode
-    try:
-        return tuple([meaning(decode(raw)) for raw in raws])
-    except READ_ERRORS:
-        return None
 
 
 def decode_event(

@@ -31,8 +31,8 @@ from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
 
 PROBE_S = 0.9
-"""Seconds between two requests for the load. Below BEAT_S (stream_publisher.py): each answer makes
-a heartbeat, which is the next before the timer's is due."""
+"""Seconds from one request for the load to the next, which waits for the answer. Below BEAT_S of
+stream_publisher.py: each answer makes a heartbeat, so that the timer's is not due."""
 MODELS_S = 2.0
 """Seconds between two requests for the models of an engine that answers: LoRAs are loaded and
 unloaded while it runs."""
@@ -165,19 +165,24 @@ class EnginePages:
         else:
             await self._asked.wait()
         wait_s = PROBE_S
+        loop = asyncio.get_running_loop()
         while True:
+            asked_s = loop.time()
             answer = await probe.ask_load()
             self._answered(probe, answer)
             if answer:
                 self._on_loads(probe.loads)
+                await probe.ask_own_numbers()
             else:
                 self._counts["engine_silent"] += 1
-            wait_s = min(2 * wait_s, BACKOFF_MAX_S) if answer is Answer.ODD else PROBE_S
+            took_s = loop.time() - asked_s
+            is_odd = answer is Answer.ODD
+            wait_s = min(2 * wait_s, BACKOFF_MAX_S) if is_odd else PROBE_S
             if answer is Answer.NONE:  # another engine may answer next
                 self._identity_due.set()
                 self._models_due.set()
                 self._mooncake_due.set()
-            await sleep(wait_s)
+            await sleep(wait_s if is_odd else max(0.0, wait_s - took_s))
 
     async def _ask_mooncake(self, probe: Probe) -> None:
         """Reads the engine's name at Mooncake's bootstrap server, for ever."""

@@ -14,7 +14,7 @@ from events.engines.table import engine_of
 from events.plane.facts import Heartbeat, encode_heartbeat
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
-from events.relay.engine_pages import EnginePages
+from events.relay.engine_pages import HEALTH_S, EnginePages
 from events.relay.ledger import canonical_block_size
 from events.relay.rank_shell import RankShell
 
@@ -81,6 +81,7 @@ class Heartbeats:
             lower_first = engine.lower_priority_first
         coded, plain = self._coded_warnings(shell), self._warnings(shell, engine_size)
         is_healthy = self._pages.is_healthy(now_s)
+        has_own = is_healthy and now_s - shell.own_numbers_at_s < HEALTH_S
         return Heartbeat(
             epoch=shell.rank.outbox.epoch,
             address=settings.address,
@@ -115,7 +116,7 @@ class Heartbeats:
             token_budget=identity.token_budget,
             preemptions=load.preemptions,
             numbers=load.numbers,
-            own_numbers=shell.own_numbers if is_healthy else {},
+            own_numbers=shell.own_numbers if has_own else {},
             sampled_at_s=shell.sampled_at_s,
             sent_at_s=now_s,
             warnings=_bounded((*(sentence for _, sentence in coded), *plain)),

@@ -167,7 +167,7 @@ class Ledger:
 
     def wipe(self) -> list[Change]:
         """Forgets all copies."""
-        had_any = any(self._held_count)
+        had_any = any(self._held_count) or bool(self._changes)
         for _, block in self.blocks():
             if isinstance(block, Page):
                 block.let_go()

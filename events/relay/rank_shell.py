@@ -1,6 +1,7 @@
 """One engine rank in its relay: its stream, its saved ledger, its load."""
 
 import asyncio
+from math import inf
 
 from events.engines.events import LoadSample
 from events.plane.supervisor import Supervisor
@@ -27,6 +28,8 @@ class RankShell(OutgoingStream[Rank]):
         self.sampled_at_s: float | None = None
         self.own_numbers: dict[str, float] = {}
         """The operator's own; a feed of loads has none, so they are apart."""
+        self.own_numbers_at_s = -inf
+        """When they were read."""
         self.replaying: asyncio.Task[None] | None = None
         self.resumed = False
         """Whether a saved ledger has been read."""

@@ -344,12 +344,13 @@ class Relay:
             if load is None and len(loads) == len(self._shells) == 1:
                 (load,) = loads.values()  # whatever its number: behind another balancer, say
             if load is None:
+                shell.own_numbers = {}
                 continue
             if not self.settings.load:
                 self._publisher.beat_soon()  # while the sample is new
                 shell.load = load
                 shell.sampled_at_s = now_s
-            shell.own_numbers = load.own_numbers
+            shell.own_numbers, shell.own_numbers_at_s = load.own_numbers, now_s
             if load.emptied:
                 self._perform(shell, shell.rank.on_asleep(now_s))
             if load.process_start_s is not None:

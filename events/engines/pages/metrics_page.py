@@ -45,16 +45,21 @@ class Page:
             )
         self._by_rank: dict[tuple[str, str], dict[int, Sample]] = {}
         self._samples: dict[str, list[Sample]] = {}
+        self._parts: dict[str, list[Sample]] = {}
+        """Samples with a priority, each a part of the one without, where there is one."""
         try:
             for sample in map(HEADS.sample, lines):
-                # A sample with a priority is part of the sample without.
-                if not sample.labels.get("priority"):
-                    self._samples.setdefault(sample.name, []).append(sample)
+                among = self._parts if sample.labels.get("priority") else self._samples
+                among.setdefault(sample.name, []).append(sample)
         except Exception as error:  # the parser's errors have no common base class
             raise LoadUnreadable(f"the metrics page can't be parsed: {error!r}") from None
 
     def samples(self, name: str) -> list[Sample]:
         return self._samples.get(name, [])
+
+    def samples_or_parts(self, name: str) -> list[Sample]:
+        """The samples of a name; those with a priority where all have one."""
+        return self._samples.get(name) or self._parts.get(name, [])
 
     def single(self, name: str) -> float | None:
         """The finite value of a name without labels; None: absent or not finite."""
@@ -162,7 +167,7 @@ def own_numbers(
     numbers: dict[int | None, dict[str, float]] = {}
     for name, metric in wanted.items():
         values: dict[int | None, list[float]] = {}
-        for sample in samples.samples(metric):
+        for sample in samples.samples_or_parts(metric):
             text = sample.labels.get(label)
             if _fits(sample.value):
                 rank = 0 if text == "0" else positive(text)

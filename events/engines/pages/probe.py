@@ -164,8 +164,11 @@ class Probe:
         self._counts = Counter[str]() if counts is None else counts
         self._reading = READINGS[engine]
         self._own_numbers = own_numbers
+        self._load_path = ""
         self._looked_for: set[str] = set()
         """Own numbers that a page had, or was said to lack."""
+        self._own: dict[int | None, dict[str, float]] = {}
+        """Those of the last page of metrics, by rank; None: of the whole engine."""
 
     @property
     def trouble(self) -> str:
@@ -238,16 +241,30 @@ class Probe:
             page, content = last, await self._engine.page(last.path)
         block_size = None if self.identity is None else self.identity.block_size
         self.loads = await _parsed(partial(page.read, content, block_size), content)
+        self._load_path = page.path
         if self._own_numbers:
-            await self._read_own_numbers(page.path, content)
+            if page.path == self._reading.metrics_path:
+                await self._read_own_numbers(content)
+            for rank, load in self.loads.items():
+                load.own_numbers = {**self._own.get(None, {}), **self._own.get(rank, {})}
 
-    async def _read_own_numbers(self, path: str, content: bytes | None) -> None:
-        """Adds the operator's numbers to the loads that were read of a page just now. Of an engine
-        whose load is elsewhere, its page of metrics is read beside; without it, it has none."""
+    async def ask_own_numbers(self) -> None:
+        """Reads the operator's numbers for the next loads, of an engine whose load is not on its
+        page of metrics: after the load, so that a slow page makes none late."""
+        path = self._reading.metrics_path
+        if self._own_numbers and self._load_path != path:
+            try:
+                content = await self._engine.page(path)
+            except (EngineSilent, LoadUnreadable) as error:
+                self._own = {}
+                self._troubles["numbers"] = masked(str(error))
+            else:
+                await self._read_own_numbers(content)
+
+    async def _read_own_numbers(self, content: bytes | None) -> None:
         reading, wanted = self._reading, self._own_numbers
-        if path != reading.metrics_path:
-            content = await self._engine.optional_page(reading.metrics_path)
         self._troubles.pop("numbers", None)
+        self._own = {}
         try:
             read = partial(own_numbers, content or b"", wanted, reading.rank_label)
             numbers = await _parsed(read, content)
@@ -255,8 +272,7 @@ class Probe:
             self._counts["malformed_page"] += 1
             self._troubles["numbers"] = masked(str(error))
             return
-        for rank, load in self.loads.items():
-            load.own_numbers = {**numbers.get(None, {}), **numbers.get(rank, {})}
+        self._own = numbers
         there = {name for of_rank in numbers.values() for name in of_rank}
         for name in wanted.keys() - there - self._looked_for:
             page = masked(self._engine.access.url(reading.metrics_path))

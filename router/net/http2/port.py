@@ -73,7 +73,9 @@ class Http2Port:
         self.open: dict[Http2Protocol, float] = {}
         """-> when it gets a GOAWAY, by the loop's clock."""
         self._leaving: dict[Http2Protocol, float] = {}
-        """Those that got one -> when."""
+        """Those that got one -> when; inf: it was closed since."""
+        self._farewells: dict[Http2Protocol, float] = {}
+        """Those that got their last bytes -> when."""
         speaks = Speaks(tls, allows_plain, "h2")
         self._listener = Listener(self._connection, self.connections, speaks, came=came)
         self._unix = Listener(self._connection, self.connections, Speaks())
@@ -155,6 +157,7 @@ class Http2Port:
             self.connections.closed[connection.fault] += 1
         self.open.pop(connection, None)
         self._leaving.pop(connection, None)
+        self._farewells.pop(connection, None)
 
     async def _look(self) -> None:
         """Checks the age and silence of all connections repeatedly."""
@@ -188,12 +191,15 @@ class Http2Port:
             connection.close()
             self._leaving[connection] = inf
         elif connection.http2.last_sent:
-            if connection.http2.read_all or left_s >= FAREWELL_S:
+            if (
+                connection.http2.read_all
+                or now_s - self._farewells.get(connection, now_s) >= FAREWELL_S
+            ):
                 connection.close()
         elif not connection.http2.streams and left_s >= FAREWELL_S:
             self._go_away(connection, last=True)
             _send_last(connection)
-            self._leaving[connection] = now_s
+            self._farewells[connection] = now_s
 
     def _go_away(self, connection: Http2Protocol, *, last: bool) -> None:
         connection.http2.go_away(last=last)

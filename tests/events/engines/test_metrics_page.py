@@ -152,6 +152,7 @@ def test_a_page_with_random_bytes_in_it_is_read_as_by_the_parser_alone(
         ('temperature{engine="0"} 61\ntemperature{engine="3"} 70', {0: 61.0, 3: 70.0}),
         ('temperature{engine="all"} 61', {None: 61.0}),
         ('temperature{priority="1"} 61\ntemperature{priority=""} 7', {None: 7.0}),
+        ('temperature{priority="1"} 61\ntemperature{priority="2"} 7', {None: 61.0}),
         ("temperature NaN", {}),
         ("temperature +Inf", {}),
         ('temperature{gpu="0"} NaN\ntemperature{gpu="1"} 70', {None: 70.0}),

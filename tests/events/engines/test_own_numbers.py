@@ -41,7 +41,13 @@ async def probing(
 
 
 async def test_they_are_on_the_page_of_metrics_where_the_load_is_on_another() -> None:
-    async with probing("sglang", {"/v1/loads": LOADS, "/metrics": GAUGES}, WANTED) as (probe, _):
+    """They come with the next load, which waits for no other page."""
+    pages = {"/v1/loads": LOADS, "/metrics": GAUGES}
+    async with probing("sglang", pages, WANTED) as (probe, requested):
+        assert await probe.ask_load()
+        assert requested == {"/v1/loads": 1}
+        assert probe.loads[0].own_numbers == {}
+        await probe.ask_own_numbers()
         assert await probe.ask_load()
         assert {rank: load.own_numbers for rank, load in probe.loads.items()} == {
             0: {"celsius": 21.0},
@@ -55,6 +61,7 @@ async def test_the_page_of_metrics_is_requested_once_where_it_has_the_load(
 ) -> None:
     async with probing("vllm", {"/metrics": VLLM + GAUGES}, wanted) as (probe, requested):
         assert await probe.ask_load()
+        await probe.ask_own_numbers()
         assert probe.loads[0].own_numbers == ({"celsius": 21.0} if wanted else {})
         assert requested == {"/metrics": 1}
         assert not caplog.records
@@ -63,6 +70,7 @@ async def test_the_page_of_metrics_is_requested_once_where_it_has_the_load(
 async def test_nobody_requests_the_page_of_metrics_for_no_number() -> None:
     async with probing("sglang", {"/v1/loads": LOADS}, {}) as (probe, requested):
         assert await probe.ask_load()
+        await probe.ask_own_numbers()
         assert requested == {"/v1/loads": 1}
 
 
@@ -89,9 +97,12 @@ async def test_a_page_of_metrics_that_says_nothing_costs_no_load(metrics: str | 
     pages = {"/v1/loads": LOADS} | ({} if metrics is None else {"/metrics": metrics})
     async with probing("sglang", pages, WANTED) as (probe, _):
         assert await probe.ask_load()
+        await probe.ask_own_numbers()
+        assert await probe.ask_load()
         assert [load.own_numbers for load in probe.loads.values()] == [{}, {}]
-        assert ("the metrics page" in probe.trouble) is (metrics is not None)
+        assert ("404" if metrics is None else "the metrics page") in probe.trouble
         pages["/metrics"] = GAUGES
+        await probe.ask_own_numbers()
         assert await probe.ask_load()
         assert probe.loads[0].own_numbers == {"celsius": 21.0}
         assert probe.trouble == ""

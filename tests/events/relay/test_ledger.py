@@ -106,6 +106,13 @@ def test_events_of_a_batch_share_changes_in_their_order() -> None:
     assert ledger.apply() == []
 
 
+def test_a_batch_that_empties_the_ledger_and_clears_it_is_a_wipe() -> None:
+    ledger = Ledger()
+    ledger.apply(stored([11, 12], [1, 2]))
+    assert ledger.apply(removed([11, 12]), BlocksCleared()) == [Wiped()]
+    assert ledger.apply(removed([11]), BlocksCleared()) == []
+
+
 def test_the_second_copy_and_the_first_removal_say_nothing() -> None:
     ledger = Ledger()
     ledger.apply(stored([11, 12], [1, 2]))
