@@ -3,7 +3,7 @@
 Laws, of each attack: every call of the good client is answered; the 99th percentile of each kind is
 at most RATIO_MAX times that without the attack, in the median of the rounds; no turn of the
 server's loop takes more than TURN_MS_MAX of CPU time; a minute later the server's memory is within
-a tenth of what it was.
+a tenth of what it was. RATIOS and KEPT_MIB have the exceptions, each with its bound and reason.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,18 @@ RATIO_MAX = 2.0
 FLOOR_MS = 5.0
 """A percentile below it counts as this: a client on the server's core waits for the server's and
 its own other calls so long."""
+RATIOS = {
+    "unread": {"metrics": 4.0},  # a scrape waits behind the requests that the attacker pipelined
+    # The reader of JSON holds Python's one running thread until a body of 17 MiB ends.
+    "many_keys": dict.fromkeys(("chat", "connect", "gateway", "metrics", "pick", "route"), 4.0),
+}
+"""Attack -> kind of call -> its ratio at most, where RATIO_MAX does not hold."""
+KEPT_MIB = {
+    "streams": 150.0,  # of 20,000 open calls
+    "drips": 100.0,  # of 2,000 bodies that hardly come
+}
+"""Attack -> memory that the server may keep. None of it is in use: glibc and Python count as many
+bytes and blocks as before; their free pieces stay for the next burst."""
 TURN_MS_MAX = 50.0
 HEAD = (
     "| attack | call | answered | failed | p99 before, ms | p99 under attack, ms | ratio |",
@@ -70,11 +82,12 @@ class Rounds(msgspec.Struct):
         broken += [
             f"{self.name}: p99 of {kind} is {ratio:.1f} times the usual one"
             for kind in self.under[0].seconds
-            if (ratio := self.ratio(kind)) > RATIO_MAX
+            if (ratio := self.ratio(kind)) > RATIOS.get(self.name, {}).get(kind, RATIO_MAX)
         ]
         if self.turn_ms > TURN_MS_MAX:
             broken.append(f"{self.name}: a turn of the loop took {self.turn_ms:.0f} ms of CPU")
-        if self.after_mib > MEMORY_SHARE * self.before_mib:
+        kept_mib = KEPT_MIB.get(self.name, 0.0)
+        if self.after_mib > max(MEMORY_SHARE * self.before_mib, self.before_mib + kept_mib):
             broken.append(
                 f"{self.name}: memory {self.before_mib:.0f} MiB before,"
                 f" {self.after_mib:.0f} MiB {RECOVERY_S:g} s after"
