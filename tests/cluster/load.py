@@ -4,8 +4,9 @@
         "rate": 5, "stream": 0.5, "long_tokens": 0}'
 
 It sends chats at `rate` a second until SIGTERM or SIGINT, then waits for the answers that are due,
-and prints one JSON object: `sent`, and `failed`, a list of what failed, each with `begun`: whether
-an answer's first bytes had come. `host` is the name in the server's certificate. `long_tokens`
+and prints one JSON object: `sent`; `failed`, a list of what failed, each with `begun`: whether an
+answer's first bytes had come; and `pairs`, by "PREFILL DECODE" the answers of these two workers, as
+the gateway's headers name them. `host` is the name in the server's certificate. `long_tokens`
 keeps a stream of that many tokens going beside the chats.
 """
 
@@ -16,6 +17,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +39,7 @@ class Load:
         )
         self.sent = 0
         self.failed: list[dict[str, Any]] = []
+        self.pairs: dict[str, int] = {}
 
     def __enter__(self) -> "Load":
         assert self._process.stdout is not None
@@ -49,6 +52,7 @@ class Load:
         if kind is None:
             counted = json.loads(out.splitlines()[-1])
             self.sent, self.failed = counted["sent"], counted["failed"]
+            self.pairs = counted["pairs"]
 
 
 class _Client:
@@ -56,6 +60,7 @@ class _Client:
         self.options = options
         self.sent = 0
         self.failed: list[dict[str, Any]] = []
+        self.pairs: Counter[str] = Counter()
         self.stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -81,7 +86,8 @@ class _Client:
                 tasks.create_task(self._chat(session, self.sent))
                 due = begun + self.sent / self.options["rate"]
                 await self._pause(due - time.monotonic())
-        sys.stdout.write(json.dumps({"sent": self.sent, "failed": self.failed}) + "\n")
+        counted = {"sent": self.sent, "failed": self.failed, "pairs": self.pairs}
+        sys.stdout.write(json.dumps(counted) + "\n")
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -133,6 +139,8 @@ class _Client:
                 raise ValueError(f"{text.count(chr(10))} lines for {tokens} tokens")
             if not stream and not json.loads(text)["choices"]:
                 raise ValueError(f"no choice: {text[:200]}")
+            if prefill := response.headers.get("X-Kvroute-Prefill-Worker"):
+                self.pairs[f"{prefill} {response.headers['X-Kvroute-Worker']}"] += 1
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             self.failed.append(
                 {
