@@ -64,7 +64,7 @@ def play(trace: Trace, workers: int = WORKERS, policy: str = "ttft", seed: int =
         trace,
         result,
         times.off_s / max(times.measured_s, 1e-9),
-        (check.late_s + check.early_s) / max(check.measured_s, 1e-9),
+        check.wrong_s / max(check.measured_s, 1e-9),
     )
 
 

@@ -139,12 +139,12 @@ class HoardingLedger(Ledger):
     removals = 0
 
     @override
-    def apply(self, event: EngineEvent) -> list[Change]:
-        if isinstance(event, BlocksRemoved):
-            self.removals += 1
-            if self.removals % 10 == 0:
-                return []
-        return super().apply(event)
+    def apply(self, *events: EngineEvent) -> list[Change]:
+        return super().apply(*(event for event in events if not self._skips(event)))
+
+    def _skips(self, event: EngineEvent) -> bool:
+        self.removals += isinstance(event, BlocksRemoved)
+        return isinstance(event, BlocksRemoved) and self.removals % 10 == 0
 
 
 class SleepingRank(Rank):

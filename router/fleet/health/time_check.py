@@ -22,8 +22,10 @@ class TimeCheck:
         self.counts = [0] * (len(RATIOS) + 1)
         """Requests by their ratio, one number for each bucket."""
         self.ratios = 0.0
-        """Sum of the ratios; measured_s is the sum of the times."""
+        """Sum of the ratios; measured_s is that of the times, wrong_s that of their differences to
+        the predictions, both in seconds."""
         self.measured_s = 0.0
+        self.wrong_s = 0.0
         self.predicted_s: dict[str, float] = {}
         """Predicted seconds by reservation, of those that may be measured yet."""
 
@@ -44,6 +46,7 @@ class TimeCheck:
         self.counts[bisect_left(RATIOS, ratio)] += 1
         self.ratios += ratio
         self.measured_s += measured_s
+        self.wrong_s += abs(measured_s - predicted_s)
 
     def on_end(self, reservation_id: str) -> None:
         """Forgets the prediction of a reservation that ended, measured or not."""
