@@ -40,6 +40,14 @@ _FINISHES = {
 }
 """Why an answer ended, by the field that says it, which comes after the answer's content. In a
 text, quotes are escaped."""
+_WORDS = {
+    body.name: re.compile(
+        rb'"(?:reason|type|status)"\s*:\s*"(%b)"'
+        % "|".join(map(re.escape, filter(None, (*body.finish_words, body.failed_event)))).encode()
+    )
+    for body in FORMATS
+    if body.finish_words
+}
 _USAGES = {
     body.usage_within: re.compile(rb'"usage"\s*:\s*\{\s*"%b"' % body.usage_within.encode())
     for body in FORMATS
@@ -88,6 +96,9 @@ class AnswerReader:
         self._head = b""
         self._tail = bytearray()
         self._within = _USAGES.get(kind.usage_within)
+        self._words = _WORDS.get(kind.name)
+        self._seen: set[str] = set()
+        """Of the format's finish_words and failed_event, those in the answer so far."""
         self._within_edge = b""
         self._near = b""
         """USAGE_BYTES from the begin of the last usage on; empty: none has begun."""
@@ -98,8 +109,8 @@ class AnswerReader:
         """Reads a chunk; returns the bytes to pass on now, none while an event is incomplete."""
         if not self.first_token:
             self._look(chunk)
-        if self._within is not None:
-            self._keep_usage(self._within, chunk)
+        if self._within is not None or self._words is not None:
+            self._look_within(chunk)
         if self._takes_out:
             chunk = self._without_usage(chunk)
         if self.is_stream:
@@ -125,6 +136,8 @@ class AnswerReader:
         go on; None: it ends with no error."""
         if not self.is_stream:
             return None
+        if self._kind.failed_event in self._seen:
+            return 500
         ending = self._ending()
         place = ending.rfind(b'data: {"error"')
         if place < 0 or (place and ending[place - 1 : place] != b"\n"):
@@ -148,7 +161,9 @@ class AnswerReader:
         return named[1].decode() if self._kind.is_continued and named else ""
 
     def finish_reason(self) -> str:
-        """The engine's word for why the answer ended; empty: its end says none."""
+        """The engine's word for why the answer ended; empty: it says none."""
+        if self._words is not None:
+            return next((word for word in self._kind.finish_words if word in self._seen), "")
         pattern = _FINISHES.get(self._kind.finish_field)
         said = pattern.findall(self._ending()) if pattern else ()
         return said[-1].decode() if said else ""
@@ -163,10 +178,12 @@ class AnswerReader:
             usage = Usage(first.prompt_tokens, usage.output_tokens, cached)
         return usage
 
-    def _keep_usage(self, begin: re.Pattern[bytes], chunk: bytes) -> None:
-        """Keeps a usage with what follows it, the last of several."""
+    def _look_within(self, chunk: bytes) -> None:
+        """Keeps a usage with what follows it, the last of several, and the words of the end."""
         seen = self._within_edge + chunk
-        places = [each.start() for each in begin.finditer(seen)]
+        if self._words is not None:
+            self._seen.update(word.decode() for word in self._words.findall(seen))
+        places = [] if self._within is None else [at.start() for at in self._within.finditer(seen)]
         if places:
             self._near = seen[places[-1] : places[-1] + USAGE_BYTES]
         elif self._near:

@@ -64,6 +64,11 @@ class BodyFormat:
     """Words of a stream's events that a first token brings; none: every event does."""
     finish_field: str = "finish_reason"
     """Field that says why the answer ended; empty: none is read."""
+    finish_words: tuple[str, ...] = ()
+    """Instead of that field: values of `reason`, `type` and `status` anywhere in an answer; the
+    first of them that it has says why it ended."""
+    failed_event: str = ""
+    """Type of the event by which a stream says that the engine failed; empty: it has none."""
     errors: ErrorForm = OPENAI
 
     @property
@@ -116,6 +121,14 @@ RESPONSES = BodyFormat(
     # response.created and response.in_progress may come before the prompt's end.
     first_token=(b".delta\n", b"response.output_item", b"response.completed"),
     finish_field="",
+    finish_words=(
+        "max_output_tokens",
+        "content_filter",
+        "function_call",
+        "custom_tool_call",
+        "completed",
+    ),
+    failed_event="response.failed",
     errors=OPENAI_RESPONSES,
 )
 LOAD = BodyFormat(

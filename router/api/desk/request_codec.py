@@ -66,9 +66,12 @@ _OTHER_WORDS = {
     "max_tokens": "length",
     "tool_use": "tool_calls",
     "function_call": "tool_calls",
+    "custom_tool_call": "tool_calls",
+    "max_output_tokens": "length",
+    "completed": "stop",
     "refusal": "content_filter",
 }
-"""Anthropic's words, and an old one of OpenAI's."""
+"""Words of Anthropic, of OpenAI's responses, and an old one of OpenAI's chats."""
 _FAILURES = {
     router_pb2.FAILURE_REASON_UNSPECIFIED: Ending.FAILED_UNKNOWN,
     router_pb2.FAILURE_REASON_WORKER: Ending.FAILED_WORKER,

@@ -66,6 +66,44 @@ def test_an_answer_that_does_not_say_why_it_ended_has_no_reason() -> None:
         assert reader.finish_reason() == ""
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("piece", [1, 13, 1 << 20])
+@pytest.mark.parametrize(
+    ("items", "details", "reason"),
+    [
+        ([], None, "completed"),
+        (["function_call"], None, "function_call"),
+        (["custom_tool_call"], None, "custom_tool_call"),
+        (["function_call"], {"reason": "max_output_tokens"}, "max_output_tokens"),
+        ([], {"reason": "content_filter"}, "content_filter"),
+    ],
+)
+def test_why_a_response_ended_is_read_wherever_it_stands(
+    is_stream: bool, piece: int, items: list[str], details: dict[str, str] | None, reason: str
+) -> None:
+    text = '"reason":"content_filter", "type": "function_call", "reason": "max_output_tokens"'
+    output = [{"type": item, "status": "completed", "text": text} for item in ["message", *items]]
+    status = "incomplete" if details else "completed"
+    ended = {"incomplete_details": details, "output": output, "status": status}
+    long = {"instructions": text + "x" * 3 * KEPT_BYTES}
+    answer = json.dumps(ended | long).encode()
+    if is_stream:
+        answer = event(type="response.created", status="in_progress") + event(response=ended | long)
+    reader = AnswerReader(RESPONSES, is_stream=is_stream)
+    passed(reader, [answer[at : at + piece] for at in range(0, len(answer), piece)])
+    assert (reader.finish_reason(), reader.error_status()) == (reason, None)
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 20])
+def test_a_stream_of_a_response_that_failed_ends_with_an_error(piece: int) -> None:
+    """SGLang's event when it can't go on; the response's fields after it may be of any length."""
+    about = {"status": "failed", "instructions": "x" * 3 * KEPT_BYTES}
+    answer = event(delta="hi") + event(response=about).replace(b"{", b'{"type":"response.failed",')
+    reader = AnswerReader(RESPONSES, is_stream=True)
+    passed(reader, [answer[at : at + piece] for at in range(0, len(answer), piece)])
+    assert reader.error_status() == 500
+
+
 def test_the_usage_that_the_client_did_not_request_is_taken_out() -> None:
     reader = AnswerReader(CHAT, is_stream=True, takes_usage_out=True)
     assert passed(reader, [*STREAM, LAST, DONE]) == b"".join([*STREAM, DONE])

@@ -158,8 +158,12 @@ class TestProgress:
 
     @pytest.mark.parametrize(
         ("said", "reason"),
-        [("", ""), ("length", "length"), ("max_tokens", "length"), ("new word", "other")],
-    )
+        [
+            ("", ""), ("length", "length"), ("max_tokens", "length"), ("new word", "other"),
+            ("max_output_tokens", "length"), ("custom_tool_call", "tool_calls"),
+            ("completed", "stop"),
+        ],
+    )  # fmt: skip
     def test_reads_why_an_answer_ended_in_one_set_of_words(self, said: str, reason: str) -> None:
         message = router_pb2.Progress(
             reservation_id="r", state=router_pb2.PROGRESS_STATE_FINISHED, finish_reason=said

@@ -222,6 +222,11 @@ async def test_openais_client_goes_on_with_responses_by_their_cache(openai: Modu
             items.append({"role": "user", "content": f"And {turn}?"})
             await stage.until(lambda: stage.open == 0)
         assert cached[0] == 0 < cached[1] < cached[2] < cached[3]
+        assert stage.finish_reasons == {"length": 4}
+        ended = await client.responses.create(model="stand-in", input="hello")
+        assert ended.status == "completed"
+        await stage.until(lambda: stage.open == 0)
+        assert stage.finish_reasons == {"length": 4, "stop": 1}
         with pytest.raises(openai.NotFoundError, match="no worker is known to hold"):
             await client.responses.create(input="x", previous_response_id="resp_x", **asked)
 
