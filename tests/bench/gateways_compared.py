@@ -100,6 +100,8 @@ class Port(NamedTuple):
     """PEM file of the CA of its certificate; empty: it speaks plain HTTP."""
     token: str = ""
     """Key that its clients send; empty: none."""
+    metrics: int = 0
+    """Port of its /metrics; 0: none is read."""
 
 
 class Cell(NamedTuple):
@@ -230,9 +232,11 @@ def text_of(rng: random.Random, size: int) -> str:
 
 async def kvroute(stack: AsyncExitStack, engines: list[Engine]) -> Port:
     """`kvroute serve` with its gateway, relays and NATS server inside."""
-    port = free_port()
-    pid, _ = await started_router(stack, engines, gateway={"listen": f"127.0.0.1:{port}"})
-    return Port(port, pid)
+    port, metrics = free_port(), free_port()
+    ports = {"gateway": {"listen": f"127.0.0.1:{port}"}}
+    ports["metrics"] = {"listen": f"127.0.0.1:{metrics}"}
+    pid, _ = await started_router(stack, engines, **ports)
+    return Port(port, pid, metrics=metrics)
 
 
 async def kvroute_locked(stack: AsyncExitStack, engines: list[Engine]) -> Port:

@@ -5,8 +5,10 @@
 
 Mixes, clients and the table are those of gateways_compared.py, with TURNS of each session. The
 engines serve a tiny model with random weights; their caches are emptied before each run. Engines
-and proxies share the machine's cores, as they would not elsewhere. Needs what `make real-engines`
-installs; `build/real-engines-compared.json` gets the results.
+and proxies share the machine's cores, as they would not elsewhere. After each run kvroute's times
+to first tokens and between tokens, as predicted at the pick, are held against the measured ones
+(`kvroute_prediction_ratio`). Needs what `make real-engines` installs;
+`build/real-engines-compared.json` gets the results.
 """
 
 import argparse
@@ -17,9 +19,11 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
 from pathlib import Path
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from tests.bench.environments import BUILD
@@ -54,6 +58,7 @@ TURNS = 6
 ENGINES_READY_S = 600.0
 INSTALLED = BUILD / "real-engines"
 RESULTS = BUILD / "real-engines-compared.json"
+PREDICTIONS = "kvroute_prediction_ratio"
 
 
 @asynccontextmanager
@@ -102,7 +107,12 @@ async def capacity(mix: str, engines: list[tuple[Engine, Vllm]]) -> float:
 
 
 async def measured(
-    engines: list[tuple[Engine, Vllm]], cell: Cell, proxy: str, seed: int, rate: float
+    engines: list[tuple[Engine, Vllm]],
+    cell: Cell,
+    proxy: str,
+    seed: int,
+    rate: float,
+    console: Console,
 ) -> Result:
     sessions = arriving(sessions_of(cell.mix, seed), rate, random.Random(f"{seed} {cell.mix}"))
     ours = [one for one, _ in engines]
@@ -113,7 +123,35 @@ async def measured(
         before_s, began_s = cpu_s(port.pid), await first_token_s(ours)
         done = await clients(port, sessions)
         spent_s, engine_s = cpu_s(port.pid) - before_s, await first_token_s(ours) - began_s
+        if port.metrics:
+            console.print(await predictions(port.metrics))
     return result_of(cell, proxy, seed, done, engine_s, spent_s)
+
+
+async def predictions(port: int) -> str:
+    """How measured times compare with those predicted at the pick, from a router's /metrics."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/metrics") as answer,
+    ):
+        text = await answer.text()
+    samples = {
+        (sample.name, sample.labels.get("of"), float(sample.labels.get("le", "nan"))): sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name == PREDICTIONS
+        for sample in family.samples
+    }
+    sums = {of: value for (name, of, _), value in samples.items() if name.endswith("_sum")}
+    said = []
+    for of, total in sums.items():
+        upto = {le: value for (_, each, le), value in samples.items() if each == of}
+        if count := upto[inf]:
+            exact, near = (upto[high] - upto[low] for low, high in ((0.9, 1.1), (0.75, 1.33)))
+            said.append(
+                f"{of}: measured / predicted {total / count:.2f} in the mean of {count:.0f},"
+                f" {exact / count:.0%} within 0.9 to 1.1, {near / count:.0%} within 0.75 to 1.33"
+            )
+    return "; ".join(said)
 
 
 async def run(
@@ -128,7 +166,7 @@ async def run(
             for seed in range(1, seeds + 1):
                 for proxy in [*proxies, proxies[0] + AGAIN]:
                     share = rate * load / 100
-                    results.append(await measured(engines, cell, proxy, seed, share))
+                    results.append(await measured(engines, cell, proxy, seed, share, console))
                     console.print(table_of(results[-1:]))
     console.print(table_of(results))
     kept = [one._asdict() | {"cell": one.cell._asdict()} for one in results]
