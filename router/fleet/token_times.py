@@ -8,8 +8,10 @@ So of an answer of `tokens` tokens after the first, whose last came seconds_s af
 
 where requests and blocks are the worker's load, as its mean over that time, and work is that of the
 prompts which it computed meanwhile (router/fleet/rates.py). The four numbers, none below 0, are
-those of the workers that are configured alike: the least squares of relative errors over their
-reported answers, old ones fading. Of a request that comes now:
+those of the workers that are configured alike: the least squares of the errors, each divided by the
+time that was expected, over their reported answers, old ones fading. (Divided by the measured time,
+the quickest answers would decide: of real vLLM, which shared its cores, the measured times were
+twice the predicted ones.) Of a request that comes now:
 
     line      = base_s + request_s * (requests + 1) + block_s * (blocks + own)
     predicted = line / (1 - work_s * pace)
@@ -20,8 +22,8 @@ fading: which worker the next prompts go to is not known yet.
 An answer counts with its tokens, TOKENS_MAX at most. It says nothing without a report of
 PREFILL_DONE, with fewer than TOKENS_MIN tokens, or where tokens came faster than engines are, as
 those of an answer that is not streamed: at less than SHORTEST_S, or a FACTOR-th of the expected. A
-client that reads slowly makes an answer long: it counts as FACTOR times the expected at most. Of a
-pair, the time to the first token of its decode worker counts, too.
+client that reads slowly makes an answer long: it counts as LATE_MAX times the expected at most. Of
+a pair, the time to the first token of its decode worker counts, too.
 
 Laws:
 - a prediction is a positive, finite number, and never less with more load; there is none before
@@ -52,6 +54,7 @@ PACE_S = 60.0
 STRETCH_MAX = 4.0
 """A worker that computes prompts all the time is expected to bring out tokens this much slower."""
 FACTOR = 4.0
+LATE_MAX = 2.0
 SHORTEST_S = 0.001
 STEADY = 1e-3
 """Weight of the last solution beside the answers: numbers that these can't tell apart stay."""
@@ -109,9 +112,13 @@ class _Kind:
         expected_s = self.expected_s(parts)  # 0 before the first solution
         if took_s < max(SHORTEST_S, expected_s / FACTOR):
             return False
+        scale_s = took_s
         if expected_s > 0:
-            took_s = min(took_s, FACTOR * expected_s)
-        weight = min(tokens, TOKENS_MAX) / took_s**2
+            took_s = min(took_s, LATE_MAX * expected_s)
+            scale_s = max(expected_s, SHORTEST_S)
+        elif self.answers:
+            scale_s = self.products[0] / self.squares[0]  # the mean
+        weight = min(tokens, TOKENS_MAX) / scale_s**2
         _, b, c, d = parts  # unrolled: a third of the time of loops, once for each answer
         wb, wc, wd = weight * b, weight * c, weight * d
         squares = (weight, wb, wc, wd, wb * b, wb * c, wb * d, wc * c, wc * d, wd * d)

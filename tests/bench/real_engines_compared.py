@@ -1,7 +1,7 @@
 """kvroute's gateway beside other routers, before two real vLLM engines on the CPU.
 
     python -m tests.bench.real_engines_compared [--mixes shared,agents,even] [--load 60]
-        [--proxies kvroute,sglang-router] [--seeds 3]
+        [--proxies kvroute,sglang-router] [--seeds 3] [--rounds 8]
 
 Mixes, clients and the table are those of gateways_compared.py, with TURNS of each session. The
 engines serve a tiny model with random weights; their caches are emptied before each run. Engines
@@ -94,13 +94,14 @@ async def real_engines() -> AsyncIterator[list[tuple[Engine, Vllm]]]:
         yield started
 
 
-def sessions_of(mix: str, seed: object) -> Sessions:
-    return [turns[:TURNS] for turns in MIXES[mix](random.Random(f"{seed} {mix}"))]
+def sessions_of(mix: str, seed: object, rounds: int = 1) -> Sessions:
+    rng = random.Random(f"{seed} {mix}")
+    return [turns[:TURNS] for _ in range(rounds) for turns in MIXES[mix](rng)]
 
 
 async def capacity(mix: str, engines: list[tuple[Engine, Vllm]]) -> float:
     """Chats a second of a mix behind a round robin, when the engines are never idle."""
-    sessions = [turns for n in range(SATURATED) for turns in sessions_of(mix, f"capacity {n}")]
+    sessions = sessions_of(mix, "capacity", SATURATED)
     async with AsyncExitStack() as stack:
         done = await clients(await PROXIES[ROBIN](stack, [one for one, _ in engines]), sessions)
     return len(done["answers"]) / float(done["took_s"])
@@ -112,9 +113,12 @@ async def measured(
     proxy: str,
     seed: int,
     rate: float,
+    rounds: int,
     console: Console,
 ) -> Result:
-    sessions = arriving(sessions_of(cell.mix, seed), rate, random.Random(f"{seed} {cell.mix}"))
+    sessions = arriving(
+        sessions_of(cell.mix, seed, rounds), rate, random.Random(f"{seed} {cell.mix}")
+    )
     ours = [one for one, _ in engines]
     async with AsyncExitStack() as stack:
         for _, engine in engines:
@@ -155,7 +159,12 @@ async def predictions(port: int) -> str:
 
 
 async def run(
-    mixes: Sequence[str], proxies: Sequence[str], load: int, seeds: int, console: Console
+    mixes: Sequence[str],
+    proxies: Sequence[str],
+    load: int,
+    seeds: int,
+    rounds: int,
+    console: Console,
 ) -> None:
     results: list[Result] = []
     async with real_engines() as engines:
@@ -166,7 +175,9 @@ async def run(
             for seed in range(1, seeds + 1):
                 for proxy in [*proxies, proxies[0] + AGAIN]:
                     share = rate * load / 100
-                    results.append(await measured(engines, cell, proxy, seed, share, console))
+                    results.append(
+                        await measured(engines, cell, proxy, seed, share, rounds, console)
+                    )
                     console.print(table_of(results[-1:]))
     console.print(table_of(results))
     kept = [one._asdict() | {"cell": one.cell._asdict()} for one in results]
@@ -179,10 +190,17 @@ def main() -> None:
     parser.add_argument("--proxies", default=f"kvroute,sglang-router,{ROBIN}")
     parser.add_argument("--load", type=int, default=60, help="per cent of the engines' capacity")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each proxy with each mix")
+    parser.add_argument("--rounds", type=int, default=1, help="each run has a mix this many times")
     given = parser.parse_args()
     if not INSTALLED.exists():
         sys.exit("make real-engines installs the engines")
-    about = (given.mixes.split(","), given.proxies.split(","), given.load, given.seeds)
+    about = (
+        given.mixes.split(","),
+        given.proxies.split(","),
+        given.load,
+        given.seeds,
+        given.rounds,
+    )
     asyncio.run(run(*about, Console(width=140)))
 
 
