@@ -98,7 +98,7 @@ class AnswerReader:
         self._within = _USAGES.get(kind.usage_within)
         self._words = _WORDS.get(kind.name)
         self._seen: set[str] = set()
-        """Of the format's finish_words and failed_event, those in the answer so far."""
+        """The format's finish_words and failed_event that the answer has so far."""
         self._within_edge = b""
         self._near = b""
         """USAGE_BYTES from the begin of the last usage on; empty: none has begun."""

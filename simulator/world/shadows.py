@@ -21,7 +21,7 @@ class Shadows:
         }
 
     def watch(self, decision: Decision) -> None:
-        """A decision of the run's policy."""
+        """Has each shadow policy decide what the run's policy has decided, and counts both."""
         for shadow in self._shadows.values():
             shadow.watch(decision)
 

@@ -4,8 +4,8 @@
 6x, by a policy that takes the longest cached prefix and looks at nothing else, and by `conductor`,
 which weighs the load against it; then by two that look at no cache.
 
-*Reuse saves 90 % of the time to the first token* (of Dynamo's router): an idle engine is asked for
-each of 40 texts twice. What is left is the engine's step, and the last, unfilled block.
+*Reuse saves 90 % of the time to the first token* (of Dynamo's router): an idle engine gets each
+of 40 texts twice. What is left is the engine's step, and the last, unfilled block.
 """
 
 from itertools import count, islice

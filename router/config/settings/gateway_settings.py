@@ -90,8 +90,8 @@ class GatewaySettings(Settings, frozen=True):
         Literal["client", "tenant"],
         Meta(
             description="origin of the `cache_salt` that routers and engines get. client: the"
-            " body, so that tenants can measure what others have cached; tenant: made from"
-            " the request's tenant, or else from its key"
+            " body alone (a tenant without one can measure what others have cached); tenant:"
+            " made from the tenant, or else the name of the request's key, and the body's"
         ),
     ] = "client"
     observe: Annotated[

@@ -42,7 +42,12 @@ class ConductorParameters(Parameters, frozen=True):
         ),
     ] = 0.7
     queue_weight: Annotated[
-        float, Meta(ge=0, description="weight of a worker's queue, added to its weighted distance")
+        float,
+        Meta(
+            ge=0,
+            description="weight of a waiting or reserved request at the worker, beside"
+            " distance_weight * distance",
+        ),
     ] = 0.3
 
 

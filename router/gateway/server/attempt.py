@@ -4,8 +4,8 @@ Laws:
 - a client that leaves takes the worker's connection with it, and the reservation ends CANCELLED;
 - bytes are read from a worker only as fast as the client takes them;
 - an answer whose worker fails after its first byte is cut, never ended as if it were whole;
-- a prefill worker's answer of another form than a hand-over, or one that comes too slowly, is
-  none: the decode worker computes the prompt itself, as it does where it refuses a hand-over.
+- where a prefill worker answers with no hand-over (what the decode worker needs to fetch the KV
+  blocks), or too late, or the decode worker refuses it, the decode worker computes the prompt.
 """
 
 import asyncio

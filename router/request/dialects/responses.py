@@ -45,7 +45,7 @@ def items_of(fields: Fields) -> list[Fields]:
         raise refused(f"input that is {type_name(given)}")
     for item in given:
         if not isinstance(item, dict):
-            raise refused(f"an item that is {type_name(item)}")
+            raise refused(f"an item of input that is {type_name(item)}, not an object")
     return given
 
 

@@ -29,7 +29,9 @@ def to_chat(fields: Fields, facts: ModelFacts) -> Fields:
         result.append({"role": "system", "content": text})
     for message in checked_messages(fields):
         if message["role"] == "system":
-            raise unsupported("SGLang tries its template to place a system message between others")
+            raise unsupported(
+                "SGLang places a system message after others by a test of its template"
+            )
         result += _converted(message)
     chat: Fields = {"messages": result, "chat_template_kwargs": fields.get("chat_template_kwargs")}
     config = fields.get("output_config")
