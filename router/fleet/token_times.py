@@ -179,7 +179,7 @@ class _Worker:
 
 
 class _Answer(NamedTuple):
-    """An answer under way: its worker, and the worker's sums at its first token."""
+    """An answer under way: its worker, and the sums of that _Worker at the answer's first token."""
 
     worker: _Worker
     began_s: float

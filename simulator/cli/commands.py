@@ -25,7 +25,7 @@ __all__ = ["capacity", "demo", "replay", "simulate"]
     "--policy",
     "chosen",
     multiple=True,
-    help="Policies to compare, repeatable. [round-robin, dynamo-adaptive]",
+    help="Policy to compare, repeatable. [default: round-robin and dynamo-adaptive]",
 )
 @click.option(
     "--speed",

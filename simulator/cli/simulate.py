@@ -179,7 +179,7 @@ def simulate(
             if router_file is not None:
                 raise click.UsageError("--write-config is for engines without --gateway")
             if drain_s:
-                raise click.UsageError("--drain-s is for engines without --gateway")
+                raise click.UsageError("--drain-s and --gateway can't be given together")
             set_up(LogSettings(format="plain", level="error"))
             work = run_with_gateway(
                 *(configs, Console()),

@@ -108,7 +108,8 @@ class World:
         distance: Distance,
         on_done: Callable[[bool], None],
     ) -> None:
-        """Puts a prefix into a worker's cache, from an engine at this distance.
+        """Puts a prefix into a worker's cache, as from an engine at this distance, by which the
+        transfer takes its time.
 
         names: PrefixHashes of full blocks, from the root on. The worker's engine gets a prompt of
         these blocks, fetches the blocks that it lacks, and generates one token. on_done: called

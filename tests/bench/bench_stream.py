@@ -32,7 +32,7 @@ from router.cluster.children.process import end, start
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
-from simulator.live.stand_ins import stand_ins
+from simulator.live.stand_ins import StandIn, stand_ins
 from tests.bench import c_client
 from tests.bench.stream_client import (
     BLOCK_SIZE,
@@ -128,6 +128,8 @@ class Served:
 
     target: str
     pid: int
+    engines: dict[str, StandIn]
+    """By their addresses."""
 
 
 async def _measured() -> dict[str, dict[str, float]]:
@@ -227,6 +229,6 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
             blocks = sum(map(len, known)) // BLOCK_SIZE
             while (await client.index_stats()).blocks < blocks:  # noqa: ASYNC110  # elsewhere
                 await asyncio.sleep(0.05)
-        yield Served(target, router.pid)
+        yield Served(target, router.pid, {one.address: one for one in engines})
         if failures := [relay.failures for relay in relays if relay.failures]:
             raise RuntimeError(f"relays failed: {failures}")

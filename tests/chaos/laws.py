@@ -17,13 +17,12 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
-from statistics import linear_regression, pvariance
 
 from tests.chaos.late import LINE, late_picks
 from tests.chaos.records import Cause, Observed, RouterSeen, Served, Trouble
+from tests.stage.slope import FLOOR_S, growth
 
 LATE_S = 0.5
 """From the first failure at a dead worker until no request is sent there."""
@@ -33,10 +32,8 @@ SLOPE_FROM_S = {False: 180.0, True: 600.0}
 """Until when routers may grow as they learn, by whether the run is a long one of LONG_S."""
 SLOPE_MAX = {False: 1 << 20, True: (1 << 20) / 5}
 """Bytes a minute by which their resident memory may grow from then on."""
-FLOOR_S = 30.0
-"""Of each piece of this length the least counts: a burst of long prompts is no growth."""
 FLOORS = 4
-"""Pieces that a slope is made of, at least."""
+"""Whiles of FLOOR_S that a slope is made of, at least."""
 GROWN = 8
 """Kinds of objects that are named where memory grew."""
 WELL_S = 5.0
@@ -318,16 +315,7 @@ def slopes(run: Observed) -> dict[str, tuple[float, float]]:
         if one.at_s >= from_s:
             piece = int(one.at_s // FLOOR_S)
             floors[one.name][piece] = min(one.bytes, floors[one.name].get(piece, one.bytes))
-    return {name: _fitted(of) for name, of in sorted(floors.items()) if len(of) >= FLOORS}
-
-
-def _fitted(floors: Mapping[int, int]) -> tuple[float, float]:
-    line = linear_regression(list(floors), list(floors.values()))
-    rest = [size - line.intercept - line.slope * at for at, size in floors.items()]
-    spread = len(floors) * pvariance(floors)
-    error = sqrt(sum(each * each for each in rest) / (len(floors) - 2) / spread)
-    minute = 60.0 / FLOOR_S
-    return minute * line.slope, minute * error
+    return {name: growth(of) for name, of in sorted(floors.items()) if len(of) >= FLOORS}
 
 
 def _slope(run: Observed) -> Verdict:

@@ -1,9 +1,10 @@
-"""Waiting requests of one pool, which the same workers can serve. Pure.
+"""The waiting requests of one pool, whose workers can serve each of them. Pure.
 
 A band has the turn, then a tenant of that band, then the first request of its line.
 
 Laws: bands and tenants get shares by their weights (router/decide/queue_turns/shares.py); a request
-rises into the next band when its waiting has made up for its priority.
+rises into the next higher band (queue.bands) when the points that its waiting adds to its priority
+(queue.aging_points_per_s) reach that band's.
 """
 
 from collections.abc import Callable, Iterator
