@@ -383,7 +383,7 @@ async def test_simulated_engines_answer_until_they_are_interrupted(tmp_path: Pat
         (["--host", "0.0.0.0", "--gateway", "0.0.0.0:0"], 1, "callers need no keys"),
         (["--engines", "0"], 2, "there is no engine to run"),
         (["--engine", "vllm", "--prefill", "1"], 2, "are for --engine sglang, not vllm"),
-        (["--gateway", "127.0.0.1:0", "--drain-s", "1"], 2, "and --gateway can't be given together"),
+        (["--gateway", "127.0.0.1:0", "--drain-s", "1"], 2, "and --gateway can't be given"),
     ],
 )
 def test_engines_that_cannot_be_had_are_told(words: list[object], code: int, told: str) -> None:
