@@ -1,13 +1,17 @@
 """Anthropic's messages and OpenAI's responses through the gateways, each twice, and conversations
 of the openai client: tokens and cached tokens as predicted."""
 
+import asyncio
 import json
 import random
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvroute.v1 import PromptSource
+from router.fleet.reservations.reservations import FINISH_REASONS
 from router.request.bodies import MESSAGES, RESPONSES, BodyFormat
 from tests.real_engines.chat_fleet import Chats
 from tests.real_engines.engines import MODEL
@@ -17,6 +21,8 @@ from tests.stage.prompts.bodies import Body
 CONVERSATIONS = 10
 TURNS = 4
 OUTPUT_TOKENS = 4
+REPORTED_S = 10.0
+"""From a client's last answer until the router has the gateways' last report."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,10 @@ async def _sent(
 
 async def conversations(chats: Chats, seed: int) -> dict[str, int]:
     """Conversations by the openai client's responses, half of them streamed: each turn sends on
-    what the client has read of the turns before."""
+    what the client has read of the turns before. Why each ended is what the gateways report."""
     rng = random.Random(seed)
     counts = {"turns": 0, "exact": 0, "cached": 0}
+    before, ended = await _reasons(chats), Counter[str]()
     for number in range(CONVERSATIONS):
         items: list[Body] = []
         for _ in range(TURNS):
@@ -133,6 +140,7 @@ async def conversations(chats: Chats, seed: int) -> dict[str, int]:
                     last = event
                 response = last.response
             counts["turns"] += 1
+            ended[_why(response)] += 1
             worker = raw.headers["x-kvroute-worker"]
             predicted = int(raw.headers["x-kvroute-overlap-tokens"])
             cached = response.usage.input_tokens_details.cached_tokens
@@ -145,4 +153,26 @@ async def conversations(chats: Chats, seed: int) -> dict[str, int]:
             size = chats.stage.engines[worker].block_size
             await chats.settle(_question(RESPONSES, body), worker, size)
             items += [item.model_dump(exclude_none=True) for item in response.output]
-    return counts
+    end_s = time.monotonic() + REPORTED_S
+    reported = await _reasons(chats) - before
+    while reported != ended and time.monotonic() < end_s:
+        await asyncio.sleep(0.1)
+        reported = await _reasons(chats) - before
+    if reported != ended:
+        chats.faults.append(f"responses that ended by {ended}, reported as {reported}")
+    return counts | {f"ended by {reason}": count for reason, count in ended.items()}
+
+
+def _why(response: Any) -> str:
+    if response.incomplete_details is not None:
+        return "length"
+    kinds = {item.type for item in response.output}
+    return "tool_calls" if "function_call" in kinds else "stop"
+
+
+async def _reasons(chats: Chats) -> Counter[str]:
+    """Finished requests by why they ended, as reported to the router."""
+    name = "kvroute_reservations_ended_total"
+    return Counter(
+        {why: int(await chats.metric(name, f'finish_reason="{why}"')) for why in FINISH_REASONS}
+    )
