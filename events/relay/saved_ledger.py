@@ -92,7 +92,9 @@ def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
         raise UnusableLedger(f"it begins with {data[: len(MAGIC)]!r}, where {MAGIC!r} is expected")
     body = memoryview(data)[start:]
     if data[len(MAGIC) : start] != xxh3_128_digest(body):
-        raise UnusableLedger(f"the checksum of its {len(body)} bytes is not that of its head")
+        raise UnusableLedger(
+            f"the checksum of its {len(body)} bytes differs from the one in its header"
+        )
     try:
         kept = _decoder.decode(body)
         of = Source(WorkerKey(kept.worker_id, kept.dp_rank), kept.engine, kept.wanted_block_size)

@@ -29,7 +29,7 @@ EVENT_BYTES_MAX = 1 << 18
 USAGES_MAX = 8
 """Places with the word "usage" that are read, from the end."""
 
-_EDGE = 48
+_EDGE = 96
 """Bytes that are kept for words across two chunks."""
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.-]{1,200})"')
 _NUMBER = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})\b')
@@ -40,14 +40,16 @@ _FINISHES = {
 }
 """Why an answer ended, by the field that says it, which comes after the answer's content. In a
 text, quotes are escaped."""
+_REASONS = (
+    rb'"incomplete_details"\s*:\s*\{\s*"reason"\s*:\s*"(max_output_tokens|content_filter)"'
+    rb'|"type"\s*:\s*"(function_call|custom_tool_call)"'
+)
 _WORDS = {
-    body.name: re.compile(
-        rb'"(?:reason|type|status)"\s*:\s*"(%b)"'
-        % "|".join(map(re.escape, filter(None, (*body.finish_words, body.failed_event)))).encode()
-    )
-    for body in FORMATS
-    if body.finish_words
+    True: re.compile(_REASONS + rb"|\nevent: ?response\.(completed|failed)\b"),
+    False: re.compile(_REASONS + rb'|"status"\s*:\s*"(completed|failed|cancelled)"'),
 }
+"""finish_words, by whether the answer is a stream: a failure is one of its events, which no field
+that an engine repeats from the request can be, since JSON has no line breaks in texts."""
 _USAGES = {
     body.usage_within: re.compile(rb'"usage"\s*:\s*\{\s*"%b"' % body.usage_within.encode())
     for body in FORMATS
@@ -96,10 +98,10 @@ class AnswerReader:
         self._head = b""
         self._tail = bytearray()
         self._within = _USAGES.get(kind.usage_within)
-        self._words = _WORDS.get(kind.name)
+        self._words = _WORDS[is_stream] if kind.finish_words else None
         self._seen: set[str] = set()
-        """The format's finish_words and failed_event that the answer has so far."""
-        self._within_edge = b""
+        """The format's finish_words that the answer has so far."""
+        self._within_edge = b"\n"
         self._near = b""
         """USAGE_BYTES from the begin of the last usage on; empty: none has begun."""
         self._usage: Mapping[str, Any] | None = None
@@ -136,8 +138,9 @@ class AnswerReader:
         go on; None: it ends with no error."""
         if not self.is_stream:
             return None
-        if self._kind.failed_event in self._seen:
-            return 500
+        if "failed" in self._seen:
+            # SGLang also refuses a request so, whose stream then has no token.
+            return 500 if self.first_token else 400
         ending = self._ending()
         place = ending.rfind(b'data: {"error"')
         if place < 0 or (place and ending[place - 1 : place] != b"\n"):
@@ -179,10 +182,10 @@ class AnswerReader:
         return usage
 
     def _look_within(self, chunk: bytes) -> None:
-        """Keeps a usage with what follows it, the last of several, and the words of the end."""
+        """Keeps a usage with what follows it, the last of several, and finish_words."""
         seen = self._within_edge + chunk
         if self._words is not None:
-            self._seen.update(word.decode() for word in self._words.findall(seen))
+            self._seen.update(at[at.lastindex or 0].decode() for at in self._words.finditer(seen))
         places = [] if self._within is None else [at.start() for at in self._within.finditer(seen)]
         if places:
             self._near = seen[places[-1] : places[-1] + USAGE_BYTES]

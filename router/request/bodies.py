@@ -65,10 +65,8 @@ class BodyFormat:
     finish_field: str = "finish_reason"
     """Field that says why the answer ended; empty: none is read."""
     finish_words: tuple[str, ...] = ()
-    """Instead of that field: values of `reason`, `type` and `status` anywhere in an answer; the
-    first of them that it has says why it ended."""
-    failed_event: str = ""
-    """Type of the event by which a stream says that the engine failed; empty: it has none."""
+    """Instead of that field: words of an answer in OpenAI's responses, where they stand as its
+    reason, its status or an item's type; the first of them that it has says why it ended."""
     errors: ErrorForm = OPENAI
 
     @property
@@ -122,13 +120,14 @@ RESPONSES = BodyFormat(
     first_token=(b".delta\n", b"response.output_item", b"response.completed"),
     finish_field="",
     finish_words=(
+        "failed",
+        "cancelled",
         "max_output_tokens",
         "content_filter",
         "function_call",
         "custom_tool_call",
         "completed",
     ),
-    failed_event="response.failed",
     errors=OPENAI_RESPONSES,
 )
 LOAD = BodyFormat(

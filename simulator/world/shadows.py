@@ -21,7 +21,7 @@ class Shadows:
         }
 
     def watch(self, decision: Decision) -> None:
-        """Has each shadow policy decide what the run's policy has decided, and counts both."""
+        """Has each shadow policy decide the same request, and counts whether they agree."""
         for shadow in self._shadows.values():
             shadow.watch(decision)
 

@@ -108,8 +108,8 @@ class World:
         distance: Distance,
         on_done: Callable[[bool], None],
     ) -> None:
-        """Puts a prefix into a worker's cache, as from an engine at this distance, by which the
-        transfer takes its time.
+        """Puts a prefix into a worker's cache, as if from an engine at this distance, which sets
+        the time of the transfer.
 
         names: PrefixHashes of full blocks, from the root on. The worker's engine gets a prompt of
         these blocks, fetches the blocks that it lacks, and generates one token. on_done: called

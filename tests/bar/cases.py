@@ -18,8 +18,8 @@ SYSTEM = f"prompts {{count}} rate={{rate}} text=sys:{{system}},{{own}} {OUTPUT}"
 
 
 def _system(workers: int, system: int, rate: float, own: str = QUESTIONS) -> list[str]:
-    # Of two workers: the 99th percentile of 400 requests is the fourth worst, and differs by 20 %.
-    count = 2000 if workers == 2 else 400 if workers == 8 else 1200
+    # Of 400 requests the 99th percentile is the fourth worst. On two workers it differed by 20 %.
+    count = 2000 if workers <= 2 else 400 if workers <= 8 else 1200
     return [
         f"fleet workers={workers}",
         SYSTEM.format(count=count, rate=rate, system=system, own=own),

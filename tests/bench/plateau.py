@@ -1,9 +1,9 @@
-"""Where a router's memory stays when nothing repeats: python -m tests.bench.plateau
+"""How much memory a router settles at when nothing repeats: python -m tests.bench.plateau
 
 A real `kvroute serve` before eight stand-in engines behind relays gets prompts of PROMPT_TOKENS,
 each of its own and of its own session, at --rate a second for --seconds. Engines store and evict
 their blocks, and every request is reported to its end. Printed: resident memory of the router and
-its children by minute, and a line through the least of each half minute after the first ten.
+its children by minute, and a line through the least of each half minute from FROM_S on.
 """
 
 import argparse
@@ -36,7 +36,9 @@ async def _request(
         answer = asyncio.create_task(
             engine.complete(tokens, OUTPUT_TOKENS, on_first_token=first.set)
         )
-        await first.wait()
+        begun = asyncio.create_task(first.wait())
+        await asyncio.wait({answer, begun}, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
         await request.prefill_done()
         await answer
         await request.finished(output_tokens=OUTPUT_TOKENS, cached_tokens=0)
@@ -76,6 +78,8 @@ async def run(rate: float, seconds: float, seed: int) -> None:
         began_s = time.monotonic()
         watching = asyncio.create_task(_watch(router.pid, began_s, floors))
         number = await _send(client, router.engines, rate, began_s + seconds, seed)
+        if watching.done():
+            watching.result()
         watching.cancel()
     minutes = [round(floors[piece] / 2**20) for piece in sorted(floors)[:: round(60 / FLOOR_S)]]
     sys.stdout.write(f"{number} requests, seed {seed}; MiB by minute: {minutes}\n")

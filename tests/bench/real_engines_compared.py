@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--proxies", default=f"kvroute,sglang-router,{ROBIN}")
     parser.add_argument("--load", type=int, default=60, help="per cent of the engines' capacity")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each proxy with each mix")
-    parser.add_argument("--rounds", type=int, default=1, help="each run has a mix this many times")
+    parser.add_argument("--rounds", type=int, default=1, help="sessions of this many mixes at once")
     given = parser.parse_args()
     if not INSTALLED.exists():
         sys.exit("make real-engines installs the engines")

@@ -33,7 +33,7 @@ SLOPE_FROM_S = {False: 180.0, True: 600.0}
 SLOPE_MAX = {False: 1 << 20, True: (1 << 20) / 5}
 """Bytes a minute by which their resident memory may grow from then on."""
 FLOORS = 4
-"""Whiles of FLOOR_S that a slope is made of, at least."""
+"""Periods of FLOOR_S that a slope is made of, at least."""
 GROWN = 8
 """Kinds of objects that are named where memory grew."""
 WELL_S = 5.0

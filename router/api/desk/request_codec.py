@@ -69,6 +69,8 @@ _OTHER_WORDS = {
     "custom_tool_call": "tool_calls",
     "max_output_tokens": "length",
     "completed": "stop",
+    "failed": "abort",
+    "cancelled": "abort",
     "refusal": "content_filter",
 }
 """Words of Anthropic, of OpenAI's responses, and an old one of OpenAI's chats."""

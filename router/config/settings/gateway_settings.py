@@ -91,7 +91,8 @@ class GatewaySettings(Settings, frozen=True):
         Meta(
             description="origin of the `cache_salt` that routers and engines get. client: the"
             " body alone (a tenant without one can measure what others have cached); tenant:"
-            " made from the tenant, or else the name of the request's key, and the body's"
+            " made from the body's and the request's tenant, of a key without a tenant with the"
+            " key's name, too; without keys from that of the headers, if there is one"
         ),
     ] = "client"
     observe: Annotated[

@@ -48,8 +48,8 @@ class PickerSettings(Settings, frozen=True):
         Mapping[str, int],
         Meta(
             description="priority of each objective, by its name in the header"
-            " x-gateway-inference-objective or x-llm-d-inference-objective; requests of other"
-            " objectives have 0, and those with a higher priority go first"
+            " x-gateway-inference-objective or x-llm-d-inference-objective; others have"
+            " their body's, or else 0; requests with a higher priority go first"
         ),
     ] = {}
     unobserved_s: Annotated[

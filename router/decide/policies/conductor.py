@@ -46,7 +46,7 @@ class ConductorParameters(Parameters, frozen=True):
         Meta(
             ge=0,
             description="weight of a waiting or reserved request at the worker, beside"
-            " distance_weight * distance",
+            " distance_weight * distance, where no holder of the prefix is free",
         ),
     ] = 0.3
 

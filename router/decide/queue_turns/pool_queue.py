@@ -3,8 +3,8 @@
 A band has the turn, then a tenant of that band, then the first request of its line.
 
 Laws: bands and tenants get shares by their weights (router/decide/queue_turns/shares.py); a request
-rises into the next higher band (queue.bands) when the points that its waiting adds to its priority
-(queue.aging_points_per_s) reach that band's.
+is in a higher band once its priority, raised by queue.bands_aging points a second of waiting,
+reaches that band's from_priority.
 """
 
 from collections.abc import Callable, Iterator

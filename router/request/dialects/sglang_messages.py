@@ -30,7 +30,7 @@ def to_chat(fields: Fields, facts: ModelFacts) -> Fields:
     for message in checked_messages(fields):
         if message["role"] == "system":
             raise unsupported(
-                "SGLang places a system message after others by a test of its template"
+                "where SGLang puts a system message that follows others depends on the template"
             )
         result += _converted(message)
     chat: Fields = {"messages": result, "chat_template_kwargs": fields.get("chat_template_kwargs")}

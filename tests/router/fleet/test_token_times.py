@@ -2,6 +2,7 @@
 
 import random
 from math import isnan
+from statistics import fmean
 
 import pytest
 
@@ -164,6 +165,19 @@ def test_a_client_that_reads_slowly_moves_a_prediction_by_little() -> None:
     engines.answer(late=1000.0)
     quiet(engines)
     assert engines.at(20, 3000) == pytest.approx(before_s, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_of_unlike_times_are_predicted_by_their_mean(seed: int) -> None:
+    """Weighed by their own times, the quick ones would draw it down by 30 %."""
+    engines = Engines(seed)
+    lateness = [engines.rng.lognormvariate(0.0, 0.35) for _ in range(1000)]
+    engines.has(20, 3000)
+    for late in lateness:
+        engines.answer(late=late)
+    quiet(engines)
+    mean_s = fmean(lateness) * (BASE_S + REQUEST_S * 21 + BLOCK_S * 3100)
+    assert engines.at(20, 3000) == pytest.approx(mean_s, rel=0.08)
 
 
 def test_workers_configured_alike_share_what_is_learned_and_others_do_not() -> None:

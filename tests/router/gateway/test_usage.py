@@ -66,8 +66,18 @@ def test_an_answer_that_does_not_say_why_it_ended_has_no_reason() -> None:
         assert reader.finish_reason() == ""
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
+ECHOED = {"type": "response.failed", "reason": "max_output_tokens", "event": "failed"}
+"""Of a request, as engines repeat it in their answers."""
+
+
+def ended(kind: str, **about: object) -> bytes:
+    """The last event of a stream of /v1/responses, with fields of any length after its end."""
+    more = {"metadata": ECHOED, "instructions": "\nevent: response.failed" + "x" * 3 * KEPT_BYTES}
+    return b"event: %b\n" % kind.encode() + event(type=kind, response=about | more)
+
+
 @pytest.mark.parametrize("piece", [1, 13, 1 << 20])
+@pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize(
     ("items", "details", "reason"),
     [
@@ -84,24 +94,42 @@ def test_why_a_response_ended_is_read_wherever_it_stands(
     text = '"reason":"content_filter", "type": "function_call", "reason": "max_output_tokens"'
     output = [{"type": item, "status": "completed", "text": text} for item in ["message", *items]]
     status = "incomplete" if details else "completed"
-    ended = {"incomplete_details": details, "output": output, "status": status}
-    long = {"instructions": text + "x" * 3 * KEPT_BYTES}
-    answer = json.dumps(ended | long).encode()
+    about = {"incomplete_details": details, "output": output, "status": status, "text": text}
     if is_stream:
-        answer = event(type="response.created", status="in_progress") + event(response=ended | long)
+        answer = event(type="response.created") + ended(f"response.{status}", **about)
+    else:
+        answer = json.dumps(about | {"metadata": ECHOED}).encode()
     reader = AnswerReader(RESPONSES, is_stream=is_stream)
     passed(reader, [answer[at : at + piece] for at in range(0, len(answer), piece)])
     assert (reader.finish_reason(), reader.error_status()) == (reason, None)
 
 
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_whole_response_without_its_end_is_no_stop(status: str) -> None:
+    items = [{"type": "message", "status": "completed"}]
+    reader = AnswerReader(RESPONSES, is_stream=False)
+    passed(reader, [json.dumps({"output": items, "status": status}).encode()])
+    assert reader.finish_reason() == status
+
+
+def test_a_stream_that_ends_after_an_item_says_no_reason() -> None:
+    item = {"type": "message", "status": "completed"}
+    done = event(type="response.output_item.done", item=item)
+    reader = AnswerReader(RESPONSES, is_stream=True)
+    passed(reader, [b"event: response.output_item.done\n" + done])
+    assert reader.finish_reason() == ""
+
+
 @pytest.mark.parametrize("piece", [1, 1 << 20])
-def test_a_stream_of_a_response_that_failed_ends_with_an_error(piece: int) -> None:
-    """SGLang's event when it can't go on; the response's fields after it may be of any length."""
-    about = {"status": "failed", "instructions": "x" * 3 * KEPT_BYTES}
-    answer = event(delta="hi") + event(response=about).replace(b"{", b'{"type":"response.failed",')
+@pytest.mark.parametrize("first_token", [True, False])
+def test_a_response_that_failed_is_its_workers_fault_from_the_first_token_on(
+    piece: int, first_token: bool
+) -> None:
+    delta = b"event: response.output_text.delta\n" + event(delta="hi")
+    answer = delta * first_token + ended("response.failed", status="failed")
     reader = AnswerReader(RESPONSES, is_stream=True)
     passed(reader, [answer[at : at + piece] for at in range(0, len(answer), piece)])
-    assert reader.error_status() == 500
+    assert reader.error_status() == (500 if first_token else 400)
 
 
 def test_the_usage_that_the_client_did_not_request_is_taken_out() -> None:
