@@ -41,7 +41,8 @@ class Bodies:
 
 def _of_messages(usage: Body) -> tuple[int, int]:
     cached = usage.get("cache_read_input_tokens") or 0
-    return usage["input_tokens"] + cached, cached
+    stored = usage.get("cache_creation_input_tokens") or 0
+    return usage["input_tokens"] + cached + stored, cached
 
 
 def _of_responses(usage: Body) -> tuple[int, int]:

@@ -243,6 +243,27 @@ def test_the_first_byte_of_a_whole_answer_is_its_first_token() -> None:
         ),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 4}}, Usage(None, None, 4)),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 0}}, Usage(5, None, 0)),
+        # vLLM: tokens of blocks that the prompt stored are counted apart, too.
+        (
+            {
+                "usage": {
+                    "input_tokens": 3,
+                    "cache_read_input_tokens": 0,
+                    "cache_creation_input_tokens": 64,
+                }
+            },
+            Usage(67, None, 0),
+        ),
+        (
+            {
+                "usage": {
+                    "input_tokens": 3,
+                    "cache_read_input_tokens": 32,
+                    "cache_creation_input_tokens": 32,
+                }
+            },
+            Usage(67, None, 32),
+        ),
         ({"usage": {"prompt_tokens": -1, "completion_tokens": "3"}}, Usage()),
         ({"usage": [1]}, Usage()),
         ({"usage": USAGE, "text": 'says "usage": {"prompt_tokens": 9} in it'}, Usage(20, 3, 16)),

@@ -51,8 +51,8 @@ def read_usage(usage: Any, *, details_enabled: bool) -> Usage:
     """The counts in a usage of chats, completions, responses or Anthropic's messages.
 
     usage, details_enabled: as for cached_tokens(). Anthropic counts the tokens that were read from
-    a cache beside `input_tokens`, and engines differ in that, so prompt_tokens is unknown there if
-    any was cached.
+    a cache, and those that were put there, beside `input_tokens`. Engines differ in the first, so
+    prompt_tokens is unknown if some were read and the second is not reported (vLLM reports both).
     """
     if (prompt := count(_field(usage, "prompt_tokens"))) is not None:
         cached = cached_tokens(usage, details_enabled=details_enabled)
@@ -61,7 +61,12 @@ def read_usage(usage: Any, *, details_enabled: bool) -> Usage:
     if (details := _field(usage, "input_tokens_details")) is not None:
         return Usage(prompt, output, count(_field(details, "cached_tokens")))
     cached = count(_field(usage, "cache_read_input_tokens"))
-    return Usage(None if cached else prompt, output, cached)
+    stored = count(_field(usage, "cache_creation_input_tokens"))
+    if prompt is not None and stored:
+        prompt += (cached or 0) + stored
+    elif cached:
+        prompt = None
+    return Usage(prompt, output, cached)
 
 
 def count(value: Any) -> int | None:
