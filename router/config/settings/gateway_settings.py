@@ -91,8 +91,8 @@ class GatewaySettings(Settings, frozen=True):
         Meta(
             description="origin of the `cache_salt` that routers and engines get. client: the"
             " body alone (a tenant without one can measure what others have cached); tenant:"
-            " made from the body's and the request's tenant, of a key without a tenant with the"
-            " key's name, too; without keys from that of the headers, if there is one"
+            " made from the body's and the tenant, for a key without a tenant of its own from"
+            " the key's name, too; without keys and without a tenant header, the body's"
         ),
     ] = "client"
     observe: Annotated[

@@ -46,7 +46,8 @@ class ConductorParameters(Parameters, frozen=True):
         Meta(
             ge=0,
             description="weight of a waiting or reserved request at the worker, beside"
-            " distance_weight * distance, where no holder of the prefix is free",
+            " distance_weight * distance, once all holders of the prefix have more than"
+            " queue_max of them",
         ),
     ] = 0.3
 

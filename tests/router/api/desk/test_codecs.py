@@ -161,7 +161,7 @@ class TestProgress:
         [
             ("", ""), ("length", "length"), ("max_tokens", "length"), ("new word", "other"),
             ("max_output_tokens", "length"), ("custom_tool_call", "tool_calls"),
-            ("completed", "stop"),
+            ("completed", "stop"), ("failed", "abort"), ("cancelled", "abort"),
         ],
     )  # fmt: skip
     def test_reads_why_an_answer_ended_in_one_set_of_words(self, said: str, reason: str) -> None:
