@@ -55,7 +55,7 @@ STRETCH_MAX = 4.0
 """A worker that computes prompts all the time is expected to bring out tokens this much slower."""
 FACTOR = 4.0
 LATE_MAX = 2.0
-"""Of 2, 2.5, 3 and 4 the one with the least error on real vLLM's answers, recorded on cores that
+"""The least error of 2, 2.5, 3 and 4 on real vLLM's answers, which were recorded on cores that
 others used. Where a fifth of the answers take ten times as long, it predicts half of their mean."""
 SHORTEST_S = 0.001
 STEADY = 1e-3
