@@ -22,14 +22,12 @@ AFTER_ERRORS = frozenset(
 NOT_MADE = frozenset(
     {
         "kvroute_worker_messages_lost_total",
-        "kvroute_by_load_total",
         'name="cache_hit_rate"',
         'name="waiting_prefill_tokens"',
     }
 )
 """The first needs a publisher with more than 16 MiB in a second, which a busy machine may not
-carry; the second a body that a router refuses and an engine may serve, which no story has yet; the
-others are numbers that vLLM, which the stage's engines are, does not report."""
+carry; the others are numbers that vLLM, which the stage's engines are, does not report."""
 STEP_S = 3.0
 _FILLED = {"$__rate_interval": "12s", "$job": ".+", "$fleet": ".*", "$worker": ".*"}
 
