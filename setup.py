@@ -86,6 +86,7 @@ def compiled() -> list[Extension]:
 setup(
     ext_modules=[
         native("indexer.kernel", ["indexer"]),
+        native("indexer.copies", ["indexer"]),
         native("router.decide.core.counts", []),
         native(
             "router.decide.decision.ranking",

@@ -17,8 +17,7 @@ from xxhash import xxh3_64_hexdigest
 
 from events.plane.subjects import escape
 from events.plane.supervisor import Supervisor
-from events.relay.ledger import Ledger
-from events.relay.ledger_copy import LedgerCopy
+from events.relay.ledger import Ledger, LedgerCopy
 from events.relay.rank import Rank
 from events.relay.saved_ledger import Checkpoint, Source, pack, unpack
 from indexer.identity import WorkerKey

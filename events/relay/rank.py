@@ -30,8 +30,7 @@ from events.engines.events import BlocksCleared
 from events.engines.table import READINGS
 from events.engines.wire import batch_time_s
 from events.plane.facts import Epoch
-from events.relay.ledger import Ledger
-from events.relay.ledger_copy import LedgerCopy
+from events.relay.ledger import Ledger, LedgerCopy
 from events.relay.rank_stream import RankStream
 from events.relay.saved_ledger import Checkpoint
 
@@ -427,7 +426,7 @@ class Rank(RankStream[Ledger]):
         kinds = Counter(map(type, batch.events))
         for kind, count in kinds.items():
             self.counts[kind.__name__] += count
-        full = self._changed(self.ledger.apply(*batch.events), now_s)
+        full = self.outbox.add(self.ledger.apply(*batch.events), now_s)
         if BlocksCleared in kinds:
             self.complete = True  # any missed block is gone, too
         if batch.dp_rank is not None:
@@ -436,7 +435,7 @@ class Rank(RankStream[Ledger]):
             self.complete = False  # blocks of an unreadable store are missing
         if batch.removals_lost:
             # After an unreadable removal, a block too many may stay: start empty.
-            full += self._changed(self.ledger.wipe(), now_s)
+            full += self.outbox.add(self.ledger.wipe(), now_s)
         return _publish(full)
 
 

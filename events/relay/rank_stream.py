@@ -4,17 +4,16 @@ Shared by the ranks of all engines; events/relay/rank.py and events/relay/dynamo
 engine's events in order. Pure: no clock, no sockets; bytes for the facts subject out.
 
 Laws:
-- each change of the ledger goes to the outbox and to the snapshots under way, in the same order;
+- each change of the ledger goes to the outbox, in order;
 - an epoch starts after the epoch before, and with a beat.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from events.plane.facts import Epoch, SnapshotChunk, SnapshotRequest
 from events.plane.left_out import LeftOut
-from events.relay.ledger import Change, Wiped
+from events.relay.ledger import Change
 from events.relay.outbox import Outbox
 from events.relay.snapshot import Holder, SnapshotServer
 
@@ -69,24 +68,15 @@ class RankStream(Generic[L]):
         messages.append(self.outbox.beat(count, digest, self.complete, now_s, lacks))
         return messages
 
-    def answer(
-        self, request: SnapshotRequest, now_s: float
-    ) -> tuple[list[bytes], SnapshotChunk | SnapshotRequest]:
-        """Answers a router: (messages to send first, and the chunk). A request instead of the
-        chunk: only a part of it is made; call again with that request in a later turn."""
+    def answer(self, request: SnapshotRequest, now_s: float) -> tuple[list[bytes], SnapshotChunk]:
+        """Answers a router: (messages to send first, and the chunk)."""
         messages = self.flush()
         return messages, self._server.answer(request, self.complete, now_s)
-
-    def _changed(self, changes: Sequence[Change], now_s: float) -> list[bytes]:
-        """Adds changes of the ledger; returns the messages that are full now."""
-        self._server.note(changes)
-        return self.outbox.add(changes, now_s)
 
     def _forget_all(self, now_s: float) -> list[bytes]:
         """Empties the ledger after a loss: removals may be lost, so no block is certain."""
         self.complete = False
-        self._server.note((Wiped(),))  # a ledger that an event left half emptied reports no change
-        return self._changed(self.ledger.wipe(), now_s)
+        return self.outbox.add(self.ledger.wipe(), now_s)
 
     def _start_epoch(self, ledger: L, seq: int, now_s: float) -> list[bytes]:
         """A new epoch with the blocks of this ledger: routers forget those of the epoch before.

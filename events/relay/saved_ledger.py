@@ -1,6 +1,6 @@
 """A rank's ledger as bytes, saved by a relay for its next start. Pure.
 
-    "kvroute ledger 1\\n", XXH3-128 of the rest (16 bytes), MessagePack of a _Kept
+    "kvroute ledger 2\\n", XXH3-128 of the rest (16 bytes), MessagePack of a _Kept
 
 Law: bytes that were torn, or written for another engine or by another release, raise
 UnusableLedger. No bytes, with a right checksum or not, raise anything else, at reading or later.
@@ -15,11 +15,10 @@ from xxhash import xxh3_128_digest
 
 from events.engines.zmq_framing import SEQUENCE_LIMIT
 from events.plane.facts import UnixSeconds
-from events.relay.ledger import Ledger
-from events.relay.ledger_copy import BlockRows, LedgerCopy, LedgerHead
+from events.relay.ledger import Ledger, LedgerCopy
 from indexer.identity import WorkerKey
 
-MAGIC = b"kvroute ledger 1\n"
+MAGIC = b"kvroute ledger 2\n"
 """Format and version; the number changes with the format of what follows."""
 _CHECKSUM_BYTES = 16
 
@@ -62,25 +61,16 @@ class _Kept(msgspec.Struct, frozen=True):
     engine: str
     wanted_block_size: int | None
     checkpoint: Checkpoint
-    ledger: LedgerHead
-    rows: list[msgspec.Raw]
+    ledger: LedgerCopy
 
 
 _decoder = msgspec.msgpack.Decoder(_Kept)
-_rows_decoder = msgspec.msgpack.Decoder(BlockRows)
 _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(source: Source, checkpoint: Checkpoint, copy: LedgerCopy) -> bytes:
-    """The bytes of a saved ledger: about 27 for each block."""
-    kept = _Kept(
-        *source.worker,
-        source.engine,
-        source.wanted_block_size,
-        checkpoint,
-        copy.head,
-        [msgspec.Raw(_encoder.encode(rows)) for rows in copy.rows()],
-    )
+    """The bytes of a saved ledger: 43 for each block of 16 tokens, 47 for a page of one."""
+    kept = _Kept(*source.worker, source.engine, source.wanted_block_size, checkpoint, copy)
     body = _encoder.encode(kept)
     return MAGIC + xxh3_128_digest(body) + body
 
@@ -100,7 +90,6 @@ def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
         of = Source(WorkerKey(kept.worker_id, kept.dp_rank), kept.engine, kept.wanted_block_size)
         if of != source:
             raise ValueError(f"the saved ledger is of {of}, not of {source}")
-        parts = (_rows_decoder.decode(rows) for rows in kept.rows)
-        return kept.checkpoint, Ledger.restored(kept.ledger, parts, source.wanted_block_size)
+        return kept.checkpoint, Ledger.restored(kept.ledger, source.wanted_block_size)
     except Exception as error:  # no content of a file may end the relay
         raise UnusableLedger(str(error) or type(error).__name__) from error

@@ -123,23 +123,15 @@ class StreamPublisher(Generic[S]):
         self.beat_soon()
 
     async def answer(self, stream: S, message: Msg) -> None:
-        """Answers a router's SnapshotRequest. A chunk is made in slices, one in each turn of the
-        event loop; if the stream ends meanwhile, there is no answer."""
+        """Answers a router's SnapshotRequest."""
         request = decode(SnapshotRequest, message.data)
         if isinstance(request, Unreadable):
             self._counts["malformed_request"] += 1
             return
-        while True:
-            messages, answer = stream.rank.answer(request, self._clock())
-            self.queue(stream, messages)
-            if not isinstance(answer, SnapshotRequest):
-                break
-            request = answer
-            await asyncio.sleep(0)
-            if not self._speaks_for(stream):
-                return
+        messages, chunk = stream.rank.answer(request, self._clock())
+        self.queue(stream, messages)
         if message.reply:
-            await self._broker.publish(message.reply, encode(answer))
+            await self._broker.publish(message.reply, encode(chunk))
 
     def _speaks_for(self, stream: S) -> bool:
         return self.streams.get(stream.key) is stream

@@ -54,9 +54,8 @@ def _held(events: Any) -> Any:
     ledger = Ledger(None)
     for event in events:
         ledger.apply(event)
-    copies = {name: block.copies for name, block in ledger.blocks()}
     placed = [sorted(prefixes) for _, prefixes in ledger.placements()]
-    return copies, placed, ledger.digest(), set(ledger.dropped)
+    return placed, ledger.digest(), set(ledger.dropped)
 
 
 def plane(payload: bytes) -> Outcome:

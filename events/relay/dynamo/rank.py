@@ -75,7 +75,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         self._follow(origin)
         self._next_id = number + 1
         self.last_event_s = now_s
-        return messages + self._changed(self._apply(event.what), now_s)
+        return messages + self.outbox.add(self._apply(event.what), now_s)
 
     def doubt(self, now_s: float) -> list[bytes]:
         """Sets the ledger aside, since messages may have been lost; returns messages to publish."""

@@ -1,14 +1,16 @@
-"""A ledger as columns and back; that it goes on as before is shown in test_ledger.py, too."""
+"""A ledger as bytes and back; that it goes on as before is shown in test_ledger_multiset.py."""
 
-from dataclasses import replace
+import struct
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from events.engines.events import BlocksRemoved, BlocksStored
-from events.relay.ledger import COPIES_MAX, Ledger
-from events.relay.ledger_copy import BlockRows, LedgerCopy
+from events.relay.ledger import COPIES_MAX, Ledger, LedgerCopy
 from indexer.identity import Tier
+
+RECORD = "<QQQQIB6s"
+"""Name, seed, end, place of the parent, flags, copies of two groups; then a page's tokens."""
 
 
 def stored(names: list[int], size: int = 16, group: int | None = None) -> BlocksStored:
@@ -17,20 +19,19 @@ def stored(names: list[int], size: int = 16, group: int | None = None) -> Blocks
 
 
 def again(ledger: Ledger) -> Ledger:
-    copy = ledger.copy()
-    return Ledger.restored(copy.head, copy.rows(), None)
+    return Ledger.restored(ledger.copy(), None)
 
 
 def test_a_copy_is_of_its_moment_whatever_comes_after_it() -> None:
     ledger = Ledger()
     ledger.apply(stored([1, 2, 3]))
-    held, copy = dict(ledger.placements()), ledger.copy()
+    held = {tier: set(hashes) for tier, hashes in ledger.placements()}
+    copy = ledger.copy()
     ledger.apply(BlocksRemoved((2, 3), "GPU"))
     ledger.apply(stored([1, 4]))
-    restored = Ledger.restored(copy.head, copy.rows(), None)
-    assert dict(restored.placements()) == held
     ledger.wipe()
-    assert dict(Ledger.restored(copy.head, copy.rows(), None).placements()) == held
+    restored = Ledger.restored(copy, None)
+    assert {tier: set(hashes) for tier, hashes in restored.placements()} == held
 
 
 def test_an_empty_ledger_is_one_too() -> None:
@@ -81,52 +82,56 @@ def copy_of(size: int) -> LedgerCopy:
 @pytest.mark.parametrize(
     ("size", "field", "value"),
     [
-        (16, "names", [1, 2, 3]),
-        (16, "seeds", [1337]),
-        (16, "copies", [b"\x01"] * 3),
-        (16, "prefixes", [1, 2, 3, 4]),
-        (16, "prefixes", [1, 2, 3, 4, 5]),
-        (16, "prefixes", [1, 2]),
-        (4, "ends", [None]),
-        (4, "parents", [None, 0, 9, 2]),
-        (4, "parents", [None, 0, -1, 2]),
-        (4, "parents", [None] * 4),
-        (16, "names", []),
-        (16, "copies", [b"", b"", b"", b""]),
+        pytest.param(16, 0, 2, id="a name twice"),
+        pytest.param(16, 3, 5, id="another prefix"),
+        pytest.param(16, 4, 0, id="a parent in another canonical block"),
+        pytest.param(4, 4, 3, id="a page after itself"),
+        pytest.param(4, 4, 9, id="a page after a block that there is not"),
+        pytest.param(4, 4, 0xFFFFFFFF, id="a page that begins a canonical block it ended"),
+        pytest.param(16, 5, 0, id="no prefix at its end"),
+        pytest.param(16, 5, 8, id="an unknown flag"),
+        pytest.param(16, 6, b"\xff" * 6, id="more copies than are counted"),
+        pytest.param(16, 6, bytes(6), id="no copies"),
     ],
 )
-def test_columns_that_do_not_fit_together_are_no_ledger(
-    size: int, field: str, value: list[object]
+def test_blocks_that_do_not_fit_together_are_no_ledger(
+    size: int, field: int, value: int | bytes
 ) -> None:
     copy = copy_of(size)
-    (rows,) = copy.rows()
-    wrong = msgspec.structs.replace(rows, **{field: value})
-    with pytest.raises(ValueError, match=r"."):
-        Ledger.restored(copy.head, [wrong], None)
-    assert Ledger.restored(copy.head, [rows], None).digest() == copy.head.digest
+    assert Ledger.restored(copy, None).digest() == copy.digest
+    record = struct.calcsize(RECORD) + (4 * size if size < 16 else 0)
+    assert len(copy.blocks) == 1 + 4 * record
+    last = 1 + 3 * record
+    fields = list(struct.unpack_from(RECORD, copy.blocks, last))
+    fields[field] = value
+    wrong = bytearray(copy.blocks)
+    struct.pack_into(RECORD, wrong, last, *fields)
+    with pytest.raises(ValueError, match=r"is there twice, or fits no other|its head says"):
+        Ledger.restored(replace(copy, blocks=bytes(wrong)), None)
+
+
+@pytest.mark.parametrize("blocks", [b"", b"\x02x", b"\x03", b"\x10" + bytes(43)])
+def test_other_bytes_are_no_blocks(blocks: bytes) -> None:
+    with pytest.raises(ValueError, match="saved blocks"):
+        Ledger.restored(replace(copy_of(16), blocks=blocks), None)
 
 
 def test_a_wanted_block_size_that_does_not_fit_is_refused() -> None:
-    copy = copy_of(16)
     with pytest.raises(ValueError, match="blocks of 16 tokens can't become blocks of 24"):
-        Ledger.restored(copy.head, copy.rows(), 24)
+        Ledger.restored(copy_of(16), 24)
 
 
 def test_another_digest_is_refused() -> None:
-    copy = copy_of(16)
-    wrong = replace(copy, head=msgspec.structs.replace(copy.head, digest=1))
-    with pytest.raises(ValueError, match="differ"):
-        Ledger.restored(wrong.head, wrong.rows(), None)
+    with pytest.raises(ValueError, match="its head says"):
+        Ledger.restored(replace(copy_of(16), digest=1), None)
 
 
 def test_names_are_numbers_or_digests() -> None:
     ledger = Ledger()
-    tokens = list(range(48))
-    names = ((1 << 64) - 1, b"\xff" * 32, 0)
-    ledger.apply(BlocksStored(names, None, tokens, 16, "GPU"))
-    encoded = [msgspec.msgpack.encode(rows) for rows in ledger.copy().rows()]
-    rows = [msgspec.msgpack.decode(one, type=BlockRows) for one in encoded]
-    restored = Ledger.restored(ledger.copy().head, rows, None)
+    names = ((1 << 64) - 1, b"\xff" * 32, 0, b"")
+    ledger.apply(BlocksStored(names, None, list(range(64)), 16, "GPU"))
+    restored = again(ledger)
+    assert len(restored) == len(names)
     restored.apply(BlocksRemoved(names, "GPU"))
     assert (restored.count(), len(restored)) == (0, 0)
     assert not dict(restored.placements())[Tier.DEVICE]

@@ -1,11 +1,8 @@
 """A ledger beside a multiset of copies: arrivals and departures are the same."""
 
-import gc
-import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from unittest import mock
 
 import msgspec
 import pytest
@@ -13,19 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.engines.events import BlocksCleared, BlocksStored
-from events.relay import ledger_copy
-from events.relay.blocks import Page
 from events.relay.ledger import (
     COPIES_MAX,
-    SHELVES,
     Change,
     Gone,
     Ledger,
+    LedgerCopy,
     Placed,
     Wiped,
     canonical_block_size,
 )
-from events.relay.ledger_copy import BlockRows
 from indexer.hashing import (
     hash_seed,
 )
@@ -224,11 +218,8 @@ def test_what_was_reported_is_what_a_multiset_of_copies_holds(
 
 def again(ledger: Ledger, wanted: int | None) -> Ledger:
     """The same ledger, by way of bytes."""
-    copy = ledger.copy()
-    with mock.patch.object(ledger_copy, "_ROWS_MAX", 3):
-        parts = [msgspec.msgpack.encode(rows) for rows in copy.rows()]
-    rows = [msgspec.msgpack.decode(part, type=BlockRows) for part in parts]
-    return Ledger.restored(copy.head, rows, wanted)
+    encoded = msgspec.msgpack.encode(ledger.copy())
+    return Ledger.restored(msgspec.msgpack.decode(encoded, type=LedgerCopy), wanted)
 
 
 def store_of(oracle: Multiset, nodes: list[Node], tier: Tier, group: int | None) -> BlocksStored:
@@ -279,45 +270,6 @@ def xor_of(hashes: set[int]) -> int:
     for one in hashes:
         total ^= one
     return total
-
-
-def test_no_part_of_the_map_grows_large() -> None:
-    ledger = Ledger()
-    rng = random.Random(1)
-    count = 64 * SHELVES
-    for _ in range(count // 64):
-        names = tuple(rng.getrandbits(64) for _ in range(64))
-        tokens = [rng.getrandbits(16) for _ in range(64 * 16)]
-        ledger.apply(BlocksStored(names, None, tokens, 16))
-    assert (len(ledger), ledger.count()) == (count, count)
-    for shelves in (ledger._blocks, *ledger._held):
-        assert max(map(len, shelves)) < 2 * 64
-
-
-@pytest.mark.parametrize("branches", [1, 8])
-def test_a_wipe_frees_all_pages_without_the_collector(branches: int) -> None:
-    """Pages and chunks refer to one another."""
-    gc.collect()
-    gc.freeze()  # what earlier tests have left doesn't count
-    ledger = Ledger()
-    rng = random.Random(1)
-    for _ in range(64):
-        names = tuple(rng.getrandbits(64) for _ in range(15))
-        ledger.apply(BlocksStored(names, None, [rng.getrandbits(16) for _ in range(15)], 1))
-        for token in range(branches):
-            ledger.apply(BlocksStored((rng.getrandbits(64),), names[-1], [token], 1))
-    assert _pages() == len(ledger) == 64 * (15 + branches)
-    assert ledger.count() == 64 * branches
-    gc.disable()
-    try:
-        ledger.wipe()
-        assert _pages() == 0
-    finally:
-        gc.enable()
-
-
-def _pages() -> int:
-    return sum(isinstance(one, Page) for one in gc.get_objects())
 
 
 def test_a_wipe_forgets_what_was_left_out() -> None:

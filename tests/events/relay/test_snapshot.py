@@ -12,14 +12,13 @@ from events.plane.facts import (
     SnapshotRequest,
     decode,
     encode,
-    pack_hashes,
     unpack_hashes,
 )
 from events.relay import snapshot
 from events.relay.ledger import Ledger
 from events.relay.outbox import Outbox
 from events.relay.snapshot import SnapshotServer
-from indexer.identity import PrefixHash, Tier
+from indexer.identity import Tier
 
 EPOCH = Epoch(1, 2)
 NATS_MESSAGE_BYTES = 1024 * 1024
@@ -47,15 +46,10 @@ class Relay:
 
     def tell(self, event: Event) -> list[bytes]:
         changes = self.ledger.apply(event)
-        self.server.note(changes)
         return self.outbox.add(changes, 1.0) + self.outbox.flush()
 
     def ask(self, request: SnapshotRequest, now_s: float = 1.0) -> SnapshotChunk:
-        while isinstance(
-            made := self.server.answer(request, self.complete, now_s), SnapshotRequest
-        ):
-            request = made
-        answer = encode(made)
+        answer = encode(self.server.answer(request, self.complete, now_s))
         assert len(answer) < NATS_MESSAGE_BYTES
         chunk = decode(SnapshotChunk, answer)
         assert isinstance(chunk, SnapshotChunk)
@@ -133,67 +127,21 @@ def test_a_snapshot_stands_still_while_the_stream_goes_on() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("seed", range(20))
-def test_a_snapshot_is_of_one_moment_whatever_comes_and_goes_between_its_slices(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshot, "SLICE_HASHES", 7)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_snapshot_is_of_one_moment_whatever_comes_and_goes_between_its_chunks(seed: int) -> None:
     rng = random.Random(seed)
     relay = Relay()
     for first in range(0, 1200, 40):
         relay.tell(chain(first, 40, rng.choice(["GPU", "CPU"])))
     frozen = relay.held()
-    chunks: list[SnapshotChunk] = []
-    request = SnapshotRequest()
-    while True:
-        answer = relay.server.answer(request, True, 1.0)
+    chunks = [relay.ask(SnapshotRequest())]
+    while len(chunks) < chunks[0].chunks:
         relay.tell(chain(rng.randrange(2000), rng.randrange(1, 30), rng.choice(["GPU", "CPU"])))
         some = tuple(rng.randrange(2000) for _ in range(20))
         relay.tell(BlocksRemoved(some, medium=rng.choice(["GPU", "CPU"])))
-        if isinstance(answer, SnapshotRequest):
-            request = answer
-            continue
-        chunks.append(answer)
-        if len(chunks) == answer.chunks:
-            break
-        request = SnapshotRequest(1, len(chunks), answer.epoch, answer.as_of)
+        chunks.append(relay.next_of(chunks))
     assert told(chunks) == frozen != relay.held()
     assert len(chunks) == sum(-(-len(held) // CHUNK_HASHES) for held in frozen.values())
-
-
-def test_no_call_packs_more_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed: list[int] = []
-
-    def pack(hashes: list[PrefixHash]) -> bytes:
-        packed.append(len(hashes))
-        return pack_hashes(hashes)
-
-    monkeypatch.setattr(snapshot, "pack_hashes", pack)
-    relay = Relay()
-    count = 3 * snapshot.SLICE_HASHES + 5
-    relay.tell(chain(1, count))
-    answer: SnapshotChunk | SnapshotRequest = SnapshotRequest()
-    calls: list[int] = []
-    while isinstance(answer, SnapshotRequest):
-        packed.clear()
-        answer = relay.server.answer(answer, True, 1.0)
-        calls.append(sum(packed))
-    assert calls == [snapshot.SLICE_HASHES] * 3 + [5]
-    assert len(told([answer])[Tier.DEVICE]) == count
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("is_cleared", [True, False])
-def test_a_snapshot_half_made_expires_when_its_ledger_is_not_there_any_more(
-    is_cleared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshot, "NOTED_MAX", 3 * CHUNK_HASHES)
-    relay = Relay()
-    relay.tell(chain(1, 5 * CHUNK_HASHES))
-    chunks = [relay.ask(SnapshotRequest())]
-    relay.tell(BlocksCleared() if is_cleared else chain(10_000, 6 * CHUNK_HASHES))
-    assert relay.next_of(chunks).expired
-    assert told(relay.snapshot()) == relay.held()
 
 
 def test_two_askers_at_one_number_share_a_snapshot() -> None:

@@ -115,7 +115,7 @@ def test_events_in_order_are_told_and_a_first_number_is_complete() -> None:
     assert worker.rank.complete
     assert worker.rank.counts == {"BlocksStored": 2, "BlocksRemoved": 1}
     assert repr(worker.rank) == (
-        "<DynamoRank complete at 3, <DynamoLedger 2 names, 2+0+0 placements>>"
+        "<DynamoRank complete at 3, <DynamoLedger 2 engine blocks, 2 placements>>"
     )
 
 
