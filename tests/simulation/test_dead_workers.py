@@ -59,9 +59,10 @@ def played(seed: int, dead: tuple[int, ...], **options: object) -> tuple[PickRec
     failures = tuple(Failure(AT_S, worker, DOWN_S) for worker in dead)
     whole = RunOptions(workers=8, replicas=2, seed=seed, scheduler=ENGINES, failures=failures)
     world = World(replace(whole, **options), traffic(seed))  # type: ignore[arg-type]
-    record = PickRecord(len(world.record.outcome), 8, ENGINES.block_size)
+    record = PickRecord(world.record.request_count, 8, ENGINES.block_size)
     for part in (world, world.clients, world.fleet):
         part.record = part._record = record  # type: ignore[attr-defined]  # where each keeps it
+    world.clients._columns = record.columns
     world.run()
     return record, world
 
@@ -86,6 +87,6 @@ def test_a_dead_worker_gets_nothing_half_a_second_after_its_first_refusal(
 def test_nothing_is_lost_and_the_dead_are_used_again_when_they_are_back(name: str) -> None:
     # A request may meet each dead worker once before anything is known of any of them.
     record, _ = played(2, DEAD[name], resends_max=len(DEAD[name]) + 1)
-    assert set(record.outcome.tolist()) == {int(Outcome.SERVED)}
+    assert set(record.columns.outcome.tolist()) == {int(Outcome.SERVED)}
     for worker in DEAD[name]:
         assert record.picks[worker][-1] > AT_S + DOWN_S
