@@ -99,11 +99,6 @@ class CostModel(ABC):
         step; each step makes every sequence a token longer. No step: 0. (Inverse:
         simulator/engines/decode_run.py.)"""
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Raises NoLink when the model doesn't move KV cache."""
-        return self._kv().bytes_per_token
-
     def load_s(self, tokens: int, tier: Tier) -> float:
         """Time to load the KV cache of `tokens` from a tier to the device; from the device: 0.
 
