@@ -11,6 +11,7 @@ from simulator.engines.content import TokenContent, add_tokens
 from simulator.engines.scheduler import RequestRefused, SchedulerConfig, Sequence, TokenArray
 from simulator.schedulers import SCHEDULERS
 from simulator.schedulers.vllm.scheduler import VllmScheduler
+from tests.simulator.schedulers.lives import begin, step
 
 
 def prompt(token_count: int, first: int = 0) -> TokenArray:
@@ -145,11 +146,7 @@ def test_steps_out_of_order_are_our_own_mistake(engine: str) -> None:
 def test_a_newcomer_cuts_joined_steps_at_the_end_of_the_one_going_on() -> None:
     scheduler = make(joined_steps_max=16)
     sequence = add_tokens(scheduler, prompt(4), 30, 0.0)
-    first = scheduler.begin_step(0.0)
-    assert first is not None
-    scheduler.end_step(first.end_s)
-    run = scheduler.begin_step(first.end_s)
-    assert run is not None
+    run = begin(scheduler, step(scheduler))
     assert run.count == 16
     single_s = (run.end_s - run.start_s) / run.count
     cut = scheduler.cut_step(run.start_s + 2.5 * single_s)
