@@ -119,6 +119,11 @@ class Submission:
     remote_distance: Distance = Distance.RACK
     """Distance of that engine."""
 
+    @property
+    def longest_answer(self) -> int:
+        """The most tokens of its answer."""
+        return self.output_tokens if self.max_tokens is None else self.max_tokens
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -414,9 +419,7 @@ class Scheduler(ABC):
 
 def check(submission: Submission, config: SchedulerConfig) -> None:
     """Raises RequestRefused for a request that no engine accepts."""
-    max_tokens = (
-        submission.output_tokens if submission.max_tokens is None else submission.max_tokens
-    )
+    max_tokens = submission.longest_answer
     if not submission.prompt_tokens:
         raise RequestRefused("the prompt is empty")
     if max_tokens < 1:

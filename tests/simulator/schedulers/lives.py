@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from indexer.identity import Tier
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
@@ -192,6 +193,13 @@ class Life:
 Acts = list[tuple[float, Any]]
 Act = Callable[[Life, int, Any, float], None]
 """(life, number of the act, what is done, now_s)"""
+
+
+def acts_of(requests: st.SearchStrategy[Any]) -> st.SearchStrategy[Acts]:
+    """Requests, aborts and resets, each so long after the one before."""
+    after_s = st.floats(0.0, 0.3).map(lambda s: s + 0.000123)
+    act = st.one_of(requests, requests, st.integers(0, 20), st.none())
+    return st.lists(st.tuples(after_s, act), min_size=1, max_size=25)
 
 
 def act_on(life: Life, doing: Any, now_s: float) -> None:

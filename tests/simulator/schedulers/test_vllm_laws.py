@@ -11,7 +11,16 @@ from simulator.engines.cost_model import Distance, KvTransfer, LinearCost, Link
 from simulator.engines.scheduler import SchedulerConfig, Submission
 from simulator.schedulers.vllm.config import VllmConfig
 from simulator.schedulers.vllm.scheduler import VllmScheduler
-from tests.simulator.schedulers.lives import Acts, Life, act_on, assert_alike, begin, chained, step
+from tests.simulator.schedulers.lives import (
+    Acts,
+    Life,
+    act_on,
+    acts_of,
+    assert_alike,
+    begin,
+    chained,
+    step,
+)
 
 SIZE = 4
 COST = LinearCost(
@@ -56,14 +65,6 @@ requests = st.fixed_dictionaries(
         "remote": st.sampled_from([0.0, 0.0, 0.5, 1.0]),
     }
 )
-acts_over_time = st.lists(
-    st.tuples(
-        st.floats(0.0, 0.3).map(lambda s: s + 0.000123),
-        st.one_of(requests, requests, st.integers(0, 20), st.none()),
-    ),
-    min_size=1,
-    max_size=25,
-)
 CONFIG = SchedulerConfig(block_count=40, block_size=4, max_num_seqs=4, step_tokens_max=24)
 NOTHING_SPECIAL = {"priority": None, "lora_name": "", "remote": 0.0}
 
@@ -107,7 +108,7 @@ def act(life: Life, index: int, doing: Any, now_s: float) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(config=configs, acts=acts_over_time, joined=st.sampled_from([7, 10_000]))
+@given(config=configs, acts=acts_of(requests), joined=st.sampled_from([7, 10_000]))
 def test_laws_hold_and_a_run_is_its_steps_one_by_one(
     config: VllmConfig, acts: Acts, joined: int
 ) -> None:
