@@ -52,7 +52,6 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     step_tokens_max: int = 8192
     joined_steps_max: int = 1
-    vocabulary: int = 128_256
     hash_seed: int = 0
     """Engines with different seeds have different hashes of the same block."""
     cost: CostModel = field(default_factory=load_profile("llama-8b-h100").cost_model)

@@ -22,7 +22,7 @@ from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
 from router.request.request import Objective, Request, Role
 from router.request.wait import Wait
-from simulator.engines.content import ChainContent, TokenContent
+from simulator.engines.content import ChainContent, TokenContent, random_tokens
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import Content, Output, RequestRefused, Sequence, Submission
 from simulator.traffic.trace import Trace, TraceRequest
@@ -178,9 +178,7 @@ class Clients:
         config, lora_name = self._options.scheduler, request.lora_name or ""
         if self._options.events == "engine":
             tokens = request.token_ids()
-            words = np.random.Philox(key=index).random_raw(request.output_tokens)
-            answer = (words % np.uint64(config.vocabulary)).astype(np.uint32)
-            whole = np.concatenate([tokens, answer])
+            whole = np.concatenate([tokens, random_tokens(index, request.output_tokens)])
             content = partial(TokenContent, whole, config, lora_name=lora_name)
             return Prompt.from_tokens(tokens.tobytes(), lora_name=lora_name), content
         size = config.block_size

@@ -42,9 +42,7 @@ def test_every_event_of_a_recorded_engine_comes_in_the_same_batch_and_order() ->
     payloads = [base64.b64decode(frame["payload_b64"]) for frame in recorded("frames.jsonl")]
     answers = {str(one["prompt_token_ids"]): one["output_token_ids"] for one in requests}
 
-    def recorded_answer(
-        prompt: TokenArray, max_tokens: int, config: SchedulerConfig, lora_name: str
-    ) -> TokenArray:
+    def recorded_answer(prompt: TokenArray, max_tokens: int, lora_name: str) -> TokenArray:
         return np.array(answers[str(prompt.tolist())], np.uint32)
 
     scheduler = VllmScheduler(SchedulerConfig(block_count=63, block_size=32))
