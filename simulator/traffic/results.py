@@ -10,6 +10,7 @@ Law: requests = served + failed + shed, in every result and in every part of one
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +109,7 @@ class Columns:
     @classmethod
     def unknown(cls, count: int) -> "Columns":
         """Of so many requests that have not come yet."""
-        values = {
+        values: dict[str, Any] = {
             column.name: np.full(count, np.nan)
             if column.type == Floats
             else np.zeros(count, np.int64)
