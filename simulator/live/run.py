@@ -49,7 +49,10 @@ async def run_live(
     loop.add_signal_handler(signal.SIGINT, ended.set)
     async with running as engines:
         if router_file is not None:
-            router_file.write_text(router_yaml(engines), encoding="utf-8")  # noqa: ASYNC240  # once
+            workers = [engine.relay_settings() for engine in engines]
+            router_file.write_text(  # noqa: ASYNC240  # once
+                yaml.safe_dump({"workers": workers}, sort_keys=False), encoding="utf-8"
+            )
         console.print(engines_table(engines), crop=False)
         warn_of_strangers(console, host)
         _show_next(console, engines, router_file)
@@ -92,13 +95,6 @@ def warn_of_strangers(console: Console, host: str) -> None:
             highlight=False,
             soft_wrap=True,
         )
-
-
-def router_yaml(engines: Sequence[StandIn]) -> str:
-    """A configuration for `kvroute serve` with the engines' relays in its process."""
-    return yaml.safe_dump(
-        {"workers": [engine.relay_settings() for engine in engines]}, sort_keys=False
-    )
 
 
 def engines_table(engines: Sequence[StandIn]) -> Table:
