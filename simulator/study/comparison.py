@@ -22,7 +22,7 @@ from simulator.traffic.results import (
     WarmUp,
     aggregate,
 )
-from simulator.traffic.reuse import Ceiling, ceiling_of, pooled_blocks, reusable_blocks
+from simulator.traffic.reuse import Ceiling, ceiling_of, reusable_blocks
 from simulator.traffic.trace import Trace
 from simulator.world.options import RunOptions
 
@@ -172,5 +172,5 @@ def reuse_by_request(trace: Trace, run: RunResult, cache_blocks: int) -> Reuse:
     requests = [trace.requests[i] for i in order]
     infinite, pooled = np.empty((2, len(order)), np.int64)
     infinite[order] = reusable_blocks(requests, run.block_size)
-    pooled[order] = pooled_blocks(requests, run.block_size, cache_blocks)
+    pooled[order] = reusable_blocks(requests, run.block_size, cache_blocks)
     return Reuse(infinite, pooled)

@@ -108,7 +108,7 @@ class Columns:
 
     @classmethod
     def unknown(cls, count: int) -> "Columns":
-        """Of so many requests that have not come yet."""
+        """The columns of so many requests that have not come yet."""
         values: dict[str, Any] = {
             column.name: np.full(count, np.nan)
             if column.type == Floats

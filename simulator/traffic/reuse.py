@@ -50,13 +50,8 @@ def ceiling_of(prompt_tokens: Integers, reusable: Integers, block_size: int) -> 
     )
 
 
-def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Integers:
-    """Usable leading blocks of each prompt that were seen before; shape (requests,)."""
-    return pooled_blocks(requests, block_size, inf)
-
-
-def pooled_blocks(
-    requests: Sequence[TraceRequest], block_size: int, cache_blocks: float
+def reusable_blocks(
+    requests: Sequence[TraceRequest], block_size: int, cache_blocks: float = inf
 ) -> Integers:
     """Usable leading blocks of each prompt in one cache of `cache_blocks` blocks; shape
     (requests,).
