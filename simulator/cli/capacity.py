@@ -12,6 +12,8 @@ from simulator.cli.options import (
     Positive,
     Workers,
     fleet_options,
+    option,
+    options,
     run_options,
     traffic_options,
     write_json,
@@ -22,54 +24,29 @@ if TYPE_CHECKING:
     from simulator.study.capacity import Percentile
 
 
+_options = options(
+    run_options,
+    option("--ttft-ms", type=Positive, required=True,
+           help="Time to the first token, in ms, that the fleet has to keep at --percentile."),
+    option("--percentile", type=click.Choice(["mean", "p50", "p90", "p99"]), default="p90",
+           help="Statistic of the times to the first token that must meet --ttft-ms. A failed"
+           " request counts as infinitely late."),
+    option("--rate", type=Positive, default=1.0,
+           help="Factor by which requests arrive faster than in the recorded trace."),
+    option("--workers-min", type=Workers, default=1,
+           help="Workers of the smallest fleet that is tried."),
+    option("--workers-max", type=Workers, default=256,
+           help="Workers of the largest fleet that is tried."),
+    fleet_options,
+    traffic_options,
+    option("--seed", type=int, default=0, help="Seed of the simulated runs' random draws."),
+    option("--quiet", "-q", is_flag=True, help="Print only the number of workers."),
+)  # fmt: skip
+
+
 @click.command()
 @click.argument("trace")
-@run_options
-@click.option(
-    "--ttft-ms",
-    type=Positive,
-    required=True,
-    help="Time to the first token, in ms, that the fleet has to keep at --percentile.",
-)
-@click.option(
-    "--percentile",
-    type=click.Choice(["mean", "p50", "p90", "p99"]),
-    default="p90",
-    show_default=True,
-    help="Statistic of the times to the first token that must meet --ttft-ms. A failed request"
-    " counts as infinitely late.",
-)
-@click.option(
-    "--rate",
-    type=Positive,
-    default=1.0,
-    show_default=True,
-    help="Factor by which requests arrive faster than in the recorded trace.",
-)
-@click.option(
-    "--workers-min",
-    type=Workers,
-    default=1,
-    show_default=True,
-    help="Workers of the smallest fleet that is tried.",
-)
-@click.option(
-    "--workers-max",
-    type=Workers,
-    default=256,
-    show_default=True,
-    help="Workers of the largest fleet that is tried.",
-)
-@fleet_options
-@traffic_options
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Seed of the simulated runs' random draws.",
-)
-@click.option("--quiet", "-q", is_flag=True, help="Print only the number of workers.")
+@_options
 def capacity(
     trace: str,
     policy: str | None,

@@ -8,6 +8,7 @@ from router.app.cli.run import run
 from router.app.processes.logs import set_up
 from router.config.settings.serving_settings import LogSettings
 from simulator.cli.capacity import capacity
+from simulator.cli.options import File, option, options
 from simulator.cli.replay import replay
 from simulator.cli.simulate import simulate
 
@@ -15,27 +16,16 @@ __all__ = ["capacity", "demo", "replay", "simulate"]
 
 
 @click.command()
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="JSON file that the table's numbers are written to.",
-)
-@click.option(
-    "--policy",
-    "chosen",
-    multiple=True,
-    help="Policy to compare, repeatable. [default: round-robin and dynamo-adaptive]",
-)
-@click.option(
-    "--speed",
-    type=click.FloatRange(min=0.1, max=20),
-    default=None,
-    help="Factor by which the trace is played faster than it was recorded.",
-)
-@click.option(
-    "--verbose", "-v", is_flag=True, help="Show the log lines of the router and the relays."
-)
+@options(
+    option("--json", "json_file", type=File,
+           help="JSON file that the table's numbers are written to."),
+    option("--policy", "chosen", multiple=True,
+           help="Policy to compare, repeatable. [default: round-robin and dynamo-adaptive]"),
+    option("--speed", type=click.FloatRange(min=0.1, max=20),
+           help="Factor by which the trace is played faster than it was recorded."),
+    option("--verbose", "-v", is_flag=True,
+           help="Show the log lines of the router and the relays."),
+)  # fmt: skip
 def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
          verbose: bool) -> None:  # fmt: skip
     """Watch kvroute route to stand-in engines.

@@ -21,9 +21,7 @@ from router.config.settings.configurations import ServeConfig
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.request_settings import RequestSettings
 from router.config.settings.serving_settings import GrpcSettings, LogSettings, MetricsSettings
-from simulator.live.addresses import LOOPBACK, Ports
-from simulator.live.engine import EngineConfig
-from simulator.live.run import engines_table, live_engines, show_commands, warn_of_strangers
+from simulator.live.run import Engines, engines_table, show_commands, warn_of_strangers
 from simulator.live.stand_ins import StandIn
 
 READY_S = 60.0
@@ -42,24 +40,17 @@ log = logging.getLogger("kvroute")
 
 
 async def run_with_gateway(
-    configs: Sequence[EngineConfig],
-    console: Console,
-    *,
-    speed: float,
-    listen: str,
-    grpc_listen: str = ROUTER,
-    host: str = LOOPBACK,
-    ports: Sequence[Ports] = (),
+    running: Engines, console: Console, *, host: str, listen: str, grpc_listen: str
 ) -> int:
     """Runs engines, a router and its gateway until SIGINT or SIGTERM; returns the exit code.
 
-    speed, host, ports: as for run_live. listen, grpc_listen: host:port of the gateway and of the
-    router; port 0: any free port. Raises ConfigError, OSError or zmq.ZMQError for an address that
-    can't be had.
+    host: where the engines listen. listen, grpc_listen: host:port of the gateway and of the router;
+    port 0: any free port. Raises ConfigError, OSError or zmq.ZMQError for an address that can't be
+    had.
     """
     with tempfile.TemporaryDirectory(prefix="kvroute-simulate-") as folder:
         socket = Path(folder) / "router.sock"
-        async with live_engines(configs, speed=speed, host=host, ports=ports) as engines:
+        async with running as engines:
             app = RouterApp(gateway_config(engines, listen, grpc_listen, socket))
             serving = asyncio.create_task(app.run())
             ready = asyncio.create_task(_ready(f"unix:{socket}", len(engines)))

@@ -1,6 +1,8 @@
 """Options that several commands have, and how their texts are read."""
 
 from collections.abc import Callable
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +26,13 @@ def as_rates(context: click.Context, option: click.Parameter, text: str) -> tupl
         rates = tuple(float(word) for word in text.split(","))
     except ValueError:
         raise click.BadParameter(f"{text!r}: expected numbers such as 1,3,6") from None
-    if not all(0 < rate < float("inf") for rate in rates):
+    if not all(0 < rate < inf for rate in rates):
         raise click.BadParameter(f"{text!r}: every rate must be more than 0")
     return tuple(dict.fromkeys(rates))
+
+
+def as_s(context: click.Context, option: click.Parameter, ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
 
 
 def as_failures(
@@ -73,111 +79,112 @@ def write_json(file: Path, text: str) -> None:
         file.write_text(text + "\n", encoding="utf-8")
 
 
-def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def options(*parts: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """A decorator that adds options, and groups of them, in this order."""
+
     def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
+        for part in reversed(parts):
+            command = part(command)
         return command
 
     return decorate
 
 
-_option = shared_option("Options of simulated runs")
-_engine_option = shared_option("Options of simulated engines")
-run_options = _options(
-    _option("--policy", default=None,
+option = partial(click.option, show_default=True)
+_option = partial(shared_option("Options of simulated runs"), show_default=True)
+_engine_option = partial(shared_option("Options of simulated engines"), show_default=True)
+run_options = options(
+    _option("--policy",
             help="Routing policy: one that `kvroute policies` lists, or module:function."
                  " [routing.policy of preset or file]"),
     _option("--json", "json_file", type=File, callback=as_output,
             help="Write the results of the runs as JSON to this file; - for stdout."),
 )  # fmt: skip
 
-traffic_options = _options(
+traffic_options = options(
     _option("--trace-block-size", type=click.IntRange(8, 1 << 16), default=512,
-            show_default=True,
             help="Tokens that each of a trace's hash_ids stands for: 512 in Mooncake's files, 16"
             " in Bailian's. In a trace without hash_ids, prompts of the same session or prefix"
             " share whole blocks of this many tokens."),
-    _option("--tick-s", type=NotNegative, default=None,
+    _option("--tick-s", type=NotNegative,
             help="Seconds over which requests with the same time stamp are spread. [the distance"
             " between the trace's time stamps]"),
-    _option("--from", "from_s", type=NotNegative, default=0.0, show_default=True,
+    _option("--from", "from_s", type=NotNegative, default=0.0,
             help="Second of the trace from which on requests are played; earlier ones are left"
             " out."),
-    _option("--until", "until_s", type=Positive, default=None,
+    _option("--until", "until_s", type=Positive, default=inf, show_default=False,
             help="Second of the trace from which on requests are left out."),
-    _option("--warm-up", "warm_up_s", type=NotNegative, default=0.0, show_default=True,
+    _option("--warm-up", "warm_up_s", type=NotNegative, default=0.0,
             help="Seconds at the start of the trace whose requests are played but not counted in"
             " the results."),
-    _option("--warm-up-requests", type=click.IntRange(min=0), default=0, show_default=True,
+    _option("--warm-up-requests", type=click.IntRange(min=0), default=0,
             help="First requests of the trace that are played but not counted in the results."),
-    _option("--tenants", type=click.IntRange(0, 10_000), default=0, show_default=True,
+    _option("--tenants", type=click.IntRange(0, 10_000), default=0,
             help="Number of tenants, of which each session, or each request without a session,"
             " gets one by the seed. 0: the tenants of the trace."),
-    _option("--tenant-skew", type=click.FloatRange(0, 10), default=1.0, show_default=True,
+    _option("--tenant-skew", type=click.FloatRange(0, 10), default=1.0,
             help="Exponent s of Zipf's law for --tenants: tenant-K sends a share of the requests"
             " in proportion to 1 / K^s; 0: all send the same share."),
-    _option("--priority-of", default="trace", show_default=True, metavar="FORM",
+    _option("--priority-of", default="trace", metavar="FORM",
             help="Priorities of the requests, of which higher ones go first: trace (as in the"
             " trace), random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; more of both after"
             " commas), or tenant:NAME=PRIORITY,..."),
 )  # fmt: skip
 
-engine_options = _options(
-    _engine_option("--engine", default="vllm", show_default=True,
+engine_options = options(
+    _engine_option("--engine", default="vllm",
                    type=click.Choice(["vllm", "sglang", "chitu", "chitu-skew", "chitu-dp"]),
                    help="Engine whose scheduler is simulated."),
     _engine_option("--engine-option", "engine_options", callback=as_options, multiple=True,
                    metavar="NAME=VALUE",
                    help="Option of the simulated engine: max_num_seqs=64, or policy=lpm for"
                    " sglang; an unknown name prints the list of all options. Repeatable."),
-    _engine_option("--profile", default="llama-8b-h100", show_default=True,
+    _engine_option("--profile", default="llama-8b-h100",
                    help="Profile of the model and GPU: llama-8b-h100, llama-70b-4xh100,"
                    " qwen3-32b-2xh100, mocker (NVIDIA Dynamo's mock engine), or a YAML file."),
-    _engine_option("--block-size", type=Count, default=64, show_default=True,
+    _engine_option("--block-size", type=Count, default=64,
                    help="Tokens of a KV block."),
-    _engine_option("--blocks", type=Count, default=None,
+    _engine_option("--blocks", type=Count,
                    help="KV blocks of each worker. [as many as the profile's memory holds]"),
-    _engine_option("--host-blocks", type=Count, default=None,
+    _engine_option("--host-blocks", type=Count,
                    help="KV blocks of each worker's cache in host memory, with vllm only. [none]"),
 )  # fmt: skip
 
-fleet_options = _options(
+fleet_options = options(
     engine_options,
-    _option("--ranks", type=Count, default=1, show_default=True,
+    _option("--ranks", type=Count, default=1,
             help="Data-parallel ranks of each engine."),
-    _option("--config", "-c", "config_file", type=File, default=None,
+    _option("--config", "-c", "config_file", type=File,
             help="A router's YAML file; only its sections `routing` and `queue` are used."),
     _option("--queue", "queue_settings", callback=as_options, multiple=True,
             metavar="KEY=VALUE",
             help="Key of the section `queue` with its value in YAML, which overrides the file's:"
             " max_waiting=0, timeout_s=30, tenants.fair=true, or 'bands=[{name: low,"
             " from_priority: 0}, {name: high, from_priority: 10}]'. Repeatable."),
-    _option("--preset", type=click.Choice(list(PRESETS)), default=None,
+    _option("--preset", type=click.Choice(list(PRESETS)),
             help="Named routing settings; `kvroute policies --presets` lists them. A key of"
                  " the file overrides the preset's. [routing.preset of the file]"),
-    _option("--replicas", type=Count, default=1, show_default=True,
+    _option("--replicas", type=Count, default=1,
             help="Number of routers, each with its own index of the workers' blocks."),
-    _option("--event-delay-ms", type=NotNegative, default=5.0, show_default=True,
+    _option("--event-delay-ms", "event_delay_s", type=NotNegative, callback=as_s, default=5.0,
             help="Milliseconds from the end of an engine's step until its events are in the"
             " routers' index."),
-    _option("--event-jitter-ms", type=NotNegative, default=0.0, show_default=True,
+    _option("--event-jitter-ms", "event_jitter_s", type=NotNegative, callback=as_s, default=0.0,
             help="Milliseconds by which the delay of an event message may be longer or shorter."),
-    _option("--event-loss", type=Share, default=0.0, show_default=True,
+    _option("--event-loss", type=Share, default=0.0,
             help="Share (0 to 1) of the event messages that are lost."),
-    _option("--approximate-workers", type=click.IntRange(min=0), default=0, show_default=True,
+    _option("--approximate-workers", type=click.IntRange(min=0), default=0,
             help="Number of workers that publish no events; routers predict these workers' blocks"
             " from their own picks."),
     _option("--past-router", "past_router_share", type=click.FloatRange(0, 1), default=0.0,
-            show_default=True,
             help="Share (0 to 1) of the requests that go to a random worker without a router."),
-    _option("--prefill-workers", type=Count, default=None,
+    _option("--prefill-workers", type=Count,
             help="Number of workers that only compute prompts; the others fetch the KV cache and"
             " decode. [every worker does both]"),
-    _option("--engines-per-host", type=Count, default=1, show_default=True,
+    _option("--engines-per-host", type=Count, default=1,
             help="Number of engines on a host. With --hosts-per-rack this decides over which of"
             " the profile's links KV caches are sent."),
-    _option("--hosts-per-rack", type=Count, default=8, show_default=True,
+    _option("--hosts-per-rack", type=Count, default=8,
             help="Number of hosts in a rack; all racks are in one cluster."),
     _option("--hot-prefixes", is_flag=True,
             help="Copy prefixes that many requests share to further engines."),

@@ -12,7 +12,10 @@ from simulator.cli.options import (
     Workers,
     as_output,
     as_rates,
+    as_s,
     fleet_options,
+    option,
+    options,
     run_options,
     traffic_options,
     write_json,
@@ -25,101 +28,49 @@ if TYPE_CHECKING:
     from simulator.study.report import Comparison
 
 
+_options = options(
+    option("--workers", "-w", type=Workers, default=8, help="Number of simulated engines."),
+    option("--rate", "rates", callback=as_rates, default="1",
+           help="Factor by which requests arrive faster than in the recorded trace; several with"
+           " commas, a run each: 1,3,6."),
+    run_options,
+    option("--compare", default="", show_default=False,
+           help="Further policies, with commas between, that are run on the same traffic."),
+    option("--order", "orders", default="", show_default=False, metavar="NAME[,NAME...]",
+           help="Orders of the queue of requests that wait for a worker; each order is run with"
+           " each policy. [queue.order of the file: priority]"),
+    fleet_options,
+    traffic_options,
+    option("--seed", "seeds", type=int, multiple=True, default=(0,),
+           help="Seed of a run's random draws. Repeatable: the results are then means over the"
+           " seeds."),
+    option("--shadow", "shadows", multiple=True,
+           help="Policy that scores each request for comparison, without any effect on picks."
+           " Repeatable."),
+    option("--slo-ttft-ms", "slo_ttft_s", type=Positive, callback=as_s,
+           help="Milliseconds within which a request's first token must come to count in goodput,"
+           " and ttft_slo_ms of requests without a target in the trace."),
+    option("--slo-itl-ms", "slo_itl_s", type=Positive, callback=as_s,
+           help="Milliseconds that a request's mean time between tokens may take at most to count"
+           " in goodput. Requests without such a target in the trace send this one to the router as"
+           " their tpot_slo_ms."),
+    option("--csv", "csv_file", type=File, callback=as_output,
+           help="CSV file that a row for each run is written to."),
+    option("--html", "html_file", type=File, callback=as_output,
+           help="HTML file that a page which compares the policies is written to; the page needs no"
+           " network."),
+    option("--open", "opens", is_flag=True,
+           help="Show the page of --html in a browser; without --html the page is a temporary"
+           " file."),
+    option("--jobs", "-j", type=Count, default=1,
+           help="Number of processes that share the runs."),
+    option("--quiet", "-q", is_flag=True, help="Print nothing."),
+)  # fmt: skip
+
+
 @click.command()
 @click.argument("trace")
-@click.option(
-    "--workers",
-    "-w",
-    type=Workers,
-    default=8,
-    show_default=True,
-    help="Number of simulated engines.",
-)
-@click.option(
-    "--rate",
-    "rates",
-    callback=as_rates,
-    default="1",
-    show_default=True,
-    help="Factor by which requests arrive faster than in the recorded trace; several with commas,"
-    " a run each: 1,3,6.",
-)
-@run_options
-@click.option(
-    "--compare",
-    default="",
-    help="Further policies, with commas between, that are run on the same traffic.",
-)
-@click.option(
-    "--order",
-    "orders",
-    default="",
-    metavar="NAME[,NAME...]",
-    help="Orders of the queue of requests that wait for a worker; each order is run with each"
-    " policy. [queue.order of the file: priority]",
-)
-@fleet_options
-@traffic_options
-@click.option(
-    "--seed",
-    "seeds",
-    type=int,
-    multiple=True,
-    default=(0,),
-    show_default=True,
-    help="Seed of a run's random draws. Repeatable: the results are then means over the seeds.",
-)
-@click.option(
-    "--shadow",
-    "shadows",
-    multiple=True,
-    help="Policy that scores each request for comparison, without any effect on picks. Repeatable.",
-)
-@click.option(
-    "--slo-ttft-ms",
-    type=Positive,
-    default=None,
-    help="Milliseconds within which a request's first token must come to count in goodput, and"
-    " ttft_slo_ms of requests without a target in the trace.",
-)
-@click.option(
-    "--slo-itl-ms",
-    type=Positive,
-    default=None,
-    help="Milliseconds that a request's mean time between tokens may take at most to count in"
-    " goodput. Requests without such a target in the trace send this one to the router as their"
-    " tpot_slo_ms.",
-)
-@click.option(
-    "--csv",
-    "csv_file",
-    type=File,
-    callback=as_output,
-    help="CSV file that a row for each run is written to.",
-)
-@click.option(
-    "--html",
-    "html_file",
-    type=File,
-    callback=as_output,
-    help="HTML file that a page which compares the policies is written to; the page needs no"
-    " network.",
-)
-@click.option(
-    "--open",
-    "opens",
-    is_flag=True,
-    help="Show the page of --html in a browser; without --html the page is a temporary file.",
-)
-@click.option(
-    "--jobs",
-    "-j",
-    type=Count,
-    default=1,
-    show_default=True,
-    help="Number of processes that share the runs.",
-)
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing.")
+@_options
 def replay(
     trace: str,
     workers: int,
@@ -128,9 +79,8 @@ def replay(
     compare: str,
     orders: str,
     seeds: tuple[int, ...],
-    shadows: tuple[str, ...],
-    slo_ttft_ms: float | None,
-    slo_itl_ms: float | None,
+    slo_ttft_s: float | None,
+    slo_itl_s: float | None,
     json_file: Path | None,
     csv_file: Path | None,
     html_file: Path | None,
@@ -153,24 +103,28 @@ def replay(
     from rich.console import Console
 
     from simulator.study.comparison import compare as compare_runs
-    from simulator.study.progress import Unwatched, watch
+    from simulator.study.progress import watch
     from simulator.study.report import to_json, write_csv
     from simulator.traffic.results import Slo
     from simulator.world import world
 
-    slo = Slo(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
+    slo = Slo(slo_ttft_s, slo_itl_s)
     traffic = traffic_of(trace, given, slo)
-    fleets = fleets_of(policy, compare, orders, workers, given, shadows)
+    fleets = fleets_of(policy, compare, orders, workers, given)
     console = Console(quiet=quiet)
     try:
         console.print(about(traffic), highlight=False, soft_wrap=True, markup=False)
-        arguments: dict[str, Any] = {"rates": rates, "seeds": tuple(dict.fromkeys(seeds))}
-        arguments |= {"slo": slo, "jobs": jobs}
-        if quiet:
-            runs = compare_runs(traffic, fleets, world.run, Unwatched(), **arguments)
-        else:
-            with watch(console) as watcher:
-                runs = compare_runs(traffic, fleets, world.run, watcher, **arguments)
+        with watch(console) as watcher:
+            runs = compare_runs(
+                traffic,
+                fleets,
+                world.run,
+                watcher,
+                rates=rates,
+                seeds=tuple(dict.fromkeys(seeds)),
+                slo=slo,
+                jobs=jobs,
+            )
         for comparison in runs:
             _print_comparison(console, comparison)
         if json_file is not None:

@@ -3,7 +3,6 @@
 Modules that take long to import are imported when a command runs, so that `kvroute --help` is fast.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ def traffic_of(name: str, given: dict[str, Any], slo: "Slo | None" = None) -> "T
         trace = load_trace(name, given["trace_block_size"])
     except TraceError as error:
         raise click.UsageError(str(error)) from error
-    until_s = given["until_s"]
     try:
         callers = Callers(
             tenants=given["tenants"],
@@ -37,30 +35,18 @@ def traffic_of(name: str, given: dict[str, Any], slo: "Slo | None" = None) -> "T
         )
     except ValueError as error:
         raise click.UsageError(f"--priority-of: {error}") from error
-    return Traffic(
-        trace=trace,
-        tick_s=given["tick_s"],
-        from_s=given["from_s"],
-        until_s=float("inf") if until_s is None else until_s,
-        warm_up_s=given["warm_up_s"],
-        warm_up_requests=given["warm_up_requests"],
-        callers=callers,
-    )
+    played = ("tick_s", "from_s", "until_s", "warm_up_s", "warm_up_requests")
+    return Traffic(trace=trace, callers=callers, **{name: given[name] for name in played})
 
 
 def fleets_of(
-    policy: str | None,
-    compare: str,
-    orders: str,
-    workers: int,
-    given: dict[str, Any],
-    shadows: Sequence[str],
+    policy: str | None, compare: str, orders: str, workers: int, given: dict[str, Any]
 ) -> "list[RunOptions]":
     """A fleet for each policy and order. Raises UsageError."""
-    first = fleet_of(policy, workers, given, shadows=shadows)
+    first = fleet_of(policy, workers, given)
     more = _names(compare)
     more.pop(first.policy, None)
-    fleets = [first, *(fleet_of(name, workers, given, shadows=shadows) for name in more)]
+    fleets = [first, *(fleet_of(name, workers, given) for name in more)]
     try:
         return [
             replace(fleet, queue=msgspec.structs.replace(fleet.queue, order=order))
@@ -76,9 +62,14 @@ def _names(text: str) -> dict[str, None]:
     return dict.fromkeys(filter(None, map(str.strip, text.split(","))))
 
 
-def fleet_of(
-    policy: str | None, workers: int, given: dict[str, Any], *, shadows: Sequence[str] = ()
-) -> "RunOptions":
+_AS_GIVEN = (
+    "ranks", "engine", "replicas", "event_delay_s", "event_jitter_s", "event_loss",
+    "approximate_workers", "past_router_share", "engines_per_host", "hosts_per_rack",
+)  # fmt: skip
+"""Options that are fields of RunOptions."""
+
+
+def fleet_of(policy: str | None, workers: int, given: dict[str, Any]) -> "RunOptions":
     """The options of all runs of a policy; `workers` is the smallest fleet that is run.
 
     policy: None: the configured policy. Raises UsageError for options that can't be run.
@@ -101,26 +92,17 @@ def fleet_of(
         return RunOptions(
             policy=policy or config.routing.policy,
             workers=workers,
-            ranks=given["ranks"],
-            engine=given["engine"],
             scheduler=scheduler_of(given, ranks=given["ranks"], joined_steps_max=_JOINED_STEPS),
             routing=config.routing,
             queue=config.queue,
-            replicas=given["replicas"],
-            shadows=tuple(shadows),
-            event_delay_s=given["event_delay_ms"] / 1e3,
-            event_jitter_s=given["event_jitter_ms"] / 1e3,
-            event_loss=given["event_loss"],
-            approximate_workers=given["approximate_workers"],
-            past_router_share=given["past_router_share"],
+            shadows=given.get("shadows", ()),
             disaggregation=None if prefill_workers is None else Disaggregation(prefill_workers),
-            engines_per_host=given["engines_per_host"],
-            hosts_per_rack=given["hosts_per_rack"],
             hot_prefixes=given["hot_prefixes"] or config.routing.hot_prefixes.enabled,
             failures=tuple(
                 Failure(at_s=at_s, worker=worker, down_s=down_s)
                 for worker, at_s, down_s in given["failures"]
             ),
+            **{name: given[name] for name in _AS_GIVEN},
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -144,7 +126,7 @@ def _check_fits(workers: int, given: dict[str, Any]) -> None:
     for option, count in needed:
         if count > workers:
             raise click.UsageError(f"{option}: needs a fleet of {count} workers, not {workers}")
-    if given["event_jitter_ms"] > given["event_delay_ms"]:
+    if given["event_jitter_s"] > given["event_delay_s"]:
         raise click.UsageError("--event-jitter-ms: more than --event-delay-ms")
 
 

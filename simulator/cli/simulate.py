@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from router.app.processes.logs import set_up
 from router.config.settings.serving_settings import LogSettings
-from simulator.cli.options import File, NotNegative, as_output, engine_options
+from simulator.cli.options import File, NotNegative, as_output, engine_options, option, options
 from simulator.cli.runs import scheduler_of
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 Several = click.IntRange(0, 1024)
+Port = click.IntRange(0, 65535)
 
 
 def _as_address(context: click.Context, option: click.Parameter, text: str) -> str:
@@ -32,93 +33,43 @@ def _as_address(context: click.Context, option: click.Parameter, text: str) -> s
         raise click.BadParameter(f"{text!r} is no IP address, such as 0.0.0.0 or ::1") from None
 
 
+_options = options(
+    option("--engines", "count", type=Several,
+           help="Number of engines that serve whole requests. [2, or none beside --prefill and"
+           " --decode]"),
+    option("--prefill", type=Several, default=0, show_default=False,
+           help="Number of engines that compute prompts for the engines of --decode, as SGLang's"
+           " prefill engines do."),
+    option("--decode", type=Several, default=0, show_default=False,
+           help="Number of engines that answer prompts which the engines of --prefill computed."),
+    engine_options,
+    option("--model", default="stand-in", help="Name of the model that the engines serve."),
+    option("--speed", type=click.FloatRange(min=0.01, max=1000), default=1.0,
+           help="Seconds of the engines' simulated time in one real second."),
+    option("--host", callback=_as_address, default="127.0.0.1",
+           help="IP address that the engines listen on; 0.0.0.0: every IPv4 address, `::`: every"
+           " address. The engines check no keys."),
+    option("--port", type=Port, default=0, show_default=False,
+           help="HTTP port of the first engine; its events, its replay socket and the next engine"
+           " take the ports that follow. [free ports]"),
+    option("--events-port", type=Port, default=0, show_default=False,
+           help="Port of the first engine's events; its replay socket and the next engine's events"
+           " take the ports that follow. [after --port]"),
+    option("--drain-s", type=NotNegative, default=0.0,
+           help="Seconds for which requests that have begun may go on after SIGTERM, while new ones"
+           " are refused. 0: the engines end at once, as after Ctrl-C."),
+    option("--write-config", "router_file", type=File, callback=as_output,
+           help="Write a configuration for `kvroute serve` with these engines."),
+    option("--gateway", is_flag=False, flag_value="127.0.0.1:8080", metavar="[HOST:PORT]",
+           help="host:port on which a router with its gateway is run beside the engines, for"
+           " OpenAI's and Anthropic's API; without a value, 127.0.0.1:8080."),
+    option("--grpc-listen", default="127.0.0.1:50051",
+           help="host:port on which the router of --gateway takes gRPC calls."),
+)  # fmt: skip
+
+
 @click.command()
-@click.option(
-    "--engines",
-    "count",
-    type=Several,
-    default=None,
-    help="Number of engines that serve whole requests. [2, or none beside --prefill and --decode]",
-)
-@click.option(
-    "--prefill",
-    type=Several,
-    default=0,
-    help="Number of engines that compute prompts for the engines of --decode, as SGLang's prefill"
-    " engines do.",
-)
-@click.option(
-    "--decode",
-    type=Several,
-    default=0,
-    help="Number of engines that answer prompts which the engines of --prefill computed.",
-)
-@engine_options
-@click.option(
-    "--model",
-    default="stand-in",
-    show_default=True,
-    help="Name of the model that the engines serve.",
-)
-@click.option(
-    "--speed",
-    type=click.FloatRange(min=0.01, max=1000),
-    default=1.0,
-    show_default=True,
-    help="Seconds of the engines' simulated time in one real second.",
-)
-@click.option(
-    "--host",
-    callback=_as_address,
-    default="127.0.0.1",
-    show_default=True,
-    help="IP address that the engines listen on; 0.0.0.0: every IPv4 address, `::`: every"
-    " address. The engines check no keys.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    help="HTTP port of the first engine; its events, its replay socket and the next engine take"
-    " the ports that follow. [free ports]",
-)
-@click.option(
-    "--events-port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    help="Port of the first engine's events; its replay socket and the next engine's events take"
-    " the ports that follow. [after --port]",
-)
-@click.option(
-    "--drain-s",
-    type=NotNegative,
-    default=0.0,
-    show_default=True,
-    help="Seconds for which requests that have begun may go on after SIGTERM, while new ones are"
-    " refused. 0: the engines end at once, as after Ctrl-C.",
-)
-@click.option(
-    "--write-config",
-    "router_file",
-    type=File,
-    callback=as_output,
-    help="Write a configuration for `kvroute serve` with these engines.",
-)
-@click.option(
-    "--gateway",
-    is_flag=False,
-    flag_value="127.0.0.1:8080",
-    default=None,
-    metavar="[HOST:PORT]",
-    help="host:port on which a router with its gateway is run beside the engines, for OpenAI's"
-    " and Anthropic's API; without a value, 127.0.0.1:8080.",
-)
-@click.option(
-    "--grpc-listen",
-    default="127.0.0.1:50051",
-    show_default=True,
-    help="host:port on which the router of --gateway takes gRPC calls.",
-)
+@_options
 def simulate(
     count: int | None,
     prefill: int,
@@ -151,7 +102,7 @@ def simulate(
 
     from simulator.live.addresses import ports_of
     from simulator.live.engine import EngineConfig
-    from simulator.live.run import run_live
+    from simulator.live.run import live_engines, run_live
 
     halves = _halves(count, prefill, decode)
     if prefill or decode:
@@ -164,15 +115,9 @@ def simulate(
             EngineConfig(f"{half or 'worker'}-{i}", scheduler, model, given["engine"], half)
             for i, half, scheduler in _schedulers(halves, given)
         ]
+        engines = live_engines(configs, speed=speed, host=host, ports=ports)
         if gateway is None:
-            work = run_live(
-                *(configs, Console()),
-                speed=speed,
-                host=host,
-                ports=ports,
-                drain_s=drain_s,
-                router_file=router_file,
-            )
+            work = run_live(engines, Console(), host=host, drain_s=drain_s, router_file=router_file)
         else:
             from simulator.cli.gateway import run_with_gateway
 
@@ -182,12 +127,7 @@ def simulate(
                 raise click.UsageError("--drain-s and --gateway can't be given together")
             set_up(LogSettings(format="plain", level="error"))
             work = run_with_gateway(
-                *(configs, Console()),
-                speed=speed,
-                host=host,
-                ports=ports,
-                listen=gateway,
-                grpc_listen=grpc_listen,
+                engines, Console(), host=host, listen=gateway, grpc_listen=grpc_listen
             )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(work)

@@ -14,19 +14,23 @@ from xxhash import xxh3_64_intdigest
 from simulator.engines.block_pool import Stored
 from simulator.engines.scheduler import Scheduler, SchedulerConfig, Sequence, Submission, TokenArray
 
-Answer = Callable[[TokenArray, int, SchedulerConfig, str], TokenArray]
-"""(prompt, max_tokens, config, LoRA name) -> token ids of the answer, max_tokens of them."""
+VOCABULARY = 128_256
+
+Answer = Callable[[TokenArray, int, str], TokenArray]
+"""(prompt, max_tokens, LoRA name) -> token ids of the answer, max_tokens of them."""
 
 _names = count()
 
 
-def greedy_answer(
-    prompt: TokenArray, max_tokens: int, config: SchedulerConfig, lora_name: str
-) -> TokenArray:
+def random_tokens(key: int, count: int) -> TokenArray:
+    """Token ids, the same for the same key."""
+    words = np.random.Philox(key=key).random_raw(count)
+    return (words % np.uint64(VOCABULARY)).astype(np.uint32)
+
+
+def greedy_answer(prompt: TokenArray, max_tokens: int, lora_name: str) -> TokenArray:
     """An answer that depends on the prompt only, as with greedy sampling on any engine."""
-    key = xxh3_64_intdigest(prompt.tobytes() + lora_name.encode())
-    words = np.random.Philox(key=key).random_raw(max_tokens)
-    return (words % np.uint64(config.vocabulary)).astype(np.uint32)
+    return random_tokens(xxh3_64_intdigest(prompt.tobytes() + lora_name.encode()), max_tokens)
 
 
 class TokenContent:
@@ -131,7 +135,7 @@ def token_submission(
     """A request of token ids, and its content, from which a live engine takes its answer."""
     lora_name, session_id = about.get("lora_name", ""), about.get("session_id")
     content = TokenContent(
-        np.concatenate([prompt, answer(prompt, max(max_tokens, 0), config, lora_name)]),
+        np.concatenate([prompt, answer(prompt, max(max_tokens, 0), lora_name)]),
         config,
         cache_salt=about.get("cache_salt", ""),
         lora_name=lora_name if lora_name in config.lora_names else "",

@@ -38,6 +38,9 @@ class PrefillChunk:
         return self.token_count * (self.context_tokens + (self.token_count + 1) / 2)
 
 
+Chunks = Sequence[PrefillChunk]
+
+
 class Distance(IntEnum):
     """Distance of two engines: the smallest unit that they share."""
 
@@ -82,27 +85,17 @@ class CostModel(ABC):
     """None: this model doesn't move KV cache."""
 
     @abstractmethod
-    def step_s(
-        self,
-        prefill: Sequence[PrefillChunk],
-        decode_sequences: int = 0,
-        decode_context_tokens: float = 0,
-    ) -> float:
+    def step_s(self, prefill: Chunks, decodes: int = 0, context_tokens: float = 0) -> float:
         """Duration of one step.
 
-        decode_context_tokens: tokens that the decoding requests attend to, summed over them.
+        decodes: requests that decode. context_tokens: those that they attend to, summed over them.
         """
 
     @abstractmethod
-    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
-        """Duration of consecutive decode steps. `decode_context_tokens` are those of the first
+    def run_s(self, steps: int, decodes: int, context_tokens: float) -> float:
+        """Duration of consecutive decode steps. `context_tokens` are those of the first
         step; each step makes every sequence a token longer. No step: 0. (Inverse:
         simulator/engines/decode_run.py.)"""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Raises NoLink when the model doesn't move KV cache."""
-        return self._kv().bytes_per_token
 
     def load_s(self, tokens: int, tier: Tier) -> float:
         """Time to load the KV cache of `tokens` from a tier to the device; from the device: 0.
@@ -136,8 +129,8 @@ class LinearCost(CostModel):
     """Five prices, each of a unit of a step's work:
 
         step_s = base_s
-               + (decode_sequences + prefill chunks) * sequence_s
-               + decode_context_tokens * context_token_s
+               + (decodes + prefill chunks) * sequence_s
+               + context_tokens * context_token_s
                + prefill_tokens * prefill_token_s
                + attention_pairs * pair_s
 
@@ -155,16 +148,11 @@ class LinearCost(CostModel):
     pair_s: float
 
     @override
-    def step_s(
-        self,
-        prefill: Sequence[PrefillChunk],
-        decode_sequences: int = 0,
-        decode_context_tokens: float = 0,
-    ) -> float:
+    def step_s(self, prefill: Chunks, decodes: int = 0, context_tokens: float = 0) -> float:
         took_s = (
             self.base_s
-            + (decode_sequences + len(prefill)) * self.sequence_s
-            + decode_context_tokens * self.context_token_s
+            + (decodes + len(prefill)) * self.sequence_s
+            + context_tokens * self.context_token_s
         )
         for chunk in prefill:
             pairs = chunk.attention_pairs()
@@ -172,10 +160,10 @@ class LinearCost(CostModel):
         return took_s
 
     @override
-    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
-        mean_context = decode_context_tokens + decode_sequences * (steps - 1) / 2
+    def run_s(self, steps: int, decodes: int, context_tokens: float) -> float:
+        mean_context = context_tokens + decodes * (steps - 1) / 2
         return steps * (
-            self.base_s + decode_sequences * self.sequence_s + mean_context * self.context_token_s
+            self.base_s + decodes * self.sequence_s + mean_context * self.context_token_s
         )
 
 
@@ -185,7 +173,7 @@ class PolynomialCost(CostModel):
 
         prefill_s = p0 + p1 * prefill_tokens + p2 * prefill_tokens ** 2
         decode_s  = d0 + d1 * share + d2 * share ** 2
-        share     = min(1, decode_context_tokens / capacity_tokens)
+        share     = min(1, context_tokens / capacity_tokens)
 
     Tokens that the request computed before a chunk cost nothing, so chunks make a long prompt
     cheaper.
@@ -200,30 +188,25 @@ class PolynomialCost(CostModel):
     """Tokens that the KV cache holds."""
 
     @override
-    def step_s(
-        self,
-        prefill: Sequence[PrefillChunk],
-        decode_sequences: int = 0,
-        decode_context_tokens: float = 0,
-    ) -> float:
+    def step_s(self, prefill: Chunks, decodes: int = 0, context_tokens: float = 0) -> float:
         took_s = 0.0
         if prefill:
             tokens = sum(chunk.token_count for chunk in prefill)
             constant, linear, square = self.prefill_s
             took_s = constant + (linear + square * tokens) * tokens
-        if decode_sequences:
+        if decodes:
             constant, linear, square = self.decode_s
-            share = min(1.0, decode_context_tokens / self.capacity_tokens)
+            share = min(1.0, context_tokens / self.capacity_tokens)
             took_s += constant + (linear + square * share) * share
         return took_s
 
     @override
-    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
-        room = self.capacity_tokens - decode_context_tokens
+    def run_s(self, steps: int, decodes: int, context_tokens: float) -> float:
+        room = self.capacity_tokens - context_tokens
         # Steps below full capacity are summed in closed form; steps at full capacity cost the same.
-        n = min(steps, max(0, ceil(room / decode_sequences)))
-        first = decode_context_tokens / self.capacity_tokens
-        growth = decode_sequences / self.capacity_tokens
+        n = min(steps, max(0, ceil(room / decodes)))
+        first = context_tokens / self.capacity_tokens
+        growth = decodes / self.capacity_tokens
         triangle = n * (n - 1) / 2
         pyramid = triangle * (2 * n - 1) / 3
         shares = n * first + growth * triangle
@@ -241,14 +224,9 @@ class SlowedCost(CostModel):
     factor: float
 
     @override
-    def step_s(
-        self,
-        prefill: Sequence[PrefillChunk],
-        decode_sequences: int = 0,
-        decode_context_tokens: float = 0,
-    ) -> float:
-        return self.factor * self.cost.step_s(prefill, decode_sequences, decode_context_tokens)
+    def step_s(self, prefill: Chunks, decodes: int = 0, context_tokens: float = 0) -> float:
+        return self.factor * self.cost.step_s(prefill, decodes, context_tokens)
 
     @override
-    def run_s(self, steps: int, decode_sequences: int, decode_context_tokens: float) -> float:
-        return self.factor * self.cost.run_s(steps, decode_sequences, decode_context_tokens)
+    def run_s(self, steps: int, decodes: int, context_tokens: float) -> float:
+        return self.factor * self.cost.run_s(steps, decodes, context_tokens)

@@ -108,17 +108,7 @@ class RadixCache:
 
     def find(self, hashes: Sequence[int], page_count: int) -> int:
         """How many of the first `page_count` pages are here. Changes nothing, counts as no use."""
-        node, depth = self.root, 0
-        while depth < page_count:
-            child = node.children.get(hashes[depth])
-            if child is None:
-                break
-            shared = _shared(child.hashes, hashes, depth, page_count)
-            depth += shared
-            if shared < len(child.hashes):
-                break
-            node = child
-        return depth
+        return sum(shared for _, shared in self._path(hashes, page_count))
 
     def match(self, hashes: Sequence[int], page_count: int) -> tuple[RadixNode, int]:
         """The node in which the longest cached prefix ends, and the prefix's number of pages.
@@ -222,18 +212,26 @@ class RadixCache:
         events, self._events = self._events, []
         return events
 
-    def _walk(self, hashes: Sequence[int], page_count: int) -> tuple[RadixNode, int]:
+    def _path(self, hashes: Sequence[int], page_count: int) -> Iterator[tuple[RadixNode, int]]:
+        """The nodes of the longest cached prefix, each with how many of its pages are shared."""
         node, depth = self.root, 0
         while depth < page_count:
             child = node.children.get(hashes[depth])
             if child is None:
-                break
-            child.last_use = self._uses
+                return
             shared = _shared(child.hashes, hashes, depth, page_count)
-            depth += shared
+            yield child, shared
             if shared < len(child.hashes):
-                return self._split(child, shared), depth
-            node = child
+                return
+            node, depth = child, depth + shared
+
+    def _walk(self, hashes: Sequence[int], page_count: int) -> tuple[RadixNode, int]:
+        node, depth = self.root, 0
+        for node, shared in self._path(hashes, page_count):
+            node.last_use = self._uses
+            depth += shared
+            if shared < len(node.hashes):
+                return self._split(node, shared), depth
         return node, depth
 
     def _split(self, node: RadixNode, head_count: int) -> RadixNode:

@@ -52,7 +52,6 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     step_tokens_max: int = 8192
     joined_steps_max: int = 1
-    vocabulary: int = 128_256
     hash_seed: int = 0
     """Engines with different seeds have different hashes of the same block."""
     cost: CostModel = field(default_factory=load_profile("llama-8b-h100").cost_model)
@@ -118,6 +117,11 @@ class Submission:
     """Leading tokens of the prompt whose KV another engine sends once there are blocks for it."""
     remote_distance: Distance = Distance.RACK
     """Distance of that engine."""
+
+    @property
+    def longest_answer(self) -> int:
+        """The most tokens of its answer."""
+        return self.output_tokens if self.max_tokens is None else self.max_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -414,9 +418,7 @@ class Scheduler(ABC):
 
 def check(submission: Submission, config: SchedulerConfig) -> None:
     """Raises RequestRefused for a request that no engine accepts."""
-    max_tokens = (
-        submission.output_tokens if submission.max_tokens is None else submission.max_tokens
-    )
+    max_tokens = submission.longest_answer
     if not submission.prompt_tokens:
         raise RequestRefused("the prompt is empty")
     if max_tokens < 1:

@@ -2,7 +2,7 @@
 
 The batch is vLLM's; an event's hashes are signed, and it has no fields of vLLM's own. A prompt's
 salt comes with the first event of its chain alone, where SGLang repeats it. Checked byte for byte
-against recorded messages in tests/simulator/test_sglang_wire.py.
+against recorded messages in tests/simulator/test_wires.py.
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from typing import assert_never
 import msgspec
 
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
+from simulator.engines.vllm_wire import AllBlocksCleared
 
 MEDIUM = "GPU"
 
@@ -32,20 +33,7 @@ class _BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", omit_d
     medium: str
 
 
-class _AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
-    pass
-
-
-_Event = _BlockStored | _BlockRemoved | _AllBlocksCleared
-
-
-class _Batch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[_Event]
-    data_parallel_rank: int
-
-
-_encoder = msgspec.msgpack.Encoder()
+_Event = _BlockStored | _BlockRemoved | AllBlocksCleared
 
 
 def encode_batch(
@@ -53,7 +41,7 @@ def encode_batch(
 ) -> bytes:
     """The payload of one message: all events of one step, in order."""
     wire_events = [_wire_event(event, block_size) for event in events]
-    return _encoder.encode(_Batch(unix_s, wire_events, dp_rank))
+    return msgspec.msgpack.encode((unix_s, wire_events, dp_rank))
 
 
 def _wire_event(event: PoolEvent, block_size: int) -> _Event:
@@ -73,7 +61,7 @@ def _wire_event(event: PoolEvent, block_size: int) -> _Event:
         case Removed():
             return _BlockRemoved(tuple(map(_signed, event.hashes)), MEDIUM)
         case Cleared():
-            return _AllBlocksCleared()
+            return AllBlocksCleared()
         case _:
             assert_never(event)
 

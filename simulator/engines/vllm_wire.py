@@ -3,7 +3,7 @@
 A batch is the MessagePack array [Unix time, [events], rank]; an event is a map whose first key is
 its type. Fields come in vLLM's order. Fields without a default in vLLM (lora_id, medium, lora_name)
 are sent even when null, the others only when they have a value.
-Checked byte for byte against recorded messages in tests/simulator/test_vllm_wire.py.
+Checked byte for byte against recorded messages in tests/simulator/test_wires.py.
 """
 
 from collections.abc import Iterable
@@ -40,17 +40,8 @@ class _BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", omit_d
     group_idx: int | None = None
 
 
-class _AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
-    pass
-
-
-class _Batch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[_BlockStored | _BlockRemoved | _AllBlocksCleared]
-    data_parallel_rank: int
-
-
-_encoder = msgspec.msgpack.Encoder()
+class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
+    """The same for vLLM and SGLang."""
 
 
 def encode_batch(
@@ -58,7 +49,7 @@ def encode_batch(
 ) -> bytes:
     """The payload of one message: all events of one step, in order."""
     wire_events = [wire for event in events for wire in _wire_events(event, block_size)]
-    return _encoder.encode(_Batch(unix_s, wire_events, dp_rank))
+    return msgspec.msgpack.encode((unix_s, wire_events, dp_rank))
 
 
 def encode_sequence(sequence: int) -> bytes:
@@ -66,7 +57,7 @@ def encode_sequence(sequence: int) -> bytes:
     return sequence.to_bytes(8, "big")
 
 
-_Event = _BlockStored | _BlockRemoved | _AllBlocksCleared
+_Event = _BlockStored | _BlockRemoved | AllBlocksCleared
 
 
 def _wire_events(event: PoolEvent, block_size: int) -> list[_Event]:
@@ -100,6 +91,6 @@ def _wire_events(event: PoolEvent, block_size: int) -> list[_Event]:
                 for block_hash in event.hashes
             ]
         case Cleared():
-            return [_AllBlocksCleared()]
+            return [AllBlocksCleared()]
         case _:
             assert_never(event)

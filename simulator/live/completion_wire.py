@@ -276,6 +276,12 @@ def refusal(status: int, kind: str, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
+def event(kind: str, **about: Any) -> bytes:
+    """One server-sent event with a name."""
+    data = msgspec.json.encode({"type": kind, **about})
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
 def sse(body: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"

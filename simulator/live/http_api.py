@@ -307,28 +307,19 @@ class HttpApi:
         stops breaks the connection, as a process that dies does."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
-            return await self._streamed(request, response, arguments, reply)
+            async with aclosing(self._engine.stream(**arguments)) as chunks:
+                async for chunk in chunks:
+                    first = not response.prepared
+                    if first:
+                        await response.prepare(request)
+                    last = chunk.completion is not None
+                    await response.write(reply.chunk(chunk.token_ids, first=first, last=last))
+                    if chunk.completion is not None:
+                        await response.write(reply.end(chunk.completion))
         except EngineStopped:
             if response.prepared and request.transport is not None:
                 request.transport.abort()
             raise
-
-    async def _streamed(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        arguments: dict[str, Any],
-        reply: AnyReply,
-    ) -> web.StreamResponse:
-        async with aclosing(self._engine.stream(**arguments)) as chunks:
-            async for chunk in chunks:
-                first = not response.prepared
-                if first:
-                    await response.prepare(request)
-                last = chunk.completion is not None
-                await response.write(reply.chunk(chunk.token_ids, first=first, last=last))
-                if chunk.completion is not None:
-                    await response.write(reply.end(chunk.completion))
         await response.write_eof()
         return response
 

@@ -19,6 +19,7 @@ from simulator.live.completion_wire import (
     Message,
     chat_text,
     detokenize,
+    event,
     tokenize,
 )
 from simulator.live.engine import Completion
@@ -165,9 +166,3 @@ def usage(completion: Completion) -> dict[str, int]:
 def messages_refusal(kind: str, message: str) -> dict[str, Any]:
     """The body of an error."""
     return {"type": "error", "error": {"type": kind, "message": message}}
-
-
-def event(kind: str, **about: Any) -> bytes:
-    """One server-sent event."""
-    data = msgspec.json.encode({"type": kind, **about})
-    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

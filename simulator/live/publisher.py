@@ -19,6 +19,8 @@ from simulator.engines.vllm_wire import END_OF_REPLAY, encode_sequence
 _SEND_QUEUE = 100_000
 """Messages queued for a subscriber; vLLM's default."""
 
+RING_BATCHES = 10_000
+"""Batches that can be replayed."""
 ANY_PORT = "tcp://127.0.0.1:*"
 
 
@@ -32,16 +34,14 @@ class Publisher:
         self,
         context: zmq.asyncio.Context,
         *,
-        topic: str = "kv-events",
-        ring_batches: int = 10_000,
         endpoint: str = ANY_PORT,
         replay_endpoint: str = ANY_PORT,
     ) -> None:
-        self.topic = topic
+        self.topic = "kv-events"
         self.malformed_requests = 0
         """Unreadable replay requests."""
         self._next = 0
-        self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring_batches)
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=RING_BATCHES)
         self._events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
         self._replay = context.socket(zmq.ROUTER)
         self._events.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
@@ -65,10 +65,6 @@ class Publisher:
     @property
     def replay_endpoint(self) -> str:
         return _bound_to(self._replay)
-
-    @property
-    def ring_batches(self) -> int:
-        return self._ring.maxlen or 0
 
     @property
     def next_sequence(self) -> int:

@@ -18,6 +18,7 @@ from simulator.live.completion_wire import (
     Message,
     chat_text,
     detokenize,
+    event,
     tokenize,
 )
 from simulator.live.engine import Completion, RequestRefused
@@ -114,9 +115,8 @@ class ResponsesReply:
         return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def _event(self, kind: str, **about: Any) -> bytes:
-        data = {"type": kind, "sequence_number": self._number, **about}
         self._number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+        return event(kind, sequence_number=self._number - 1, **about)
 
     def _item(self, status: str, text: str | None) -> dict[str, Any]:
         return {

@@ -121,15 +121,13 @@ class BootstrapServer:
                 del self._rooms[number]
 
 
-async def fetch(
-    session: aiohttp.ClientSession, host: str, port: int, number: int, wait_s: float = WAIT_S
-) -> None:
+async def fetch(session: aiohttp.ClientSession, host: str, port: int, number: int) -> None:
     """The decode half: returns once the prefill engine has computed the prompt. Raises
     HandOverFailed."""
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/rooms/{number}"
     try:
         async with session.post(
-            url, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=wait_s)
+            url, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=WAIT_S)
         ) as answer:
             if answer.status != 200:
                 raise HandOverFailed(

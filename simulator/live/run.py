@@ -2,8 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import yaml
@@ -25,30 +25,34 @@ _PROMPT = (
 """Two blocks of 64 one-byte tokens, and some more."""
 
 
+Engines = AbstractAsyncContextManager[list[StandIn]]
+"""Engines that run within a block."""
+
+
 async def run_live(
-    configs: Sequence[EngineConfig],
+    running: Engines,
     console: Console,
     *,
-    speed: float = 1.0,
     host: str = LOOPBACK,
-    ports: Sequence[Ports] = (),
     drain_s: float = 0.0,
     router_file: Path | None = None,
 ) -> int:
     """Runs engines until SIGINT or SIGTERM; returns the exit code.
 
-    speed: engine seconds to a wall second. host, ports: as for stand_ins. drain_s: seconds that
-    requests may go on after SIGTERM. router_file: file for a configuration of `kvroute serve`.
-    Raises OSError or zmq.ZMQError for an address that can't be had, OSError for a file that can't
-    be written.
+    host: where they listen. drain_s: seconds that requests may go on after SIGTERM. router_file:
+    file for a configuration of `kvroute serve`. Raises OSError or zmq.ZMQError for an address that
+    can't be had, OSError for a file that can't be written.
     """
     loop = asyncio.get_running_loop()
     stopping, ended = asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     loop.add_signal_handler(signal.SIGINT, ended.set)
-    async with live_engines(configs, speed=speed, host=host, ports=ports) as engines:
+    async with running as engines:
         if router_file is not None:
-            router_file.write_text(router_yaml(engines), encoding="utf-8")  # noqa: ASYNC240  # once
+            workers = [engine.relay_settings() for engine in engines]
+            router_file.write_text(  # noqa: ASYNC240  # once
+                yaml.safe_dump({"workers": workers}, sort_keys=False), encoding="utf-8"
+            )
         console.print(engines_table(engines), crop=False)
         warn_of_strangers(console, host)
         _show_next(console, engines, router_file)
@@ -66,15 +70,19 @@ async def _drained(engines: Sequence[StandIn], stopping: asyncio.Event, drain_s:
         await asyncio.gather(*(engine.api.drain(drain_s) for engine in engines))
 
 
-def live_engines(
+@asynccontextmanager
+async def live_engines(
     configs: Sequence[EngineConfig],
     *,
     speed: float = 1.0,
     host: str = LOOPBACK,
     ports: Sequence[Ports] = (),
-) -> AbstractAsyncContextManager[list[StandIn]]:
-    """Engines whose answers a person can read."""
-    return stand_ins(configs, ScaledClock(speed), host=host, ports=ports, answer=words_answer)
+) -> AsyncIterator[list[StandIn]]:
+    """Engines whose answers a person can read. speed: engine seconds to a wall second. host, ports:
+    as for stand_ins."""
+    clock = ScaledClock(speed)
+    async with stand_ins(configs, clock, host=host, ports=ports, answer=words_answer) as engines:
+        yield engines
 
 
 def warn_of_strangers(console: Console, host: str) -> None:
@@ -87,13 +95,6 @@ def warn_of_strangers(console: Console, host: str) -> None:
             highlight=False,
             soft_wrap=True,
         )
-
-
-def router_yaml(engines: Sequence[StandIn]) -> str:
-    """A configuration for `kvroute serve` with the engines' relays in its process."""
-    return yaml.safe_dump(
-        {"workers": [engine.relay_settings() for engine in engines]}, sort_keys=False
-    )
 
 
 def engines_table(engines: Sequence[StandIn]) -> Table:

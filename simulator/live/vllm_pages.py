@@ -5,7 +5,7 @@ from typing import Any
 from simulator.engines.scheduler import Load, SchedulerConfig
 from simulator.live.engine import Engine
 from simulator.live.exposition import Labels, family, histogram, metric
-from simulator.live.publisher import Publisher
+from simulator.live.publisher import RING_BATCHES, Publisher
 
 RELEASE = "0.32.0"
 """The release whose messages and endpoints this reproduces."""
@@ -41,7 +41,7 @@ def _event_sources(_engine: Engine, publisher: Publisher | None, _bootstrap: int
         "publisher": "zmq",
         "endpoint": publisher.endpoint,
         "replay_endpoint": publisher.replay_endpoint,
-        "buffer_steps": publisher.ring_batches,
+        "buffer_steps": RING_BATCHES,
         "topic": publisher.topic,
     }
     return {"0": source}

@@ -7,7 +7,7 @@ part of a chat sends the tokens that the engine made, so that the next turn find
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from simulator.engines.scheduler import SchedulerConfig, TokenArray
+from simulator.engines.scheduler import TokenArray
 
 _WORDS = (
     "a", "again", "all", "and", "answer", "are", "as", "at", "block", "by", "cache", "each",
@@ -22,9 +22,7 @@ _LETTERS = 4
 """Bytes of a word with its space, at least, on average; twice as many words are drawn."""
 
 
-def words_answer(
-    prompt: TokenArray, max_tokens: int, config: SchedulerConfig, lora_name: str
-) -> TokenArray:
+def words_answer(prompt: TokenArray, max_tokens: int, lora_name: str) -> TokenArray:
     """Sentences of random words, in ASCII, cut at max_tokens: simulator.engines.content.Answer."""
     key = xxh3_64_intdigest(prompt.tobytes() + lora_name.encode())
     count = max_tokens * 2 // _LETTERS + _SENTENCE

@@ -11,7 +11,7 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.schedulers import SCHEDULERS
 from simulator.schedulers.chitu.task import ChituConfig
 
-_GIVEN_OTHERWISE = ("block_size", "block_count", "cost", "hash_seed", "lora_names", "vocabulary")
+_GIVEN_OTHERWISE = ("block_size", "block_count", "cost", "hash_seed", "lora_names")
 
 
 def scheduler_config(

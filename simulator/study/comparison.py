@@ -22,7 +22,7 @@ from simulator.traffic.results import (
     WarmUp,
     aggregate,
 )
-from simulator.traffic.reuse import Ceiling, ceiling_of, pooled_blocks, reusable_blocks
+from simulator.traffic.reuse import Ceiling, ceiling_of, reusable_blocks
 from simulator.traffic.trace import Trace
 from simulator.world.options import RunOptions
 
@@ -70,15 +70,6 @@ class Reuse(NamedTuple):
     """Blocks by a cache of the fleet's size."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    """One run."""
-
-    label: str
-    options: RunOptions
-    trace: Trace
-
-
 def compare(
     traffic: Traffic,
     fleets: Sequence[RunOptions],
@@ -104,7 +95,7 @@ def compare(
         for place, fleet in enumerate(fleets)
     }
     tasks = [
-        _Task(label, replace(fleets[place], seed=seed), traces[rate, seed])
+        (label, replace(fleets[place], seed=seed), traces[rate, seed])
         for (rate, place), label in labels.items()
         for seed in seeds
     ]
@@ -162,21 +153,17 @@ def _comparison(
 
 
 def _play_all(
-    tasks: Sequence[_Task], play: Play, watcher: Watcher, jobs: int
+    tasks: Sequence[tuple[str, RunOptions, Trace]], play: Play, watcher: Watcher, jobs: int
 ) -> Iterator[RunResult]:
-    """The tasks' results, in their order."""
+    """The results of (label, options, trace), in their order."""
     if jobs == 1:
-        for task in tasks:
-            yield play(task.options, task.trace, watcher.begin(task.label))
+        for label, options, trace in tasks:
+            yield play(options, trace, watcher.begin(label))
         return
     # Not forked: a forked child has the locks of the parent's threads, but not the threads.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(
-            play,
-            [task.options for task in tasks],
-            [task.trace for task in tasks],
-            repeat(None),
-        )
+        _, options_of, traces = zip(*tasks, strict=True)
+        yield from pool.map(play, options_of, traces, repeat(None))
 
 
 def reuse_by_request(trace: Trace, run: RunResult, cache_blocks: int) -> Reuse:
@@ -185,5 +172,5 @@ def reuse_by_request(trace: Trace, run: RunResult, cache_blocks: int) -> Reuse:
     requests = [trace.requests[i] for i in order]
     infinite, pooled = np.empty((2, len(order)), np.int64)
     infinite[order] = reusable_blocks(requests, run.block_size)
-    pooled[order] = pooled_blocks(requests, run.block_size, cache_blocks)
+    pooled[order] = reusable_blocks(requests, run.block_size, cache_blocks)
     return Reuse(infinite, pooled)

@@ -6,7 +6,7 @@ curves have series.QUANTILES points, heat maps series.CELLS_MAX columns and a ro
 groups are series.GROUPS_MAX.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from math import isnan
@@ -106,18 +106,19 @@ def _numbers(comparison: Comparison) -> str:
     table = table_of(comparison, comparison.runs)
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     heads = [Text.from_markup(str(column.header)).plain for column in table.columns]
+    return _table(heads, zip(*columns, strict=True), "The numbers of each policy")
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], about: str) -> str:
+    """The first cell of a row is its name."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
-    rows = []
-    for name, *cells in zip(*columns, strict=True):
+    body = []
+    for name, *cells in rows:
         rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{rest}</tr>')
-    return _table(head, rows, "The numbers of each policy")
-
-
-def _table(head: str, rows: Sequence[str], about: str) -> str:
+        body.append(f'<tr><th scope="row">{escape(name)}</th>{rest}</tr>')
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(about)}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
@@ -189,25 +190,22 @@ def _groups(comparison: Comparison) -> Iterator[str]:
     yield f"<h3>Waits by {escape(by)}</h3><p>Time to first token of each group's served"
     yield " requests, and the mean wait in the router before a worker was picked.</p>"
     names = ("policy", "requests", "TTFT p50", "TTFT p90", "in the router", "not served")
-    head = "".join(
-        f'<th scope="col">{escape(name)}</th>' for name in (comparison.grouped_by, *names)
-    )
     groups = comparison.groups or ["all requests"] * comparison.runs[0].first.request_count
     of_runs = [waits_by_group(run.first, groups) for run in comparison.runs]
-    rows = []
-    for of_group in zip(*of_runs, strict=True):
-        for run, waits in zip(comparison.runs, of_group, strict=True):
-            cells = (
-                run.label,
-                f"{waits.requests:,}",
-                _seconds(waits.p50_s),
-                _seconds(waits.p90_s),
-                _seconds(waits.in_router_s),
-                f"{waits.unserved:,}",
-            )
-            rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-            rows.append(f'<tr><th scope="row">{escape(waits.group)}</th>{rest}</tr>')
-    yield _table(head, rows, f"Waits by {by}")
+    rows = [
+        (
+            waits.group,
+            run.label,
+            f"{waits.requests:,}",
+            _seconds(waits.p50_s),
+            _seconds(waits.p90_s),
+            _seconds(waits.in_router_s),
+            f"{waits.unserved:,}",
+        )
+        for of_group in zip(*of_runs, strict=True)
+        for run, waits in zip(comparison.runs, of_group, strict=True)
+    ]
+    yield _table((comparison.grouped_by, *names), rows, f"Waits by {by}")
 
 
 def _seconds(value: float) -> str:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from typing_extensions import override
 
 from simulator.study.report import milliseconds
 from simulator.traffic.results import Aggregates, OnProgress, RunProgress
@@ -14,26 +14,8 @@ from simulator.traffic.results import Aggregates, OnProgress, RunProgress
 _REDRAWS_PER_S = 4
 
 
-class Watcher(Protocol):
-    """Is called when a run begins, progresses and ends."""
-
-    def begin(self, label: str) -> OnProgress: ...
-
-    def end(self, label: str, numbers: Aggregates) -> None: ...
-
-
-@contextmanager
-def watch(console: Console) -> Iterator[Watcher]:
-    """Shows the progress of runs: a live table on a terminal, else a line for each quarter."""
-    if not console.is_terminal:
-        yield _Lines(console)
-        return
-    with Live(console=console, refresh_per_second=_REDRAWS_PER_S, transient=True) as live:
-        yield _LiveTable(live)
-
-
-class Unwatched:
-    """Shows nothing, for --quiet."""
+class Watcher:
+    """Is called when a run begins, progresses and ends; shows nothing, for --quiet."""
 
     def begin(self, label: str) -> OnProgress:
         return lambda now: None
@@ -42,12 +24,27 @@ class Unwatched:
         pass
 
 
-class _LiveTable:
+@contextmanager
+def watch(console: Console) -> Iterator[Watcher]:
+    """Shows the progress of runs: a live table on a terminal, else a line for each quarter; nothing
+    on a quiet console."""
+    if console.quiet:
+        yield Watcher()
+        return
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    with Live(console=console, refresh_per_second=_REDRAWS_PER_S, transient=True) as live:
+        yield _LiveTable(live)
+
+
+class _LiveTable(Watcher):
     def __init__(self, live: Live) -> None:
         self._live = live
         self._now: dict[str, RunProgress | None] = {}
         self._ended: dict[str, Aggregates] = {}
 
+    @override
     def begin(self, label: str) -> OnProgress:
         self._now[label] = None
 
@@ -57,6 +54,7 @@ class _LiveTable:
 
         return show
 
+    @override
     def end(self, label: str, numbers: Aggregates) -> None:
         self._ended[label] = numbers
         self._live.update(self._table(), refresh=True)
@@ -84,10 +82,11 @@ class _LiveTable:
         return shown
 
 
-class _Lines:
+class _Lines(Watcher):
     def __init__(self, console: Console) -> None:
         self._console = console
 
+    @override
     def begin(self, label: str) -> OnProgress:
         quarters = 0
 
@@ -102,6 +101,7 @@ class _Lines:
 
         return show
 
+    @override
     def end(self, label: str, numbers: Aggregates) -> None:
         self._print(
             f"{label}: done in {numbers.wall_s:.1f} s, hit rate {numbers.block_hit_rate:.1%}, "

@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from router.config.settings.queue_settings import QueueSettings
-from simulator.traffic.results import (
-    Aggregates,
-    Distribution,
-    Integers,
-    RunResult,
-    Slo,
-)
+from simulator.traffic.results import Aggregates, Distribution, Integers, RunResult, Slo
 from simulator.traffic.reuse import Ceiling
 
 DEFAULT_ORDER = QueueSettings().order
@@ -176,19 +171,11 @@ def table_of(comparison: Comparison, runs: Sequence[Run]) -> Table:
     )
     row("token hit rate", lambda run: f"{run.token_hit_rate:.1%}", f"{ceiling.tokens:.1%}")
     shown.add_section()
-    for name, pick, digits in _DURATIONS:
+    for name, field, digits in _DURATIONS:
         for part in _PARTS:
             label = f"{name} mean" if part == "mean" else f"  {part}"
-
-            def cell(
-                run: Aggregates,
-                pick: Callable[[Aggregates], Distribution] = pick,
-                part: str = part,
-                digits: int = digits,
-            ) -> str:
-                return milliseconds(getattr(pick(run), part), digits)
-
-            row(label, cell)
+            parts = [attrgetter(f"{field}.{part}")(run) for run in numbers]
+            shown.add_row(label, *(milliseconds(value, digits) for value in parts), "")
         if name == "TTFT" and len(comparison.seeds) > 1:
             deviations = [f"{_deviation(run):,.0f} ms" for run in runs]
             shown.add_row("  mean, std of seeds", *deviations, "")
@@ -237,14 +224,14 @@ _COLUMN_GAP = 3
 _FIXED_WIDTH = 40
 """Width of the rows' names, the ceiling and the edges."""
 _PARTS = ("mean", "p50", "p90", "p99")
-_DURATIONS: tuple[tuple[str, Callable[[Aggregates], Distribution], int], ...] = (
-    ("TTFT", lambda run: run.ttft_ms, 0),
-    ("wait in the router", lambda run: run.wait_ms, 0),
-    ("queue", lambda run: run.queue_ms, 0),
-    ("ITL", lambda run: run.itl_ms, 1),
-    ("end to end", lambda run: run.e2e_ms, 0),
+_DURATIONS = (
+    ("TTFT", "ttft_ms", 0),
+    ("wait in the router", "wait_ms", 0),
+    ("queue", "queue_ms", 0),
+    ("ITL", "itl_ms", 1),
+    ("end to end", "e2e_ms", 0),
 )
-"""Name, values, digits after the point."""
+"""Name, field of Aggregates, digits after the point."""
 
 
 def _csv_cells(numbers: Aggregates) -> dict[str, object]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.traffic.results import Floats, Integers, Outcome, RunResult
+from simulator.traffic.results import Floats, Integers, Outcome, RunResult, distribution
 from simulator.traffic.trace import Trace
 
 SPANS = 40
@@ -89,18 +89,10 @@ def waits_by_group(run: RunResult, groups: Sequence[str]) -> list[Waits]:
     rows = []
     for number, name in enumerate(names):
         mine = numbers == number
-        first_s, in_router_s = run.ttft_s[mine & served], run.wait_s[mine & served]
-        known = first_s[~np.isnan(first_s)]
-        p50_s, p90_s = np.quantile(known, (0.5, 0.9)) if len(known) else (np.nan, np.nan)
-        waited = in_router_s[~np.isnan(in_router_s)]
+        first_s = distribution(run.ttft_s[mine & served])
+        in_router_s = distribution(run.wait_s[mine & served])
+        unserved = int((mine & ~served).sum())
         rows.append(
-            Waits(
-                str(name),
-                int(mine.sum()),
-                float(p50_s),
-                float(p90_s),
-                float(waited.mean()) if len(waited) else np.nan,
-                int((mine & ~served).sum()),
-            )
+            Waits(str(name), int(mine.sum()), first_s.p50, first_s.p90, in_router_s.mean, unserved)
         )
     return rows

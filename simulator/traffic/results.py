@@ -8,8 +8,9 @@ Law: requests = served + failed + shed, in every result and in every part of one
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,16 +65,9 @@ class ShadowResult:
     """Sum of the seconds by which first tokens would have come sooner, by the router's rates."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RunResult:
-    """One policy's run of one trace. The first columns have an entry for each request, in order."""
-
-    policy: str
-    order: str
-    """Order of the router's queue."""
-    workers: Sequence[str]
-    """Worker ids; `worker` has indexes into them."""
-    block_size: int
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Columns:
+    """What a run's record has of each request, in their order."""
 
     arrival_s: Floats
     """When the client sent it, since the start of the run."""
@@ -111,6 +105,31 @@ class RunResult:
     """Mean time between tokens that the request itself asks for; NaN: none."""
     deadline_s: Floats
     """Seconds from arrival to its deadline; NaN: none."""
+
+    @classmethod
+    def unknown(cls, count: int) -> "Columns":
+        """The columns of so many requests that have not come yet."""
+        values: dict[str, Any] = {
+            column.name: np.full(count, np.nan)
+            if column.type == Floats
+            else np.zeros(count, np.int64)
+            for column in fields(cls)
+        }
+        values["worker"][:] = NO_WORKER
+        values["outcome"][:] = Outcome.FAILED
+        return cls(**values)
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult(Columns):
+    """One policy's run of one trace."""
+
+    policy: str
+    order: str
+    """Order of the router's queue."""
+    workers: Sequence[str]
+    """Worker ids; `worker` has indexes into them."""
+    block_size: int
 
     in_flight: Integers
     """Requests at each worker, a row a second; shape (seconds, workers)."""

@@ -15,6 +15,7 @@ yardstick and no bound: N caches can happen to evict more wisely than one.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -49,45 +50,19 @@ def ceiling_of(prompt_tokens: Integers, reusable: Integers, block_size: int) -> 
     )
 
 
-def reusable_blocks(requests: Sequence[TraceRequest], block_size: int) -> Integers:
-    """Usable leading blocks of each prompt that were seen before; shape (requests,).
+def reusable_blocks(
+    requests: Sequence[TraceRequest], block_size: int, cache_blocks: float = inf
+) -> Integers:
+    """Usable leading blocks of each prompt in one cache of `cache_blocks` blocks; shape
+    (requests,).
 
-    Works on the ids of the trace, which is exact: of a piece of text with one id, the blocks seen
-    are those that the longest earlier prompt with the same chain of ids has of it. If a block has
-    several ids, its own name stands for them.
+    Works on the ids of the trace, which is exact for an infinite cache: of a piece of text with one
+    id, the blocks seen are those that the longest earlier prompt with the same chain of ids has of
+    it. A finite cache evicts such a piece as a whole. If a block has several ids, its own name
+    stands for them.
     """
     for id_tokens in {request.id_tokens for request in requests}:
         check_block_size(block_size, id_tokens)
-    if not requests:
-        return np.empty(0, np.int64)
-    tokens = np.array([request.prompt_tokens for request in requests], np.int64)
-    named = [_pieces(request, block_size) for request in requests]
-    pieces = np.array([len(names) for names in named])
-    chains = np.concatenate([prefix_hashes(names) for names in named])
-    request = np.repeat(np.arange(len(requests)), pieces)
-    sizes = np.array([max(each.id_tokens, block_size) for each in requests], np.int64)
-    piece_tokens = sizes[request]
-    place = np.arange(len(chains)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    reach = np.minimum(piece_tokens, tokens[request] - place * piece_tokens) // block_size
-    """Full blocks of each piece that its prompt has."""
-    # By chain, and in it by request: the earlier reach is the running maximum within a chain.
-    order = np.argsort(chains, kind="stable")
-    same = np.flatnonzero(np.diff(chains[order], prepend=chains[order][:1]))
-    group = np.zeros(len(chains), np.int64)
-    group[same] = 1
-    offset = np.cumsum(group) * (int(piece_tokens.max(initial=0)) + 1)
-    running = np.maximum.accumulate(reach[order] + offset)
-    before = np.zeros(len(chains), np.int64)
-    before[1:] = running[:-1]
-    seen = np.empty(len(chains), np.int64)
-    seen[order] = np.minimum(np.maximum(before - offset, 0), reach[order])
-    blocks = np.bincount(request, weights=seen, minlength=len(requests)).astype(np.int64)
-    return np.minimum(blocks, (tokens - 1) // block_size)
-
-
-def pooled_blocks(requests: Sequence[TraceRequest], block_size: int, cache_blocks: int) -> Integers:
-    """Usable leading blocks of each prompt in one cache of `cache_blocks` blocks; shape
-    (requests,). A piece of text with one id is evicted as a whole."""
     cache: OrderedDict[int, int] = OrderedDict()
     """Chain of a piece -> its blocks; least recently used first."""
     hits = np.zeros(len(requests), np.int64)

@@ -161,8 +161,8 @@ class TraceColumns:
         return tuple(uses)
 
     def name_of(self, field: str) -> str:
-        """The file's column for a field."""
-        return self._names.get(field, field)
+        """The file's column for a field, or the names that it could have."""
+        return self._names.get(field) or _names_of(field)
 
     def row(self, cells: Iterable[tuple[str, Any]], number: int) -> Row:
         """A request from pairs of name and cell, where None or an empty text is no cell.
@@ -181,7 +181,7 @@ class TraceColumns:
         for field in _REQUIRED:
             if field not in fields:
                 raise TraceError(
-                    f"line {number}, column {self._wanted(field)}: is empty or missing"
+                    f"line {number}, column {self.name_of(field)}: is empty or missing"
                 )
         if self.has_ids != ("hash_ids" in fields):
             mistake = "is empty or missing" if self.has_ids else "the first row has none"
@@ -215,9 +215,6 @@ class TraceColumns:
             cell = str(cell)
         value = msgspec.convert(cell, column.type, strict=not self._cells_are_text)
         return value / column.per_second if column.type is _Time else value
-
-    def _wanted(self, field: str) -> str:
-        return self._names.get(field) or _names_of(field)
 
 
 def _names_of(field: str) -> str:

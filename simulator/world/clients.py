@@ -22,7 +22,7 @@ from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
 from router.request.request import Objective, Request, Role
 from router.request.wait import Wait
-from simulator.engines.content import ChainContent, TokenContent
+from simulator.engines.content import ChainContent, TokenContent, random_tokens
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import Content, Output, RequestRefused, Sequence, Submission
 from simulator.traffic.trace import Trace, TraceRequest
@@ -118,6 +118,7 @@ class Clients:
         self._options = options
         self._requests = trace.requests
         self._record = record
+        self._columns = record.columns
         self._rng = random.Random(f"{options.seed}/clients")
         self._next_turn = _next_turns(trace)
         self._turn = 0
@@ -154,20 +155,21 @@ class Clients:
         return Role.BOTH if self._options.disaggregation is None else Role.PREFILL
 
     def _arrive(self, index: int) -> None:
-        request, now_s, record = self._requests[index], self._timeline.now_s, self._record
+        request, now_s = self._requests[index], self._timeline.now_s
+        columns = self._columns
         role = self._first_role()
         prompt, content = self._content(index, request)
         self.lives[index] = life = Life(index, request, now_s, prompt, content, role)
-        record.arrived += 1
-        record.arrival_s[index] = now_s
-        record.prompt_tokens[index] = request.prompt_tokens
+        self._record.arrived += 1
+        columns.arrival_s[index] = now_s
+        columns.prompt_tokens[index] = request.prompt_tokens
         if request.ttft_slo_s is not None:
-            record.ttft_slo_s[index] = request.ttft_slo_s
+            columns.ttft_slo_s[index] = request.ttft_slo_s
         if request.tpot_slo_s is not None:
-            record.tpot_slo_s[index] = request.tpot_slo_s
+            columns.tpot_slo_s[index] = request.tpot_slo_s
         if request.deadline_s is not None:
-            record.deadline_s[index] = request.deadline_s
-        record.note(Happened.ARRIVED, now_s, index)
+            columns.deadline_s[index] = request.deadline_s
+        self._record.note(Happened.ARRIVED, now_s, index)
         self._timeline.quiet_since_s = None
         self._place(life)
 
@@ -176,9 +178,7 @@ class Clients:
         config, lora_name = self._options.scheduler, request.lora_name or ""
         if self._options.events == "engine":
             tokens = request.token_ids()
-            words = np.random.Philox(key=index).random_raw(request.output_tokens)
-            answer = (words % np.uint64(config.vocabulary)).astype(np.uint32)
-            whole = np.concatenate([tokens, answer])
+            whole = np.concatenate([tokens, random_tokens(index, request.output_tokens)])
             content = partial(TokenContent, whole, config, lora_name=lora_name)
             return Prompt.from_tokens(tokens.tobytes(), lora_name=lora_name), content
         size = config.block_size
@@ -224,7 +224,7 @@ class Clients:
             self._on_refusal(life, refusal)
             return
         if waiter is not None:
-            self._record.waits[life.index] += 1
+            self._columns.waits[life.index] += 1
             self._timeline.at(waiter.expires_s, router.dispatch)
             router.dispatch()
             self._fleet.network.reserved(router)
@@ -243,8 +243,8 @@ class Clients:
         reservation, computed = pick.reservation, pick.reservation.where_computed()
         life.router, life.reservation_id = router, reservation.id
         if life.role is not Role.DECODE:
-            self._record.predicted_tokens[life.index] = computed.predicted_tokens
-            self._record.wait_s[life.index] = now_s - life.arrived_s
+            self._columns.predicted_tokens[life.index] = computed.predicted_tokens
+            self._columns.wait_s[life.index] = now_s - life.arrived_s
         worker = self._fleet.worker(computed.worker)
         self._record.note(Happened.PICKED, now_s, life.index, worker.index)
         if request.role is Role.PAIR:
@@ -339,21 +339,21 @@ class Clients:
     def _first_token(self, life: Life) -> None:
         now_s = self._timeline.now_s
         if life.role is not Role.PREFILL:  # a prefill worker's token doesn't reach the client
-            self._record.ttft_s[life.index] = now_s - life.arrived_s
+            self._columns.ttft_s[life.index] = now_s - life.arrived_s
             self._record.note(Happened.FIRST_TOKEN, now_s, life.index)
         self._report(life, ProgressState.PREFILL_DONE)
 
     def _finish(self, life: Life, sequence: Sequence) -> None:
-        record, index, worker = self._record, life.index, life.worker
+        columns, index, worker = self._columns, life.index, life.worker
         now_s, cached, output = self._timeline.now_s, sequence.cached_tokens, sequence.output_tokens
         if worker is None or cached is None or sequence.scheduled_s is None:
             raise AssertionError(f"{life.request_id} ends, but never began")
         self._fleet.witness.on_finished(sequence)
-        record.preemptions[index] += sequence.preemptions
+        columns.preemptions[index] += sequence.preemptions
         if life.role is not Role.DECODE:
-            record.queue_s[index] = sequence.scheduled_s - life.arrived_s
-            record.cached_tokens[index] = cached
-            record.worker[index] = worker.index
+            columns.queue_s[index] = sequence.scheduled_s - life.arrived_s
+            columns.cached_tokens[index] = cached
+            columns.worker[index] = worker.index
         decodes_at = life.decodes_at
         life.decodes_at = None
         if decodes_at is not None:
@@ -362,18 +362,18 @@ class Clients:
             self._report(life, ProgressState.FINISHED, output, cached)
         self._leave(life)
         if life.role is Role.PREFILL:
-            record.note(Happened.HANDED_OVER, now_s, index)
+            self._record.note(Happened.HANDED_OVER, now_s, index)
             life.role, life.prefilled_at = Role.DECODE, worker
             if decodes_at is not None:
                 self._submit(life, decodes_at)
             else:  # once the step of its engine is over, which others that wait may get now
                 self._timeline.at(now_s, partial(self._place, life))
             return
-        record.output_tokens[index] = output
-        record.e2e_s[index] = now_s - life.arrived_s
+        columns.output_tokens[index] = output
+        columns.e2e_s[index] = now_s - life.arrived_s
         if output > 1:
-            record.itl_s[index] = (record.e2e_s[index] - record.ttft_s[index]) / (output - 1)
-        record.serve(index)
+            columns.itl_s[index] = (columns.e2e_s[index] - columns.ttft_s[index]) / (output - 1)
+        self._record.serve(index)
         self._end(life)
 
     def _lose(self, life: Life, failure: Ending = Ending.FAILED_WORKER) -> None:
@@ -401,15 +401,15 @@ class Clients:
         life.worker = life.sequence = None
 
     def _fail(self, life: Life, reason: str) -> None:
-        self._record.e2e_s[life.index] = self._timeline.now_s - life.arrived_s
+        self._columns.e2e_s[life.index] = self._timeline.now_s - life.arrived_s
         self._record.fail(life.index, reason)
         self._end(life)
 
     def _end(self, life: Life) -> None:
         """Ends a request in any outcome; its client goes on."""
-        record, now_s = self._record, self._timeline.now_s
-        record.losses[life.index] = life.losses
-        record.note(Happened.ENDED, now_s, life.index, int(record.outcome[life.index]))
+        columns, now_s = self._columns, self._timeline.now_s
+        columns.losses[life.index] = life.losses
+        self._record.note(Happened.ENDED, now_s, life.index, int(columns.outcome[life.index]))
         del self.lives[life.index]
         if not self.lives:
             self._timeline.quiet_since_s = now_s

@@ -22,6 +22,8 @@ WORKERS_MAX = 4096
 REPLICAS_MAX = 64
 SHADOWS_MAX = 16
 
+SCHEDULER = SchedulerConfig(block_count=16_384, block_size=64, joined_steps_max=10_000)
+
 EventForm = Literal["facts", "engine", "none"]
 
 
@@ -66,11 +68,6 @@ class Disaggregation:
     worker, when the prompt is computed."""
 
 
-def default_scheduler() -> SchedulerConfig:
-    """16,384 blocks of 64 tokens."""
-    return SchedulerConfig(block_count=16_384, block_size=64, joined_steps_max=10_000)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """The options of a run. Raises ValueError for options that can't be run."""
@@ -84,7 +81,7 @@ class RunOptions:
     """Ranks of each engine; every rank is a worker."""
     engine: str = "vllm"
     """A name of simulator.schedulers.SCHEDULERS."""
-    scheduler: SchedulerConfig = field(default_factory=default_scheduler)
+    scheduler: SchedulerConfig = SCHEDULER
     models: tuple[str, ...] = ()
     """Models that every engine serves beside its own. A run adds the models of its trace, and the
     trace's LoRAs to the scheduler's."""

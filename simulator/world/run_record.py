@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 from xxhash import xxh3_64
 
-from simulator.traffic.results import NO_WORKER, Outcome, RunProgress, RunResult, ShadowResult
+from simulator.traffic.results import Columns, Outcome, RunProgress, RunResult, ShadowResult
 from simulator.world.options import RunOptions
 
 _LOG = struct.Struct("<Bdqq")
@@ -31,25 +31,12 @@ class RunRecord:
     """Columns with an entry for each request, samples with a row a second, a digest of the log."""
 
     def __init__(self, request_count: int, worker_count: int, block_size: int) -> None:
-        def floats() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-            return np.full(request_count, np.nan)
-
-        def integers() -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-            return np.zeros(request_count, np.int64)
-
-        self.arrival_s, self.queue_s, self.ttft_s = floats(), floats(), floats()
-        self.itl_s, self.e2e_s = floats(), floats()
-        self.wait_s, self.deadline_s = floats(), floats()
-        self.ttft_slo_s, self.tpot_slo_s = floats(), floats()
-        self.prompt_tokens, self.cached_tokens = integers(), integers()
-        self.output_tokens, self.predicted_tokens = integers(), integers()
-        self.preemptions, self.losses, self.waits = integers(), integers(), integers()
-        self.worker = np.full(request_count, NO_WORKER, np.int64)
-        self.outcome = np.full(request_count, Outcome.FAILED, np.int64)
+        self.columns = Columns.unknown(request_count)
         self.counters: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.arrived = self.served = self.failed = self.shed = 0
         self._hit_blocks = self._prompt_blocks = 0
+        self.request_count = request_count
         self._worker_count = worker_count
         self._block_size = block_size
         self._samples: list[tuple[int, list[int], list[int], list[int]]] = []
@@ -65,20 +52,20 @@ class RunRecord:
 
     def serve(self, index: int) -> None:
         """A request was served to its end."""
-        self.outcome[index] = Outcome.SERVED
+        self.columns.outcome[index] = Outcome.SERVED
         self.served += 1
-        self._hit_blocks += int(self.cached_tokens[index]) // self._block_size
-        self._prompt_blocks += int(self.prompt_tokens[index]) // self._block_size
+        self._hit_blocks += int(self.columns.cached_tokens[index]) // self._block_size
+        self._prompt_blocks += int(self.columns.prompt_tokens[index]) // self._block_size
 
     def fail(self, index: int, reason: str) -> None:
         """A request got an error."""
-        self.outcome[index] = Outcome.FAILED
+        self.columns.outcome[index] = Outcome.FAILED
         self.failures[reason] += 1
         self.failed += 1
 
     def turn_away(self, index: int) -> None:
         """A request was refused for lack of capacity, until its client gave up."""
-        self.outcome[index] = Outcome.SHED
+        self.columns.outcome[index] = Outcome.SHED
         self.shed += 1
 
     def sample(
@@ -91,8 +78,7 @@ class RunRecord:
         """The progress of the run."""
         hit_rate = self._hit_blocks / self._prompt_blocks if self._prompt_blocks else 0.0
         in_flight = self.arrived - self.ended
-        total = len(self.arrival_s)
-        return RunProgress(total, self.ended, self.failed, in_flight, hit_rate)
+        return RunProgress(self.request_count, self.ended, self.failed, in_flight, hit_rate)
 
     def result(
         self,
@@ -111,30 +97,13 @@ class RunRecord:
             order=options.queue.order,
             workers=workers,
             block_size=self._block_size,
-            arrival_s=self.arrival_s,
-            queue_s=self.queue_s,
-            ttft_s=self.ttft_s,
-            itl_s=self.itl_s,
-            e2e_s=self.e2e_s,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            output_tokens=self.output_tokens,
-            worker=self.worker,
-            preemptions=self.preemptions,
-            outcome=self.outcome,
             in_flight=matrices[0],
             wall_s=wall_s,
             counters=dict(self.counters),
             failures=dict(self.failures),
-            predicted_tokens=self.predicted_tokens,
-            losses=self.losses,
-            wait_s=self.wait_s,
-            waits=self.waits,
-            ttft_slo_s=self.ttft_slo_s,
-            tpot_slo_s=self.tpot_slo_s,
-            deadline_s=self.deadline_s,
             waiting=matrices[1],
             used_blocks=matrices[2],
             shadows=shadows,
             digest=self._log.intdigest(),
+            **vars(self.columns),
         )

@@ -90,7 +90,7 @@ class World:
         self.fleet.start()
         self.timeline.every(TICK_S, 0.0, self._tick)
         self.clients.start(self.fleet)
-        while self.record.ended < len(self.record.outcome):
+        while self.record.ended < self.record.request_count:
             self.timeline.step()
         self._count()
         if self._on_progress is not None:

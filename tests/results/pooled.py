@@ -4,7 +4,7 @@ import numpy as np
 
 from simulator.engines.cost_model import PrefillChunk
 from simulator.engines.scheduler import SchedulerConfig
-from simulator.traffic.reuse import pooled_blocks
+from simulator.traffic.reuse import reusable_blocks
 from simulator.traffic.trace import Trace
 from simulator.world.options import RunOptions
 
@@ -13,7 +13,7 @@ def pooled_ttft_ms(trace: Trace, fleet: RunOptions) -> float:
     """Mean prefill time if nobody waited and one LRU cache of the whole fleet's size served all, in
     the order of the trace. No bound (see simulator.traffic.reuse)."""
     config = fleet.scheduler
-    cached = config.block_size * pooled_blocks(
+    cached = config.block_size * reusable_blocks(
         trace.requests, config.block_size, fleet.cache_blocks
     )
     times_s = [

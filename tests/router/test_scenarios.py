@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stage.story import REWRITE, play
+from tests.stage.script import REWRITE
+from tests.stage.story import play
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 SMALL = """\

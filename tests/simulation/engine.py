@@ -253,9 +253,7 @@ def _host_event(kind: str, block: int) -> dict[str, object]:
     return event | {"medium": "CPU", "group_idx": 0}
 
 
-def _answer(
-    prompt: TokenArray, max_tokens: int, config: SchedulerConfig, lora_name: str
-) -> TokenArray:
+def _answer(prompt: TokenArray, max_tokens: int, lora_name: str) -> TokenArray:
     """An answer that depends on the prompt only, and costs little to make."""
     start = xxh3_64_intdigest(prompt.tobytes() + lora_name.encode()) & 0xFFFFFF
     return np.arange(start, start + max_tokens, dtype=np.uint32)

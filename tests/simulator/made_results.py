@@ -1,14 +1,17 @@
-"""Results of runs and comparisons of them, made without a run."""
+"""Results of runs and comparisons of them, made without a run, and what is printed of them."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from rich.console import Console, RenderableType
 
 from simulator.study.report import Comparison, Run
 from simulator.traffic.results import (
     NO_WORKER,
+    Columns,
     Outcome,
     RunResult,
     ShadowResult,
@@ -20,10 +23,17 @@ from simulator.traffic.reuse import Ceiling
 SLO = Slo(ttft_s=0.5, itl_s=0.05)
 
 
+def printed(*shown: RenderableType, width: int = 160) -> str:
+    """Texts and tables as a console has them."""
+    file = io.StringIO()
+    Console(file=file, width=width).print(*shown)
+    return file.getvalue()
+
+
 def run_of(count: int, policy: str = "p", order: str = "priority", **about: Any) -> RunResult:
     """A run of `count` served requests, one a second, with some fields changed."""
-    nothing, zero = np.full(count, np.nan), np.zeros(count, np.int64)
     default: dict[str, Any] = {
+        **vars(Columns.unknown(count)),
         "workers": ["w0"],
         "block_size": 16,
         "arrival_s": np.arange(count, dtype=float),
@@ -34,9 +44,8 @@ def run_of(count: int, policy: str = "p", order: str = "priority", **about: Any)
         "prompt_tokens": np.full(count, 100),
         "cached_tokens": np.full(count, 32),
         "output_tokens": np.full(count, 9),
-        **dict.fromkeys(("wait_s", "ttft_slo_s", "tpot_slo_s", "deadline_s"), nothing),
-        **dict.fromkeys(("worker", "preemptions", "outcome", "losses", "waits"), zero),
-        "predicted_tokens": zero,
+        "worker": np.zeros(count, np.int64),
+        "outcome": np.full(count, Outcome.SERVED),
         **dict.fromkeys(("in_flight", "waiting", "used_blocks"), np.empty((0, 1), np.int64)),
         "wall_s": 1.0,
     }

@@ -48,9 +48,9 @@ from simulator.engines.scheduler import (
     Submission,
 )
 from tests.stage import script
+from tests.stage.script import REWRITE, typed, words_of
 
 FOLDER = Path(__file__).parent / "scenarios"
-REWRITE = "KVROUTE_REWRITE"
 
 Options = dict[str, str]
 Place = Callable[[Any, str, Submission, Options], Sequence | None]
@@ -80,9 +80,7 @@ class Player:
 
     def play(self, line: str) -> str:
         """What a command prints."""
-        verb, *words = line.split()
-        names = [word for word in words if "=" not in word]
-        options = dict(word.split("=", 1) for word in words if "=" in word)
+        verb, names, options = words_of(line)
         match verb:
             case "engine":
                 return self._new_engine(options)
@@ -226,13 +224,6 @@ def play(path: Path, engine: EngineUnderTest) -> None:
     assert played == text, f"{path.name} differs; {REWRITE}=1 writes it again"
 
 
-def scenarios(pattern: str) -> list[Path]:
-    """The files of one engine; there is at least one."""
-    found = sorted(FOLDER.glob(pattern))
-    assert found, f"no scenario {pattern}"
-    return found
-
-
 def _chain(text: str, block_count: int) -> list[int]:
     """Names of blocks that mean the same text from the beginning on."""
     chain: list[int] = []
@@ -247,21 +238,11 @@ def _chain(text: str, block_count: int) -> list[int]:
 
 def _typed(kind: Any, options: Options) -> dict[str, Any]:
     """Values as a dataclass's fields want them."""
-    types = {one.name: str(one.type) for one in fields(kind)}
-    return {key: _value(types[key], value) for key, value in options.items()}
-
-
-def _value(kind: str, text: str) -> Any:
-    if "tuple" in kind:
-        return tuple(text.split(","))
-    if "bool" in kind:
-        return text == "yes"
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            continue
-    return text
+    lists = {one.name for one in fields(kind) if "tuple" in str(one.type)}
+    return {
+        key: tuple(value.split(",")) if key in lists else typed(value)
+        for key, value in options.items()
+    }
 
 
 def _names(sequences: list[Sequence]) -> str:

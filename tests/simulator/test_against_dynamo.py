@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from xxhash import xxh3_64_intdigest
 
+from indexer.hashing import prefix_hashes
 from simulator.engines.content import ChainContent
 from simulator.engines.profile import load_profile
 from simulator.engines.scheduler import SchedulerConfig, Submission
@@ -83,9 +83,7 @@ def play(requests: Rows[TraceRequest], speedup: float, config: SchedulerConfig) 
 
 
 def submission(i: int, request: TraceRequest, config: SchedulerConfig) -> Submission:
-    chain: list[int] = []
-    for name in request.block_hashes(config.block_size).tolist():
-        chain.append(xxh3_64_intdigest(name.to_bytes(8, "little"), chain[-1] if chain else 0))
+    chain = prefix_hashes(request.block_hashes(config.block_size)).tolist()
     return Submission(
         request_id=str(i),
         content=ChainContent(chain, str(i)),

@@ -1,4 +1,5 @@
-"""Laws of the block pool, and the behaviours that a naive model gets wrong."""
+"""Laws of the block pool. Order of eviction, copies and resets are held against vLLM's own in
+schedulers/test_vllm_against_recording.py, and against joined steps in test_vllm_laws.py."""
 
 from collections import Counter
 from typing import Any
@@ -8,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from simulator.engines.block_pool import BlockId, BlockPool, Cleared, PoolEvent, Removed, Stored
+from simulator.engines.block_pool import BlockId, BlockPool, Cleared, Removed, Stored
 from simulator.engines.content import ChainContent
 from simulator.engines.scheduler import Sequence, Submission
 from simulator.engines.sequence_blocks import SequenceBlocks
@@ -21,44 +22,11 @@ def stored(hashes: list[int], parent: int | None = None) -> Stored:
 
 
 def fill(pool: BlockPool, hashes: list[int]) -> list[BlockId]:
-    """A sequence that fills as many blocks as it has hashes, reusing what is there."""
-    reused = pool.find_prefix(hashes, SIZE * len(hashes) + 1)
-    fresh = pool.take(reused, len(hashes) - len(reused))
+    """A sequence that fills as many blocks as it has hashes."""
+    fresh = pool.take((), len(hashes))
     assert fresh is not None
-    if fresh:
-        new = hashes[len(reused) :]
-        pool.store(fresh, stored(new, hashes[len(reused) - 1] if reused else None))
-    return [*reused, *fresh]
-
-
-def removed(events: list[PoolEvent]) -> list[int]:
-    return [one for event in events if isinstance(event, Removed) for one in event.hashes]
-
-
-def test_a_fully_cached_prompt_leaves_one_token_to_compute() -> None:
-    pool = BlockPool(8, SIZE)
-    pool.release(fill(pool, [1, 2, 3]))
-    assert len(pool.find_prefix([1, 2, 3], 3 * SIZE)) == 2
-    assert len(pool.find_prefix([1, 2, 3], 3 * SIZE + 1)) == 3
-    assert pool.find_prefix([], 0) == []
-
-
-def test_each_copy_of_a_block_is_stored_and_removed_by_itself() -> None:
-    pool = BlockPool(4, SIZE)
-    first = fill(pool, [1, 2])
-    copy = pool.take(first[:1], 1)
-    assert copy is not None
-    pool.store(copy, stored([2], 1))
-    pool.release(first)
-    pool.release([first[0], *copy])
-    assert pool.copies(2) == 2
-    pool.take_events()
-    assert pool.take((), 2) is not None  # one was free
-    assert removed(pool.take_events()) == [2]
-    assert pool.copies(2) == 1
-    assert pool.take((), 1) is not None
-    assert removed(pool.take_events()) == [2]
-    assert pool.copies(2) == 0
+    pool.store(fresh, stored(hashes))
+    return fresh
 
 
 def test_nothing_is_found_across_a_hole() -> None:
@@ -66,49 +34,6 @@ def test_nothing_is_found_across_a_hole() -> None:
     pool.release(fill(pool, [1, 2, 3]))
     assert len(pool.find_prefix([1, 9, 3], 100)) == 1
     assert pool.find_prefix([9, 2, 3], 100) == []
-
-
-def test_the_longest_unused_chain_goes_first_and_from_its_tail() -> None:
-    pool = BlockPool(4, SIZE)
-    old, new = fill(pool, [1, 2]), fill(pool, [3, 4])
-    pool.release(old)
-    pool.release(new)
-    pool.take_events()
-    pool.take((), 3)
-    assert removed(pool.take_events()) == [2, 1, 4]
-
-
-def test_blocks_without_content_are_taken_before_anything_is_evicted() -> None:
-    pool = BlockPool(4, SIZE)
-    pool.release(fill(pool, [1, 2]))
-    half_filled = pool.take((), 2)
-    assert half_filled is not None
-    pool.release(half_filled)
-    pool.take_events()
-    assert pool.take((), 2) is not None
-    assert pool.take_events() == []
-
-
-def test_too_few_blocks_change_nothing() -> None:
-    pool = BlockPool(3, SIZE)
-    pool.release(fill(pool, [1, 2]))
-    pool.take_events()
-    reused = pool.find_prefix([1, 2], 100)
-    assert pool.take(reused, 2) is None
-    assert (pool.in_use_count, pool.cached_count, pool.free_count) == (0, 2, 1)
-    assert pool.take_events() == []
-
-
-def test_a_reset_waits_for_nobody_and_is_told_with_the_next_events() -> None:
-    pool = BlockPool(4, SIZE)
-    blocks = fill(pool, [1])
-    assert not pool.reset()
-    pool.release(blocks)
-    pool.take_events()
-    assert pool.reset()
-    assert pool.find_prefix([1], 100) == []
-    pool.release(fill(pool, [5]))
-    assert [type(event) for event in pool.take_events()] == [Cleared, Stored]
 
 
 def test_mistakes_of_the_caller_are_refused() -> None:

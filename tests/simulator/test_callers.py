@@ -3,34 +3,25 @@
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from simulator.traffic.callers import Callers, Priorities
-from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace import Trace
+from tests.simulator.worlds import request, trace
 
 
 def trace_of(count: int, session_of: int | None = None) -> Trace:
     """Requests, so many of them in each session."""
-    requests = [
-        TraceRequest(
-            float(number),
-            512,
-            8,
-            np.array([number], np.uint64),
-            session_id=None if session_of is None else f"s{number // session_of}",
-        )
-        for number in range(count)
-    ]
-    return Trace("by hand", requests)
+    sessions = [session_of and f"s{number // session_of}" for number in range(count)]
+    return trace(*(request(float(n), [n], session_id=name) for n, name in enumerate(sessions)))
 
 
 def test_a_trace_keeps_its_own_callers_where_none_are_drawn() -> None:
-    trace = trace_of(3)
-    assert Callers().of(trace, 0) is trace
-    one = replace(trace.requests[0], tenant="a", priority=3, ttft_slo_s=0.5)
+    of = trace_of(3)
+    assert Callers().of(of, 0) is of
+    one = replace(of.requests[0], tenant="a", priority=3, ttft_slo_s=0.5)
     callers = Callers(ttft_slo_s=9.0, tpot_slo_s=0.04)
-    (kept,) = callers.of(replace(trace, requests=[one]), 0).requests
+    (kept,) = callers.of(replace(of, requests=[one]), 0).requests
     assert (kept.tenant, kept.priority, kept.ttft_slo_s, kept.tpot_slo_s) == ("a", 3, 0.5, 0.04)
 
 

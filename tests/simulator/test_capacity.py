@@ -1,13 +1,11 @@
 """The search for the smallest fleet: what it finds, what it tries, and when sizes disagree."""
 
-import io
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from simulator.study.capacity import (
     Capacity,
@@ -17,7 +15,7 @@ from simulator.study.capacity import (
     smallest_fleet,
 )
 from simulator.traffic.results import Outcome, WarmUp
-from tests.simulator.made_results import run_of
+from tests.simulator.made_results import printed, run_of
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -89,7 +87,6 @@ def test_a_request_that_was_not_served_waits_for_ever() -> None:
 
 def test_the_table_names_the_answer() -> None:
     found = Capacity(3, [Trial(2, math.inf, False), Trial(3, 0.25, True), Trial(4, 0.2, True)])
-    file = io.StringIO()
-    Console(file=file, width=80).print(capacity_table(found, "p90", 0.5))
+    shown = printed(capacity_table(found, "p90", 0.5))
     for text in ("p90 <= 500 ms", "failed requests", "250 ms", "kept <- smallest"):
-        assert text in file.getvalue()
+        assert text in shown

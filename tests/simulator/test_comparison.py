@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 from simulator.study.comparison import Traffic, compare, reuse_by_request
-from simulator.study.progress import Unwatched
+from simulator.study.progress import Watcher
 from simulator.traffic.results import OnProgress, RunProgress, RunResult, Slo
-from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace import Trace
 from simulator.traffic.trace_file import load_trace
 from simulator.world import world
 from simulator.world.options import RunOptions
 from tests.simulator.made_results import run_of
+from tests.simulator.worlds import request, trace
 
 
 def trace_of(*arrivals_s: float) -> Trace:
-    ids = [np.array([i % 2, 10 + i % 2], np.uint64) for i in range(len(arrivals_s))]
-    requests = [TraceRequest(at, 1024, 5, ids[i]) for i, at in enumerate(arrivals_s)]
-    return Trace("t", requests)
+    return trace(*(request(at_s, [i % 2, 10 + i % 2]) for i, at_s in enumerate(arrivals_s)))
 
 
 class FakeWorld:
@@ -54,7 +53,7 @@ def test_every_policy_plays_the_same_traffic_at_every_rate_and_seed() -> None:
         Traffic(trace=trace_of(0, 1, 2, 3)),
         FLEETS,
         fake.play,
-        Unwatched(),
+        Watcher(),
         rates=(1.0, 2.0),
         seeds=(7, 8),
         slo=Slo(),
@@ -77,7 +76,7 @@ def test_every_policy_plays_the_same_traffic_at_every_rate_and_seed() -> None:
 def test_the_same_requests_count_at_every_rate() -> None:
     traffic = Traffic(trace=trace_of(0, 10, 20, 30, 40), from_s=5, until_s=35, warm_up_s=10)
     comparisons = compare(
-        traffic, FLEETS, FakeWorld().play, Unwatched(), rates=(1.0, 5.0), seeds=(0,), slo=Slo()
+        traffic, FLEETS, FakeWorld().play, Watcher(), rates=(1.0, 5.0), seeds=(0,), slo=Slo()
     )
     for one in comparisons:
         # 5, 15, 25 seconds after the window's beginning; the first is the warm-up's
@@ -88,29 +87,27 @@ def test_the_same_requests_count_at_every_rate() -> None:
 def test_nothing_left_to_play_is_refused() -> None:
     for traffic in (Traffic(trace=trace_of()), Traffic(trace=trace_of(1), from_s=2)):
         with pytest.raises(ValueError, match="no request of the trace is left"):
-            compare(
-                traffic, FLEETS, FakeWorld().play, Unwatched(), rates=(1,), seeds=(0,), slo=Slo()
-            )
+            compare(traffic, FLEETS, FakeWorld().play, Watcher(), rates=(1,), seeds=(0,), slo=Slo())
 
 
 def test_what_can_be_reused_is_told_by_the_order_in_which_requests_came() -> None:
-    trace = trace_of(0, 1, 2, 3)
-    run = FakeWorld().play(FLEETS[0], trace, None)
+    of = trace_of(0, 1, 2, 3)
+    run = FakeWorld().play(FLEETS[0], of, None)
     for arrival_s, infinite, pooled in (
         ([0, 1, 2, 3], [0, 0, 15, 15], [0, 0, 0, 0]),
         ([3, 1, 0, 2], [15, 0, 0, 15], [0, 0, 0, 15]),
     ):
         run.arrival_s[:] = arrival_s
-        roomy = reuse_by_request(trace, run, 32)
+        roomy = reuse_by_request(of, run, 32)
         assert roomy.infinite.tolist() == roomy.pooled.tolist() == infinite
-        assert reuse_by_request(trace, run, 16).pooled.tolist() == pooled
+        assert reuse_by_request(of, run, 16).pooled.tolist() == pooled
 
 
 def test_processes_that_share_the_work_find_the_same() -> None:
     traffic = Traffic(trace=load_trace("conversation"), until_s=30)
     arguments: dict[str, Any] = {"rates": (1.0,), "seeds": (1, 2), "slo": Slo()}
-    one = compare(traffic, FLEETS, world.run, Unwatched(), **arguments)
-    two = compare(traffic, FLEETS, world.run, Unwatched(), jobs=2, **arguments)
+    one = compare(traffic, FLEETS, world.run, Watcher(), **arguments)
+    two = compare(traffic, FLEETS, world.run, Watcher(), jobs=2, **arguments)
     digests = [[run.first.digest for run in runs[0].runs] for runs in (one, two)]
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 2

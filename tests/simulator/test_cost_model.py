@@ -82,7 +82,6 @@ def test_kv_cache_moves_as_fast_as_its_link() -> None:
         distances={Distance.RACK: Link(2e6)},
     )
     model = LinearCost(1.0, 0.0, 0.0, 0.0, 0.0, kv=kv)
-    assert model.kv_bytes_per_token == 1000
     assert model.load_s(4000, Tier.HOST) == pytest.approx(0.5 + 4.0)
     assert model.load_s(0, Tier.HOST) == 0.0
     assert model.load_s(4000, Tier.DEVICE) == 0.0
@@ -96,4 +95,4 @@ def test_a_transfer_without_a_link_says_which_one_is_missing() -> None:
     with pytest.raises(NoLink, match="same cluster"):
         linked.transfer_s(10, Distance.CLUSTER)
     with pytest.raises(NoLink, match="no size"):
-        _ = LINEAR.kv_bytes_per_token
+        LINEAR.transfer_s(10, Distance.RACK)

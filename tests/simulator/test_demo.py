@@ -1,12 +1,10 @@
 """The demo's heart, in virtual time: what it measures, and that cache-aware picks pay there."""
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typing_extensions import override
 
 from kvroute.v1 import Progress, ProgressState
@@ -25,6 +23,7 @@ from simulator.live.demo import (
 from simulator.live.engine import Engine, EngineConfig
 from simulator.traffic.results import Distribution, OnProgress, RunProgress
 from simulator.traffic.trace import TraceRequest
+from tests.simulator.made_results import printed
 
 
 class RoundRobin:
@@ -172,12 +171,9 @@ def test_json_has_exactly_the_published_fields() -> None:
 
 
 def test_the_table_puts_the_runs_beside_the_best_possible() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(table(RUNS))
-    file = console.file
-    assert isinstance(file, io.StringIO)
+    shown = printed(table(RUNS), width=80)
     for text in ("round-robin", "dynamo-adaptive", "best possible", "36.0%", "40.0%", "90%"):
-        assert text in file.getvalue()
+        assert text in shown
 
 
 def test_the_verdict_is_one_plain_sentence() -> None:

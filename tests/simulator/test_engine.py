@@ -1,7 +1,6 @@
 """The asyncio shell, in virtual time: what a request gets, and what is published meanwhile."""
 
 import asyncio
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from simulator.engines.profile import load_profile
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live import sglang_pages, vllm_pages
 from simulator.live.clock import VirtualClock, sleep_until
-from simulator.live.engine import Chunk, Engine, EngineConfig, EngineStopped, RequestRefused
+from simulator.live.engine import Engine, EngineConfig, EngineStopped, RequestRefused
 from simulator.schedulers.vllm.config import VllmConfig
 
 CONFIG = EngineConfig("w0", SchedulerConfig(block_count=64, block_size=4))
@@ -61,43 +60,6 @@ async def test_published_batches_carry_the_blocks_of_prompt_and_answer() -> None
     assert [len(event["block_hashes"]) for event in events] == [2, 1, 1]
     assert events[1]["parent_block_hash"] == events[0]["block_hashes"][-1]
     assert batches[0][0] == pytest.approx(1000.0 + done.ttft_s)
-
-
-async def test_a_cancelled_caller_aborts_its_request() -> None:
-    clock = VirtualClock()
-    engine = Engine(CONFIG, clock)
-
-    async def leave_early() -> None:
-        task = asyncio.create_task(engine.complete(list(range(10)), 100))
-        await sleep_until(clock, 0.1)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    await clock.run(leave_early())
-    assert engine.load().aborted == 1
-    assert engine.load().used_blocks == 0
-
-
-async def test_a_stream_yields_all_tokens_and_closing_it_aborts() -> None:
-    clock = VirtualClock()
-    engine = Engine(CONFIG, clock)
-
-    async def read(limit: int) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        async with aclosing(engine.stream(list(range(10)), 5)) as stream:
-            async for chunk in stream:
-                chunks.append(chunk)
-                if len(chunks) == limit:
-                    break
-        return chunks
-
-    whole = await clock.run(read(99))
-    completion = whole[-1].completion
-    assert completion is not None
-    assert tuple(token for chunk in whole for token in chunk.token_ids) == completion.token_ids
-    assert len(whole) == 5
-    await clock.run(read(2))
-    assert engine.load().aborted == 1
 
 
 async def test_whoever_waits_when_the_engine_stops_is_told() -> None:

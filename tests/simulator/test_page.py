@@ -1,6 +1,5 @@
 """The page of a comparison: the printed numbers, whole, bounded, harmless whatever its names."""
 
-import io
 import re
 import struct
 import zlib
@@ -11,7 +10,6 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from simulator.study.page import page, picture_file, ttft_over_rates
 from simulator.study.report import table_of
@@ -27,11 +25,12 @@ from simulator.study.series import (
 )
 from simulator.study.svg import nice_step, png, ramp
 from simulator.traffic.trace import Trace, TraceRequest
-from tests.simulator.made_results import compared, comparison, result
+from tests.simulator.made_results import compared, comparison, printed, result
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 COMMAND = "kvroute replay conversation --compare ttft"
 EMPTY = {"meta", "br"}
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def trace_of(about: list[dict[str, Any]]) -> Trace:
@@ -88,10 +87,9 @@ def test_its_numbers_are_the_printed_ones() -> None:
     columns = [list(column.cells) for column in table_of(one, one.runs).columns]
     assert table[0][1:] == ["dynamo-adaptive", "round-robin", "ceiling"]
     assert [list(row) for row in zip(*table[1:], strict=True)] == columns
-    printed = io.StringIO()
-    Console(file=printed, width=200).print(table_of(one, one.runs))
+    shown = printed(table_of(one, one.runs), width=200)
     for row in table[1:]:
-        assert all(cell.split("\n")[0] in printed.getvalue() for cell in row)
+        assert all(cell.split("\n")[0] in shown for cell in row)
 
 
 def test_it_needs_no_script_and_no_network() -> None:
@@ -121,11 +119,8 @@ def test_each_picture_has_a_name_and_a_description() -> None:
     assert len(pictures) == 4
     for picture in pictures:
         root = ET.fromstring(picture)
-        names = [root.findtext(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "desc")]
+        names = [root.findtext(f"{SVG}{tag}") for tag in ("title", "desc")]
         assert all(names)
-
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_several_rates_have_their_means_in_one_picture_first() -> None:

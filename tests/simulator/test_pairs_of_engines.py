@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from msgspec import structs
 from events.engines.access import EngineAccess
 from events.engines.pages.probe import Answer, Probe
 from events.engines.sglang.pages import sglang_metrics
+from kvroute.client import KvRouteClient
 from simulator.cli.gateway import gateway_config, workers_ready
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig, Half
@@ -164,71 +165,72 @@ async def test_a_half_waits_no_longer_than_its_limit() -> None:
         await rooms.stop()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_is_served_by_a_pair_behind_the_gateway(tmp_path: Path, stream: bool) -> None:
+@asynccontextmanager
+async def behind_a_gateway(
+    folder: Path, revisions: Sequence[str] = ("v1",) * 4
+) -> AsyncIterator[tuple[list[StandIn], KvRouteClient, aiohttp.ClientSession]]:
+    """Two pairs of engines, each with a revision; clients of their router and of its gateway."""
     configs = [config(i, half) for i, half in enumerate(("prefill", "decode") * 2)]
     async with live_engines(configs, speed=100.0) as engines:
-        settings = gateway_config(engines, "127.0.0.1:0", "127.0.0.1:0", tmp_path / "socket")
+        settings = gateway_config(engines, "127.0.0.1:0", "127.0.0.1:0", folder / "socket")
+        labelled = [
+            structs.replace(worker, labels={"revision": revision})
+            for worker, revision in zip(settings.workers, revisions, strict=True)
+        ]
+        settings = structs.replace(settings, workers=tuple(labelled))
         async with router_app(settings) as (router, client):
             await workers_ready(client, len(engines))
-            roles = {one.worker_id: one.role for one in await client.list_workers()}
-            assert roles == {each.engine_id: each.engine.config.half for each in engines}
             base = f"http://127.0.0.1:{router.listeners.gateway_port}"
-            async with aiohttp.ClientSession(base) as http:
-                body = CHAT | {"stream": stream}
-                status, text, worker = 503, "", ""
-                async with asyncio.timeout(DEADLINE_S):
-                    while status == 503:  # until the gateway has listed the workers
-                        async with http.post("/v1/chat/completions", json=body) as answer:
-                            status, text = answer.status, await answer.text()
-                            worker = answer.headers.get("X-Kvroute-Worker", "")
-                assert status == 200, text
-                assert worker.startswith("decode-")
-            assert ("data: [DONE]" in text) is stream
-            served = [each for each in engines if each.engine.load().finished]
-            assert sorted(str(each.engine.config.half) for each in served) == ["decode", "prefill"]
+            async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession(base) as http:
+                yield engines, client, http
+
+
+async def chat(http: aiohttp.ClientSession, **body: Any) -> tuple[str, Mapping[str, str]]:
+    """The text and the headers of an answer, once the gateway has listed the workers."""
+    while True:
+        async with http.post("/v1/chat/completions", json=CHAT | body) as answer:
+            if answer.status != 503:
+                assert answer.status == 200, await answer.text()
+                return await answer.text(), answer.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_is_served_by_a_pair_behind_the_gateway(tmp_path: Path, stream: bool) -> None:
+    async with behind_a_gateway(tmp_path) as (engines, client, http):
+        roles = {one.worker_id: one.role for one in await client.list_workers()}
+        assert roles == {each.engine_id: each.engine.config.half for each in engines}
+        text, headers = await chat(http, stream=stream)
+        assert headers["X-Kvroute-Worker"].startswith("decode-")
+        assert ("data: [DONE]" in text) is stream
+        served = [each for each in engines if each.engine.load().finished]
+        assert sorted(str(each.engine.config.half) for each in served) == ["decode", "prefill"]
 
 
 async def test_pairs_are_of_one_revision_while_a_half_of_one_comes_and_goes(
     tmp_path: Path,
 ) -> None:
     """Two revisions, as in the middle of a rollout. The engines say who computed for whom."""
-    halves = ("prefill", "decode") * 2
-    configs = [config(i, half) for i, half in enumerate(halves)]
-    async with live_engines(configs, speed=100.0) as engines:
-        revisions = {
-            engine.engine_id: f"v{1 + number // 2}" for number, engine in enumerate(engines)
-        }
-        settings = gateway_config(engines, "127.0.0.1:0", "127.0.0.1:0", tmp_path / "socket")
-        labelled = [
-            structs.replace(worker, labels={"revision": revisions[worker.id]})
-            for worker in settings.workers
-        ]
-        settings = structs.replace(settings, workers=tuple(labelled))
-        async with router_app(settings) as (router, client):
-            await workers_ready(client, len(engines))
-            base = f"http://127.0.0.1:{router.listeners.gateway_port}"
-            async with aiohttp.ClientSession(base) as http:
+    versions = ("v1", "v1", "v2", "v2")
+    async with behind_a_gateway(tmp_path, versions) as (engines, client, http):
+        ids = [engine.engine_id for engine in engines]
+        revisions = dict(zip(ids, versions, strict=True))
 
-                async def pair_of(number: int) -> tuple[str, str]:
-                    text = f"{number} " * 400
-                    body = CHAT | {"messages": [{"role": "user", "content": text}]}
-                    while True:  # until the gateway has listed the workers
-                        async with http.post("/v1/chat/completions", json=body) as answer:
-                            if answer.status != 503:
-                                assert answer.status == 200, await answer.text()
-                                names = ("X-Kvroute-Prefill-Worker", "X-Kvroute-Worker")
-                                prefill, decode = (answer.headers[name] for name in names)
-                                return revisions[prefill], revisions[decode]
+        async def pair_of(number: int) -> tuple[str, str]:
+            _, headers = await chat(
+                http, messages=[{"role": "user", "content": f"{number} " * 400}]
+            )
+            prefill, decode = (
+                headers[name] for name in ("X-Kvroute-Prefill-Worker", "X-Kvroute-Worker")
+            )
+            return revisions[prefill], revisions[decode]
 
-                async with asyncio.timeout(DEADLINE_S):
-                    both = [await pair_of(number) for number in range(24)]
-                    await client.drain_worker(engines[0].engine_id)
-                    one = [await pair_of(number) for number in range(24, 32)]
-                    await client.undrain_worker(engines[0].engine_id)
-                    back = [await pair_of(number) for number in range(32, 56)]
-            assert set(both) == set(back) == {("v1", "v1"), ("v2", "v2")}
-            assert set(one) == {("v2", "v2")}
+        both = [await pair_of(number) for number in range(24)]
+        await client.drain_worker(ids[0])
+        one = [await pair_of(number) for number in range(24, 32)]
+        await client.undrain_worker(ids[0])
+        back = [await pair_of(number) for number in range(32, 56)]
+        assert set(both) == set(back) == {("v1", "v1"), ("v2", "v2")}
+        assert set(one) == {("v2", "v2")}
 
 
 async def test_an_engine_on_its_way_out_finishes_what_has_begun() -> None:

@@ -92,34 +92,6 @@ def test_the_leaf_unused_for_longest_is_evicted_whole_then_its_parent() -> None:
     assert told(cache, "abcd") == [("removed", "abcd abc a ab")]
 
 
-def test_a_locked_path_stays_and_what_hangs_on_it_goes() -> None:
-    cache = RadixCache(8)
-    insert(cache, "abcd")
-    insert(cache, "pqrs")
-    node, found = cache.match(chain("ab").hashes(2), 2)
-    assert found == 2
-    cache.lock(node)
-    assert (cache.evictable, cache.protected) == (6, 2)
-    assert not cache.make_room(8)
-    assert cache.free == 6
-    assert find(cache, "abcd") == 2
-    cache.unlock(node)
-    assert cache.make_room(8)
-    assert not list(cache.contents())
-
-
-def test_a_lock_on_a_node_outlives_its_splitting() -> None:
-    cache = RadixCache(8)
-    node, _ = insert(cache, "abcd")
-    cache.lock(node)
-    cache.match(chain("ax").hashes(2), 2)
-    assert cache.protected == 4
-    cache.unlock(node)
-    assert cache.protected == 0
-    with pytest.raises(ValueError, match="not locked"):
-        cache.unlock(node)
-
-
 def test_a_reset_waits_until_nobody_holds_pages() -> None:
     cache = RadixCache(4)
     node, _ = insert(cache, "ab")
@@ -137,8 +109,11 @@ def test_a_reset_waits_until_nobody_holds_pages() -> None:
     assert cache.make_room(4)
 
 
-def test_pages_that_are_not_there_cant_be_taken_or_given_back() -> None:
+def test_pages_that_are_not_there_cant_be_taken_given_back_or_unlocked() -> None:
     cache = RadixCache(2)
+    node, _ = insert(cache, "a")
+    with pytest.raises(ValueError, match="not locked"):
+        cache.unlock(node)
     with pytest.raises(ValueError, match="3 pages wanted"):
         cache.take(3)
     with pytest.raises(ValueError, match="1 pages given back"):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.prompt import Prompt
-from simulator.traffic.reuse import Ceiling, pooled_blocks, reusable_blocks, reuse_ceiling
+from simulator.traffic.reuse import Ceiling, reusable_blocks, reuse_ceiling
 from simulator.traffic.trace import TraceRequest
 from simulator.traffic.trace_file import load_trace
 
@@ -62,7 +62,7 @@ def test_it_finds_what_a_cache_of_every_block_would(
     id_tokens, block_size = sizes
     requests = [request(ids, last_tokens, id_tokens) for ids, last_tokens in prompts]
     assert reusable_blocks(requests, block_size).tolist() == slow(requests, block_size)
-    assert pooled_blocks(requests, block_size, 10_000).tolist() == slow(requests, block_size)
+    assert reusable_blocks(requests, block_size, 10_000).tolist() == slow(requests, block_size)
 
 
 def slow_pooled(requests: list[TraceRequest], cache_blocks: int) -> list[int]:
@@ -87,7 +87,7 @@ def test_one_cache_of_a_size_evicts_what_was_used_longest_ago(
     prompts: list[list[int]], cache_blocks: int
 ) -> None:
     requests = [request(ids, 128, 128) for ids in prompts]
-    assert pooled_blocks(requests, 128, cache_blocks).tolist() == slow_pooled(
+    assert reusable_blocks(requests, 128, cache_blocks).tolist() == slow_pooled(
         requests, cache_blocks
     )
 

@@ -1,5 +1,7 @@
 """What a trace's ids stand for, and what is done to its clock."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from router.request.prompt import Prompt
 from simulator.traffic.trace import Trace, TraceRequest, detect_tick, expand
 from simulator.traffic.trace_file import SLICES, load_trace
+from tests.simulator import worlds
 
 KNOWN_TOKENS = [55451, 47716, 50610, 11019]
 """The first tokens of id 0."""
@@ -18,18 +21,11 @@ BLOCK_SIZES = [1, 16, 32, 64, 128, 256, 512]
 
 
 def request(
-    ids: list[int],
-    prompt_tokens: int | None = None,
-    *,
-    arrival_s: float = 0.0,
-    session_id: str | None = None,
-    turn: int = 0,
-    think_s: float | None = None,
-    id_tokens: int = 512,
+    ids: list[int], prompt_tokens: int | None = None, arrival_s: float = 0.0, **about: Any
 ) -> TraceRequest:
-    tokens = id_tokens * len(ids) if prompt_tokens is None else prompt_tokens
-    hash_ids = np.array(ids, np.uint64)
-    return TraceRequest(arrival_s, tokens, 5, hash_ids, session_id, turn, think_s, id_tokens)
+    if prompt_tokens is not None:
+        about["prompt_tokens"] = prompt_tokens
+    return worlds.request(arrival_s, ids, **about)
 
 
 def at(*arrivals_s: float) -> Trace:

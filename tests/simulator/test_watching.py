@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from simulator.study.progress import Unwatched, watch
+from simulator.study.progress import Watcher, watch
 from simulator.traffic.results import RunProgress, aggregate
 from tests.simulator.made_results import result
 
@@ -39,7 +39,7 @@ def test_progress_of_nothing_and_progress_that_nobody_watches(
     with watch(Console(file=shown)) as watcher:
         watcher.begin("p")(RunProgress(0, 0, 0, 0, 0.0))
     assert shown.getvalue() == "", "where there is no terminal, a line each second, and the end"
-    quiet = Unwatched()
+    quiet = Watcher()
     quiet.begin("p")(RunProgress(1, 1, 0, 0, 0.0))
     quiet.end("p", NUMBERS)
     assert capsys.readouterr() == ("", "")

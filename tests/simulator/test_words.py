@@ -3,16 +3,13 @@
 import numpy as np
 import pytest
 
-from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.completion_wire import detokenize, tokenize
 from simulator.live.words import words_answer
-
-CONFIG = SchedulerConfig(block_count=64, block_size=4)
 
 
 def answer(prompt: str, tokens: int, lora_name: str = "") -> list[int]:
     ids = np.array(tokenize(prompt), np.uint32)
-    return words_answer(ids, tokens, CONFIG, lora_name).tolist()  # type: ignore[no-any-return]
+    return words_answer(ids, tokens, lora_name).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 16, 256, 10_000])

@@ -452,7 +452,8 @@ def test_kv_cache_from_farther_away_takes_longer() -> None:
     rack = ttft_s(hosts_per_rack=2)
     cluster = ttft_s(hosts_per_rack=1)
     assert host < rack < cluster
-    kv = 2048 * SMALL.cost.kv_bytes_per_token
+    assert SMALL.cost.kv is not None
+    kv = 2048 * SMALL.cost.kv.bytes_per_token
     assert cluster - rack == pytest.approx(kv / 20e9 - kv / 40e9 + 50e-6)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.schedulers.vllm.config import VllmConfig
 from simulator.traffic.results import Outcome, RunResult
-from simulator.traffic.trace import Trace, TraceRequest
+from simulator.traffic.trace import ID_TOKENS, Trace, TraceRequest
 from simulator.world.options import Disaggregation, Failure, RelayRestart, RouterRestart, RunOptions
 from simulator.world.world import World
 
@@ -20,9 +20,9 @@ FOUR_SLOTS = VllmConfig(block_count=2048, block_size=64, max_num_seqs=4, joined_
 
 
 def request(arrival_s: float, ids: list[int], output_tokens: int = 8, **about: Any) -> TraceRequest:
-    """A prompt of whole 512-token ids."""
-    hash_ids = np.array(ids, np.uint64)
-    return TraceRequest(arrival_s, 512 * len(ids), output_tokens, hash_ids, **about)
+    """A prompt of whole ids, of 512 tokens each unless it says otherwise."""
+    tokens = about.pop("prompt_tokens", about.get("id_tokens", ID_TOKENS) * len(ids))
+    return TraceRequest(arrival_s, tokens, output_tokens, np.array(ids, np.uint64), **about)
 
 
 def crowd(count: int, every_s: float = 0.05, **about: Any) -> Trace:

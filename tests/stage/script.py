@@ -6,6 +6,29 @@ command                  a line that a player plays
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
+
+REWRITE = "KVROUTE_REWRITE"
+"""Environment variable by which files are written again."""
+
+
+def words_of(line: str) -> tuple[str, list[str], dict[str, str]]:
+    """A command's verb, its names and its options KEY=VALUE."""
+    verb, *words = line.split()
+    names = [word for word in words if "=" not in word]
+    return verb, names, dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def typed(told: str) -> Any:
+    """A flag, a number, or the text itself."""
+    if told in ("yes", "no"):
+        return told == "yes"
+    for convert in (int, float):
+        try:
+            return convert(told)
+        except ValueError:
+            continue
+    return told
 
 
 def played(text: str, play: Callable[[str], str], *, silent: str = "") -> Iterator[str]:

@@ -70,8 +70,8 @@ from simulator.world.options import Failure, RunOptions
 from simulator.world.virtual_fleet import Worker
 from simulator.world.world import World
 from tests.stage import script
+from tests.stage.script import REWRITE, typed, words_of
 
-REWRITE = "KVROUTE_REWRITE"
 LONGEST = "tests.router.decide.policies.own_policies:longest_overlap"
 RANDOM = "simulator.world.yardsticks:random"
 YARDSTICKS = {"longest": LONGEST, "random": RANDOM}
@@ -156,9 +156,7 @@ class Player:
 
     def play(self, line: str) -> str:
         """What a command prints."""
-        verb, *words = line.split()
-        names = [word for word in words if "=" not in word]
-        options = dict(word.split("=", 1) for word in words if "=" in word)
+        verb, names, options = words_of(line)
         match verb:
             case "fleet":
                 self._story = Story(options, random.Random("story"))
@@ -180,7 +178,7 @@ class Player:
                 self._named[options.get("as", "")] = self._played
                 return table(self._played)
             case "bound":
-                self._bound(words)
+                self._bound(names)
             case _:
                 raise ValueError(f"no such command: {line}")
         return ""
@@ -290,18 +288,6 @@ def run_options(told: Options, policy: str, failures: list[Failure]) -> RunOptio
         failures=tuple(failures),
         **settings[RunOptions],
     )
-
-
-def typed(told: str) -> Any:
-    """A value as an option wants it."""
-    if told in ("yes", "no"):
-        return told == "yes"
-    for convert in (int, float):
-        try:
-            return convert(told)
-        except ValueError:
-            continue
-    return told
 
 
 def numbers(run: RunResult, requests: list[TraceRequest], watched: Watched | None) -> Numbers:

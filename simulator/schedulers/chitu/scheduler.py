@@ -140,7 +140,7 @@ class ChituScheduler(Scheduler):
         """Raises RequestRefused for what this scheduler in its mode can't serve."""
         if submission.dp_rank is not None and not 0 <= submission.dp_rank < len(self.ranks):
             raise RequestRefused(f"no rank {submission.dp_rank}: there are {len(self.ranks)}")
-        most = submission.output_tokens if submission.max_tokens is None else submission.max_tokens
+        most = submission.longest_answer
         if TaskType.DECODE not in self.order.allowed and most > 1:
             raise RequestRefused(f"prefill_only computes 1 token of an answer, not up to {most}")
 

@@ -22,36 +22,20 @@ def _arrival(task: Task, now_s: float) -> float:
     return -task.sequence.arrival_s
 
 
-def _prefill(task: Task, now_s: float) -> float:
-    return float(task.type is TaskType.PREFILL)
-
-
-def _priority(task: Task, now_s: float) -> float:
-    return task.priority
-
-
-def _stride(task: Task, now_s: float) -> float:
-    """Chitu's description resets a score when its task is scheduled; its code doesn't."""
-    return task.priority * (now_s - task.sequence.arrival_s)
-
-
 def _deadline(task: Task, now_s: float) -> float:
     tokens = task.sequence.prompt_tokens + _DEADLINE_OUTPUT_TOKENS
     return -(task.sequence.arrival_s + tokens * _DEADLINE_TOKEN_S)
 
 
-def _length(task: Task, now_s: float) -> float:
-    return -task.sequence.known_tokens
-
-
 SCORES: dict[str, Score] = {
     "fcfs": _arrival,
     "fifo": _arrival,
-    "prefill_first": _prefill,
-    "request_preset": _priority,
-    "stride": _stride,
+    "prefill_first": lambda task, now_s: float(task.type is TaskType.PREFILL),
+    "request_preset": lambda task, now_s: task.priority,
+    # Chitu's description resets a score when its task is scheduled; its code doesn't.
+    "stride": lambda task, now_s: task.priority * (now_s - task.sequence.arrival_s),
     "deadline": _deadline,
-    "prefix_align": _length,
+    "prefix_align": lambda task, now_s: -task.sequence.known_tokens,
 }
 
 _MODES = {

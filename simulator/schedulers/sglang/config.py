@@ -98,6 +98,4 @@ class SglangSequence(Sequence):
     @property
     def max_tokens(self) -> int:
         """The longest answer: all that the scheduler knows of its length."""
-        submission = self.submission
-        limit = submission.max_tokens
-        return submission.output_tokens if limit is None else limit
+        return self.submission.longest_answer

@@ -50,11 +50,8 @@ class WaitingOrder:
                 if self._config.radix_cache:
                     self._by_weight(waiting)
             case "lof":
-                if self._config.priority_scheduling:
-                    sign = self._config.priority_sign
-                    waiting.sort(key=lambda request: (request.priority * sign, -request.max_tokens))
-                else:
-                    waiting.sort(key=lambda request: -request.max_tokens)
+                sign = self._config.priority_sign
+                waiting.sort(key=lambda request: (request.priority * sign, -request.max_tokens))
             case "random":
                 self._random.shuffle(waiting)
 

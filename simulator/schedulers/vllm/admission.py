@@ -21,7 +21,7 @@ from simulator.engines.block_pool import BlockId
 from simulator.engines.scheduler import Counts
 from simulator.schedulers.vllm.cache import VllmCache
 from simulator.schedulers.vllm.config import VllmConfig, VllmSequence
-from simulator.schedulers.vllm.queue import QUEUES, WaitingQueue
+from simulator.schedulers.vllm.queue import WaitingQueue
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ class Admission:
         self._config = config
         self._counts = counts
         self._cache = cache
-        self._waiting: WaitingQueue = QUEUES[config.policy]()
-        self._holding: WaitingQueue = QUEUES[config.policy]()
+        self._waiting = WaitingQueue(config.policy)
+        self._holding = WaitingQueue(config.policy)
         """Requests that wait with blocks: their KV is being loaded, or is here. They go first."""
         self._watermark_blocks = int(config.watermark * config.block_count)
         self._looked_s = 0.0

@@ -4,100 +4,55 @@ Source: vllm-project/vllm vllm/v1/core/sched/request_queue.py, release 0.32.0.
 """
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
 from simulator.schedulers.vllm.config import VllmSequence
 
 
-class WaitingQueue(Protocol):
-    """Waiting requests in an order."""
+class WaitingQueue:
+    """Waiting requests: in order of arrival, where requests that are put back go to the head; or by
+    (priority, arrival), lowest first."""
 
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[VllmSequence]:
-        """The requests, next first."""
-
-    def add(self, sequence: VllmSequence) -> None:
-        """Puts a new request in."""
-
-    def put_back(self, sequences: Iterable[VllmSequence]) -> None:
-        """Puts requests back in that were taken out and still wait, given in their old order."""
-
-    def peek(self) -> VllmSequence:
-        """The next request. Raises IndexError."""
-
-    def pop(self) -> VllmSequence:
-        """Takes the next request out. Raises IndexError."""
-
-    def remove(self, sequence: VllmSequence) -> bool:
-        """Takes a request out at any place; False when it isn't there. O(length)."""
-
-
-class FcfsQueue:
-    """Queue in order of arrival; a request that is put back goes to the head."""
-
-    def __init__(self) -> None:
-        self._queue: deque[VllmSequence] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[VllmSequence]:
-        return iter(self._queue)
-
-    def add(self, sequence: VllmSequence) -> None:
-        self._queue.append(sequence)
-
-    def put_back(self, sequences: Iterable[VllmSequence]) -> None:
-        self._queue.extendleft(reversed(list(sequences)))
-
-    def peek(self) -> VllmSequence:
-        return self._queue[0]
-
-    def pop(self) -> VllmSequence:
-        return self._queue.popleft()
-
-    def remove(self, sequence: VllmSequence) -> bool:
-        if sequence not in self._queue:
-            return False
-        self._queue.remove(sequence)
-        return True
-
-
-class PriorityQueue:
-    """Queue by (priority, arrival), lowest first, for requests that are put back as well."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, int], VllmSequence]] = []
+    def __init__(self, policy: str) -> None:
+        self._by_priority = policy == "priority"
+        self._heap: list[tuple[tuple[float, ...], VllmSequence]] = []
+        """(place in the order, request); no two have the same place."""
+        self._head = self._end = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[VllmSequence]:
+        """The requests, next first."""
         return (sequence for _, sequence in sorted(self._heap))
 
     def add(self, sequence: VllmSequence) -> None:
-        heapq.heappush(self._heap, (sequence.rank, sequence))
+        """Puts a new request in."""
+        self._end += 1
+        self._push(sequence, self._end)
 
     def put_back(self, sequences: Iterable[VllmSequence]) -> None:
-        for sequence in sequences:
-            self.add(sequence)
+        """Puts requests back in that were taken out and still wait, given in their old order."""
+        for sequence in reversed(list(sequences)):
+            self._head -= 1
+            self._push(sequence, self._head)
 
     def peek(self) -> VllmSequence:
+        """The next request. Raises IndexError."""
         return self._heap[0][1]
 
     def pop(self) -> VllmSequence:
+        """Takes the next request out. Raises IndexError."""
         return heapq.heappop(self._heap)[1]
 
     def remove(self, sequence: VllmSequence) -> bool:
-        entry = (sequence.rank, sequence)
-        if entry not in self._heap:
+        """Takes a request out at any place; False when it isn't there. O(length)."""
+        entry = next((entry for entry in self._heap if entry[1] is sequence), None)
+        if entry is None:
             return False
         self._heap.remove(entry)
         heapq.heapify(self._heap)
         return True
 
-
-QUEUES: dict[str, Callable[[], WaitingQueue]] = {"fcfs": FcfsQueue, "priority": PriorityQueue}
+    def _push(self, sequence: VllmSequence, place: int) -> None:
+        heapq.heappush(self._heap, (sequence.rank if self._by_priority else (place,), sequence))

@@ -12,11 +12,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from indexer.identity import Tier
 from simulator.engines.block_pool import Cleared, PoolEvent, Removed, Stored
 from simulator.engines.content import ChainContent
-from simulator.engines.scheduler import RequestRefused, Scheduler, Sequence, StepResult, Submission
+from simulator.engines.scheduler import (
+    RequestRefused,
+    Scheduler,
+    Sequence,
+    Step,
+    StepResult,
+    Submission,
+)
 
 Check = Callable[["Life"], None]
 
@@ -29,6 +37,19 @@ def chained(name: str, hashes: list[int], prompt: int, output: int, **options: A
     )
 
 
+def begin(scheduler: Scheduler, now_s: float = 0.0) -> Step:
+    begun = scheduler.begin_step(now_s)
+    assert begun is not None
+    return begun
+
+
+def step(scheduler: Scheduler, now_s: float = 0.0) -> float:
+    """One step; returns its end."""
+    end_s = begin(scheduler, now_s).end_s
+    scheduler.end_step(end_s)
+    return end_s
+
+
 class Life:
     """check: an engine's own laws, beside those of all."""
 
@@ -39,8 +60,6 @@ class Life:
         self.refused = 0
         self.joined = 0
         """Runs of several steps."""
-        self.log: list[Any] = []
-        """All effects, with their times."""
         self.heard: list[list[tuple[str, Tier, int]]] = [[] for _ in self.ranks]
         """Of each rank, (kind, tier, hash) of all events so far."""
         self.copies = [Counter[tuple[Tier, int]]() for _ in self.ranks]
@@ -58,13 +77,13 @@ class Life:
         """Lets happen all that happens by now."""
         while (due_s := self.due_s) is not None and due_s <= now_s:
             if self.scheduler.step is not None:
-                self._hear(self.scheduler.end_step(due_s), due_s)
+                self._hear(self.scheduler.end_step(due_s))
                 for rank in self.ranks:
                     held = {one for one, copies in self.copies[rank].items() if copies}
                     assert held == set(self.scheduler.contents(rank))
                 self.check()
             self._begin(due_s)
-        self._hear(self.scheduler.advance(now_s), now_s)
+        self._hear(self.scheduler.advance(now_s))
         self.check()
 
     def add(self, asked: Submission, now_s: float) -> None:
@@ -147,17 +166,15 @@ class Life:
         self.joined += step.count > 1
         assert all(tokens > 0 for _, tokens in self.scheduler.scheduled())
 
-    def _hear(self, result: StepResult, now_s: float) -> None:
+    def _hear(self, result: StepResult) -> None:
         for output in result.outputs:
             name = output.sequence.request_id
             assert output.first == output.sequence.prompt_tokens + self._out[name]
             assert output.last > output.first
             self._out[name] += output.last - output.first
             self._ends[name] += output.finished
-            self.log.append((now_s, name, output.first, output.last, output.finished))
         for event in result.events:
             self._replay(event)
-            self.log.append((now_s, event))
 
     def _replay(self, event: PoolEvent) -> None:
         copies, heard = self.copies[event.dp_rank], self.heard[event.dp_rank]
@@ -178,6 +195,13 @@ Act = Callable[[Life, int, Any, float], None]
 """(life, number of the act, what is done, now_s)"""
 
 
+def acts_of(requests: st.SearchStrategy[Any]) -> st.SearchStrategy[Acts]:
+    """Requests, aborts and resets, each so long after the one before."""
+    after_s = st.floats(0.0, 0.3).map(lambda s: s + 0.000123)
+    act = st.one_of(requests, requests, st.integers(0, 20), st.none())
+    return st.lists(st.tuples(after_s, act), min_size=1, max_size=25)
+
+
 def act_on(life: Life, doing: Any, now_s: float) -> None:
     """What any engine lives through beside requests: a number aborts, None resets."""
     match doing:
@@ -187,19 +211,9 @@ def act_on(life: Life, doing: Any, now_s: float) -> None:
             life.scheduler.reset_prefix_cache()
 
 
-def played(life: Life, acts: Acts, act: Act) -> list[Any]:
-    """Plays a whole life; returns its log."""
-    now_s = 0.0
-    for index, (after_s, doing) in enumerate(acts):
-        now_s += after_s
-        life.run_until(now_s)
-        act(life, index, doing, now_s)
-    life.finish(now_s)
-    return life.log
-
-
 def assert_alike(single: Life, run: Life, acts: Acts, act: Act, asked: Submission) -> None:
-    """Joined steps against single ones: the same tokens, blocks, events and times."""
+    """Joined steps against single ones: the same tokens, blocks, events and times. So an engine
+    does the same each time, whatever it draws."""
     now_s = 0.0
     for index, (after_s, doing) in enumerate(acts):
         now_s += after_s

@@ -9,14 +9,14 @@ import pytest
 from simulator.engines.block_pool import Stored
 from simulator.engines.content import ChainContent
 from simulator.engines.cost_model import Distance, KvTransfer, Link, PrefillChunk
-from simulator.engines.scheduler import RequestRefused, SchedulerConfig, Sequence, Step, Submission
+from simulator.engines.scheduler import RequestRefused, SchedulerConfig, Sequence, Submission
 from simulator.schedulers import SCHEDULERS
 from simulator.schedulers.chitu.dp import DpFifoScheduler
 from simulator.schedulers.chitu.scheduler import ChituScheduler
 from simulator.schedulers.chitu.scores import Order
 from simulator.schedulers.chitu.skew import SkewScheduler
 from simulator.schedulers.chitu.task import ChituConfig, Task, TaskType
-from tests.simulator.schedulers.lives import chained
+from tests.simulator.schedulers.lives import begin, chained, step
 
 
 def config(**options: Any) -> ChituConfig:
@@ -29,20 +29,6 @@ def submission(
     """Requests of one text have the same prompt as far as both reach."""
     hashes = [1000 * (text + 1) + i for i in range(100)] if text is not None else []
     return chained(name, hashes, prompt, output, **options)
-
-
-def step(scheduler: ChituScheduler, now_s: float = 0.0) -> float:
-    """One step; returns its end."""
-    begun = scheduler.begin_step(now_s)
-    assert begun is not None
-    scheduler.end_step(begun.end_s)
-    return begun.end_s
-
-
-def begin(scheduler: ChituScheduler) -> Step:
-    begun = scheduler.begin_step(0.0)
-    assert begun is not None
-    return begun
 
 
 def end_first(scheduler: ChituScheduler) -> None:
@@ -236,9 +222,7 @@ def test_events_and_loads_say_whose_rank_they_are() -> None:
     for number in range(4):
         scheduler.add(submission(f"r{number}", 8, 2), 0.0)
     assert [scheduler.load(rank).waiting for rank in range(3)] == [2, 1, 1]
-    begun = scheduler.begin_step(0.0)
-    assert begun is not None
-    events = scheduler.end_step(begun.end_s).events
+    events = scheduler.end_step(begin(scheduler).end_s).events
     told = [(event.dp_rank, len(event.hashes)) for event in events if isinstance(event, Stored)]
     assert told == [(0, 2), (0, 2), (1, 2), (2, 2)]
     assert [scheduler.load(rank).running for rank in range(3)] == [2, 1, 1]
@@ -339,8 +323,7 @@ def test_kv_on_its_way_is_waited_for_and_others_go_on() -> None:
     assert not list(scheduler.contents())
 
     scheduler.add(submission("other", 8, 500), 0.0)
-    run = scheduler.begin_step(step(scheduler))
-    assert run is not None
+    run = begin(scheduler, step(scheduler))
     assert run.start_s < 1.5 <= run.end_s < 1.52
     scheduler.end_step(run.end_s)
     scheduler.begin_step(run.end_s)
@@ -366,8 +349,7 @@ def test_without_prefix_caching_nothing_is_found_and_nothing_told() -> None:
     scheduler = ChituScheduler(config(prefix_caching=False))
     for name in "ab":
         scheduler.add(submission(name, 16, 1, text=0), 0.0)
-    begun = scheduler.begin_step(0.0)
-    assert begun is not None
+    begun = begin(scheduler)
     assert [tokens for _, tokens in scheduler.scheduled()] == [16, 16]
     assert scheduler.end_step(begun.end_s).events == []
     assert scheduler.cached_tokens(submission("c", 16, 1, text=0)) == 0

@@ -11,7 +11,16 @@ from simulator.engines.cost_model import Distance, KvTransfer, LinearCost, Link
 from simulator.engines.scheduler import SchedulerConfig, Submission
 from simulator.schedulers.vllm.config import VllmConfig
 from simulator.schedulers.vllm.scheduler import VllmScheduler
-from tests.simulator.schedulers.lives import Acts, Life, act_on, assert_alike, chained, played
+from tests.simulator.schedulers.lives import (
+    Acts,
+    Life,
+    act_on,
+    acts_of,
+    assert_alike,
+    begin,
+    chained,
+    step,
+)
 
 SIZE = 4
 COST = LinearCost(
@@ -56,14 +65,6 @@ requests = st.fixed_dictionaries(
         "remote": st.sampled_from([0.0, 0.0, 0.5, 1.0]),
     }
 )
-acts_over_time = st.lists(
-    st.tuples(
-        st.floats(0.0, 0.3).map(lambda s: s + 0.000123),
-        st.one_of(requests, requests, st.integers(0, 20), st.none()),
-    ),
-    min_size=1,
-    max_size=25,
-)
 CONFIG = SchedulerConfig(block_count=40, block_size=4, max_num_seqs=4, step_tokens_max=24)
 NOTHING_SPECIAL = {"priority": None, "lora_name": "", "remote": 0.0}
 
@@ -107,19 +108,12 @@ def act(life: Life, index: int, doing: Any, now_s: float) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(config=configs, acts=acts_over_time, joined=st.sampled_from([7, 10_000]))
+@given(config=configs, acts=acts_of(requests), joined=st.sampled_from([7, 10_000]))
 def test_laws_hold_and_a_run_is_its_steps_one_by_one(
     config: VllmConfig, acts: Acts, joined: int
 ) -> None:
     asked = short_submission(0, 0, 40, 1)
     assert_alike(life_of(config), life_of(config, joined), acts, act, asked)
-
-
-@settings(max_examples=25, deadline=None)
-@given(config=configs, acts=acts_over_time)
-def test_the_same_seed_gives_the_same_log(config: VllmConfig, acts: Acts) -> None:
-    logs = [played(life_of(config, 10_000), acts, act) for _ in range(2)]
-    assert logs[0] == logs[1]
 
 
 def short_submission(index: int, family: int, prompt_tokens: int, output_tokens: int) -> Submission:
@@ -131,13 +125,7 @@ def test_a_run_lasts_while_somebody_waits_for_blocks() -> None:
     scheduler = VllmScheduler(replace(CONFIG, block_count=16, joined_steps_max=10_000))
     scheduler.add(short_submission(0, 0, 16, 30), 0.0)
     scheduler.add(short_submission(1, 1, 60, 1), 0.0)
-    step = scheduler.begin_step(0.0)
-    assert step is not None
-    assert step.count == 1
-    scheduler.end_step(step.end_s)
-    step = scheduler.begin_step(step.end_s)
-    assert step is not None
-    assert step.count == 29
+    assert begin(scheduler, step(scheduler)).count == 29
     assert scheduler.load().waiting == 1
 
 
@@ -146,13 +134,9 @@ def test_a_run_ends_before_the_step_that_stores_what_the_first_in_line_lacks() -
         SchedulerConfig(block_count=12, block_size=4, joined_steps_max=10_000, max_model_len=48)
     )
     first = scheduler.add(short_submission(0, 0, 8, 24), 0.0)
-    step = scheduler.begin_step(0.0)
-    assert step is not None
-    scheduler.end_step(step.end_s)
+    end_s = step(scheduler)
     answer = first.content.hashes(8)
-    scheduler.add(chained("f", answer, 45, 1), step.end_s)
+    scheduler.add(chained("f", answer, 45, 1), end_s)
     # 12 blocks are needed; 2 of them are there, and 12 - 3 are left. The block of the 12th token
     # makes it 9 of 9.
-    step = scheduler.begin_step(step.end_s)
-    assert step is not None
-    assert step.count == 3
+    assert begin(scheduler, end_s).count == 3
