@@ -14,14 +14,12 @@ import socket
 from contextlib import suppress
 from functools import partial
 
-import uvloop
-
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
 from events.plane.settings import EngineSettings
 from events.plane.together import together
 from events.relay.relay import Relay
-from router.app.cli.run import settle
+from router.app.cli.run import run
 from router.app.processes.logs import set_up
 from router.cluster.children.relay_messages import (
     COMMANDS,
@@ -165,9 +163,7 @@ async def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    settle()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(socket.socket(fileno=0)))
+    run(serve(socket.socket(fileno=0)))
 
 
 if __name__ == "__main__":
