@@ -26,7 +26,7 @@ from router.observe.console.console import Console
 from router.observe.console.pages import ConsolePages
 from router.observe.console.sessions import SESSION_S, Sessions
 from router.observe.metrics.http import MetricsServer
-from router.observe.views.rounds import Subject
+from router.observe.views.summary import Subject
 from tests.stage.fleet import Fleet
 
 
@@ -58,12 +58,12 @@ def play(fleet: Fleet | None = None) -> Played:
         core=fleet.core,
         admission=Admission(fleet.core, QueueSettings(), random.Random(1)),
         watchers=watchers,
-        picks=lambda: int(tally.picks[0]),
+        tally=tally,
         refused=lambda: refused,
         connected=lambda: True,
         about={"replica": "here-0123abcd"},
     )
-    console = Console(subject, tally, fleet.clock)
+    console = Console(subject, fleet.clock)
     return Played(fleet, console, tally, watchers, refused)
 
 

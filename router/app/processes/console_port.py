@@ -15,7 +15,7 @@ from router.observe.console.collector import ConsoleCollector
 from router.observe.console.console import Console
 from router.observe.console.pages import ConsolePages
 from router.observe.console.sessions import SESSION_S, Sessions
-from router.observe.views.rounds import Subject
+from router.observe.views.summary import Subject
 
 log = logging.getLogger("kvroute")
 
@@ -63,12 +63,12 @@ class ConsolePort:
             core=core,
             admission=admission,
             watchers=watchers,
-            picks=lambda: int(metrics.tally.picks[0]),
+            tally=metrics.tally,
             refused=metrics.refusals,
             connected=connected,
             about=about,
         )
-        console = Console(subject, metrics.tally, clock)
+        console = Console(subject, clock)
         pages = ConsolePages(
             console,
             config.console,

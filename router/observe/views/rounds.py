@@ -9,39 +9,22 @@ Laws:
 - SLICE_TILES tiles are written without a turn for other calls.
 """
 
-from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from collections.abc import Generator, Iterable
 
 import msgspec
 
 from indexer.identity import WorkerKey
-from router.decide.core.admission import Admission
-from router.decide.core.core import RouterCore
-from router.observe.audit.observers import Watchers
 from router.observe.views.decisions import Decisions
 from router.observe.views.history import History
 from router.observe.views.news import News
 from router.observe.views.shared_prefixes import SharedPrefixes, Tree
-from router.observe.views.summary import Summary, summary_of
+from router.observe.views.summary import Subject, Summary, summary_of
 from router.observe.views.tiles import tile_of
 
 SLICE_TILES = 16
 """Tiles that are written without a turn for other calls: about 1 ms."""
 TREE_S = 5.0
 """Seconds between two trees of prefixes."""
-
-
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a router that the console's messages are made of."""
-
-    core: RouterCore
-    admission: Admission
-    watchers: Watchers
-    picks: Callable[[], int]
-    refused: Callable[[], dict[str, int]]
-    connected: Callable[[], bool]
-    about: dict[str, Any]
-    """What does not change: name of the replica, version, start."""
 
 
 class Rounds:
@@ -63,7 +46,7 @@ class Rounds:
         self._prefixes = prefixes
         self._news = news
         self._encode = msgspec.json.Encoder().encode
-        self._forget()
+        self.forget()
 
     @property
     def is_fresh(self) -> bool:
@@ -72,9 +55,6 @@ class Rounds:
 
     def forget(self) -> None:
         """Drops what is only needed while there are viewers."""
-        self._forget()
-
-    def _forget(self) -> None:
         self._tiles: dict[WorkerKey, bytes] = {}
         self._summary: Summary | None = None
         self._tree = Tree(0, [])
@@ -98,7 +78,7 @@ class Rounds:
         yield
         self.number += 1
         self._tiles, self._whole, self._at_s = tiles, b"", now_s
-        self._summary = self._summary_of(now_s)
+        self._summary = summary_of(self._subject, self._decisions, now_s)
         fields = {
             "at_s": self._encode(now_s),
             "workers": _listed(tile for key, tile in tiles.items() if before.get(key) != tile),
@@ -138,19 +118,6 @@ class Rounds:
                 },
             )
         return self._whole
-
-    def _summary_of(self, now_s: float) -> Summary:
-        subject = self._subject
-        return summary_of(
-            subject.core,
-            subject.admission,
-            picks=subject.picks(),
-            refused=subject.refused(),
-            connected=subject.connected(),
-            shadow=subject.watchers.shadow,
-            decisions=self._decisions,
-            now_s=now_s,
-        )
 
 
 def _listed(items: Iterable[bytes]) -> bytes:
