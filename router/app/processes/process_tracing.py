@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from router.api.desk.counters import kvroute_version
 from router.config.settings.tracing_settings import TracingSettings
-from router.observe.metrics.of_audit import SpanCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_audit import span_metrics
 from router.observe.tracing.export import SpanExport
 from router.observe.tracing.spans import Tracing
 
@@ -28,7 +29,7 @@ class ProcessTracing:
         if self._export is not None:
             rng = random.Random(secrets.randbits(64))
             self.spans = Tracing(self._export.record, settings.share, rng)
-            registry.register(SpanCollector(self._export))
+            export(registry, span_metrics, self._export)
 
     def start(self) -> None:
         """Begins to send spans."""
