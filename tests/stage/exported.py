@@ -90,9 +90,9 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
         enabled=True, namespace="n", selector="app=vllm", api="http://api.invalid"
     )
     workers = DiscoveredWorkers(
-        fleet.core,
-        OwnRelays(_nobodys_relays, clock=fleet.clock, rng=rng),
-        FleetCommands(fleet.core, fleet.clock),
+        core=fleet.core,
+        relays=OwnRelays(_nobodys_relays, clock=fleet.clock, rng=rng),
+        commands=FleetCommands(fleet.core, fleet.clock),
         clock=fleet.clock,
         broker=_nobodys_broker,
         completed=lambda settings: settings,
@@ -115,9 +115,9 @@ def _nobodys_relays() -> Opening:
 def _link(fleet: Fleet) -> ReplicaLink:
     """To other replicas, of which none is there."""
     return ReplicaLink(
-        _nobodys_broker(),
-        fleet.core,
-        FleetCommands(fleet.core, fleet.clock),
+        broker=_nobodys_broker(),
+        core=fleet.core,
+        commands=FleetCommands(fleet.core, fleet.clock),
         fleet="default",
         clock=fleet.clock,
         rng=random.Random(7),

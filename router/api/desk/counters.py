@@ -170,9 +170,8 @@ def _of_picks(tally: PickTally, requests: Counter) -> Iterator[Metric]:
     yield from _by_pool(tally)
     predicted = SummaryMetricFamily(
         "kvroute_ttft_predicted_seconds",
-        "Predicted time to the first token, of picks of a policy that predicts it: on the"
-        " picked worker (picked), and the shortest of any worker (shortest). Kinds are not for"
-        " adding up.",
+        "Predicted time to the first token, of picks of a policy that predicts it: on the picked"
+        " worker (picked), and the shortest of any worker (shortest). Kinds are not for adding up.",
         labels=["kind"],
     )
     predicted.add_metric(["picked"], tally.ttfts, tally.ttft_s)

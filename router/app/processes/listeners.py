@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
@@ -28,42 +29,35 @@ from router.observe.tracing.spans import Tracing
 log = logging.getLogger("kvroute")
 
 
+@dataclass(kw_only=True, eq=False)
 class Listeners:
     """The sockets of one router, each if configured. A port is 0 until it listens."""
 
-    def __init__(
-        self,
-        config: ServeConfig,
-        locks: Locks,
-        registry: CollectorRegistry,
-        *,
-        clock: Callable[[], float],
-        serving: Callable[[], bool],
-        broke: Callable[[BaseException], None],
-        pages: ConsolePages | None = None,
-        tracing: Tracing | None = None,
-        accesses: EngineAccesses | None = None,
-    ) -> None:
-        """serving: returns whether new calls are taken. pages: of the console, on the port of the
-        metrics. tracing: spans of requests at the gateway and the picker. accesses: credentials for
-        engines.
-        """
-        self.grpc_port = self.metrics_port = self.probes_port = 0
-        self.gateway_port = self.picker_port = 0
-        self.pages = pages
-        self._config = config
-        self._locks = locks
-        self._registry = registry
-        self._clock = clock
-        self._serving = serving
-        self._broke = broke
-        self._tracing = tracing
-        self._accesses = accesses
-        self._bounds = HttpBounds.of(config.http)
-        self._grpc: GrpcServer | None = None
-        self._http: list[MetricsServer | ProbeServer] = []
-        self._own: list[Gateway | PickerServer] = []
-        """The gateway and the picker, which call this router."""
+    config: ServeConfig
+    locks: Locks
+    registry: CollectorRegistry
+    clock: Callable[[], float]
+    serving: Callable[[], bool]
+    """Returns whether new calls are taken."""
+    broke: Callable[[BaseException], None]
+    pages: ConsolePages | None = None
+    """Those of the console, on the port of the metrics."""
+    tracing: Tracing | None = None
+    """Spans of requests at the gateway and the picker."""
+    accesses: EngineAccesses | None = None
+    """Credentials for engines."""
+    grpc_port: int = 0
+    metrics_port: int = 0
+    probes_port: int = 0
+    gateway_port: int = 0
+    picker_port: int = 0
+    _grpc: GrpcServer | None = None
+    _http: list[MetricsServer | ProbeServer] = field(default_factory=list)
+    _own: list[Gateway | PickerServer] = field(default_factory=list)
+    """The gateway and the picker, which call this router."""
+
+    def __post_init__(self) -> None:
+        self._bounds = HttpBounds.of(self.config.http)
 
     async def start(
         self, router: RouterService, fleet: FleetService, local: Router, tasks: Tasks
@@ -71,7 +65,7 @@ class Listeners:
         """Listens on all configured addresses. local: the router as the gateway and the picker call
         it. Raises ConfigError for an address that can't be used.
         """
-        config, locks = self._config, self._locks
+        config, locks = self.config, self.locks
         self._grpc = grpc = GrpcServer(
             config.grpc, router, fleet, certificates=locks.certificates, http=self._bounds
         )
@@ -82,7 +76,7 @@ class Listeners:
         if config.metrics.listen:
             await self._start_metrics(of_gateway, tasks)
         if config.probes.listen:
-            probes = ProbeServer(config.probes.listen, self._serving, self._bounds)
+            probes = ProbeServer(config.probes.listen, self.serving, self._bounds)
             self._http.append(probes)
             await probes.start()
             self.probes_port = probes.port
@@ -96,15 +90,15 @@ class Listeners:
             await self._start_gateway(local, of_gateway)
         if config.picker.listen:
             ports.append(await self._start_picker(local))
-        export(self._registry, http_metrics, *ports)
+        export(self.registry, http_metrics, *ports)
 
     async def _start_metrics(self, of_gateway: CollectorRegistry, tasks: Tasks) -> None:
-        listen, pages = self._config.metrics.listen, self.pages
+        listen, pages = self.config.metrics.listen, self.pages
         metrics = MetricsServer(
-            self._registry,
+            self.registry,
             listen,
             self._bounds,
-            self._locks.metrics_tls,
+            self.locks.metrics_tls,
             also=None if pages is None else pages.add_to,
         )
         metrics.scrapes.add(of_gateway)
@@ -113,23 +107,23 @@ class Listeners:
         self.metrics_port = metrics.port
         log.info("metrics on %s (port %d)", listen, metrics.port)
         if pages is not None:
-            export(self._registry, console_metrics, pages)
+            export(self.registry, console_metrics, pages)
             tasks.spawn(pages.console.run(), "console")
             log.info("console at /console/ on the same port")
 
     async def _start_gateway(self, local: Router, registry: CollectorRegistry) -> None:
-        config, locks = self._config, self._locks
+        config, locks = self.config, self.locks
         gateway = Gateway(
             config.gateway,
             local,
             registry,
-            clock=self._clock,
-            broke=self._broke,
+            clock=self.clock,
+            broke=self.broke,
             bounds=self._bounds,
             certificates=locks.certificates,
             door=locks.door,
-            tracing=self._tracing,
-            accesses=self._accesses,
+            tracing=self.tracing,
+            accesses=self.accesses,
             requests=config.requests,
         )
         self._own.append(gateway)
@@ -139,15 +133,15 @@ class Listeners:
 
     async def _start_picker(self, local: Router) -> Connections:
         picker = PickerServer(
-            self._config.picker,
+            self.config.picker,
             local,
-            self._registry,
-            clock=self._clock,
-            broke=self._broke,
+            self.registry,
+            clock=self.clock,
+            broke=self.broke,
             bounds=self._bounds,
-            certificates=self._locks.certificates,
-            tracing=self._tracing,
-            requests=self._config.requests,
+            certificates=self.locks.certificates,
+            tracing=self.tracing,
+            requests=self.config.requests,
         )
         self._own.append(picker)
         await picker.start()
@@ -167,7 +161,7 @@ class Listeners:
     async def drain(self) -> None:
         """Stops gRPC after its open calls, or after drain_timeout_s."""
         if self._grpc is not None:
-            await self._grpc.drain(self._config.drain_timeout_s)
+            await self._grpc.drain(self.config.drain_timeout_s)
 
     async def stop(self) -> None:
         """Stops metrics, the console and probes."""

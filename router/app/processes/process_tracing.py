@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-import secrets
 
 from prometheus_client import CollectorRegistry
 
@@ -27,8 +26,7 @@ class ProcessTracing:
         self.spans: Tracing | None = None
         """None: no request has spans."""
         if self._export is not None:
-            rng = random.Random(secrets.randbits(64))
-            self.spans = Tracing(self._export.record, settings.share, rng)
+            self.spans = Tracing(self._export.record, settings.share, random.Random())
             export(registry, span_metrics, self._export)
 
     def start(self) -> None:

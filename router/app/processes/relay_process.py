@@ -5,7 +5,6 @@ import errno
 import logging
 import os
 import random
-import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +53,7 @@ class RelayApp:
         state_dir = _writable(config.state_dir) if config.state_dir else None
         self._tasks = Tasks(self._broke)
         self._broker = checked_broker(config.nats, url, "kvroute relay")
-        rng = random.Random(secrets.randbits(64))
+        rng = random.Random()
         accesses = EngineAccesses.of(config.engines, workers=config.workers)
         self._relays = [
             Relay(

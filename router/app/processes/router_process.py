@@ -123,16 +123,14 @@ class RouterApp:
         self.clock = clock
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()[:40])
         self.replica = f"{host}-{secrets.token_hex(4)}"  # replica_link.REPLICA_NAME
-        seed = routing.seed
-        self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
+        self._rng = random.Random(routing.seed)  # None: by the system's
         self.view = FleetView(
             NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
             workers_max=config.fleet.workers_max,
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
-        rng = random.Random(secrets.randbits(64))
-        self.watchers = Watchers(self.replica, rng, _watcher_failed)
+        self.watchers = Watchers(self.replica, random.Random(), _watcher_failed)
         self.accesses = EngineAccesses.of(config.engines, config.gateway, config.workers)
         if not config.gateway.listen:  # it follows them itself
             locks.followed.add("engine_key", self.accesses)
@@ -170,8 +168,8 @@ class RouterApp:
             on_removed=self.relays.on_removed,
         )
         self.links = NatsLinks(
-            config,
-            self.core,
+            config=config,
+            core=self.core,
             commands=self.commands,
             clock=clock,
             rng=self._rng,
@@ -210,9 +208,9 @@ class RouterApp:
         self._stopping = asyncio.Event()
         self._tasks = Tasks(self._broke)
         self.listeners = Listeners(
-            config,
-            locks,
-            self.registry,
+            config=config,
+            locks=locks,
+            registry=self.registry,
             clock=clock,
             serving=lambda: self.serving,
             broke=self._broke,
@@ -230,9 +228,9 @@ class RouterApp:
             accesses=self.accesses,
         )
         self._timer = RouterClock(
-            config,
-            self.core,
-            self.desk,
+            config=config,
+            core=self.core,
+            desk=self.desk,
             links=self.links,
             relays=self.relays,
             commands=self.commands,
@@ -246,9 +244,9 @@ class RouterApp:
         if not config.discovery.kubernetes.enabled:
             return None
         self._pods = DiscoveredWorkers(
-            self.core,
-            self.relays,
-            self.commands,
+            core=self.core,
+            relays=self.relays,
+            commands=self.commands,
             clock=self.clock,
             broker=lambda: self.links.broker,
             completed=self._with_block_size,
@@ -261,7 +259,7 @@ class RouterApp:
                 replica=self.replica,
                 copied_labels=config.routing.compared_labels,
                 clock=self.clock,
-                rng=random.Random(secrets.randbits(64)),
+                rng=random.Random(),
             )
         except NoApi as error:
             raise ConfigError(str(error)) from None

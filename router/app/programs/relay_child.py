@@ -8,7 +8,6 @@ socket. Messages: router/cluster/children/relay_messages.py.
 import asyncio
 import logging
 import random
-import secrets
 import signal
 import socket
 from contextlib import suppress
@@ -57,7 +56,7 @@ class RelayChild:
         self._own_numbers = opening.engines.numbers
         self._followed = Followed()
         self._followed.add("engine_key", self._accesses)
-        self._rng = random.Random(secrets.randbits(64))
+        self._rng = random.Random()
         self._relays: dict[int, Relay] = {}
         """Those that run, by the number of their start."""
         self._tasks: dict[int, asyncio.Task[None]] = {}

@@ -141,10 +141,9 @@ def _recoveries(core: RouterCore) -> Iterator[Metric]:
     yield counter(
         "kvroute_stream_faults",
         "Faults of streams of facts: holes (gap); beats whose digest differed from the index"
-        " (digest); streams read again because predictions kept failing (self_check);"
-        " recoveries of streams that never stay right, each followed by a pause (unsteady);"
-        " blocks that engines reused though their streams had not reported them"
-        " (missing_block).",
+        " (digest); streams read again because predictions kept failing (self_check); recoveries of"
+        " streams that never stay right, each followed by a pause (unsteady); blocks that engines"
+        " reused though their streams had not reported them (missing_block).",
         "fault",
         {
             "gap": view.gaps,
