@@ -112,11 +112,6 @@ class KubernetesServer:
         """An event on every watch."""
         self._send(_line(event, document))
 
-    def bookmark(self) -> None:
-        self._version += 1
-        version = str(self._version)
-        self.send("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": version}})
-
     def gone(self) -> None:
         """Ends every watch with 410, as a server does that has dropped its history."""
         self.compact()

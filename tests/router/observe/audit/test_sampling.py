@@ -58,10 +58,6 @@ def test_a_watcher_sees_its_share(share: float) -> None:
     assert pairs / 20_000 == pytest.approx(share**2, abs=0.01)  # each drawn by itself
 
 
-def test_a_share_of_one_is_all() -> None:
-    assert all(taken(watch_of(1.0, Seen()), 100))
-
-
 def test_each_of_several_watchers_sees_its_own_share() -> None:
     fleet, often, seldom = Fleet(), Seen(), Seen()
     fleet.add("w0", total_slots=None, total_blocks=None)
