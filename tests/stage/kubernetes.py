@@ -1,7 +1,7 @@
 """Kubernetes' API as far as discovery speaks to it: lists in pages, watches, over real HTTP.
 
 Source: Kubernetes API concepts (lists with `limit` and `continue`, watches with resourceVersion,
-bookmarks, 410 Gone), and answers of a real API server.
+410 Gone), and answers of a real API server.
 """
 
 import asyncio
