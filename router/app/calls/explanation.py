@@ -25,7 +25,7 @@ from router.api.desk.text_codec import TEXT_BYTES_MAX
 from router.app.calls.dialing import dial
 from router.app.calls.fleet import WIDTH_MIN, stream_text
 from router.app.cli.text import add_row, console, line, styled, table
-from router.app.offline.receipt import prefill_in_words
+from router.app.offline.receipt import prefill_in_words, print_formula
 from router.app.offline.rendering import differences, tokens_of_engine
 from router.request.bodies import COMPLETION, WITH_TOKENS
 from router.request.dialects.table import DEFAULT, DIALECTS
@@ -212,9 +212,7 @@ def _print_stage(
 ) -> None:
     """One decision: its formula, and all rows. pick: which of them; an empty id is none."""
     screen.print(line(styled(receipt.policy, "bold"), f", {receipt.prompt_tokens} prompt tokens"))
-    for clause in receipt.formula.split("; "):
-        prefix = "" if clause is not receipt.formula and " = " in clause else "cost = "
-        screen.print(line(f"  {prefix}{clause}"))
+    print_formula(screen, receipt.formula)
     numbers = {**receipt.parameters, **receipt.terms}
     if numbers:
         shared = ", ".join(f"{name} {value:.4g}" for name, value in sorted(numbers.items()))

@@ -183,7 +183,7 @@ class RouterApp:
             fault=self._guard.fault,
             admission=self.admission,
             soon=lambda call: asyncio.get_running_loop().call_soon(call),
-            observed=self.watchers,
+            watch=self.watchers.watch,
             on_change=self.links.on_change,
             tracing=self.tracing.spans,
         )

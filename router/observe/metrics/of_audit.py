@@ -13,9 +13,9 @@ from router.observe.tracing.export import SpanExport
 
 def watch_metrics(watchers: Watchers) -> Iterator[Metric]:
     """Counters of the shadow policy and the decision log; nothing while both are off."""
-    if watchers.watch is None:
+    if not watchers.watch:
         return
-    yield failed("watch", watchers.failures)
+    yield failed("watch", watchers.watch.failures)
     if watchers.shadow is not None:
         yield from _of_shadow(watchers.shadow)
     if watchers.log.is_on:
