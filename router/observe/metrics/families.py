@@ -20,8 +20,8 @@ Values = Mapping[Any, float]
 """Values of series by the values of their labels, a tuple each."""
 
 
-class _Read(Collector):
-    """A collector of the families that a function returns at each scrape."""
+class Read(Collector):
+    """Collects the families that a function returns, at each scrape."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
@@ -38,7 +38,7 @@ def export(
     **kwargs: P.kwargs,
 ) -> None:
     """Has `read` called with these arguments at each scrape of a registry."""
-    registry.register(_Read(partial(read, *args, **kwargs)))
+    registry.register(Read(partial(read, *args, **kwargs)))
 
 
 def gauge(name: str, description: str, value: float) -> GaugeMetricFamily:
