@@ -408,13 +408,12 @@ class RouterApp:
             self.watchers.use(config)  # changes nothing if it fails
             self.core.use(settings)
             self.admission.configure(config.queue, self.clock())
-        except ConfigError as error:
+        except Exception as error:
             self.metrics.reads.labels("config", "failed").inc()
-            log.error("configuration not reloaded, all stays as it was: %s", error)
-            return
-        except Exception:  # a fault of ours, or of a policy of the operator's: we serve on
-            self.metrics.reads.labels("config", "failed").inc()
-            log.exception("configuration not reloaded")
+            if isinstance(error, ConfigError):
+                log.error("configuration not reloaded, all stays as it was: %s", error)
+            else:  # a fault of ours, or of a policy of the operator's: we serve on
+                log.exception("configuration not reloaded")
             return
         self.config = config
         self.links.use_hot_prefixes(config.routing)
