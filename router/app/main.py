@@ -15,8 +15,7 @@ from router.app.offline.policies import policies
 from router.app.offline.render import render
 from router.app.offline.replay_log import replay_log
 from router.app.offline.token import token
-from router.app.programs.gateway import gateway
-from router.app.programs.picker import picker
+from router.app.programs.ports import gateway, picker
 from router.app.programs.relay import relay
 from router.app.programs.serve import check_config, serve
 from router.config.keys import ConfigError

@@ -116,8 +116,7 @@ async def _decide(stage: Served, seconds: float) -> Run:
         await asyncio.sleep(max(0.0, due - loop.time()))
         late.append(loop.time() - due)
         started = time.perf_counter()
-        watch = stage.watchers.watch
-        due_watch = watch.take() if watch is not None else None
+        due_watch = stage.watchers.watch.take()
         request = fleet.request(prompt(1024, first=64 * (number % 50)))
         counts.begin()
         pick = fleet.core.route(request, fleet.now_s, watch=due_watch)

@@ -53,11 +53,6 @@ class Crowd:
         self.fleet.now_s = self.app.clock()
         return self.fleet.add(worker_id, **about)
 
-    def add_many(self, count: int, **about: Any) -> None:
-        for i in range(count):
-            kind = about | ({"total_slots": 64, "total_blocks": 4000} | about)
-            self.add(f"gpu-{i:04}", engine_version="0.20.1", **kind)
-
     def beat(self) -> None:
         """A beat of every worker that isn't silent, and a heartbeat with its load."""
         fleet = self.fleet

@@ -12,6 +12,7 @@ from kvroute.v1 import fleet_pb2
 from router.app.processes.router_process import RouterApp
 from router.config.settings.keys_settings import KeysSettings
 from router.config.settings.queue_settings import QueueSettings
+from router.observe.console.console import Console
 from tests.console.browser import AXE, CHROMIUM, a_browser
 from tests.console.crowd import Crowd, a_crowd, many
 from tests.stage.keys import identity, write_keys
@@ -31,6 +32,12 @@ ATTACKS = (
     "\u202egnp.tnegni",
     "a" * 200,
 )
+
+
+def console_of(crowd: Crowd) -> Console:
+    pages = crowd.app.listeners.pages
+    assert pages is not None
+    return pages.console
 
 
 async def statuses(crowd: Crowd) -> dict[str, fleet_pb2.WorkerStatus]:
@@ -57,8 +64,7 @@ async def test_each_view_shows_what_the_router_says() -> None:
             keys["gpu-0007"], warnings=("4 ranks, but 2 are configured",), warning_codes=("ranks",)
         )
         crowd.app.core.drain("gpu-0005")
-        console = crowd.app.listeners.console
-        assert console is not None
+        console = console_of(crowd)
         await until(lambda: len(console.history.points) >= 2, "two points of the history")
         await until(lambda: len(console.decisions.kept) >= 10, "sampled decisions")
         await tab.more(6)
@@ -111,8 +117,7 @@ async def a_receipt_opens(tab: Any, crowd: Crowd) -> None:
     cells = first.locator("tbody tr")
     await cells.first.wait_for()
     ids = await first.locator(".ids").inner_text()
-    console = crowd.app.listeners.console
-    assert console is not None
+    console = console_of(crowd)
     (decision,) = [one for one in console.decisions.kept if one.request_id in ids]
     assert await cells.count() == len(decision.rows)
     names = await first.locator("tbody th").all_inner_texts()
@@ -129,8 +134,7 @@ async def a_receipt_opens(tab: Any, crowd: Crowd) -> None:
 
 async def a_decision_is_found(tab: Any, crowd: Crowd) -> None:
     """By the id of its reservation; another id says that nothing is known of it."""
-    console = crowd.app.listeners.console
-    assert console is not None
+    console = console_of(crowd)
     decision = console.decisions.kept[-1]
     await tab.page.fill("#find-id", decision.reservation_id)
     await tab.page.keyboard.press("Enter")
@@ -220,8 +224,7 @@ async def test_hostile_names_are_text() -> None:
         crowd.fleet.say(key, warnings=(ATTACKS[0],), warning_codes=(ATTACKS[1],))
         tab = await browser.tab(height=2000)
         await tab.open(crowd.url)
-        console = crowd.app.listeners.console
-        assert console is not None
+        console = console_of(crowd)
         await until(lambda: len(console.decisions.kept) >= 3, "sampled decisions")
         await tab.more(3)
         names = await tab.page.evaluate(

@@ -26,7 +26,8 @@ from kvroute.client import KvRouteClient
 from router.app.processes.router_process import RouterApp
 from router.cluster.children.nats_server import NatsChild
 from router.cluster.children.relay_messages import relay_status
-from router.observe.metrics.of_relays import RelayCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_relays import relay_metrics
 from tests.stage.loopback import TurnedClock, router_app, serve_config
 from tests.stage.waiting import until
 
@@ -344,7 +345,7 @@ async def test_the_relays_metrics_tell_of_each_worker() -> None:
         await fleet.wire.publish(EVENTS, b"{}")
         await until(lambda: fleet.relay.counts["malformed"] == 1, "broken bytes")
         registry = CollectorRegistry()
-        registry.register(RelayCollector(lambda: [relay_status(fleet.relay)]))
+        export(registry, relay_metrics, lambda: [relay_status(fleet.relay)])
         labels = {"worker": "4", "rank": "1"}
 
         def value(name: str, **more: str) -> float | None:

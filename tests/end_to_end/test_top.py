@@ -70,7 +70,7 @@ async def test_the_screen_follows_a_router_and_q_leaves_it(tmp_path: Path) -> No
                 lambda text: "gpu-a" in text and "2 of 3 workers serve" in text
             )
             assert shown.index("gpu-c") < shown.index("gpu-a"), "what needs attention is first"
-            await terminal.until(lambda _: stage.watchers.watch is not None)
+            await terminal.until(lambda _: bool(stage.watchers.watch))
             answer = await stage.router.Route(asked(request_id="request-7"))
             shown = await terminal.until(lambda text: "request-7" in text and "1 open" in text)
             assert answer.worker_id in shown

@@ -21,12 +21,13 @@ from router.net.keys.certificates import Contexts
 from router.net.keys.door import Door
 from router.net.listener.http_bounds import HttpBounds
 from router.observe.audit.observers import Watchers
-from router.observe.console.collector import ConsoleCollector
+from router.observe.console.collector import console_metrics
 from router.observe.console.console import Console
 from router.observe.console.pages import ConsolePages
 from router.observe.console.sessions import SESSION_S, Sessions
-from router.observe.metrics.http import MetricsServer
-from router.observe.views.rounds import Subject
+from router.observe.metrics.families import export
+from router.observe.metrics.ports import MetricsServer
+from router.observe.views.summary import Subject
 from tests.stage.fleet import Fleet
 
 
@@ -58,12 +59,12 @@ def play(fleet: Fleet | None = None) -> Played:
         core=fleet.core,
         admission=Admission(fleet.core, QueueSettings(), random.Random(1)),
         watchers=watchers,
-        picks=lambda: int(tally.picks[0]),
+        tally=tally,
         refused=lambda: refused,
         connected=lambda: True,
         about={"replica": "here-0123abcd"},
     )
-    console = Console(subject, tally, fleet.clock)
+    console = Console(subject, fleet.clock)
     return Played(fleet, console, tally, watchers, refused)
 
 
@@ -102,7 +103,7 @@ async def served(
     played = play(fleet)
     pages = pages_of(played, door=door, secure=tls is not None, **settings)
     registry = CollectorRegistry()
-    registry.register(ConsoleCollector(played.console, pages))
+    export(registry, console_metrics, pages)
     server = MetricsServer(registry, "127.0.0.1:0", HttpBounds(), tls, also=pages.add_to)
     await server.start()
     scheme = "http" if tls is None else "https"

@@ -25,22 +25,23 @@ from router.config.settings.routing_settings import HotPrefixSettings, RoutingSe
 from router.config.settings.serving_settings import DecisionLogSettings
 from router.decide.core.admission import Admission
 from router.gateway.picker.counters import PickerCounters
-from router.gateway.server.counters import ClientCollector, GatewayCounters
+from router.gateway.server.counters import GatewayCounters, client_metrics
 from router.net.keys.followed import Followed
 from router.net.listener.connections import Connections, PortBounds
 from router.observe.audit.observers import Watchers
-from router.observe.console.collector import ConsoleCollector
-from router.observe.metrics.of_audit import SpanCollector, WatchCollector
-from router.observe.metrics.of_copies import HotPrefixCollector
-from router.observe.metrics.of_discovery import DiscoveryCollector
-from router.observe.metrics.of_fleet import RouterCollector
-from router.observe.metrics.of_http import HttpCollector
-from router.observe.metrics.of_keys import KeyCollector
-from router.observe.metrics.of_prompts import PromptCollector
-from router.observe.metrics.of_queue import QueueCollector
-from router.observe.metrics.of_relays import BrokerCollector, RelayCollector
-from router.observe.metrics.of_replicas import ReplicaCollector
-from router.observe.metrics.of_workers import WorkerCollector
+from router.observe.console.collector import console_metrics
+from router.observe.metrics.families import export
+from router.observe.metrics.of_audit import span_metrics, watch_metrics
+from router.observe.metrics.of_copies import hot_prefix_metrics
+from router.observe.metrics.of_discovery import discovery_metrics
+from router.observe.metrics.of_fleet import fleet_metrics
+from router.observe.metrics.of_http import http_metrics
+from router.observe.metrics.of_keys import key_metrics
+from router.observe.metrics.of_prompts import prompt_metrics
+from router.observe.metrics.of_queue import queue_metrics
+from router.observe.metrics.of_relays import broker_metrics, relay_metrics
+from router.observe.metrics.of_replicas import replica_metrics
+from router.observe.metrics.of_workers import worker_metrics
 from router.observe.tracing.export import SpanExport
 from router.request.tokens import ModelPrompts, Prompts
 from tests.stage.console import pages_of, play
@@ -63,23 +64,22 @@ def router_families() -> list[Metric]:
     fleet.add("w1", role="decode", events=False)
     registry = CollectorRegistry()
     Metrics(registry)
-    registry.register(RouterCollector(fleet.core, fleet.clock))
-    registry.register(WorkerCollector(fleet.core))
+    export(registry, fleet_metrics, fleet.core, fleet.clock)
+    export(registry, worker_metrics, fleet.core)
     admission = Admission(fleet.core, QueueSettings(), random.Random(0))
-    registry.register(QueueCollector(admission, fleet.core.fleet, fleet.clock))
+    export(registry, queue_metrics, admission, fleet.core.fleet, fleet.clock)
     followed = Followed()
     followed.counts["keys", "ok"] = 1
-    registry.register(KeyCollector(followed, None))
-    registry.register(HttpCollector(Connections("metrics", PortBounds(10))))
-    registry.register(PromptCollector(Prompts({"m": ModelPrompts()}), lambda: 0))
-    registry.register(HotPrefixCollector(fleet.hot))
-    registry.register(WatchCollector(_watchers()))
-    registry.register(BrokerCollector(_nobodys_broker()))
-    registry.register(ReplicaCollector(fleet.core, _link(fleet), fleet.clock))
-    registry.register(DiscoveryCollector(_discovery(fleet)))
-    registry.register(SpanCollector(SpanExport(lambda batch: True, 1)))
-    pages = pages_of(play(fleet))
-    registry.register(ConsoleCollector(pages.console, pages))
+    export(registry, key_metrics, followed, None)
+    export(registry, http_metrics, Connections("metrics", PortBounds(10)))
+    export(registry, prompt_metrics, Prompts({"m": ModelPrompts()}), lambda: 0)
+    export(registry, hot_prefix_metrics, fleet.hot)
+    export(registry, watch_metrics, _watchers())
+    export(registry, broker_metrics, _nobodys_broker())
+    export(registry, replica_metrics, fleet.core, _link(fleet), fleet.clock)
+    export(registry, discovery_metrics, _discovery(fleet))
+    export(registry, span_metrics, SpanExport(lambda batch: True, 1))
+    export(registry, console_metrics, pages_of(play(fleet)))
     return list(registry.collect())
 
 
@@ -90,9 +90,9 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
         enabled=True, namespace="n", selector="app=vllm", api="http://api.invalid"
     )
     workers = DiscoveredWorkers(
-        fleet.core,
-        OwnRelays(_nobodys_relays, clock=fleet.clock, rng=rng),
-        FleetCommands(fleet.core, fleet.clock),
+        core=fleet.core,
+        relays=OwnRelays(_nobodys_relays, clock=fleet.clock, rng=rng),
+        commands=FleetCommands(fleet.core, fleet.clock),
         clock=fleet.clock,
         broker=_nobodys_broker,
         completed=lambda settings: settings,
@@ -115,9 +115,9 @@ def _nobodys_relays() -> Opening:
 def _link(fleet: Fleet) -> ReplicaLink:
     """To other replicas, of which none is there."""
     return ReplicaLink(
-        _nobodys_broker(),
-        fleet.core,
-        FleetCommands(fleet.core, fleet.clock),
+        broker=_nobodys_broker(),
+        core=fleet.core,
+        commands=FleetCommands(fleet.core, fleet.clock),
         fleet="default",
         clock=fleet.clock,
         rng=random.Random(7),
@@ -137,8 +137,8 @@ def relay_families() -> list[Metric]:
         rng=random.Random(7),
     )
     registry = CollectorRegistry()
-    registry.register(RelayCollector(lambda: [relay_status(relay)]))
-    registry.register(BrokerCollector(broker))
+    export(registry, relay_metrics, lambda: [relay_status(relay)])
+    export(registry, broker_metrics, broker)
     families = list(registry.collect())
     asyncio.run(relay.stop())
     return families
@@ -148,9 +148,9 @@ def gateway_families() -> list[Metric]:
     """Of a gateway in a process of its own."""
     registry = CollectorRegistry()
     GatewayCounters(registry)
-    registry.register(ClientCollector(dict))
-    registry.register(HttpCollector(Connections("gateway", PortBounds(10))))
-    registry.register(KeyCollector(Followed(), None))
+    export(registry, client_metrics, dict)
+    export(registry, http_metrics, Connections("gateway", PortBounds(10)))
+    export(registry, key_metrics, Followed(), None)
     return list(registry.collect())
 
 

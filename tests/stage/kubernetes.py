@@ -1,7 +1,7 @@
 """Kubernetes' API as far as discovery speaks to it: lists in pages, watches, over real HTTP.
 
 Source: Kubernetes API concepts (lists with `limit` and `continue`, watches with resourceVersion,
-bookmarks, 410 Gone), and answers of a real API server.
+410 Gone), and answers of a real API server.
 """
 
 import asyncio
@@ -111,11 +111,6 @@ class KubernetesServer:
     def send(self, event: str, document: Object) -> None:
         """An event on every watch."""
         self._send(_line(event, document))
-
-    def bookmark(self) -> None:
-        self._version += 1
-        version = str(self._version)
-        self.send("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": version}})
 
     def gone(self) -> None:
         """Ends every watch with 410, as a server does that has dropped its history."""

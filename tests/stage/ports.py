@@ -24,8 +24,7 @@ from router.net.keys.certificates import Certificates
 from router.net.keys.exposure import split_address
 from router.net.listener.connections import Connections
 from router.net.listener.http_bounds import HttpBounds
-from router.observe.metrics.http import MetricsServer
-from router.observe.metrics.probes import ProbeServer
+from router.observe.metrics.ports import MetricsServer, ProbeServer
 from tests.stage.served import served
 
 HTTP_PATHS = {"gateway": b"/health", "metrics": b"/metrics", "probes": b"/livez"}

@@ -40,7 +40,7 @@ from router.net.keys.certificates import Certificates
 from router.net.keys.door import Door
 from router.net.listener.http_bounds import HttpBounds
 from router.observe.audit.observers import Watchers
-from router.observe.audit.sampling import Observed, ObservedBy, Watch
+from router.observe.audit.sampling import Watch
 from router.observe.tracing.spans import Tracing
 from router.request.refusal import Refusal
 from router.request.tokens import ModelPrompts, Prompts
@@ -144,12 +144,11 @@ async def served(
     guard = Guard.of(fleet.core.routing.prompt_tokens_max, metrics, door, bounds)
     soon = asyncio.get_running_loop().call_soon
     watchers = Watchers("a", random.Random(7), print)
-    observed = watchers if watch is None else ObservedBy(watch)
     desk = desk_of(
         fleet,
         metrics,
         guard.fault,
-        observed=observed,
+        watch=watch or watchers.watch,
         queue=queue,
         soon=soon,
         tracing=tracing,
@@ -215,7 +214,6 @@ def desk_of(
     watch: Watch | None = None,
     queue: QueueSettings = NO_QUEUE,
     soon: Callable[[Callable[[], None]], object] = lambda call: call(),
-    observed: Observed | None = None,
     tracing: Tracing | None = None,
 ) -> Desk:
     """The desk of a fleet, with its admission queue. soon: by default, at once."""
@@ -227,7 +225,7 @@ def desk_of(
         fault=fault,
         admission=admission,
         soon=soon,
-        observed=observed or ObservedBy(watch),
+        watch=watch,
         tracing=tracing,
     )
 

@@ -16,8 +16,6 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
-from prometheus_client.registry import Collector
-from typing_extensions import override
 
 from router.decide.core.counts import Counts
 from router.decide.core.tally import (
@@ -31,6 +29,7 @@ from router.observe.metrics.families import (
     READS,
     READS_LABELS,
     buckets,
+    export,
     failed,
     held,
     held_at_most,
@@ -87,18 +86,16 @@ class Metrics:
             self.reads.labels("config", result)
         self.index_bytes_max = 0
         """Bound of the index (index.memory_mib)."""
-        build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
-        build.labels(kvroute_version()).set(1)
         self.tally = PickTally()
         self.counts = Counts(self.tally)
-        registry.register(TallyCollector(self.tally, self.requests))
-        registry.register(_Plain(self))
+        export(registry, _of_picks, self.tally, self.requests)
+        export(registry, _plain, self)
         for outcome in OUTCOMES:
             if outcome not in {"picked", "refused"}:
                 self.requests.labels(outcome, "")
         for reason in Reason:
             self.requests.labels("refused", reason)
-        ProcessCollector(registry=registry)
+        process_metrics(registry)
 
     def follow(
         self,
@@ -129,20 +126,13 @@ class Metrics:
         }
 
 
-class _Plain(Collector):
+def _plain(metrics: Metrics) -> Iterator[Metric]:
     """Numbers that are series of shared families."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        yield failed("answer", metrics.answers_unsent)
-        yield held("messages", metrics.bytes_in_flight())
-        yield held_at_most("messages", metrics.bytes_in_flight_max)
-        yield held_at_most("index", metrics.index_bytes_max)
-        yield known("watch_calls", metrics.watches())
+    yield failed("answer", metrics.answers_unsent)
+    yield held("messages", metrics.bytes_in_flight())
+    yield held_at_most("messages", metrics.bytes_in_flight_max)
+    yield held_at_most("index", metrics.index_bytes_max)
+    yield known("watch_calls", metrics.watches())
 
 
 def kvroute_version() -> str:
@@ -150,67 +140,66 @@ def kvroute_version() -> str:
     return version("kvroute")
 
 
-class TallyCollector(Collector):
-    """Reads what picks counted, and says how many there were among all requests."""
+def process_metrics(registry: CollectorRegistry) -> None:
+    """Registers the metrics that every process has: its version, memory, CPU and files."""
+    build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
+    build.labels(kvroute_version()).set(1)
+    ProcessCollector(registry=registry)
 
-    def __init__(self, tally: PickTally, requests: Counter) -> None:
-        self._tally = tally
-        self._requests = requests
 
-    @override
-    def collect(self) -> Iterator[Metric]:
-        tally = self._tally
-        for family in self._requests.collect():
-            picks = float(tally.picks[0])
-            family.add_sample(f"{family.name}_total", {"outcome": "picked", "reason": ""}, picks)
-            yield family
-        durations = HistogramMetricFamily(
-            "kvroute_decision_seconds",
-            "Time of a decision that picks a worker, by stage.",
-            labels=["stage"],
-        )
-        for stage, seconds in tally.stages.items():
-            counts = buckets(BUCKETS_S, seconds.counts.tolist())
-            durations.add_metric([stage], counts, float(seconds.total_s[0]))
-        yield durations
-        yield CounterMetricFamily(
-            "kvroute_overlap_reachable_tokens",
-            "Usable overlap on the worker that held most: what picks without regard to load reuse.",
-            value=int(tally.tokens[1]),
-        )
-        yield from self._by_pool()
-        predicted = SummaryMetricFamily(
-            "kvroute_ttft_predicted_seconds",
-            "Predicted time to the first token, of picks of a policy that predicts it: on the"
-            " picked worker (picked), and the shortest of any worker (shortest). Kinds are not for"
-            " adding up.",
-            labels=["kind"],
-        )
-        predicted.add_metric(["picked"], tally.ttfts, tally.ttft_s)
-        predicted.add_metric(["shortest"], tally.ttfts, tally.ttft_best_s)
-        yield predicted
-        usable, prompt_tokens = tally.recent.sum(axis=0).tolist()
-        yield GaugeMetricFamily(
-            "kvroute_kv_hit_ratio",
-            f"Usable overlap / prompt tokens over the last {RATIO_DECISIONS} picks.",
-            value=usable / prompt_tokens if prompt_tokens else 0.0,
-        )
+def _of_picks(tally: PickTally, requests: Counter) -> Iterator[Metric]:
+    """What picks counted, and how many there were among all requests."""
+    for family in requests.collect():
+        picks = float(tally.picks[0])
+        family.add_sample(f"{family.name}_total", {"outcome": "picked", "reason": ""}, picks)
+        yield family
+    durations = HistogramMetricFamily(
+        "kvroute_decision_seconds",
+        "Time of a decision that picks a worker, by stage.",
+        labels=["stage"],
+    )
+    for stage, seconds in tally.stages.items():
+        counts = buckets(BUCKETS_S, seconds.counts.tolist())
+        durations.add_metric([stage], counts, float(seconds.total_s[0]))
+    yield durations
+    yield CounterMetricFamily(
+        "kvroute_overlap_reachable_tokens",
+        "Usable overlap on the worker that held most: what picks without regard to load reuse.",
+        value=int(tally.tokens[1]),
+    )
+    yield from _by_pool(tally)
+    predicted = SummaryMetricFamily(
+        "kvroute_ttft_predicted_seconds",
+        "Predicted time to the first token, of picks of a policy that predicts it: on the picked"
+        " worker (picked), and the shortest of any worker (shortest). Kinds are not for adding up.",
+        labels=["kind"],
+    )
+    predicted.add_metric(["picked"], tally.ttfts, tally.ttft_s)
+    predicted.add_metric(["shortest"], tally.ttfts, tally.ttft_best_s)
+    yield predicted
+    usable, prompt_tokens = tally.recent.sum(axis=0).tolist()
+    yield GaugeMetricFamily(
+        "kvroute_kv_hit_ratio",
+        f"Usable overlap / prompt tokens over the last {RATIO_DECISIONS} picks.",
+        value=usable / prompt_tokens if prompt_tokens else 0.0,
+    )
 
-    def _by_pool(self) -> Iterator[Metric]:
-        labels = ["model", "role"]
-        prompts = HistogramMetricFamily(
-            "kvroute_prompt_tokens",
-            "Prompt tokens of a pick, by the role of the worker that computes them, and its model"
-            f" as its engine calls it; other: all pairs of these beyond the first {POOLS_MAX}.",
-            labels=labels,
-        )
-        overlaps = CounterMetricFamily(
-            "kvroute_overlap_tokens",
-            "Usable overlap on the picked worker, by the fastest tier that holds it.",
-            labels=[*labels, "tier"],
-        )
-        for pool, picks in self._tally.pools().items():
-            prompts.add_metric(pool, buckets(LENGTHS, picks.lengths), picks.prompt_tokens)
-            for tier, tokens in zip(TIERS, picks.overlap_tokens, strict=True):
-                overlaps.add_metric([*pool, tier], tokens)
-        yield from (prompts, overlaps)
+
+def _by_pool(tally: PickTally) -> Iterator[Metric]:
+    labels = ["model", "role"]
+    prompts = HistogramMetricFamily(
+        "kvroute_prompt_tokens",
+        "Prompt tokens of a pick, by the role of the worker that computes them, and its model"
+        f" as its engine calls it; other: all pairs of these beyond the first {POOLS_MAX}.",
+        labels=labels,
+    )
+    overlaps = CounterMetricFamily(
+        "kvroute_overlap_tokens",
+        "Usable overlap on the picked worker, by the fastest tier that holds it.",
+        labels=[*labels, "tier"],
+    )
+    for pool, picks in tally.pools().items():
+        prompts.add_metric(pool, buckets(LENGTHS, picks.lengths), picks.prompt_tokens)
+        for tier, tokens in zip(TIERS, picks.overlap_tokens, strict=True):
+            overlaps.add_metric([*pool, tier], tokens)
+    yield from (prompts, overlaps)

@@ -33,7 +33,7 @@ from router.decide.core.core import RouterCore
 from router.decide.core.progress import Pick, Progress, ProgressState, Repeated
 from router.decide.core.watched import PickObserver
 from router.fleet.reservations.reservations import Ending, Reservation
-from router.observe.audit.sampling import Due, Observed, ObservedBy
+from router.observe.audit.sampling import Due, Watch
 from router.observe.tracing.route_trace import RenderSpan, RouteTrace, no_span, rendered
 from router.observe.tracing.spans import Tracing
 from router.request.refusal import Reason, Refusal
@@ -62,13 +62,13 @@ class Desk:
         fault: Callable[..., Refusal],
         admission: Admission,
         soon: Callable[[Callable[[], None]], object],
-        observed: Observed | None = None,
+        watch: Watch | None = None,
         on_change: Callable[[], None] = lambda: None,
         tracing: Tracing | None = None,
     ) -> None:
         """fault: counts and logs an error of the router itself in a method, with its effect;
         returns the refusal for the caller, where there is no other answer. admission: requests that
-        wait. soon: schedules a function after other tasks had a turn. observed: observers of a
+        wait. soon: schedules a function after other tasks had a turn. watch: observers of a
         share of the decisions; None: there are none. on_change: called when reserved load may have
         changed. tracing: spans of requests whose callers' spans are sampled; None: no spans.
         """
@@ -77,7 +77,7 @@ class Desk:
         self._metrics = metrics
         self._clock = clock
         self._fault = fault
-        self._observed = observed or ObservedBy()
+        self._watch = watch
         self._on_change = on_change
         self.admission = admission
         self._soon = soon
@@ -108,7 +108,7 @@ class Desk:
         """
         now_s, due = self._clock(), None
         try:
-            due = watch.take() if (watch := self._observed.watch) is not None else None
+            due = None if self._watch is None else self._watch.take()
             if left_s <= 0:
                 raise _too_late()
             if caller.usage is not None:
@@ -142,7 +142,7 @@ class Desk:
         """
         now_s, due = self._clock(), None
         try:
-            due = watch.take() if (watch := self._observed.watch) is not None else None
+            due = None if self._watch is None else self._watch.take()
             if left_s <= 0:
                 raise _too_late()
             if caller.usage is not None:

@@ -1,15 +1,20 @@
 """Connects a command to a router: address, TLS, the caller's certificate and token."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from typing_extensions import override
 
 from events.plane.clock import unix_now
 from router.app.cli.flags import shared_option
 from router.config.printable import shown
 from router.config.reading import TARGET_VARIABLES
 from router.config.settings.keys_settings import DialSettings
+
+if TYPE_CHECKING:
+    from kvroute.client import KvRouteClient
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _META = "router.app.calls.dialing"
@@ -69,28 +74,39 @@ def target_flag(command: Command) -> Command:
     )(command)
 
 
-def dial(target: str, **options: Any) -> Any:
-    """A client (KvRouteClient) of a router, by the running command's flags; raises ConfigError.
-    options: further arguments of the client.
+class CallFailed(click.ClickException):
+    """A call to a router failed: one line on stderr, and exit code 1."""
+
+    @override
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, file, err=True)
+
+
+@asynccontextmanager
+async def dial(target: str, **options: Any) -> AsyncIterator["KvRouteClient"]:
+    """A client of a router, by the running command's flags. options: further arguments of the
+    client. Raises ConfigError, and CallFailed for a call that failed (KvRouteError).
     """
-    from kvroute.client import KvRouteClient
+    from kvroute.client import KvRouteClient, KvRouteError
     from router.net.keys.dialing import dial_options
 
+    flags = _flags()
+    settings = dial_options(DialSettings(**flags), unix_now)
+    async with KvRouteClient(target, **options, **settings) as client:
+        try:
+            yield client
+        except KvRouteError as error:
+            hint = _hint(flags, str(error))
+            raise CallFailed(shown(f"kvroute: {target}: {error}{hint}")) from error
+
+
+def _flags() -> dict[str, Any]:
     context = click.get_current_context(silent=True)
-    flags = {} if context is None else context.meta.get(_META, {})
-    return KvRouteClient(target, **options, **dial_options(DialSettings(**flags), unix_now))
+    return {} if context is None else context.meta.get(_META, {})
 
 
-def complain(target: str, error: Exception) -> int:
-    """Prints a failed call's error (KvRouteError) as one line on stderr; returns exit code 1."""
-    click.echo(shown(f"kvroute: {target}: {error}{_hint(str(error))}"), err=True)
-    return 1
-
-
-def _hint(text: str) -> str:
+def _hint(flags: dict[str, Any], text: str) -> str:
     """What to try where one side speaks TLS and the other does not, by gRPC's own words."""
-    context = click.get_current_context(silent=True)
-    flags = {} if context is None else context.meta.get(_META, {})
     has_tls = flags.get("tls") or flags.get("ca_file") or flags.get("certificate_file")
     if not has_tls and any(words in text for words in _CLOSED):
         return "; if this port speaks TLS, give --tls-ca FILE, or --tls"

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from router.app.calls.dialing import complain, dial, target_flag
+from router.app.calls.dialing import dial, target_flag
 from router.app.cli.flags import timeout_flag
 from router.app.cli.run import run
 from router.config.keys import ConfigError
@@ -89,19 +89,15 @@ def envoy_config(
     It names the fleet's addresses of now: run this again when workers come.
     """
 
-    async def running() -> int:
+    async def running() -> None:
         import yaml
 
-        from kvroute.client import KvRouteError
         from router.gateway.picker.envoy_config import Address, envoy_config
 
         known = workers
         if not known:
             async with dial(target, timeout_s=timeout_s) as client:
-                try:
-                    listed = await client.list_workers()
-                except KvRouteError as error:
-                    return complain(target, error)
+                listed = await client.list_workers()
             bases = {each.address.partition("//")[2].rstrip("/") for each in listed}
             known = [split_address(base) for base in sorted(bases) if base]
         if not known:
@@ -116,6 +112,5 @@ def envoy_config(
             retries=retries,
         )
         click.echo(yaml.safe_dump(config, sort_keys=False, width=120), nl=False)
-        return 0
 
     run(running())

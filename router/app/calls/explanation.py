@@ -1,12 +1,13 @@
 """`kvroute explain`: a prompt's tokens, and each worker's row of the decision."""
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiohttp
 import click
+import msgspec
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 
@@ -21,12 +22,12 @@ from kvroute.client.messages.bodies import read_fields
 from kvroute.client.messages.pick import prompt_tokens
 from kvroute.v1 import CandidateRow, Explanation, Phase, Receipt
 from router.api.desk.text_codec import TEXT_BYTES_MAX
-from router.app.calls.dialing import complain, dial
+from router.app.calls.dialing import dial
 from router.app.calls.fleet import WIDTH_MIN, stream_text
 from router.app.cli.text import add_row, console, line, styled, table
-from router.app.offline.receipt import prefill_in_words
+from router.app.offline.receipt import prefill_in_words, print_formula
 from router.app.offline.rendering import differences, tokens_of_engine
-from router.request.bodies import WITH_TOKENS
+from router.request.bodies import COMPLETION, WITH_TOKENS
 from router.request.dialects.table import DEFAULT, DIALECTS
 
 _ROW_NUMBERS = ("cost", "overlap", "new", "in use", "run", "wait", "ours")
@@ -70,17 +71,12 @@ async def show_explanation(
 ) -> int:
     """Prints every candidate's row for a prompt; returns the exit code, which is 1 if the tokens
     are not those of the engine at `against`, if there is one."""
-    options = await _prompt_options(question, timeout_s)
+    options = await _prompt_options(question)
     if against and WITH_TOKENS.keys().isdisjoint(options):
         raise click.UsageError("--against compares the tokens of --text, --chat and the like")
     options["return_tokens"] = bool(against)
     async with dial(target) as client:
-        try:
-            explanation = await client.explain(timeout_s=timeout_s, **options)
-        except KvRouteError as error:
-            if error.reason == "EMPTY_PROMPT" and question.bodies:
-                error.message += "; a router of an older release knows no bodies"
-            return complain(target, error)
+        explanation = await client.explain(timeout_s=timeout_s, **options)
         engine = await _engine_at(client, against) if against else DEFAULT
     if as_json:
         click.echo(MessageToJson(explanation))
@@ -112,9 +108,9 @@ def prompt_lines(prompt: PromptTokens) -> Iterator[str]:
         yield f"tokenizer  {prompt.tokenizer_digest}"
 
 
-async def _prompt_options(question: Question, timeout_s: float) -> RouteOptions:
+async def _prompt_options(question: Question) -> RouteOptions:
     """Raises click.UsageError for no prompt and for several."""
-    prompt = await _prompt(question, timeout_s)
+    prompt = await _prompt(question)
     return {
         **prompt,
         "model": question.model or None,
@@ -126,7 +122,7 @@ async def _prompt_options(question: Question, timeout_s: float) -> RouteOptions:
     }
 
 
-async def _prompt(question: Question, timeout_s: float) -> RouteOptions:
+async def _prompt(question: Question) -> RouteOptions:
     given = (question.tokens is not None) + (question.text is not None) + len(question.bodies)
     if question.tokenize is not None and question.text is None:
         raise click.UsageError("--tokenize is only for a prompt of --text")
@@ -140,8 +136,11 @@ async def _prompt(question: Question, timeout_s: float) -> RouteOptions:
     if question.text is not None:
         if question.tokenize is None:
             return {"text": question.text}
-        ids = await _tokenize(question.tokenize, question.model, question.text, timeout_s)
-        return {"token_ids": ids}
+        model = {"model": question.model} if question.model else {}
+        body = msgspec.json.encode({"prompt": question.text, **model})
+        base = question.tokenize.rstrip("/")
+        tokens = await tokens_of_engine(base, DEFAULT, COMPLETION, body, question.model)
+        return {"token_ids": array("I", tokens)}
     ((name, file),) = question.bodies.items()
     _check_body(file)
     options: Any = {name: file.content}
@@ -213,9 +212,7 @@ def _print_stage(
 ) -> None:
     """One decision: its formula, and all rows. pick: which of them; an empty id is none."""
     screen.print(line(styled(receipt.policy, "bold"), f", {receipt.prompt_tokens} prompt tokens"))
-    for clause in receipt.formula.split("; "):
-        prefix = "" if clause is not receipt.formula and " = " in clause else "cost = "
-        screen.print(line(f"  {prefix}{clause}"))
+    print_formula(screen, receipt.formula)
     numbers = {**receipt.parameters, **receipt.terms}
     if numbers:
         shared = ", ".join(f"{name} {value:.4g}" for name, value in sorted(numbers.items()))
@@ -268,29 +265,3 @@ def _read_tokens(text: str) -> list[int]:
         return [int(word) for word in text.strip().strip("[]").replace(",", " ").split()]
     except ValueError:
         raise click.UsageError("--tokens: expected token ids such as 1,2,3") from None
-
-
-async def _tokenize(base: str, model: str, text: str, timeout_s: float) -> list[int]:
-    """Token ids by an engine's /tokenize (vLLM) or /v1/tokenize (SGLang)."""
-    body: dict[str, Any] = {"prompt": text}
-    if model:
-        body["model"] = model
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session:
-            for path in ("/tokenize", "/v1/tokenize"):
-                async with session.post(base.rstrip("/") + path, json=body) as response:
-                    if response.status == 404:
-                        continue
-                    response.raise_for_status()
-                    return _tokens_in(await response.json())
-    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
-        raise click.ClickException(f"{base}: can't tokenize: {error!r}") from error
-    raise click.ClickException(f"{base} has no /tokenize")
-
-
-def _tokens_in(answer: object) -> list[int]:
-    """The token ids in an engine's answer; raises ValueError."""
-    tokens = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise ValueError("the engine's answer has no list of token ids")
-    return tokens

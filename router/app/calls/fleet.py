@@ -9,9 +9,8 @@ from rich.text import Text
 
 from events.engines.endpoints import masked
 from events.feed.stream import CONNECTION_DOWN
-from kvroute.client import KvRouteError
 from kvroute.v1 import ListWorkersResponse, WorkerStatus
-from router.app.calls.dialing import complain, dial
+from router.app.calls.dialing import dial
 from router.app.cli.text import add_row, console, line, styled, table
 
 
@@ -22,10 +21,7 @@ async def show_workers(
     requests.
     """
     async with dial(target) as client:
-        try:
-            workers = await client.list_workers(model or None, timeout_s=timeout_s)
-        except KvRouteError as error:
-            return complain(target, error)
+        workers = await client.list_workers(model or None, timeout_s=timeout_s)
     if as_json:
         click.echo(MessageToJson(ListWorkersResponse(workers=workers)))
     else:

@@ -45,8 +45,7 @@ def _gain(model: str, rows: list[Observed]) -> Gain:
         _mean((row.cached_share_today, row.prompt_tokens_today or 1) for row in today),
         sum(row.cached_tokens for row in rows) / prompt_tokens if prompt_tokens else 0.0,
         _mean((row.ttft_ms_today, row.first_tokens_today) for row in first),
-        # A router of an older release names no estimated_picks.
-        _mean((row.estimated_ttft_ms, row.estimated_picks or row.picks) for row in estimated),
+        _mean((row.estimated_ttft_ms, row.estimated_picks) for row in estimated),
         errors[0] if errors else None,
     )
 

@@ -4,9 +4,8 @@ import click
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 
-from kvroute.client import KvRouteError
 from kvroute.v1 import FindDecisionsResponse, PastDecision
-from router.app.calls.dialing import complain, dial
+from router.app.calls.dialing import dial
 from router.app.cli.text import console, line, styled
 from router.app.offline.receipt import WIDTH_MIN, show_receipts
 from router.config.printable import shown
@@ -17,10 +16,7 @@ async def show_past(target: str, wanted: str, *, timeout_s: float, as_json: bool
     """Prints each pick of an id, with its costs recomputed; returns the exit code, which is 1 if
     there is none, or if a cost does not hold."""
     async with dial(target) as client:
-        try:
-            past = await client.find_decisions(wanted, timeout_s=timeout_s)
-        except KvRouteError as error:
-            return complain(target, error)
+        past = await client.find_decisions(wanted, timeout_s=timeout_s)
     if as_json:
         click.echo(MessageToJson(FindDecisionsResponse(decisions=past)))
         return 0 if past else 1

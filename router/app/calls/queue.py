@@ -7,9 +7,8 @@ from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.table import Table
 
-from kvroute.client import KvRouteError
 from kvroute.v1 import ListQueueResponse, QueuedBand
-from router.app.calls.dialing import complain, dial
+from router.app.calls.dialing import dial
 from router.app.calls.fleet import WIDTH_MIN
 from router.app.cli.text import add_row, console, line, styled, table
 
@@ -21,10 +20,7 @@ _NONE = "-"
 async def show_queue(target: str, model: str, limit: int, as_json: bool, timeout_s: float) -> int:
     """Prints the waiting requests and sums of them; returns the exit code."""
     async with dial(target) as client:
-        try:
-            answer = await client.list_queue(model or None, limit=limit, timeout_s=timeout_s)
-        except KvRouteError as error:
-            return complain(target, error)
+        answer = await client.list_queue(model or None, limit=limit, timeout_s=timeout_s)
     if as_json:
         click.echo(MessageToJson(answer))
         return 0

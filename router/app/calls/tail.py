@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 import click
 from google.protobuf.json_format import MessageToJson
 from rich.text import Text
 
-from kvroute.client import KvRouteError
 from kvroute.v1 import WatchDecisionsResponse, WatchedDecision
-from router.app.calls.dialing import complain, dial
+from router.app.calls.dialing import dial
 from router.app.cli.text import console
 from router.config.printable import shown
 
@@ -19,23 +19,19 @@ HEAD = (
 WORKER_WIDTH = 24
 
 
-async def show_decisions(target: str, as_json: bool, **wanted: object) -> int:
-    """Prints decisions until the command is stopped; returns its exit code."""
+async def show_decisions(target: str, as_json: bool, **wanted: Any) -> None:
+    """Prints decisions until the command is stopped."""
     screen, head = console(0), not as_json
-    try:
-        async with dial(target) as client:
-            async for response in client.watch_decisions(**wanted):
-                if head:  # the router answers, and looks
-                    screen.print(Text(HEAD, style="bold"))
-                    head = False
-                for line in lines(response, as_json):
-                    if isinstance(line, Text):
-                        screen.print(line)
-                    else:
-                        click.echo(line)
-    except KvRouteError as error:
-        return complain(target, error)
-    return 0
+    async with dial(target) as client:
+        async for response in client.watch_decisions(**wanted):
+            if head:  # the router answers, and looks
+                screen.print(Text(HEAD, style="bold"))
+                head = False
+            for line in lines(response, as_json):
+                if isinstance(line, Text):
+                    screen.print(line)
+                else:
+                    click.echo(line)
 
 
 def lines(response: WatchDecisionsResponse, as_json: bool) -> Iterator[Text | str]:

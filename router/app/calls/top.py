@@ -13,27 +13,23 @@ from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
 from kvroute.client import KvRouteError
-from router.app.calls.dialing import complain, dial
+from router.app.calls.dialing import dial
 from router.app.calls.top_screen import State, screen
 
 WIDTH_MIN = 100
 """Columns, at least, of a screen that is printed once, where there is no terminal."""
 
 
-async def show_top(target: str, model: str, every_s: float, *, once: bool) -> int:
-    """Shows the screen until `q` or Ctrl-C, or prints it once; returns the exit code."""
+async def show_top(target: str, model: str, every_s: float, *, once: bool) -> None:
+    """Shows the screen until `q` or Ctrl-C, or prints it once."""
     state = State(target)
     async with dial(target) as client:
-        try:
-            await _look(client, model, state)
-        except KvRouteError as error:
-            return complain(target, error)
+        await _look(client, model, state)
         if once or not sys.stdout.isatty():
             printed = Console(width=max(WIDTH_MIN, Console().width), highlight=False)
             printed.print(screen(state, 10_000, printed.width), crop=False)
-            return 0
-        await _follow(client, model, every_s, state)
-    return 0
+        else:
+            await _follow(client, model, every_s, state)
 
 
 async def _follow(client: Any, model: str, every_s: float, state: State) -> None:

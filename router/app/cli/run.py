@@ -54,8 +54,8 @@ def settle() -> None:
             mallopt(option, value)
 
 
-def run(work: Coroutine[Any, Any, int]) -> None:
-    """Runs a coroutine to its end, and exits the process with its result as exit code."""
+def run(work: Coroutine[Any, Any, int | None]) -> None:
+    """Runs a coroutine to its end, and exits the process with its result, if any, as exit code."""
     settle()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(work)

@@ -64,6 +64,12 @@ def prefill_in_words(prefill: str) -> str:
     return _PREFILL_IN_WORDS.get(prefill, f"in a way that this kvroute does not know ({prefill})")
 
 
+def print_formula(screen: Console, formula: str) -> None:
+    """Prints a formula, a line a clause."""
+    for clause in f"cost = {formula}".split("; "):
+        screen.print(line(f"  {clause}"))
+
+
 def _check_prefill(receipt: router_pb2.Receipt) -> Verdict | None:
     """None: no worker could hand over, so there is nothing to work out."""
     return check(receipt) if receipt.HasField("picked") else None
@@ -76,8 +82,7 @@ def _show(screen: Console, verdict: Verdict) -> int:
         f" {verdict.prompt_tokens} prompt tokens, {verdict.candidates} candidates"
     )
     screen.print(line(styled(verdict.policy, "bold"), about))
-    for i, clause in enumerate(verdict.formula.split("; ")):
-        screen.print(line(f"  {'' if i else 'cost = '}{clause}"))
+    print_formula(screen, verdict.formula)
     if verdict.shared:
         shared = ", ".join(f"{name} {value:g}" for name, value in verdict.shared.items())
         screen.print(line(f"  with {shared}"))

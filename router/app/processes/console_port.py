@@ -1,4 +1,4 @@
-"""The console of one router, with its pages and metrics; none where anybody could reach it."""
+"""The console of one router, with its pages; none where anybody could reach it."""
 
 import logging
 import os
@@ -11,70 +11,56 @@ from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
 from router.net.keys.exposure import is_private
 from router.observe.audit.observers import Watchers
-from router.observe.console.collector import ConsoleCollector
 from router.observe.console.console import Console
 from router.observe.console.pages import ConsolePages
 from router.observe.console.sessions import SESSION_S, Sessions
-from router.observe.views.rounds import Subject
+from router.observe.views.summary import Subject
 
 log = logging.getLogger("kvroute")
 
 
-class ConsolePort:
-    """A console, its pages and its metrics."""
-
-    def __init__(self, console: Console, pages: ConsolePages) -> None:
-        self.console = console
-        self.pages = pages
-        self.collector = ConsoleCollector(console, pages)
-
-    @classmethod
-    def of(
-        cls,
-        config: ServeConfig,
-        locks: Locks,
-        core: RouterCore,
-        admission: Admission,
-        watchers: Watchers,
-        metrics: Metrics,
-        *,
-        connected: Callable[[], bool],
-        clock: Callable[[], float],
-    ) -> "ConsolePort | None":
-        """The console that the configuration describes; None: it is off, or would be open to a
-        network. connected: whether there is a connection to NATS."""
-        if not config.console.enabled or not config.metrics.listen:
-            return None
-        if locks.door is None and not is_private(config.metrics.listen):
-            log.warning(
-                "no console: metrics.listen is %s, not loopback, and callers need no keys"
-                " (keys.file)",
-                config.metrics.listen,
-            )
-            return None
-        about = {
-            "replica": core.replica,
-            "version": kvroute_version(),
-            "fleet": config.fleet.name,
-            "started_at_s": clock(),
-            "queue_timeout_s": config.queue.timeout_s,
-        }
-        subject = Subject(
-            core=core,
-            admission=admission,
-            watchers=watchers,
-            picks=lambda: int(metrics.tally.picks[0]),
-            refused=metrics.refusals,
-            connected=connected,
-            about=about,
+def console_pages(
+    config: ServeConfig,
+    locks: Locks,
+    core: RouterCore,
+    admission: Admission,
+    watchers: Watchers,
+    metrics: Metrics,
+    *,
+    connected: Callable[[], bool],
+    clock: Callable[[], float],
+) -> ConsolePages | None:
+    """The pages of the console that the configuration describes; None: it is off, or would be
+    open to a network. connected: whether there is a connection to NATS."""
+    if not config.console.enabled or not config.metrics.listen:
+        return None
+    if locks.door is None and not is_private(config.metrics.listen):
+        log.warning(
+            "no console: metrics.listen is %s, not loopback, and callers need no keys (keys.file)",
+            config.metrics.listen,
         )
-        console = Console(subject, metrics.tally, clock)
-        pages = ConsolePages(
-            console,
-            config.console,
-            door=locks.door,
-            secure=locks.metrics_tls is not None,
-            sessions=Sessions(SESSION_S, os.urandom),
-            clock=clock,
-        )
-        return cls(console, pages)
+        return None
+    about = {
+        "replica": core.replica,
+        "version": kvroute_version(),
+        "fleet": config.fleet.name,
+        "started_at_s": clock(),
+        "queue_timeout_s": config.queue.timeout_s,
+    }
+    subject = Subject(
+        core=core,
+        admission=admission,
+        watchers=watchers,
+        tally=metrics.tally,
+        refused=metrics.refusals,
+        connected=connected,
+        about=about,
+    )
+    return ConsolePages(
+        Console(subject, clock),
+        config.console,
+        door=locks.door,
+        secure=locks.metrics_tls is not None,
+        sessions=Sessions(SESSION_S, os.urandom),
+        clock=clock,
+    )

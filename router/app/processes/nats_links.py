@@ -9,6 +9,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from events.feed.feed import Feed
 from events.feed.fleet_view import Pull
@@ -34,52 +35,45 @@ LINK_S = 5.0
 """Seconds for the connection to other replicas, before the router begins without it."""
 
 
+@dataclass(kw_only=True, eq=False)
 class NatsLinks:
     """The connections of one router, from `open` to `close`."""
 
-    def __init__(
-        self,
-        config: ServeConfig,
-        core: RouterCore,
-        *,
-        commands: FleetCommands,
-        clock: Callable[[], float],
-        rng: random.Random,
-        broke: Callable[[BaseException], None],
-    ) -> None:
-        self._config = config
-        self._core = core
-        self._commands = commands
-        self._clock = clock
-        self._rng = rng
-        self._broke = broke
-        self.child: NatsChild | None = None
-        """The embedded NATS server; None: nats.url names another one."""
-        self.server: tuple[NatsSettings, str] | None = None
-        """How and where to connect to NATS; None before `open`."""
-        self.broker: Broker | None = None
-        self.replicas: Broker | None = None
-        """A second connection, for what replicas say to one another: a connection is read in order,
-        and on the first one a verdict would wait behind all that a relay sends."""
-        self.feed: Feed | None = None
-        self.link: ReplicaLink | None = None
-        routing = config.routing
+    config: ServeConfig
+    core: RouterCore
+    commands: FleetCommands
+    clock: Callable[[], float]
+    rng: random.Random
+    broke: Callable[[BaseException], None]
+    child: NatsChild | None = None
+    """The embedded NATS server; None: nats.url names another one."""
+    server: tuple[NatsSettings, str] | None = None
+    """How and where to connect to NATS; None before `open`."""
+    broker: Broker | None = None
+    replicas: Broker | None = None
+    """A second connection, for what replicas say to one another: a connection is read in order,
+    and on the first one a verdict would wait behind all that a relay sends."""
+    feed: Feed | None = None
+    link: ReplicaLink | None = None
+    copies: CopyLink | None = None
+    """None: hot prefixes were never copied yet."""
+    connected_at_s: float | None = None
+    """When facts could first be read; None: not yet."""
+
+    def __post_init__(self) -> None:
+        routing = self.config.routing
         means = recomputed(routing.prefill_rate)
-        self.hot = HotPrefixes(core.fleet, routing.hot_prefixes, means)
-        self.copies: CopyLink | None = None
-        """None: hot prefixes were never copied yet."""
-        self.connected_at_s: float | None = None
-        """When facts could first be read; None: not yet."""
+        self.hot = HotPrefixes(self.core.fleet, routing.hot_prefixes, means)
 
     async def open(
         self, desk: Desk, reports: Reports, admission: Admission, tasks: Tasks
     ) -> tuple[Broker, Broker, ReplicaLink]:
         """Makes all parts, without connecting. Raises ConfigError."""
-        nats, url = self._config.nats, self._config.nats.url
+        nats, url = self.config.nats, self.config.nats.url
         if url is None:
             nats, url = await self._embedded(tasks)
         self.server = nats, url
-        name = f"kvroute router {self._core.replica}"
+        name = f"kvroute router {self.core.replica}"
         self.broker = broker = Broker(nats, url, name)
         self.replicas = replicas = Broker(nats, url, f"{name}, to replicas")
         self.feed = self._made_feed(broker, desk.dispatch)
@@ -102,30 +96,30 @@ class NatsLinks:
         """Facts, heartbeats and fleet commands from NATS to the view and the core."""
 
         def on_heartbeat(key: WorkerKey, now_s: float) -> None:
-            self._core.on_heartbeat(key, now_s)
+            self.core.on_heartbeat(key, now_s)
             turns()
 
         def on_forgotten(workers: list[WorkerKey], now_s: float) -> None:
-            self._core.on_forgotten(workers, now_s)
+            self.core.on_forgotten(workers, now_s)
             turns()
 
         return Feed(
             broker,
-            self._core.fleet.view,
-            fleet=self._config.fleet.name,
-            replica=self._core.replica,
-            clock=self._clock,
+            self.core.fleet.view,
+            fleet=self.config.fleet.name,
+            replica=self.core.replica,
+            clock=self.clock,
             on_heartbeat=on_heartbeat,
             on_forgotten=on_forgotten,
             on_control=self._on_control,
-            on_failure=self._broke,
-            rng=self._rng,
+            on_failure=self.broke,
+            rng=self.rng,
         )
 
     def _on_control(self, control: Control) -> None:
         """A fleet command from NATS; our own come back, and all of them are repeated."""
-        if not self._commands.knows(control):
-            self._commands.apply(control)
+        if not self.commands.knows(control):
+            self.commands.apply(control)
 
     def _made_link(
         self, replicas: Broker, desk: Desk, reports: Reports, admission: Admission
@@ -133,18 +127,18 @@ class NatsLinks:
         """Messages between replicas, from desk and reports to NATS and back."""
         turns = admission.fleet_turns
         return ReplicaLink(
-            replicas,
-            self._core,
-            self._commands,
-            fleet=self._config.fleet.name,
-            clock=self._clock,
-            rng=self._rng,
-            tells=self._config.fleet.inflight,
+            broker=replicas,
+            core=self.core,
+            commands=self.commands,
+            fleet=self.config.fleet.name,
+            clock=self.clock,
+            rng=self.rng,
+            tells=self.config.fleet.inflight,
             on_report=reports.of_replica,
             on_heard=desk.dispatch,
             demand=turns.demand,
             stopped=lambda: turns.stopped,
-            on_failure=self._broke,
+            on_failure=self.broke,
         )
 
     async def connect(self, tasks: Tasks) -> None:
@@ -166,7 +160,7 @@ class NatsLinks:
         # of connections is reached) keeps no router from its workers.
         await asyncio.wait([linked], timeout=LINK_S)
         await feed.start()
-        self.connected_at_s = self._clock()
+        self.connected_at_s = self.clock()
 
     def on_change(self) -> None:
         """Called when reserved load may have changed."""
@@ -181,7 +175,7 @@ class NatsLinks:
     def resync(self, worker_id: str) -> None:
         """Has a worker's relay send all that it holds again, if there is a connection to it."""
         if self.feed is not None:
-            self.recover(self._core.fleet.view.resync(worker_id, self._clock()))
+            self.recover(self.core.fleet.view.resync(worker_id, self.clock()))
 
     async def send_control(self, control: Control) -> bool:
         """Sends a fleet command; returns whether NATS has taken it."""
@@ -190,17 +184,17 @@ class NatsLinks:
     def use_hot_prefixes(self, routing: RoutingSettings) -> None:
         """Starts, stops or changes the copying of hot prefixes."""
         effects = self.hot.reconfigure(routing.hot_prefixes)
-        self._core.observe_picks(self.hot, self.hot.enabled)
+        self.core.observe_picks(self.hot, self.hot.enabled)
         if self.copies is not None:
             self.copies.perform(effects)
         elif self.hot.enabled and self.broker is not None:
             self.copies = CopyLink(
-                self.broker,
-                self.hot,
-                fleet=self._config.fleet.name,
-                replica=self._core.replica,
-                clock=self._clock,
-                on_failure=self._broke,
+                broker=self.broker,
+                hot=self.hot,
+                fleet=self.config.fleet.name,
+                replica=self.core.replica,
+                clock=self.clock,
+                on_failure=self.broke,
             )
 
     def tick(self) -> None:

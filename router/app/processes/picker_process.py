@@ -8,9 +8,9 @@ from router.config.settings.configurations import PickerConfig
 from router.gateway.picker.server import PickerServer
 from router.net.keys.certificates import Certificates, metrics_tls
 from router.net.listener.http_bounds import HttpBounds
-from router.observe.metrics.http import MetricsServer
-from router.observe.metrics.of_http import HttpCollector
-from router.observe.metrics.probes import ProbeServer
+from router.observe.metrics.families import export
+from router.observe.metrics.of_http import http_metrics
+from router.observe.metrics.ports import MetricsServer, ProbeServer
 
 
 class PickerApp(PortApp):
@@ -43,7 +43,7 @@ class PickerApp(PortApp):
             self._probes = ProbeServer(listen, lambda: self.picker.ready, bounds)
             self._http.append(self._probes)
         ports = [server.connections for server in (self.picker, *self._http)]
-        self.registry.register(HttpCollector(*ports))
+        export(self.registry, http_metrics, *ports)
 
     @property
     def probes_port(self) -> int:

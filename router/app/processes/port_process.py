@@ -5,12 +5,12 @@ import logging
 import signal
 from abc import ABC, abstractmethod
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client import CollectorRegistry
 
 from events.plane.clock import unix_now
 from events.plane.tasks import named
 from kvroute.client import KvRouteClient
-from router.api.desk.counters import kvroute_version
+from router.api.desk.counters import process_metrics
 from router.app.processes.checks import check_files
 from router.app.processes.descriptors import raise_limit
 from router.app.processes.process_tracing import ProcessTracing
@@ -37,9 +37,7 @@ class PortApp(ABC):
         self._failed: BaseException | None = None
         self.registry = registry = CollectorRegistry()
         self.tracing = ProcessTracing(config.tracing, self.service, registry)
-        build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
-        build.labels(kvroute_version()).set(1)
-        ProcessCollector(registry=registry)
+        process_metrics(registry)
         targets = [target.strip() for target in config.router.split(",")]
         try:
             self.client = KvRouteClient(targets, **dial_options(config.to_router, unix_now))

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import random
-import secrets
 
 from prometheus_client import CollectorRegistry
 
 from router.api.desk.counters import kvroute_version
 from router.config.settings.tracing_settings import TracingSettings
-from router.observe.metrics.of_audit import SpanCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_audit import span_metrics
 from router.observe.tracing.export import SpanExport
 from router.observe.tracing.spans import Tracing
 
@@ -26,9 +26,8 @@ class ProcessTracing:
         self.spans: Tracing | None = None
         """None: no request has spans."""
         if self._export is not None:
-            rng = random.Random(secrets.randbits(64))
-            self.spans = Tracing(self._export.record, settings.share, rng)
-            registry.register(SpanCollector(self._export))
+            self.spans = Tracing(self._export.record, settings.share, random.Random())
+            export(registry, span_metrics, self._export)
 
     def start(self) -> None:
         """Begins to send spans."""

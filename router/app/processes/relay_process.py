@@ -5,12 +5,11 @@ import errno
 import logging
 import os
 import random
-import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client import CollectorRegistry
 
 from events.engines.endpoints import masked
 from events.plane.broker import Broker
@@ -22,7 +21,7 @@ from events.plane.subjects import control
 from events.plane.tasks import Tasks, named
 from events.relay.dynamo.relay import DynamoRelay
 from events.relay.relay import Relay
-from router.api.desk.counters import kvroute_version
+from router.api.desk.counters import process_metrics
 from router.app.processes.checks import check_engine, check_files, checked_broker
 from router.app.processes.descriptors import raise_limit
 from router.app.processes.risks import log_risks
@@ -34,9 +33,10 @@ from router.net.keys.certificates import Certificates, metrics_tls
 from router.net.keys.engine_accesses import EngineAccesses
 from router.net.keys.followed import Followed
 from router.net.listener.http_bounds import HttpBounds
-from router.observe.metrics.http import MetricsServer
-from router.observe.metrics.of_http import HttpCollector
-from router.observe.metrics.of_relays import BrokerCollector, RelayCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_http import http_metrics
+from router.observe.metrics.of_relays import broker_metrics, relay_metrics
+from router.observe.metrics.ports import MetricsServer
 
 log = logging.getLogger("kvroute")
 
@@ -53,7 +53,7 @@ class RelayApp:
         state_dir = _writable(config.state_dir) if config.state_dir else None
         self._tasks = Tasks(self._broke)
         self._broker = checked_broker(config.nats, url, "kvroute relay")
-        rng = random.Random(secrets.randbits(64))
+        rng = random.Random()
         accesses = EngineAccesses.of(config.engines, workers=config.workers)
         self._relays = [
             Relay(
@@ -84,11 +84,9 @@ class RelayApp:
             self._dynamo.append(relay)
             self._sources.append(source)
         registry = CollectorRegistry()
-        build = Gauge("kvroute_build_info", "Always 1.", ["version"], registry=registry)
-        build.labels(kvroute_version()).set(1)
-        ProcessCollector(registry=registry)
-        registry.register(RelayCollector(lambda: map(relay_status, self._all)))
-        registry.register(BrokerCollector(self._broker))
+        process_metrics(registry)
+        export(registry, relay_metrics, lambda: map(relay_status, self._all))
+        export(registry, broker_metrics, self._broker)
         certificates = Certificates.of(config.tls)
         self._followed = Followed()
         self._followed.add("engine_key", accesses)
@@ -99,7 +97,7 @@ class RelayApp:
         if config.metrics.listen:
             tls = metrics_tls(config.metrics, certificates)
             self._http = MetricsServer(registry, config.metrics.listen, bounds, tls)
-            registry.register(HttpCollector(self._http.connections))
+            export(registry, http_metrics, self._http.connections)
 
     async def run(self) -> int:
         """Relays until SIGTERM or SIGINT; returns the exit code."""

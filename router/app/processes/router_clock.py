@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 
 from events.feed.stream import StreamState
@@ -26,38 +27,29 @@ HELLO_GRACE_S = 1.0
 log = logging.getLogger("kvroute")
 
 
+@dataclass(kw_only=True, eq=False)
 class RouterClock:
     """The timer of one router."""
 
-    def __init__(
-        self,
-        config: ServeConfig,
-        core: RouterCore,
-        desk: Desk,
-        *,
-        links: NatsLinks,
-        relays: OwnRelays,
-        commands: FleetCommands,
-        clock: Callable[[], float],
-        discovered: Callable[[], bool],
-    ) -> None:
-        """discovered: whether discovery has settled; true where there is none."""
-        self._config = config
-        self._core = core
-        self._desk = desk
-        self._links = links
-        self._relays = relays
-        self._commands = commands
-        self._clock = clock
-        self._discovered = discovered
-        self._started_at_s = clock()
+    config: ServeConfig
+    core: RouterCore
+    desk: Desk
+    links: NatsLinks
+    relays: OwnRelays
+    commands: FleetCommands
+    clock: Callable[[], float]
+    discovered: Callable[[], bool]
+    """Whether discovery has settled; true where there is none."""
+
+    def __post_init__(self) -> None:
+        self._started_at_s = self.clock()
         self._warning_log = WarningLog()
         self._silence_log = SilenceLog()
         self._warned_at_s = -inf
 
     async def tick(self) -> None:
         """Does what is due each TICK_S seconds. fleet.ready may be true after it."""
-        core, now_s = self._core, self._clock()
+        core, now_s = self.core, self.clock()
         effects = core.on_time(now_s)
         expired = effects.expired
         while core.behind(now_s):
@@ -66,9 +58,9 @@ class RouterClock:
         if expired:
             log.warning("%d reservations expired: no Report came in time", expired)
         self._perform(effects)
-        self._desk.dispatch()
-        self._links.tick()
-        self._relays.tick()
+        self.desk.dispatch()
+        self.links.tick()
+        self.relays.tick()
         for line in self._silence_log.lines(core.fleet.view.sources.values()):
             log.warning("%s", line)
         self._warn(now_s)
@@ -78,14 +70,14 @@ class RouterClock:
         """Judges workers by what callers say of them, until the next tick is due."""
         for _ in range(JUDGED_A_TICK):
             await asyncio.sleep(TICK_S / JUDGED_A_TICK)
-            self._core.fleet.outliers.judge(self._clock())
-            self._desk.dispatch()
+            self.core.fleet.outliers.judge(self.clock())
+            self.desk.dispatch()
 
     def _perform(self, effects: Effects) -> None:
         """Does what the core wants done since time went by."""
         for pull in effects.resyncs:
             log.warning("%s: its engine reuses less than the index says", pull.worker)
-        self._links.recover(effects.resyncs)
+        self.links.recover(effects.resyncs)
         for line in effects.news:
             log.warning("%s", line)
 
@@ -94,8 +86,8 @@ class RouterClock:
         if now_s - self._warned_at_s < WARN_S:
             return
         self._warned_at_s = now_s
-        fleet = self._core.fleet
-        if error := self._core.decider.take_policy_error():
+        fleet = self.core.fleet
+        if error := self.core.decider.take_policy_error():
             log.warning("%s; the default policy decided", error)
         current = (
             (key, warning)
@@ -107,7 +99,7 @@ class RouterClock:
 
     def _is_ready(self, now_s: float) -> bool:
         """Whether the index can be trusted, or we have waited long enough for it."""
-        view, since_s = self._core.fleet.view, self._links.connected_at_s
+        view, since_s = self.core.fleet.view, self.links.connected_at_s
         sources = view.sources.values()
         streams = [source.stream for source in sources]
         known = {source.key.worker_id for source in sources}
@@ -115,15 +107,15 @@ class RouterClock:
             since_s is not None
             and now_s - since_s >= HELLO_GRACE_S
             and all(
-                worker.id in known or self._commands.removed(worker.id)
-                for worker in self._config.workers
+                worker.id in known or self.commands.removed(worker.id)
+                for worker in self.config.workers
             )
-            and self._discovered()
+            and self.discovered()
         )
         if complete and streams and all(stream.state is StreamState.LIVE for stream in streams):
             log.info("ready: %s", view.summary())
             return True
-        if now_s - self._started_at_s >= self._config.ready_timeout_s:
+        if now_s - self._started_at_s >= self.config.ready_timeout_s:
             log.warning(
                 "ready after ready_timeout_s, though not every stream is trusted: %s",
                 view.summary(),

@@ -40,7 +40,7 @@ from router.app.processes.checks import (
     checked_broker,
     checked_file,
 )
-from router.app.processes.console_port import ConsolePort
+from router.app.processes.console_port import console_pages
 from router.app.processes.descriptors import raise_limit
 from router.app.processes.discovered import DiscoveredWorkers
 from router.app.processes.listeners import Listeners
@@ -67,21 +67,22 @@ from router.fleet.health.warnings import WarningCode
 from router.net.keys.engine_accesses import EngineAccesses
 from router.net.keys.networks import check_engine_networks
 from router.observe.audit.observers import Watchers
-from router.observe.metrics.of_audit import WatchCollector
-from router.observe.metrics.of_copies import HotPrefixCollector
-from router.observe.metrics.of_discovery import DiscoveryCollector
-from router.observe.metrics.of_fleet import RouterCollector
-from router.observe.metrics.of_keys import KeyCollector
-from router.observe.metrics.of_prompts import PromptCollector
-from router.observe.metrics.of_queue import QueueCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_audit import watch_metrics
+from router.observe.metrics.of_copies import hot_prefix_metrics
+from router.observe.metrics.of_discovery import discovery_metrics
+from router.observe.metrics.of_fleet import fleet_metrics
+from router.observe.metrics.of_keys import key_metrics
+from router.observe.metrics.of_prompts import prompt_metrics
+from router.observe.metrics.of_queue import queue_metrics
 from router.observe.metrics.of_relays import (
-    BrokerCollector,
-    NatsChildCollector,
-    OwnRelaysCollector,
-    RelayCollector,
+    broker_metrics,
+    nats_child_metrics,
+    own_relay_metrics,
+    relay_metrics,
 )
-from router.observe.metrics.of_replicas import FleetStateCollector, ReplicaCollector
-from router.observe.metrics.of_workers import WorkerCollector
+from router.observe.metrics.of_replicas import replica_metrics, saved_command_metrics
+from router.observe.metrics.of_workers import worker_metrics
 from router.request.refusal import Reason, Refusal
 from router.request.tokens import Prompts
 
@@ -98,7 +99,7 @@ class RouterApp:
     stopped.
     """
 
-    def __init__(  # noqa: PLR0915 - each part of the process is made here
+    def __init__(
         self,
         config: ServeConfig,
         *,
@@ -122,16 +123,14 @@ class RouterApp:
         self.clock = clock
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()[:40])
         self.replica = f"{host}-{secrets.token_hex(4)}"  # replica_link.REPLICA_NAME
-        seed = routing.seed
-        self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
+        self._rng = random.Random(routing.seed)  # None: by the system's
         self.view = FleetView(
             NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
             workers_max=config.fleet.workers_max,
             predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
-        rng = random.Random(secrets.randbits(64))
-        self.watchers = Watchers(self.replica, rng, _watcher_failed)
+        self.watchers = Watchers(self.replica, random.Random(), _watcher_failed)
         self.accesses = EngineAccesses.of(config.engines, config.gateway, config.workers)
         if not config.gateway.listen:  # it follows them itself
             locks.followed.add("engine_key", self.accesses)
@@ -160,7 +159,7 @@ class RouterApp:
         self.metrics = Metrics(self.registry)
         self.tracing = ProcessTracing(config.tracing, "kvroute-router", self.registry)
         self.metrics.index_bytes_max = config.index.bytes_max()
-        self.registry.register(WatchCollector(self.watchers))
+        export(self.registry, watch_metrics, self.watchers)
         self._guard = Guard.of(routing.prompt_tokens_max, self.metrics, locks.door)
         self.commands = FleetCommands(
             self.core,
@@ -169,8 +168,8 @@ class RouterApp:
             on_removed=self.relays.on_removed,
         )
         self.links = NatsLinks(
-            config,
-            self.core,
+            config=config,
+            core=self.core,
             commands=self.commands,
             clock=clock,
             rng=self._rng,
@@ -184,7 +183,7 @@ class RouterApp:
             fault=self._guard.fault,
             admission=self.admission,
             soon=lambda call: asyncio.get_running_loop().call_soon(call),
-            observed=self.watchers,
+            watch=self.watchers.watch,
             on_change=self.links.on_change,
             tracing=self.tracing.spans,
         )
@@ -209,20 +208,29 @@ class RouterApp:
         self._stopping = asyncio.Event()
         self._tasks = Tasks(self._broke)
         self.listeners = Listeners(
-            config,
-            locks,
-            self.registry,
+            config=config,
+            locks=locks,
+            registry=self.registry,
             clock=clock,
             serving=lambda: self.serving,
             broke=self._broke,
-            console=self._made_console(),
+            pages=console_pages(
+                config,
+                locks,
+                self.core,
+                self.admission,
+                self.watchers,
+                self.metrics,
+                connected=lambda: self.links.broker is not None and self.links.broker.connected,
+                clock=clock,
+            ),
             tracing=self.tracing.spans,
             accesses=self.accesses,
         )
         self._timer = RouterClock(
-            config,
-            self.core,
-            self.desk,
+            config=config,
+            core=self.core,
+            desk=self.desk,
             links=self.links,
             relays=self.relays,
             commands=self.commands,
@@ -236,9 +244,9 @@ class RouterApp:
         if not config.discovery.kubernetes.enabled:
             return None
         self._pods = DiscoveredWorkers(
-            self.core,
-            self.relays,
-            self.commands,
+            core=self.core,
+            relays=self.relays,
+            commands=self.commands,
             clock=self.clock,
             broker=lambda: self.links.broker,
             completed=self._with_block_size,
@@ -251,23 +259,10 @@ class RouterApp:
                 replica=self.replica,
                 copied_labels=config.routing.compared_labels,
                 clock=self.clock,
-                rng=random.Random(secrets.randbits(64)),
+                rng=random.Random(),
             )
         except NoApi as error:
             raise ConfigError(str(error)) from None
-
-    def _made_console(self) -> ConsolePort | None:
-        """The console in the browser; None: it is off."""
-        return ConsolePort.of(
-            self.config,
-            self.locks,
-            self.core,
-            self.admission,
-            self.watchers,
-            self.metrics,
-            connected=lambda: self.links.broker is not None and self.links.broker.connected,
-            clock=self.clock,
-        )
 
     def _discovered(self) -> bool:
         return self.discovery is None or self.discovery.settled(self._pods.knows)
@@ -299,33 +294,31 @@ class RouterApp:
             self._state.restore()
             self._tasks.spawn(self._state.run(), "fleet state file")
         self.links.use_hot_prefixes(config.routing)
-        self._register_collectors(broker, replicas, link)
+        self._export_metrics(broker, replicas, link)
         await self._listen()
         self._tasks.spawn(self._connect(), "connection to NATS")
         self._tasks.spawn(self._run_clock(), "router clock")
         self.tracing.start()
 
-    def _register_collectors(self, broker: Broker, replicas: Broker, link: ReplicaLink) -> None:
+    def _export_metrics(self, broker: Broker, replicas: Broker, link: ReplicaLink) -> None:
         """Everything that is read at a scrape."""
-        for collector in (
-            OwnRelaysCollector(self.relays, self.commands),
-            RouterCollector(self.core, self.clock),
-            WorkerCollector(self.core),
-            BrokerCollector(broker, replicas, others=lambda: (self.relays.broker,)),
-            RelayCollector(self.relays.running),
-            ReplicaCollector(self.core, link, self.clock),
-            HotPrefixCollector(self.links.hot),
-            QueueCollector(self.admission, self.core.fleet, self.clock),
-            KeyCollector(self.locks.followed, self.locks.door),
-            PromptCollector(self.prompts, lambda: self.texts.open),
-        ):
-            self.registry.register(collector)
+        registry = self.registry
+        export(registry, own_relay_metrics, self.relays, self.commands)
+        export(registry, fleet_metrics, self.core, self.clock)
+        export(registry, worker_metrics, self.core)
+        export(registry, broker_metrics, broker, replicas, relays=lambda: self.relays.broker)
+        export(registry, relay_metrics, self.relays.running)
+        export(registry, replica_metrics, self.core, link, self.clock)
+        export(registry, hot_prefix_metrics, self.links.hot)
+        export(registry, queue_metrics, self.admission, self.core.fleet, self.clock)
+        export(registry, key_metrics, self.locks.followed, self.locks.door)
+        export(registry, prompt_metrics, self.prompts, lambda: self.texts.open)
         if self.links.child is not None:
-            self.registry.register(NatsChildCollector(self.links.child))
+            export(registry, nats_child_metrics, self.links.child)
         if self._state is not None:
-            self.registry.register(FleetStateCollector(self._state))
+            export(registry, saved_command_metrics, self._state)
         if self.discovery is not None:
-            self.registry.register(DiscoveryCollector(self.discovery))
+            export(registry, discovery_metrics, self.discovery)
 
     async def _listen(self) -> None:
         """Opens every port; raises ConfigError for an address that can't be had."""
@@ -415,13 +408,12 @@ class RouterApp:
             self.watchers.use(config)  # changes nothing if it fails
             self.core.use(settings)
             self.admission.configure(config.queue, self.clock())
-        except ConfigError as error:
+        except Exception as error:
             self.metrics.reads.labels("config", "failed").inc()
-            log.error("configuration not reloaded, all stays as it was: %s", error)
-            return
-        except Exception:  # a fault of ours, or of a policy of the operator's: we serve on
-            self.metrics.reads.labels("config", "failed").inc()
-            log.exception("configuration not reloaded")
+            if isinstance(error, ConfigError):
+                log.error("configuration not reloaded, all stays as it was: %s", error)
+            else:  # a fault of ours, or of a policy of the operator's: we serve on
+                log.exception("configuration not reloaded")
             return
         self.config = config
         self.links.use_hot_prefixes(config.routing)

@@ -8,20 +8,17 @@ socket. Messages: router/cluster/children/relay_messages.py.
 import asyncio
 import logging
 import random
-import secrets
 import signal
 import socket
 from contextlib import suppress
 from functools import partial
-
-import uvloop
 
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
 from events.plane.settings import EngineSettings
 from events.plane.together import together
 from events.relay.relay import Relay
-from router.app.cli.run import settle
+from router.app.cli.run import run
 from router.app.processes.logs import set_up
 from router.cluster.children.relay_messages import (
     COMMANDS,
@@ -59,7 +56,7 @@ class RelayChild:
         self._own_numbers = opening.engines.numbers
         self._followed = Followed()
         self._followed.add("engine_key", self._accesses)
-        self._rng = random.Random(secrets.randbits(64))
+        self._rng = random.Random()
         self._relays: dict[int, Relay] = {}
         """Those that run, by the number of their start."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -165,9 +162,7 @@ async def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    settle()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(socket.socket(fileno=0)))
+    run(serve(socket.socket(fileno=0)))
 
 
 if __name__ == "__main__":

@@ -60,9 +60,8 @@ def check_config(config_file: Path | None, **given: Any) -> None:
 
     config, sources = load_with_sources(ServeConfig, config_file, os.environ, given_flags(given))
 
-    async def check() -> int:
+    async def check() -> None:
         RouterApp(config)
-        return 0
 
     run(check())
     for sentence in warnings_of(config):

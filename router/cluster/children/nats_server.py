@@ -56,19 +56,19 @@ class NatsChild:
         with logfile.open("wb") as output:
             command = [server_binary(), "--addr", "127.0.0.1", "--port", str(port or -1)]
             command += ["--config", str(config), "--ports_file_dir", str(folder)]
-            self._process = await start(command, output)
+            self._process = process = await start(command, output)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                self.url = await self._read_url(folder)
+                self.url = await _read_url(folder, process)
         except TimeoutError:
-            await end(self._process)
+            await end(process)
             raise NatsChildError(
                 f"nats-server did not start within {START_TIMEOUT_S:g} s"
             ) from None
         except NatsChildError as error:
             last = logfile.read_text(errors="replace").strip().splitlines()[-1:]
             raise NatsChildError(f"{error}: {' '.join(last)}") from None
-        log.info("embedded NATS server at %s (pid %d)", self.url, self._process.pid)
+        log.info("embedded NATS server at %s (pid %d)", self.url, process.pid)
 
     async def keep(self) -> None:
         """Starts the server again on its port whenever it has left; never returns.
@@ -112,16 +112,15 @@ class NatsChild:
             await end(self._process)
         self._folder.cleanup()
 
-    async def _read_url(self, folder: Path) -> str:
-        """Waits for the file in which the server names its ports."""
-        if self._process is None:
-            raise RuntimeError("not started")
-        while True:
-            if url := _url_in(folder):
-                return url
-            if self._process.returncode is not None:
-                raise NatsChildError(f"nats-server left with code {self._process.returncode}")
-            await asyncio.sleep(0.02)
+
+async def _read_url(folder: Path, process: Child) -> str:
+    """Waits for the file in which the server names its ports."""
+    while True:
+        if url := _url_in(folder):
+            return url
+        if process.returncode is not None:
+            raise NatsChildError(f"nats-server left with code {process.returncode}")
+        await asyncio.sleep(0.02)
 
 
 def _url_in(folder: Path) -> str | None:

@@ -24,7 +24,14 @@ from typing_extensions import override
 from events.plane.facts import Epoch
 from events.plane.settings import EngineSettings, shared_socket
 from events.plane.supervisor import Supervisor
-from router.cluster.children.relay_messages import BrokerStatus, Opening, RelayState, RelayStatus
+from router.cluster.children.relay_messages import (
+    BrokerStatus,
+    LookAtModels,
+    Opening,
+    RelayState,
+    RelayStatus,
+    Stop,
+)
 from router.cluster.children.relay_process import RelayProcess
 from router.net.keys.engine_accesses import EngineAccesses
 from router.request.refusal import Reason, Refusal
@@ -179,7 +186,7 @@ class OwnRelays:
         """
         kept = self._kept.get(worker_id)
         if kept is not None and kept.number is not None and self._process is not None:
-            self._process.look_at_models(kept.number)
+            self._process.send(LookAtModels(kept.number))
 
     def leave(self, worker_id: str, reason: str) -> None:
         """Stops a worker's relay for good, if one runs."""
@@ -243,7 +250,7 @@ class OwnRelays:
         try:
             error = await asyncio.shield(ended)
         except asyncio.CancelledError:
-            process.leave(number)
+            process.send(Stop(number))
             if error := await asyncio.shield(ended):  # its worker's next one begins again
                 self.failures += 1
                 log.warning("the relay for worker %s stopped badly: %s", settings.id, error)

@@ -19,14 +19,12 @@ from router.cluster.children.relay_messages import (
     BrokerStatus,
     Command,
     Ended,
-    LookAtModels,
     Opening,
     RelayState,
     RelayStatus,
     Report,
     Start,
     Status,
-    Stop,
     framed,
     read,
 )
@@ -73,7 +71,7 @@ class RelayProcess:
             ours.close()  # ends a child that was started
             raise
         process = cls(child, reader, writer)
-        process._send(opening)
+        process.send(opening)
         log.info("relays run in a child process (pid %d)", child.pid)
         return process
 
@@ -94,25 +92,18 @@ class RelayProcess:
         error, or an empty string.
         """
         ended = self._ends[number] = asyncio.get_running_loop().create_future()
-        self._send(Start(number, settings))
+        self.send(Start(number, settings))
         return ended
 
-    def leave(self, number: int) -> None:
-        """Ends a relay."""
-        self._send(Stop(number))
-
-    def look_at_models(self, number: int) -> None:
-        """Has a relay read its engine's list of models soon."""
-        self._send(LookAtModels(number))
+    def send(self, command: Command) -> None:
+        """Sends a command to the child, unless it is gone."""
+        if not self._writer.is_closing():
+            self._writer.write(framed(command))
 
     async def stop(self) -> None:
         """Ends the child, within END_S."""
         await end(self._child, END_S)
         await self._reading
-
-    def _send(self, command: Command) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(framed(command))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Reads reports until the child's end, which ends all its relays."""

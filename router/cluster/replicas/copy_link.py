@@ -9,6 +9,7 @@ It awaits, then calls. What is under way is bounded by the decisions
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 
 from events.plane import subjects
 from events.plane.broker import Broker
@@ -23,33 +24,27 @@ ANSWER_S = WARM_S + 5.0
 log = logging.getLogger("kvroute.copies")
 
 
+@dataclass(kw_only=True, eq=False)
 class CopyLink:
     """The copies of hot prefixes that one router replica has begun."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        hot: HotPrefixes,
-        *,
-        fleet: str,
-        replica: str,
-        clock: Callable[[], float],
-        on_failure: OnFailure,
-    ) -> None:
-        self._broker = broker
-        self._hot = hot
-        self._fleet = fleet
-        self._replica = replica
-        self._clock = clock
+    broker: Broker
+    hot: HotPrefixes
+    fleet: str
+    replica: str
+    clock: Callable[[], float]
+    on_failure: InitVar[OnFailure]
+    _under_way: dict[Copy, asyncio.Task[None]] = field(default_factory=dict)
+
+    def __post_init__(self, on_failure: OnFailure) -> None:
         self._tasks = Tasks(on_failure)
-        self._under_way: dict[Copy, asyncio.Task[None]] = {}
 
     async def stop(self) -> None:
         await self._tasks.close()
 
     def tick(self) -> None:
         """Has the core decide about copies, and performs the effects."""
-        self.perform(self._hot.decide(self._clock()))
+        self.perform(self.hot.decide(self.clock()))
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Begins and cancels copies, as the effects say."""
@@ -69,8 +64,8 @@ class CopyLink:
             lora_name=prefix.lora_name,
             cache_salt=prefix.cache_salt,
         )
-        subject = subjects.warm(self._fleet, copy.target)
-        answer = await self._broker.request(subject, encode(warm), ANSWER_S)
+        subject = subjects.warm(self.fleet, copy.target)
+        answer = await self.broker.request(subject, encode(warm), ANSWER_S)
         if self._under_way.pop(copy, None) is None:
             return  # taken back as its answer came, which asyncio.wait_for puts before a cancel
         trouble = "no answer from its relay"
@@ -84,11 +79,11 @@ class CopyLink:
             log.warning("%d tokens not copied to %s: %s", prefix.token_count, copy.target, trouble)
         else:
             log.info("%d tokens copied to %s", prefix.token_count, copy.target)
-        self._hot.ended(copy, not trouble, self._clock())
+        self.hot.ended(copy, not trouble, self.clock())
 
     async def _take_back(self, copy: Copy) -> None:
         cancel = encode(Warm(id=self._id(copy), cancel=True))
-        await self._broker.publish(subjects.warm(self._fleet, copy.target), cancel)
+        await self.broker.publish(subjects.warm(self.fleet, copy.target), cancel)
 
     def _id(self, copy: Copy) -> str:
-        return f"{self._replica}-{copy.id}"
+        return f"{self.replica}-{copy.id}"

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 
 from nats.aio.msg import Msg
@@ -44,65 +45,50 @@ HELLO_S = 1.0
 log = logging.getLogger("kvroute.replicas")
 
 
+@dataclass(kw_only=True, eq=False)
 class ReplicaLink:
     """Connects one replica to the others."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        core: RouterCore,
-        commands: FleetCommands,
-        *,
-        fleet: str,
-        clock: Callable[[], float],
-        rng: random.Random,
-        tells: bool = True,
-        on_report: Callable[[bytes], bytes],
-        on_heard: Callable[[], None] = lambda: None,
-        demand: Callable[[float], Sequence[Demand]] = lambda _: (),
-        stopped: Callable[[], Sequence[Demand]] = lambda: (),
-        on_failure: OnFailure,
-    ) -> None:
-        """broker: a connection of its own, since messages of a connection are read in order, and a
-        verdict about a worker would wait behind the facts of relays.
+    broker: Broker
+    """A connection of its own, since messages of a connection are read in order, and a verdict
+    about a worker would wait behind the facts of relays."""
+    core: RouterCore
+    commands: FleetCommands
+    fleet: str
+    clock: Callable[[], float]
+    rng: random.Random
+    tells: bool = True
+    """Whether reserved load is published and read."""
+    on_report: Callable[[bytes], bytes]
+    """Answers another replica's ReportRequest with bytes of a ReportResponse."""
+    on_heard: Callable[[], None] = lambda: None
+    """Called when another replica's reserved load has changed."""
+    demand: Callable[[float], Sequence[Demand]] = lambda _: ()
+    """Returns what waits in this router at a time."""
+    stopped: Callable[[], Sequence[Demand]] = lambda: ()
+    on_failure: InitVar[OnFailure]
+    forwarded: Counter[str] = field(default_factory=Counter)
+    """Report calls handed on to another replica, by their outcome."""
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
+    """There is something to tell."""
+    _forwards: int = 0
+    _hello_at_s: float = -HELLO_S
+    _subscriptions: list[Subscription] = field(default_factory=list)
 
-        tells: whether reserved load is published and read.
-
-        on_report: answers another replica's ReportRequest with bytes of a ReportResponse. on_heard:
-        called when another replica's reserved load has changed. demand: returns what waits in this
-        router at a time.
-        """
-        self._broker = broker
-        self._core = core
-        self._commands = commands
-        self._fleet = fleet
-        self._clock = clock
-        self._rng = rng
-        self._tells = tells
-        self._due = asyncio.Event()
-        """There is something to tell."""
-        self._our_subject = subjects.inflight(fleet, core.replica)
-        self._on_report = on_report
-        self._on_heard = on_heard
-        self._demand = demand
-        self._stopped = stopped
-        self._forwards = 0
-        self._hello_at_s = -HELLO_S
+    def __post_init__(self, on_failure: OnFailure) -> None:
+        self._our_subject = subjects.inflight(self.fleet, self.core.replica)
         self._tasks = Tasks(on_failure)
-        self._subscriptions: list[Subscription] = []
-        epoch = Epoch(round(clock() * 1e9), rng.getrandbits(62))
-        self._teller = Teller(core.replica, epoch)
-        self.forwarded: Counter[str] = Counter()
-        """Report calls handed on to another replica, by their outcome."""
+        epoch = Epoch(round(self.clock() * 1e9), self.rng.getrandbits(62))
+        self._teller = Teller(self.core.replica, epoch)
 
     async def start(self) -> None:
         """Subscribes, and begins to publish. The broker must be connected."""
-        replica = self._core.replica
-        await self._listen(subjects.report(self._fleet, replica), self._report_came)
-        await self._listen(subjects.hello(self._fleet), self._hello_came)
-        self._broker.on_connection(self._connection_changed)
-        if self._tells:
-            await self._listen(subjects.every_inflight(self._fleet), self._inflight_came)
+        replica = self.core.replica
+        await self._listen(subjects.report(self.fleet, replica), self._report_came)
+        await self._listen(subjects.hello(self.fleet), self._hello_came)
+        self.broker.on_connection(self._connection_changed)
+        if self.tells:
+            await self._listen(subjects.every_inflight(self.fleet), self._inflight_came)
             self._tasks.spawn(self._tell(), "telling other replicas")
 
     @property
@@ -115,12 +101,12 @@ class ReplicaLink:
         replicas then fail at once, and not after FORWARD_TIMEOUT_S.
         """
         for subscription in self._subscriptions:
-            await self._broker.unsubscribe(subscription)
+            await self.broker.unsubscribe(subscription)
         self._subscriptions.clear()
         await self._tasks.close()
 
     async def _listen(self, subject: str, listener: OnMessage) -> None:
-        self._subscriptions.append(await self._broker.subscribe(subject, listener))
+        self._subscriptions.append(await self.broker.subscribe(subject, listener))
 
     def owner(self, reservation_id: str) -> str:
         """Name of the other replica that a reservation's id names; empty: this replica's, or no
@@ -131,7 +117,7 @@ class ReplicaLink:
         count. The replica need not have sent any message: some send none (fleet.inflight).
         """
         owner, _, _ = reservation_id.rpartition("-")
-        if owner == self._core.replica or REPLICA_NAME.fullmatch(owner) is None:
+        if owner == self.core.replica or REPLICA_NAME.fullmatch(owner) is None:
             return ""
         return owner
 
@@ -144,8 +130,8 @@ class ReplicaLink:
             return None
         self._forwards += 1
         try:
-            subject = subjects.report(self._fleet, owner)
-            answer = await self._broker.request(subject, report, FORWARD_TIMEOUT_S)
+            subject = subjects.report(self.fleet, owner)
+            answer = await self.broker.request(subject, report, FORWARD_TIMEOUT_S)
         finally:
             self._forwards -= 1
         self.forwarded["no_answer" if answer is None else "answered"] += 1
@@ -153,7 +139,7 @@ class ReplicaLink:
 
     def on_change(self) -> None:
         """Called when reserved load or waiting requests may have changed."""
-        if self._core.fleet.replicas:
+        if self.core.fleet.replicas:
             self._due.set()
 
     async def _tell(self) -> None:
@@ -161,27 +147,27 @@ class ReplicaLink:
         again for a while."""
         while True:
             wait_s = FULL_S
-            if self._broker.connected:
-                now_s = self._clock()
+            if self.broker.connected:
+                now_s = self.clock()
                 message: bytes | None = self._teller.presence()
-                if self._core.fleet.replicas:
-                    verdicts = self._core.fleet.outliers.verdicts(now_s)
-                    sessions = self._core.fleet.sessions
+                if self.core.fleet.replicas:
+                    verdicts = self.core.fleet.outliers.verdicts(now_s)
+                    sessions = self.core.fleet.sessions
                     moved = sessions.take_moved()
                     message = self._teller.message(
-                        self._core.fleet.loads,
+                        self.core.fleet.loads,
                         now_s,
                         verdicts,
                         moved,
-                        self._demand(now_s),
-                        self._stopped(),
+                        self.demand(now_s),
+                        self.stopped(),
                     )
                     wait_s = self._teller.full_due_s - now_s
                     if self._teller.is_cut or sessions.unannounced:
                         self._due.set()
                 if message is not None:
-                    await self._broker.publish(self._our_subject, message)
-            await asyncio.sleep(len(self._core.fleet.replicas) / HEARD_PER_S)
+                    await self.broker.publish(self._our_subject, message)
+            await asyncio.sleep(len(self.core.fleet.replicas) / HEARD_PER_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._due.wait()
@@ -190,25 +176,25 @@ class ReplicaLink:
     async def _inflight_came(self, message: Msg) -> None:
         if message.subject == self._our_subject:
             return
-        met = self._core.fleet.replicas.met
-        self._core.on_inflight(message.data, self._clock())
-        self._on_heard()
-        if self._core.fleet.replicas.met > met:
+        met = self.core.fleet.replicas.met
+        self.core.on_inflight(message.data, self.clock())
+        self.on_heard()
+        if self.core.fleet.replicas.met > met:
             self._teller.begin_anew()
-            self._core.fleet.sessions.announce_all()
+            self.core.fleet.sessions.announce_all()
             self._due.set()
 
     async def _report_came(self, message: Msg) -> None:
         if message.reply:
-            await self._broker.publish(message.reply, self._on_report(message.data))
+            await self.broker.publish(message.reply, self.on_report(message.data))
 
     async def _hello_came(self, message: Msg) -> None:
         hello = decode(Hello, message.data)
         if isinstance(hello, Unreadable):
-            self._core.fleet.view.dropped[hello.reason] += 1
+            self.core.fleet.view.dropped[hello.reason] += 1
             return
-        now_s = self._clock()
-        if hello.replica == self._core.replica or now_s - self._hello_at_s < HELLO_S:
+        now_s = self.clock()
+        if hello.replica == self.core.replica or now_s - self._hello_at_s < HELLO_S:
             return
         self._say_commands(now_s, f"commands for {hello.replica}")
 
@@ -216,17 +202,17 @@ class ReplicaLink:
         """Says fleet commands again after an outage: others may have said hello before we were back
         to hear it, and a command that was given here meanwhile has reached nobody."""
         if connected:
-            self._say_commands(self._clock(), "commands after an outage")
+            self._say_commands(self.clock(), "commands after an outage")
 
     def _say_commands(self, now_s: float, why: str) -> None:
         self._hello_at_s = now_s
-        if in_force := self._commands.in_force():
+        if in_force := self.commands.in_force():
             self._tasks.spawn(self._answer(in_force), why)
 
     async def _answer(self, in_force: list[Control]) -> None:
         """Publishes after a random delay: all replicas answer a hello with the same commands."""
-        await asyncio.sleep(self._rng.uniform(0, HELLO_JITTER_S))
+        await asyncio.sleep(self.rng.uniform(0, HELLO_JITTER_S))
         log.info("telling other replicas of %d fleet commands in force", len(in_force))
-        publish = partial(self._broker.publish, subjects.control(self._fleet))
+        publish = partial(self.broker.publish, subjects.control(self.fleet))
         for control in in_force:
             await publish(encode(control))

@@ -15,6 +15,7 @@ Laws:
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -40,25 +41,25 @@ class _State(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_State)
 
 
+@dataclass(eq=False)
 class FleetState:
     """The file with a router's fleet commands in force."""
 
-    def __init__(self, path: Path, fleet: str, commands: FleetCommands) -> None:
-        self._path = path
-        self._fleet = fleet
-        self._commands = commands
-        self._kept = 0
-        """Changes of the commands that are in the file."""
-        self._lock = asyncio.Lock()
-        self._due = asyncio.Event()
-        self.counts: Counter[str] = Counter()
-        """Reads and writes by result."""
+    path: Path
+    fleet: str
+    commands: FleetCommands
+    counts: Counter[str] = field(default_factory=Counter)
+    """Reads and writes by result."""
+    _kept: int = 0
+    """Changes of the commands that are in the file."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _due: asyncio.Event = field(default_factory=asyncio.Event)
 
     def restore(self) -> None:
         """Applies the commands in the file, and saves changes from then on."""
         for control in self._read():
-            self._commands.apply(control)
-        self._commands.on_change(self._due.set)
+            self.commands.apply(control)
+        self.commands.on_change(self._due.set)
         self._due.set()
 
     async def run(self) -> None:
@@ -74,18 +75,18 @@ class FleetState:
         """Waits until the commands in force are in the file; returns False when it can't be
         written.
         """
-        wanted = self._commands.changes
+        wanted = self.commands.changes
         async with self._lock:
             if self._kept >= wanted:
                 return True  # by another caller's write
-            writing = self._commands.changes
-            state = _State(VERSION, self._fleet, self._commands.in_force())
+            writing = self.commands.changes
+            state = _State(VERSION, self.fleet, self.commands.in_force())
             content = msgspec.json.encode(state)
             try:
-                await run_to_end(partial(write_file, self._path, content))
+                await run_to_end(partial(write_file, self.path, content))
             except OSError as error:
                 self.counts["write_failed"] += 1
-                log.error("%s: the fleet commands in force can't be kept: %s", self._path, error)
+                log.error("%s: the fleet commands in force can't be kept: %s", self.path, error)
                 return False
             self.counts["written"] += 1
             self._kept = writing
@@ -93,7 +94,7 @@ class FleetState:
 
     def _read(self) -> list[Control]:
         try:
-            content = read_file(self._path)
+            content = read_file(self.path)
             if content is None:
                 return []
             state = _decoder.decode(content)
@@ -101,10 +102,10 @@ class FleetState:
             return self._unreadable(str(error))
         if state.version != VERSION:
             return self._unreadable(f"its version is {state.version}, not {VERSION}")
-        if state.fleet != self._fleet:
-            return self._unreadable(f"it is of fleet {state.fleet!r}, not {self._fleet!r}")
+        if state.fleet != self.fleet:
+            return self._unreadable(f"it is of fleet {state.fleet!r}, not {self.fleet!r}")
         self.counts["read"] += 1
-        log.info("%s: %d fleet commands in force", self._path, len(state.commands))
+        log.info("%s: %d fleet commands in force", self.path, len(state.commands))
         return state.commands
 
     def _unreadable(self, why: str) -> list[Control]:
@@ -112,7 +113,7 @@ class FleetState:
         log.error(
             "%s can't be read, so drains and removals of before are lost unless another replica"
             " tells them: %s",
-            self._path,
+            self.path,
             why,
         )
         return []

@@ -3,10 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-from typing_extensions import override
+from prometheus_client.core import Metric
 
 from router.gateway.server.room import Room
 from router.observe.metrics.families import (
@@ -17,6 +14,7 @@ from router.observe.metrics.families import (
     OPEN_REQUESTS,
     PICK,
     REFUSALS,
+    counters,
     shared,
 )
 from router.request.bodies import PATHS
@@ -117,16 +115,7 @@ class GatewayCounters:
         self.body_bytes.set_function(lambda: room.bytes)
 
 
-class ClientCollector(Collector):
-    """Exports the counters of the gateway's kvroute.client."""
-
-    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        self._counts = counts
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        counts = self._counts()
-        family = CounterMetricFamily(*CLIENT, labels=["name"])
-        for name in CLIENT_NAMES:
-            family.add_metric([name], counts.get(name, 0))
-        yield family
+def client_metrics(counts: Callable[[], Mapping[str, int]]) -> Iterator[Metric]:
+    """The counters of the gateway's kvroute.client."""
+    now = counts()
+    yield counters(*CLIENT, ["name"], {(name,): now.get(name, 0) for name in CLIENT_NAMES})

@@ -13,7 +13,7 @@ from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import EnginesSettings
 from router.config.settings.request_settings import RequestSettings
 from router.gateway.routers import Router
-from router.gateway.server.counters import ClientCollector, GatewayCounters
+from router.gateway.server.counters import GatewayCounters, client_metrics
 from router.gateway.server.forwarding import Forwarder
 from router.gateway.server.roster import Roster
 from router.gateway.server.server import GatewayServer
@@ -24,7 +24,8 @@ from router.net.keys.door import Door
 from router.net.keys.engine_accesses import EngineAccesses
 from router.net.keys.followed import Followed
 from router.net.listener.http_bounds import HttpBounds
-from router.observe.metrics.of_keys import KeyCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_keys import key_metrics
 from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Tracing
 
@@ -61,13 +62,13 @@ class Gateway:
             door.follow(self._followed)
         accesses = accesses or EngineAccesses.of(EnginesSettings(), settings)
         self._followed.add("engine_key", accesses)
-        registry.register(KeyCollector(self._followed, door))
+        export(registry, key_metrics, self._followed, door)
         self._requests = requests = requests or RequestSettings()
         self.client = router
         self._upstreams = Upstreams(settings)
         self.roster = Roster(self.client, clock)
         self.counters = GatewayCounters(registry)
-        registry.register(ClientCollector(lambda: self.client.counts))
+        export(registry, client_metrics, lambda: self.client.counts)
         self.silent = SilentWorkers(router, self._upstreams, self.roster, self.counters)
         self._tasks = Tasks(broke)
         forwarder = Forwarder(

@@ -60,7 +60,8 @@ from router.net.keys.usage import Usage
 from router.net.listener.connections import Connections
 from router.net.listener.http_bounds import HttpBounds
 from router.net.listener.seldom import Seldom
-from router.observe.metrics.of_http import HttpCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_http import http_metrics
 from router.observe.metrics.scrape import Scrapes
 from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Value
@@ -168,7 +169,7 @@ class GatewayServer:
             shutdown_timeout_s=1.0,
             malformed=self._malformed,
         )
-        counters.registry.register(HttpCollector(self._http.connections))
+        export(counters.registry, http_metrics, self._http.connections)
         counters.watch(self._entrance.room)
 
     @property

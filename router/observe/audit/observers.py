@@ -22,19 +22,12 @@ class Watchers:
         """rng: for sampling only. on_failure: called with the first error of an observer."""
         self.shadow: Shadow | None = None
         self.log = DecisionLog(replica)
-        self._watch = Watch((), rng, on_failure)
+        self.watch = Watch((), rng, on_failure)
         self._configured: list[Sampled] = []
         self._looking: dict[str, Sampled] = {}
-        self.watch: Watch | None = None
-        """None: there are no watchers, and no decision pays for them."""
         self.timed = False
         """Whether a watcher needs the times of all picks, by any policy: a timed shadow policy,
         or the log, for its readers."""
-
-    @property
-    def failures(self) -> int:
-        """Number of times that an observer failed."""
-        return self._watch.failures
 
     def use(self, config: ServeConfig) -> None:
         """Puts the configured observers in force; raises ConfigError, and changes nothing."""
@@ -65,6 +58,4 @@ class Watchers:
         self._use_all()
 
     def _use_all(self) -> None:
-        watchers = [*self._configured, *self._looking.values()]
-        self._watch.use(watchers)
-        self.watch = self._watch if watchers else None
+        self.watch.use([*self._configured, *self._looking.values()])

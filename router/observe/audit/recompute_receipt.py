@@ -57,6 +57,12 @@ class Recomputed:
     def agrees(self) -> bool:
         return isclose(self.shown, self.cost, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
+    @property
+    def mismatch(self) -> str:
+        """Sentence about a cost that does not agree."""
+        name = f"{self.worker_id}/{self.dp_rank}"
+        return f"{name}: the receipt says {self.shown!r}, its formula {self.cost!r}"
+
 
 @dataclass(frozen=True, slots=True)
 class MovedFrom:
@@ -113,11 +119,7 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
         raise FormulaError("the receipt has no row of a picked worker")
     shown = [receipt.picked, *([receipt.runner_up] if receipt.HasField("runner_up") else [])]
     rows = [_row(receipt, row) for row in shown]
-    complaints = [
-        f"{row.worker_id}/{row.dp_rank}: the receipt says {row.shown!r}, its formula {row.cost!r}"
-        for row in rows
-        if not row.agrees
-    ]
+    complaints = [row.mismatch for row in rows if not row.agrees]
     drawn = "chance" in receipt.picked.terms
     first = receipt.guarded.cheapest if receipt.HasField("guarded") else receipt.picked
     if drawn and not first.terms["chance"] > 0:
@@ -204,10 +206,7 @@ def _guard_complaints(receipt: router_pb2.Receipt) -> list[str]:
             )
     cheapest = _row(receipt, guarded.cheapest)
     if not cheapest.agrees:
-        complaints.append(
-            f"{cheapest.worker_id}/{cheapest.dp_rank}: the receipt says {cheapest.shown!r}, its"
-            f" formula {cheapest.cost!r}"
-        )
+        complaints.append(cheapest.mismatch)
     drawn = "chance" in guarded.cheapest.terms
     if not drawn and cheapest.shown > receipt.picked.cost:
         complaints.append("the guard moved the pick from a worker that was not cheaper")

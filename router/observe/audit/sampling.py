@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import Protocol
 
 from router.decide.decision.decision import Decision
 from router.request.refusal import Refused
@@ -50,6 +49,10 @@ class Watch:
         """Times that a watcher failed: all are counted, the first is logged."""
         self.use(watchers)
 
+    def __len__(self) -> int:
+        """Number of observers."""
+        return len(self._watchers)
+
     def use(self, watchers: Sequence[Sampled]) -> None:
         """Replaces the observers."""
         self._watchers = watchers
@@ -79,48 +82,31 @@ class Watch:
         return int(log(1.0 - self._rng.random()) / log(1.0 - sampled.share))
 
 
+@dataclass(slots=True)
 class Due:
     """The observers that get one request's outcome."""
 
-    def __init__(
-        self, watchers: Sequence[Sampled], on_failure: Callable[[Exception], None]
-    ) -> None:
-        self._watchers = watchers
-        self._on_failure = on_failure
-        self.waited_s = 0.0
-        """Seconds that the request spent in the router's queue before its outcome."""
+    watchers: Sequence[Sampled]
+    on_failure: Callable[[Exception], None]
+    waited_s: float = 0.0
+    """Seconds that the request spent in the router's queue before its outcome."""
 
     def __call__(self, decision: Decision) -> None:
         """Gives the observers a decision, before anything of it is reserved."""
         decision.waited_s = self.waited_s
-        for sampled in self._watchers:
+        for sampled in self.watchers:
             try:
                 sampled.watcher(decision)
             except Exception as error:  # a watcher's fault is no request's
-                self._on_failure(error)
+                self.on_failure(error)
 
     def refused(self, refused: Refused) -> None:
         """Gives the observers a request that got no worker."""
         if self.waited_s:
             refused = replace(refused, waited_s=self.waited_s)
-        for sampled in self._watchers:
+        for sampled in self.watchers:
             if sampled.on_refused is not None:
                 try:
                     sampled.on_refused(refused)
                 except Exception as error:  # as above
-                    self._on_failure(error)
-
-
-class Observed(Protocol):
-    """Interface: the present observers; a reload may change them."""
-
-    @property
-    def watch(self) -> Watch | None:
-        """The present observers; None: there are none, and decisions are not sampled."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedBy:
-    """Observers that never change."""
-
-    watch: Watch | None = None
+                    self.on_failure(error)

@@ -9,6 +9,7 @@ Law: picks do not depend on the shadow policy.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -161,12 +162,12 @@ class Shadow:
         self.ttft_s.add(gain.ttft_s)
 
 
+@dataclass
 class Balance:
     """The sums of gains and of losses, two numbers that only rise."""
 
-    def __init__(self) -> None:
-        self.gain = 0.0
-        self.loss = 0.0
+    gain: float = 0.0
+    loss: float = 0.0
 
     def add(self, amount: float) -> None:
         if amount > 0:

@@ -10,19 +10,18 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
-from router.decide.core.tally import PickTally
 from router.decide.decision.decision import Decision
 from router.decide.policies.policy import Policy
 from router.decide.queue.views import sums
 from router.observe.audit.sampling import Sampled
 from router.observe.console.viewers import Viewer, Viewers
 from router.observe.views.decisions import Decisions, ShownDecision
-from router.observe.views.history import History, Totals
+from router.observe.views.history import History, Totals, Waiting
 from router.observe.views.news import News
 from router.observe.views.past import shown_of
-from router.observe.views.reading import totals_of, waiting_of
-from router.observe.views.rounds import Rounds, Subject
+from router.observe.views.rounds import Rounds
 from router.observe.views.shared_prefixes import SharedPrefixes
+from router.observe.views.summary import Subject
 from router.observe.views.tiles import standing_of
 
 ROUND_S = 1.0
@@ -38,12 +37,7 @@ log = logging.getLogger("kvroute.console")
 class Console:
     """The console's state and messages; its HTTP pages are in router/observe/console/pages.py."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        tally: PickTally,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, subject: Subject, clock: Callable[[], float]) -> None:
         self.about = subject.about
         self.viewers = Viewers()
         self.failures = 0
@@ -53,7 +47,6 @@ class Console:
         self.decisions = Decisions(self._ttft)
         self.news = News()
         self._subject = subject
-        self._tally = tally
         self._clock = clock
         self.history = History(clock(), self._totals())
         self.rounds = Rounds(subject, self.history, self.decisions, self.prefixes, self.news)
@@ -140,7 +133,7 @@ class Console:
 
     def _add_point(self, now_s: float) -> None:
         mean_s = self._subject.core.fleet.first_tokens.mean_s
-        waiting = waiting_of(sums(self._subject.admission.queue, now_s))
+        waiting = Waiting.of(sums(self._subject.admission.queue, now_s))
         self.history.add(
             now_s,
             self._totals(),
@@ -151,11 +144,11 @@ class Console:
 
     def _totals(self) -> Totals:
         refused = sum(self._subject.refused().values())
-        return totals_of(self._tally, self._subject.core.ttft_check, refused)
+        return Totals.of(self._subject.tally, self._subject.core.ttft_check, refused)
 
     def _wanted_share(self, now_s: float) -> float:
         """The share of decisions that comes to SAMPLES_PER_S a second at the pace of late."""
-        picks, (before, at_s) = self._subject.picks(), self._picks
+        picks, (before, at_s) = int(self._subject.tally.picks[0]), self._picks
         self._picks = picks, now_s
         elapsed_s = now_s - at_s
         if not at_s or elapsed_s <= 0 or elapsed_s > 10 * ROUND_S:

@@ -114,7 +114,8 @@ class ConsolePages:
         app.router.add_get(PATH + "/{name}", self._checked(self._page))
 
     def _checked(self, handler: Handler, *, own_page: bool = False) -> Handler:
-        """A handler behind the checks of Host and Origin. own_page: an Origin is needed."""
+        """A handler behind the checks of Host and Origin, whose Refusal is an answer. own_page: an
+        Origin is needed."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             guarded = self._door is not None
@@ -125,7 +126,10 @@ class ConsolePages:
             ):
                 self.turned_away += 1
                 return _text(403, "not for this Host or from this Origin: see console.hosts\n")
-            return await handler(request)
+            try:
+                return await handler(request)
+            except Refusal as refusal:
+                return self._refused(refusal)
 
         return handle
 
@@ -143,10 +147,7 @@ class ConsolePages:
         return web.Response(body=asset.body, headers=headers)
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
-        try:
-            identity = await self._viewer(request)
-        except Refusal as refusal:
-            return self._refused(refusal)
+        identity = await self._viewer(request)
         name = None if identity is None else identity.name
         return _json(200, {"identity": name, "replica": self.console.about["replica"]})
 
@@ -163,7 +164,7 @@ class ConsolePages:
         except Refusal as refusal:
             self.sign_ins["refused"] += 1
             log.warning("sign-in to the console refused: %s", refusal.message)
-            return self._refused(refusal)
+            raise
         self.sign_ins["ok"] += 1
         log.info("identity %r signed in to the console", identity.name)
         response = _json(200, {"identity": identity.name})
@@ -185,20 +186,14 @@ class ConsolePages:
         return response
 
     async def _decisions(self, request: web.Request) -> web.StreamResponse:
-        try:
-            await self._viewer(request)
-        except Refusal as refusal:
-            return self._refused(refusal)
+        await self._viewer(request)
         wanted = request.query.get("id", "")
         if not 0 < len(wanted) <= ID_MAX:
             return _json(400, {"message": f"id has 1 to {ID_MAX} characters"})
         return _json(200, {"decisions": await turned(self.console.find(wanted))})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        try:
-            await self._viewer(request)
-        except Refusal as refusal:
-            return self._refused(refusal)
+        await self._viewer(request)
         handler = asyncio.current_task()
 
         def cut() -> None:

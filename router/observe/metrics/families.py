@@ -3,20 +3,42 @@
 A shared family has its text here; each collector gives its own series, and scrapes join them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from router.observe.audit.shadow_policy import Balance
+
+P = ParamSpec("P")
+Values = Mapping[Any, float]
+"""Values of series by the values of their labels, a tuple each."""
+
+
+class Read(Collector):
+    """Collects the families that a function returns, at each scrape."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        return self._read()
+
+
+def export(
+    registry: CollectorRegistry,
+    read: Callable[P, Iterable[Metric]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None:
+    """Has `read` called with these arguments at each scrape of a registry."""
+    registry.register(Read(partial(read, *args, **kwargs)))
 
 
 def gauge(name: str, description: str, value: float) -> GaugeMetricFamily:
@@ -30,41 +52,52 @@ def buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, f
     return list(zip(named, map(float, accumulate(counts)), strict=True))
 
 
+def counters(
+    name: str, description: str, labels: Sequence[str], values: Values
+) -> CounterMetricFamily:
+    """A counter family with these series."""
+    family = CounterMetricFamily(name, description, labels=labels)
+    for names, value in values.items():
+        family.add_metric(names, value)
+    return family
+
+
+def gauges(name: str, description: str, labels: Sequence[str], values: Values) -> GaugeMetricFamily:
+    """A gauge family with these series."""
+    family = GaugeMetricFamily(name, description, labels=labels)
+    for names, value in values.items():
+        family.add_metric(names, value)
+    return family
+
+
 def change(name: str, description: str, balance: Balance) -> CounterMetricFamily:
     """A counter family with two series, the gains and the losses, since a counter of their
     difference could fall.
     """
-    family = CounterMetricFamily(name, description, labels=["change"])
-    family.add_metric(["gain"], balance.gain)
-    family.add_metric(["loss"], balance.loss)
-    return family
+    return counter(name, description, "change", {"gain": balance.gain, "loss": balance.loss})
 
 
 def counter(
-    name: str, description: str, label: str, counts: dict[str, int], known: tuple[str, ...]
+    name: str, description: str, label: str, counts: Mapping[str, float], known: Iterable[str] = ()
 ) -> CounterMetricFamily:
     """A counter family of one label; known values start at 0, so that alerts see their first
     increase.
     """
-    family = CounterMetricFamily(name, description, labels=[label])
-    for value in dict.fromkeys((*known, *sorted(counts))):
-        family.add_metric([value], counts.get(value, 0))
-    return family
+    values = dict.fromkeys((*known, *sorted(counts)))
+    return counters(name, description, [label], {(each,): counts.get(each, 0) for each in values})
 
 
 def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
     """counts: entries of the table `what` that were forgotten, by reason."""
-    family = CounterMetricFamily(
+    return counters(
         "kvroute_forgotten",
         "Entries of bounded tables that were forgotten: for want of room (no_room), for their age"
         " (expired), or with their worker (silent, removed). The index counts placements of blocks,"
         " working_sets sampled blocks, replica_workers workers without room in a message about our"
         " reserved load. Tables are not for adding up, reasons are.",
-        labels=["what", "reason"],
+        ["what", "reason"],
+        {(what, reason): count for reason, count in counts.items()},
     )
-    for reason, count in counts.items():
-        family.add_metric([what, reason], count)
-    return family
 
 
 FAILURES = (
@@ -79,10 +112,8 @@ FAILURES = (
 
 def failures(what: str, counts: Mapping[tuple[str, str], int]) -> CounterMetricFamily:
     """counts: failures of the part `what` by kind and policy, each empty where there is none."""
-    family = CounterMetricFamily(*FAILURES, labels=["what", "kind", "policy"])
-    for (kind, policy), count in counts.items():
-        family.add_metric([what, kind, policy], count)
-    return family
+    values = {(what, *kind): count for kind, count in counts.items()}
+    return counters(*FAILURES, ["what", "kind", "policy"], values)
 
 
 def failed(what: str, count: int) -> CounterMetricFamily:
@@ -103,21 +134,18 @@ HELD_LABELS = ("what", "port")
 
 def held(what: str, size: float, port: str = "") -> GaugeMetricFamily:
     """Bytes of one kind; port: of connections."""
-    family = GaugeMetricFamily(*HELD, labels=HELD_LABELS)
-    family.add_metric([what, port], size)
-    return family
+    return gauges(*HELD, HELD_LABELS, {(what, port): size})
 
 
 def held_at_most(what: str, size: float) -> GaugeMetricFamily:
     """The bound of `held(what)`, in bytes."""
-    family = GaugeMetricFamily(
+    return gauges(
         "kvroute_held_bytes_max",
         "Bounds of kvroute_held_bytes: of the index (index.memory_mib), of the queue"
         " (queue.max_mib), of messages (128 MiB).",
-        labels=["what"],
+        ["what"],
+        {(what,): size},
     )
-    family.add_metric([what], size)
-    return family
 
 
 READS = (
@@ -142,23 +170,19 @@ KNOWN = (
 
 def known(what: str, count: float) -> GaugeMetricFamily:
     """Entries of the table `what`."""
-    family = GaugeMetricFamily(*KNOWN, labels=["what"])
-    family.add_metric([what], count)
-    return family
+    return gauges(*KNOWN, ["what"], {(what,): count})
 
 
 def records(what: str, counts: Mapping[str, int], results: Iterable[str]) -> CounterMetricFamily:
     """Records of one kind by result; those of `results` are there from 0 on."""
-    family = CounterMetricFamily(
+    return counters(
         "kvroute_records",
         "Lines for the decision log, and spans of sampled requests, by what became of them: sent to"
         " the disk or the collector (written, exported), dropped because too many waited, or failed"
         " there.",
-        labels=["what", "result"],
+        ["what", "result"],
+        {(what, result): counts.get(result, 0) for result in results},
     )
-    for result in results:
-        family.add_metric([what, result], counts.get(result, 0))
-    return family
 
 
 REFUSALS = (
@@ -187,20 +211,11 @@ PICK = (
 Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 
 
-class Shared(Collector):
-    """A metric of a family that others give series of, too: a registry would refuse the second
-    metric of that name, and takes any number of collectors."""
-
-    def __init__(self, metric: Counter | Gauge | Histogram) -> None:
-        """metric: made with registry=None."""
-        self._metric = metric
-
-    @override
-    def collect(self) -> Iterable[Metric]:
-        return self._metric.collect()
-
-
 def shared(registry: CollectorRegistry, metric: Kind) -> Kind:
-    """Registers a metric of a shared family, and returns it."""
-    registry.register(Shared(metric))
+    """Registers a metric of a family that others give series of, too, and returns it. A registry
+    would refuse the second metric of that name, and takes any number of collectors.
+
+    metric: made with registry=None.
+    """
+    export(registry, metric.collect)
     return metric

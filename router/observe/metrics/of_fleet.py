@@ -1,16 +1,14 @@
 """Metrics of the fleet and of the requests that are open, read from the core at each scrape."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 from prometheus_client.core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
-from prometheus_client.registry import Collector
-from typing_extensions import override
 
 from events.feed.fence import PLANES
 from router.decide.core.core import RouterCore
@@ -25,298 +23,288 @@ from router.fleet.token_times import TOKENS_MIN
 from router.observe.metrics.families import (
     buckets,
     counter,
+    counters,
     failures,
     forgotten,
     gauge,
+    gauges,
     held,
     known,
 )
 
 
-class RouterCollector(Collector):
-    """Exports the core's state at each scrape."""
+def fleet_metrics(core: RouterCore, clock: Callable[[], float]) -> Iterator[Metric]:
+    """State of the core."""
+    yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
+    unobserved = len(core.unobserved)
+    yield gauges(
+        "kvroute_reservations",
+        "Open reservations; by observer: whether their caller sees the answer (caller), or the"
+        " router takes the steps from the worker (worker).",
+        ["observer"],
+        {("caller",): len(core.reservations) - unobserved, ("worker",): unobserved},
+    )
+    yield counter(
+        "kvroute_unobserved_steps",
+        "Steps of requests without an observer: prompts computed by the worker's events, and"
+        " requests finished by their engine's load.",
+        "step",
+        {"prefill_done": core.unobserved.prefills, "finished": core.unobserved.ends},
+        ("prefill_done", "finished"),
+    )
+    yield from _tenants(core)
+    yield from _answers(core)
+    yield from _index(core)
+    yield from _sessions(core)
+    yield from _facts(core)
+    yield from _recoveries(core)
+    yield _self_check(core)
+    yield _predictions(core)
+    yield from _outliers(core)
+    yield _policy_failures(core)
+    yield _warnings(core, clock())
 
-    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
-        self._core = core
-        self._clock = clock
 
-    @override
-    def collect(self) -> Iterator[Metric]:
-        core = self._core
-        yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
-        reservations = GaugeMetricFamily(
-            "kvroute_reservations",
-            "Open reservations; by observer: whether their caller sees the answer (caller), or the"
-            " router takes the steps from the worker (worker).",
-            labels=["observer"],
-        )
-        reservations.add_metric(["caller"], len(core.reservations) - len(core.unobserved))
-        reservations.add_metric(["worker"], len(core.unobserved))
-        yield reservations
-        yield counter(
-            "kvroute_unobserved_steps",
-            "Steps of requests without an observer: prompts computed by the worker's events, and"
-            " requests finished by their engine's load.",
-            "step",
-            {"prefill_done": core.unobserved.prefills, "finished": core.unobserved.ends},
-            ("prefill_done", "finished"),
-        )
-        yield from self._tenants()
-        yield from self._answers()
-        yield from self._index()
-        yield from self._sessions()
-        yield from self._facts()
-        yield from self._recoveries()
-        yield from self._self_check()
-        yield self._predictions()
-        yield from self._outliers()
-        yield self._policy_failures()
-        yield self._warnings()
+def _index(core: RouterCore) -> Iterator[Metric]:
+    view = core.fleet.view
+    stats = view.index.stats()
+    predicted = sum(view.index.predicted(source.slot) for source in view.sources.values())
+    yield gauges(
+        "kvroute_index_blocks",
+        "Distinct prefixes in the index (prefixes); blocks that picks, or reports, say workers"
+        " will hold (predicted). Kinds are not for adding up.",
+        ["kind"],
+        {("prefixes",): stats.blocks, ("predicted",): predicted},
+    )
+    yield held("index", stats.bytes)
+    by_worker = {reason: view.forgotten[reason] for reason in ("silent", "removed")}
+    yield forgotten("index", {**by_worker, "no_room": stats.forgotten})
 
-    def _index(self) -> Iterator[Metric]:
-        view = self._core.fleet.view
-        stats = view.index.stats()
-        blocks = GaugeMetricFamily(
-            "kvroute_index_blocks",
-            "Distinct prefixes in the index (prefixes); blocks that picks, or reports, say workers"
-            " will hold (predicted). Kinds are not for adding up.",
-            labels=["kind"],
-        )
-        blocks.add_metric(["prefixes"], stats.blocks)
-        predicted = sum(view.index.predicted(source.slot) for source in view.sources.values())
-        blocks.add_metric(["predicted"], predicted)
-        yield blocks
-        yield held("index", stats.bytes)
-        by_worker = {reason: view.forgotten[reason] for reason in ("silent", "removed")}
-        yield forgotten("index", {**by_worker, "no_room": stats.forgotten})
 
-    def _sessions(self) -> Iterator[Metric]:
-        core = self._core
-        yield known("sessions", len(core.fleet.sessions))
-        yield known("sessions_elsewhere", core.fleet.sessions.elsewhere)
-        yield forgotten("working_sets", {"no_room": core.fleet.working_sets.forgotten})
-        yield forgotten("shared_prefixes", {"no_room": core.fleet.shared_prefixes.forgotten})
-        of_sessions = core.fleet.sessions.forgotten
-        yield forgotten("sessions", {why: of_sessions[why] for why in ("expired", "no_room")})
+def _sessions(core: RouterCore) -> Iterator[Metric]:
+    yield known("sessions", len(core.fleet.sessions))
+    yield known("sessions_elsewhere", core.fleet.sessions.elsewhere)
+    yield forgotten("working_sets", {"no_room": core.fleet.working_sets.forgotten})
+    yield forgotten("shared_prefixes", {"no_room": core.fleet.shared_prefixes.forgotten})
+    of_sessions = core.fleet.sessions.forgotten
+    yield forgotten("sessions", {why: of_sessions[why] for why in ("expired", "no_room")})
 
-    def _facts(self) -> Iterator[Metric]:
-        view = self._core.fleet.view
-        yield counter(
-            "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
-        )
-        yield counter(
-            "kvroute_publishers_shut_out",
-            "Times that a publisher that flooded a plane was not subscribed to for a while.",
-            "plane",
-            view.shut_out,
-            PLANES,
-        )
-        yield counter(
-            "kvroute_facts_dropped",
-            "Messages or facts that were not applied.",
-            "reason",
-            view.dropped,
-            (
-                "malformed",
-                "unknown_kind",
-                "duplicate",
-                "lower_epoch",
-                "bad_subject",
-                "tombstone",
-                "too_many_workers",
-                "too_many_ranks",
-                "too_many_tombstones",
-                "too_large",
-                "no_room_to_wait",
-                "recovery_too_large",
-                "no_room_to_recover",
-                "publisher_too_fast",
-                "publisher_queue_full",
-                "queues_full",
-                "handling_failed",
-            ),
-        )
-        lost = CounterMetricFamily(
-            "kvroute_worker_messages_lost",
-            "Facts and heartbeats of a worker that were dropped unread: its relay sends too many.",
-            labels=["worker"],
-        )
-        for worker_id, messages in view.lost.items():
-            lost.add_metric([worker_id], messages)
-        yield lost
 
-    def _recoveries(self) -> Iterator[Metric]:
-        view = self._core.fleet.view
-        self_check = self._core.fleet.self_check
-        yield counter(
-            "kvroute_stream_faults",
-            "Faults of streams of facts: holes (gap); beats whose digest differed from the index"
-            " (digest); streams read again because predictions kept failing (self_check);"
-            " recoveries of streams that never stay right, each followed by a pause (unsteady);"
-            " blocks that engines reused though their streams had not reported them"
-            " (missing_block).",
-            "fault",
-            {
-                "gap": view.gaps,
-                "digest": view.drifts,
-                "self_check": self_check.resyncs,
-                "unsteady": view.recovery_pauses,
-                "missing_block": self_check.learned_blocks,
-            },
-            (),
-        )
-        recoveries = CounterMetricFamily(
-            "kvroute_recoveries", "Recoveries of streams.", labels=["how", "result"]
-        )
-        for how in ("ring", "snapshot"):
-            for result in ("ok", "failed"):
-                recoveries.add_metric([how, result], view.recoveries[how, result])
-        yield recoveries
+def _facts(core: RouterCore) -> Iterator[Metric]:
+    view = core.fleet.view
+    yield counter(
+        "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
+    )
+    yield counter(
+        "kvroute_publishers_shut_out",
+        "Times that a publisher that flooded a plane was not subscribed to for a while.",
+        "plane",
+        view.shut_out,
+        PLANES,
+    )
+    yield counter(
+        "kvroute_facts_dropped",
+        "Messages or facts that were not applied.",
+        "reason",
+        view.dropped,
+        (
+            "malformed",
+            "unknown_kind",
+            "duplicate",
+            "lower_epoch",
+            "bad_subject",
+            "tombstone",
+            "too_many_workers",
+            "too_many_ranks",
+            "too_many_tombstones",
+            "too_large",
+            "no_room_to_wait",
+            "recovery_too_large",
+            "no_room_to_recover",
+            "publisher_too_fast",
+            "publisher_queue_full",
+            "queues_full",
+            "handling_failed",
+        ),
+    )
+    yield counter(
+        "kvroute_worker_messages_lost",
+        "Facts and heartbeats of a worker that were dropped unread: its relay sends too many.",
+        "worker",
+        view.lost,
+    )
 
-    def _outliers(self) -> Iterator[Metric]:
-        core = self._core
-        outliers = core.fleet.outliers
-        ended = CounterMetricFamily(
-            "kvroute_reservations_ended",
-            "Reservations that have ended, by how; finished ones by why the answer ended, too"
-            " (finish_reason), empty where the caller reported no reason.",
-            labels=["ending", "finish_reason"],
-        )
-        reasons = core.finish_reasons
-        for ending in Ending:
-            of_a_reason = reasons.total() if ending is Ending.FINISHED else 0
-            ended.add_metric([ending, ""], core.endings[ending] - of_a_reason)
-        for reason in FINISH_REASONS:
-            ended.add_metric([Ending.FINISHED, reason], reasons[reason])
-        yield ended
-        ejections = CounterMetricFamily(
-            "kvroute_ejections",
-            "Workers that were ejected since requests failed there, by cause (ejected); ejections"
-            " that did not come about (withheld): others see the worker serve, or too many of its"
-            " pool are ejected; requests that went to ejected workers (probed), by their end.",
-            labels=["result", "cause"],
-        )
-        for cause in Cause:
-            ejections.add_metric(["ejected", cause], outliers.ejections[cause])
-        for reason in WITHHELD:
-            ejections.add_metric(["withheld", reason], outliers.withheld[reason])
-        for end in PROBES:
-            ejections.add_metric(["probed", end], outliers.probes[end])
-        yield ejections
-        yield forgotten("callers", {"no_room": outliers.callers_forgotten})
-        yield counter(
-            "kvroute_marked_picks",
-            "Picks by mark; one may have several: guarded (moved by the guard), last_resort (of a"
-            " silent or ejected worker), over_estimate (of a worker past a learned bound), observed"
-            " (another router serves the request); pairs by where the prompt is computed:"
-            " pair_remote (prefill worker), pair_local (decode worker, which lacks little of it),"
-            " pair_absent (no worker hands over).",
-            "mark",
-            {
-                "guarded": core.guarded,
-                "last_resort": core.last_resorts,
-                "over_estimate": core.over_estimate_picks,
-                "observed": core.fleet.observed.picks,
-                **{f"pair_{how.value}": core.pair_picks[how] for how in Prefill},
-            },
-            (),
-        )
 
-    def _tenants(self) -> Iterator[Metric]:
-        whose = f"by tenant: {TENANTS_MAX} of them, the rest as {OTHER}"
-        tokens = CounterMetricFamily(
-            "kvroute_tenant_tokens",
-            "Prompt tokens of picks (prompt), and of these the usable overlap on the picked"
-            f" workers (overlap), {whose}. Kinds are not for adding up.",
-            labels=["tenant", "kind"],
-        )
-        first = SummaryMetricFamily(
-            "kvroute_tenant_first_token_seconds",
-            f"Reported first tokens, and the seconds from picks to them in sum, {whose}.",
-            labels=["tenant"],
-        )
-        shown = {OTHER: TenantNumbers(), **self._core.fleet.tenants.by_name}
-        for tenant, numbers in shown.items():
-            tokens.add_metric([tenant, "prompt"], numbers.prompt_tokens)
-            tokens.add_metric([tenant, "overlap"], numbers.overlap_tokens)
-            first.add_metric([tenant], numbers.first_tokens, numbers.first_token_s)
-        yield from (tokens, first)
+def _recoveries(core: RouterCore) -> Iterator[Metric]:
+    view = core.fleet.view
+    self_check = core.fleet.self_check
+    yield counter(
+        "kvroute_stream_faults",
+        "Faults of streams of facts: holes (gap); beats whose digest differed from the index"
+        " (digest); streams read again because predictions kept failing (self_check); recoveries of"
+        " streams that never stay right, each followed by a pause (unsteady); blocks that engines"
+        " reused though their streams had not reported them (missing_block).",
+        "fault",
+        {
+            "gap": view.gaps,
+            "digest": view.drifts,
+            "self_check": self_check.resyncs,
+            "unsteady": view.recovery_pauses,
+            "missing_block": self_check.learned_blocks,
+        },
+    )
+    results = product(("ring", "snapshot"), ("ok", "failed"))
+    yield counters(
+        "kvroute_recoveries",
+        "Recoveries of streams.",
+        ["how", "result"],
+        {each: view.recoveries[each] for each in results},
+    )
 
-    def _answers(self) -> Iterator[Metric]:
-        labels = ["model", "role"]
-        first = HistogramMetricFamily(
-            "kvroute_time_to_first_token_seconds",
-            "Reported time from a request's arrival to its first token, the queue's wait included;"
-            " of a pair, for its prefill worker.",
-            labels=labels,
-        )
-        between = HistogramMetricFamily(
-            "kvroute_time_per_output_token_seconds",
-            f"Mean time between the tokens of an answer of at least {TOKENS_MIN + 1} whose first"
-            " was reported.",
-            labels=labels,
-        )
-        lengths = HistogramMetricFamily(
-            "kvroute_output_tokens",
-            "Reported tokens of an answer.",
-            labels=labels,
-        )
-        objectives = CounterMetricFamily(
-            "kvroute_objectives",
-            "Objectives (ttft, tpot) kept or missed, of requests whose time was reported.",
-            labels=[*labels, "objective", "result"],
-        )
-        for pool, answers in self._core.fleet.answers.by_pool.items():
-            for family, histogram in (
-                (first, answers.ttft_s),
-                (between, answers.tpot_s),
-                (lengths, answers.tokens),
-            ):
-                counts = buckets(histogram.bounds, histogram.counts)
-                family.add_metric(pool, counts, histogram.total)
-            for objective, results in (
-                ("ttft", answers.ttft_objectives),
-                ("tpot", answers.tpot_objectives),
-            ):
-                for result, count in zip(("missed", "kept"), results, strict=True):
-                    objectives.add_metric([*pool, objective, result], count)
-        yield from (first, between, lengths, objectives)
 
-    def _policy_failures(self) -> Metric:
-        counts = self._core.decider.policy_failures
-        own = filter(is_own, self._core.policies)
-        known = [(policy, kind) for policy in own for kind in Failure]
-        return failures("policy", {(kind, policy): counts[policy, kind] for policy, kind in known})
+def _outliers(core: RouterCore) -> Iterator[Metric]:
+    outliers = core.fleet.outliers
+    reasons = core.finish_reasons
+    ended = {(ending.value, ""): core.endings[ending] for ending in Ending}
+    ended[Ending.FINISHED, ""] -= reasons.total()
+    yield counters(
+        "kvroute_reservations_ended",
+        "Reservations that have ended, by how; finished ones by why the answer ended, too"
+        " (finish_reason), empty where the caller reported no reason.",
+        ["ending", "finish_reason"],
+        ended | {(Ending.FINISHED, reason): reasons[reason] for reason in FINISH_REASONS},
+    )
+    yield counters(
+        "kvroute_ejections",
+        "Workers that were ejected since requests failed there, by cause (ejected); ejections"
+        " that did not come about (withheld): others see the worker serve, or too many of its"
+        " pool are ejected; requests that went to ejected workers (probed), by their end.",
+        ["result", "cause"],
+        {
+            **{("ejected", cause): outliers.ejections[cause] for cause in Cause},
+            **{("withheld", reason): outliers.withheld[reason] for reason in WITHHELD},
+            **{("probed", end): outliers.probes[end] for end in PROBES},
+        },
+    )
+    yield forgotten("callers", {"no_room": outliers.callers_forgotten})
+    yield counter(
+        "kvroute_marked_picks",
+        "Picks by mark; one may have several: guarded (moved by the guard), last_resort (of a"
+        " silent or ejected worker), over_estimate (of a worker past a learned bound), observed"
+        " (another router serves the request); pairs by where the prompt is computed:"
+        " pair_remote (prefill worker), pair_local (decode worker, which lacks little of it),"
+        " pair_absent (no worker hands over).",
+        "mark",
+        {
+            "guarded": core.guarded,
+            "last_resort": core.last_resorts,
+            "over_estimate": core.over_estimate_picks,
+            "observed": core.fleet.observed.picks,
+            **{f"pair_{how.value}": core.pair_picks[how] for how in Prefill},
+        },
+    )
 
-    def _self_check(self) -> Iterator[Metric]:
-        self_check = self._core.fleet.self_check
-        yield counter(
-            "kvroute_self_checks",
-            "Reported cached tokens held against predicted ones.",
-            "result",
-            {result.value: count for result, count in self_check.results.items()},
-            tuple(CheckResult),
-        )
 
-    def _predictions(self) -> Metric:
-        family = HistogramMetricFamily(
-            "kvroute_prediction_ratio",
-            "Measured / predicted: time to the first token, where the policy predicts it (ttft);"
-            " mean time between the tokens of an answer (tpot).",
-            labels=["of"],
-        )
-        for name, check in (("ttft", self._core.ttft_check), ("tpot", self._core.tpot_check)):
-            family.add_metric([name], buckets(RATIOS, check.counts), check.ratios)
-        return family
+def _tenants(core: RouterCore) -> Iterator[Metric]:
+    whose = f"by tenant: {TENANTS_MAX} of them, the rest as {OTHER}"
+    tokens = CounterMetricFamily(
+        "kvroute_tenant_tokens",
+        "Prompt tokens of picks (prompt), and of these the usable overlap on the picked"
+        f" workers (overlap), {whose}. Kinds are not for adding up.",
+        labels=["tenant", "kind"],
+    )
+    first = SummaryMetricFamily(
+        "kvroute_tenant_first_token_seconds",
+        f"Reported first tokens, and the seconds from picks to them in sum, {whose}.",
+        labels=["tenant"],
+    )
+    shown = {OTHER: TenantNumbers(), **core.fleet.tenants.by_name}
+    for tenant, numbers in shown.items():
+        tokens.add_metric([tenant, "prompt"], numbers.prompt_tokens)
+        tokens.add_metric([tenant, "overlap"], numbers.overlap_tokens)
+        first.add_metric([tenant], numbers.first_tokens, numbers.first_token_s)
+    yield from (tokens, first)
 
-    def _warnings(self) -> Metric:
-        family = GaugeMetricFamily(
-            "kvroute_worker_warnings",
-            "1 while a warning of the worker holds, by its code.",
-            labels=["worker", "rank", "code"],
-        )
-        now_s = self._clock()
-        for key, source in self._core.fleet.view.sources.items():
-            for code in {warning.code for warning in self._core.fleet.warnings(source, now_s)}:
-                family.add_metric([key.worker_id, str(key.dp_rank), code], 1)
-        return family
+
+def _answers(core: RouterCore) -> Iterator[Metric]:
+    labels = ["model", "role"]
+    first = HistogramMetricFamily(
+        "kvroute_time_to_first_token_seconds",
+        "Reported time from a request's arrival to its first token, the queue's wait included;"
+        " of a pair, for its prefill worker.",
+        labels=labels,
+    )
+    between = HistogramMetricFamily(
+        "kvroute_time_per_output_token_seconds",
+        f"Mean time between the tokens of an answer of at least {TOKENS_MIN + 1} whose first"
+        " was reported.",
+        labels=labels,
+    )
+    lengths = HistogramMetricFamily(
+        "kvroute_output_tokens",
+        "Reported tokens of an answer.",
+        labels=labels,
+    )
+    objectives = CounterMetricFamily(
+        "kvroute_objectives",
+        "Objectives (ttft, tpot) kept or missed, of requests whose time was reported.",
+        labels=[*labels, "objective", "result"],
+    )
+    for pool, answers in core.fleet.answers.by_pool.items():
+        for family, histogram in (
+            (first, answers.ttft_s),
+            (between, answers.tpot_s),
+            (lengths, answers.tokens),
+        ):
+            counts = buckets(histogram.bounds, histogram.counts)
+            family.add_metric(pool, counts, histogram.total)
+        for objective, results in (
+            ("ttft", answers.ttft_objectives),
+            ("tpot", answers.tpot_objectives),
+        ):
+            for result, count in zip(("missed", "kept"), results, strict=True):
+                objectives.add_metric([*pool, objective, result], count)
+    yield from (first, between, lengths, objectives)
+
+
+def _policy_failures(core: RouterCore) -> Metric:
+    counts = core.decider.policy_failures
+    own = filter(is_own, core.policies)
+    known = [(policy, kind) for policy in own for kind in Failure]
+    return failures("policy", {(kind, policy): counts[policy, kind] for policy, kind in known})
+
+
+def _self_check(core: RouterCore) -> Metric:
+    self_check = core.fleet.self_check
+    return counter(
+        "kvroute_self_checks",
+        "Reported cached tokens held against predicted ones.",
+        "result",
+        {result.value: count for result, count in self_check.results.items()},
+        tuple(CheckResult),
+    )
+
+
+def _predictions(core: RouterCore) -> Metric:
+    family = HistogramMetricFamily(
+        "kvroute_prediction_ratio",
+        "Measured / predicted: time to the first token, where the policy predicts it (ttft);"
+        " mean time between the tokens of an answer (tpot).",
+        labels=["of"],
+    )
+    for name, check in (("ttft", core.ttft_check), ("tpot", core.tpot_check)):
+        family.add_metric([name], buckets(RATIOS, check.counts), check.ratios)
+    return family
+
+
+def _warnings(core: RouterCore, now_s: float) -> Metric:
+    return gauges(
+        "kvroute_worker_warnings",
+        "1 while a warning of the worker holds, by its code.",
+        ["worker", "rank", "code"],
+        {
+            (key.worker_id, str(key.dp_rank), warning.code): 1
+            for key, source in core.fleet.view.sources.items()
+            for warning in core.fleet.warnings(source, now_s)
+        },
+    )

@@ -9,8 +9,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
-from typing_extensions import override
 
 from router.decide.core.admission import WAITS_S, Admission
 from router.decide.core.saturation import pool_loads
@@ -20,137 +18,134 @@ from router.decide.queue_limits.recent_tenants import TENANTS_MAX
 from router.decide.waiter import Fate
 from router.fleet.histogram import Histogram
 from router.fleet.state import Fleet
-from router.observe.metrics.families import buckets, counter, gauge, held, held_at_most
+from router.observe.metrics.families import (
+    buckets,
+    counter,
+    counters,
+    gauge,
+    gauges,
+    held,
+    held_at_most,
+)
 
 
-class QueueCollector(Collector):
-    """Exports the admission queue's state at each scrape."""
+def queue_metrics(
+    admission: Admission, fleet: Fleet, clock: Callable[[], float]
+) -> Iterator[Metric]:
+    """State of the admission queue."""
+    now_s = clock()
+    totals = sums(admission.queue, now_s)
+    yield from _bands(admission, totals.bands, now_s)
+    yield _tenants(admission, totals.tenants)
+    yield from _pools(admission, fleet)
+    yield from _wholes(admission)
 
-    def __init__(self, admission: Admission, fleet: Fleet, clock: Callable[[], float]) -> None:
-        self._admission = admission
-        self._fleet = fleet
-        self._clock = clock
 
-    @override
-    def collect(self) -> Iterator[Metric]:
-        now_s = self._clock()
-        totals = sums(self._admission.queue, now_s)
-        yield from self._bands(totals.bands, now_s)
-        yield self._tenants(totals.tenants)
-        yield from self._pools()
-        yield from self._wholes()
+def _bands(admission: Admission, bands: Mapping[str, Depth], now_s: float) -> Iterator[Metric]:
+    queue, waits = admission.queue, admission.waits
+    depth = GaugeMetricFamily(
+        "kvroute_queue_depth",
+        "Requests that wait for a worker with room, in this router (here), or in other replicas"
+        " by this router's bands (elsewhere).",
+        labels=["band", "where"],
+    )
+    ages = GaugeMetricFamily(
+        "kvroute_queue_age_seconds",
+        "Longest wait so far, 0 if no request waits (oldest); expected wait of a request that"
+        " comes now, absent while requests wait and none of their pool got a worker yet"
+        " (predicted); longest wait of a request that names none (timeout: queue.timeout_s)."
+        " Kinds are not for adding up.",
+        labels=["band", "kind"],
+    )
+    for band, of_band in bands.items():
+        depth.add_metric([band, "here"], of_band.count)
+        ages.add_metric([band, "oldest"], of_band.oldest_s)
+    for band, of_replicas in zip(queue.bands, admission.fleet_turns.elsewhere(), strict=True):
+        depth.add_metric([band, "elsewhere"], of_replicas.count)
+    for band, wait_s in queue.band_waits_s(now_s).items():
+        if wait_s is not None:
+            ages.add_metric([band, "predicted"], wait_s)
+    ages.add_metric(["", "timeout"], queue.settings.timeout_s)
+    yield from (depth, ages)
+    wait = HistogramMetricFamily(
+        "kvroute_queue_wait_seconds",
+        "Waits that ended with a worker.",
+        labels=["band"],
+    )
+    for band in dict.fromkeys([*queue.bands, *waits]):
+        ended = waits.get(band) or Histogram(WAITS_S)
+        wait.add_metric([band], buckets(WAITS_S, ended.counts), ended.total)
+    yield wait
 
-    def _bands(self, bands: Mapping[str, Depth], now_s: float) -> Iterator[Metric]:
-        queue, waits = self._admission.queue, self._admission.waits
-        depth = GaugeMetricFamily(
-            "kvroute_queue_depth",
-            "Requests that wait for a worker with room, in this router (here), or in other replicas"
-            " by this router's bands (elsewhere).",
-            labels=["band", "where"],
-        )
-        ages = GaugeMetricFamily(
-            "kvroute_queue_age_seconds",
-            "Longest wait so far, 0 if no request waits (oldest); expected wait of a request that"
-            " comes now, absent while requests wait and none of their pool got a worker yet"
-            " (predicted); longest wait of a request that names none (timeout: queue.timeout_s)."
-            " Kinds are not for adding up.",
-            labels=["band", "kind"],
-        )
-        for band, of_band in bands.items():
-            depth.add_metric([band, "here"], of_band.count)
-            ages.add_metric([band, "oldest"], of_band.oldest_s)
-        for band, of_replicas in zip(
-            queue.bands, self._admission.fleet_turns.elsewhere(), strict=True
-        ):
-            depth.add_metric([band, "elsewhere"], of_replicas.count)
-        for band, wait_s in queue.band_waits_s(now_s).items():
-            if wait_s is not None:
-                ages.add_metric([band, "predicted"], wait_s)
-        ages.add_metric(["", "timeout"], queue.settings.timeout_s)
-        yield from (depth, ages)
-        wait = HistogramMetricFamily(
-            "kvroute_queue_wait_seconds",
-            "Waits that ended with a worker.",
-            labels=["band"],
-        )
-        for band in dict.fromkeys([*queue.bands, *waits]):
-            ended = waits.get(band) or Histogram(WAITS_S)
-            wait.add_metric([band], buckets(WAITS_S, ended.counts), ended.total)
-        yield wait
 
-    def _tenants(self, counts: Mapping[str, int]) -> Metric:
-        depth = GaugeMetricFamily(
-            "kvroute_queue_tenant_depth",
-            f"Requests that wait in this router: of the {TENANTS_MAX} tenants whose requests waited"
-            f" most recently each, and of the rest as `{OTHER}`.",
-            labels=["tenant"],
-        )
-        shown = Counter({OTHER: 0, **dict.fromkeys(self._admission.queue.recent_tenants, 0)})
-        for tenant, count in counts.items():
-            shown[tenant if tenant in shown else OTHER] += count
-        for tenant, count in shown.items():
-            depth.add_metric([tenant], count)
-        return depth
+def _tenants(admission: Admission, counts: Mapping[str, int]) -> Metric:
+    shown = Counter({OTHER: 0, **dict.fromkeys(admission.queue.recent_tenants, 0)})
+    for tenant, count in counts.items():
+        shown[tenant if tenant in shown else OTHER] += count
+    return gauges(
+        "kvroute_queue_tenant_depth",
+        f"Requests that wait in this router: of the {TENANTS_MAX} tenants whose requests waited"
+        f" most recently each, and of the rest as `{OTHER}`.",
+        ["tenant"],
+        {(tenant,): count for tenant, count in shown.items()},
+    )
 
-    def _pools(self) -> Iterator[Metric]:
-        labels = ["model", "role"]
-        requests = GaugeMetricFamily(
-            "kvroute_pool_requests",
-            "Requests of a model and role: active at workers, or waiting in this router.",
-            labels=[*labels, "state"],
-        )
-        slots = GaugeMetricFamily(
-            "kvroute_pool_slots",
-            "Requests that the workers of a model and role run at once, known or estimated; absent:"
-            " no worker's slots are known.",
-            labels=labels,
-        )
-        for pool, load in pool_loads(self._fleet, self._admission.waiting()).items():
-            requests.add_metric([*pool, "active"], load.active)
-            requests.add_metric([*pool, "waiting"], load.waiting)
-            if load.slots is not None:
-                slots.add_metric(pool, load.slots)
-        yield from (requests, slots)
 
-    def _wholes(self) -> Iterator[Metric]:
-        queue = self._admission.queue
-        yield held("queue", queue.size_bytes)
-        yield held_at_most("queue", queue.settings.max_mib << 20)
-        yield gauge(
-            "kvroute_queue_depth_max",
-            "Requests that may wait at once (queue.max_waiting).",
-            queue.settings.max_waiting,
-        )
-        requests = CounterMetricFamily(
-            "kvroute_queue_requests",
-            "Requests that no worker had room for: arrived, and what became of them since; bound:"
-            " of those that were refused, the bound of the queue that did. Fates are not for"
-            " adding up: arrived has all of them.",
-            labels=["fate", "bound"],
-        )
-        for fate in Fate:
-            if fate is not Fate.REFUSED:
-                requests.add_metric([fate, ""], queue.counts[fate])
-        for bound in Bound:
-            requests.add_metric([Fate.REFUSED, bound], queue.refusals[bound])
-        yield requests
-        yield CounterMetricFamily(
-            "kvroute_queue_vain_attempts",
-            "Attempts to place a waiting request that no worker had room for; their cost is bounded"
-            " to a tenth of a core.",
-            value=self._admission.in_vain.count + self._admission.sheddable_in_vain.count,
-        )
-        moved = self._admission.moved.counts
-        yield counter(
-            "kvroute_queue_of_replicas",
-            "Waits shared with other replicas: requests that say they waited in a router that is"
-            " gone (moved_claimed), of them believed (moved_believed); bands of other replicas"
-            " whose claims on unused room were put aside (claim_rested).",
-            "event",
-            {
-                "moved_claimed": moved["claimed"],
-                "moved_believed": moved["believed"],
-                "claim_rested": self._admission.fleet_turns.rests,
-            },
-            (),
-        )
+def _pools(admission: Admission, fleet: Fleet) -> Iterator[Metric]:
+    labels = ["model", "role"]
+    requests = GaugeMetricFamily(
+        "kvroute_pool_requests",
+        "Requests of a model and role: active at workers, or waiting in this router.",
+        labels=[*labels, "state"],
+    )
+    slots = GaugeMetricFamily(
+        "kvroute_pool_slots",
+        "Requests that the workers of a model and role run at once, known or estimated; absent:"
+        " no worker's slots are known.",
+        labels=labels,
+    )
+    for pool, load in pool_loads(fleet, admission.waiting()).items():
+        requests.add_metric([*pool, "active"], load.active)
+        requests.add_metric([*pool, "waiting"], load.waiting)
+        if load.slots is not None:
+            slots.add_metric(pool, load.slots)
+    yield from (requests, slots)
+
+
+def _wholes(admission: Admission) -> Iterator[Metric]:
+    queue = admission.queue
+    yield held("queue", queue.size_bytes)
+    yield held_at_most("queue", queue.settings.max_mib << 20)
+    yield gauge(
+        "kvroute_queue_depth_max",
+        "Requests that may wait at once (queue.max_waiting).",
+        queue.settings.max_waiting,
+    )
+    yield counters(
+        "kvroute_queue_requests",
+        "Requests that no worker had room for: arrived, and what became of them since; bound:"
+        " of those that were refused, the bound of the queue that did. Fates are not for"
+        " adding up: arrived has all of them.",
+        ["fate", "bound"],
+        {(fate, ""): queue.counts[fate] for fate in Fate if fate is not Fate.REFUSED}
+        | {(Fate.REFUSED, bound): queue.refusals[bound] for bound in Bound},
+    )
+    yield CounterMetricFamily(
+        "kvroute_queue_vain_attempts",
+        "Attempts to place a waiting request that no worker had room for; their cost is bounded"
+        " to a tenth of a core.",
+        value=admission.in_vain.count + admission.sheddable_in_vain.count,
+    )
+    moved = admission.moved.counts
+    yield counter(
+        "kvroute_queue_of_replicas",
+        "Waits shared with other replicas: requests that say they waited in a router that is"
+        " gone (moved_claimed), of them believed (moved_believed); bands of other replicas"
+        " whose claims on unused room were put aside (claim_rested).",
+        "event",
+        {
+            "moved_claimed": moved["claimed"],
+            "moved_believed": moved["believed"],
+            "claim_rested": admission.fleet_turns.rests,
+        },
+    )

@@ -2,59 +2,46 @@
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-from typing_extensions import override
+from prometheus_client.core import Metric
 
 from router.cluster.replicas.replica_link import ReplicaLink
 from router.cluster.replicas.saved_commands import FleetState
 from router.decide.core.core import RouterCore
-from router.observe.metrics.families import READS, READS_LABELS, forgotten, gauge, known
+from router.observe.metrics.families import (
+    READS,
+    READS_LABELS,
+    counters,
+    forgotten,
+    gauge,
+    known,
+)
 
 
-class ReplicaCollector(Collector):
-    """Exports the state of other replicas at each scrape."""
-
-    def __init__(self, core: RouterCore, link: ReplicaLink, clock: Callable[[], float]) -> None:
-        self._core = core
-        self._link = link
-        self._clock = clock
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        ages = self._core.fleet.replicas.ages_s(self._clock())
-        yield known("replicas", len(ages))
-        yield gauge(
-            "kvroute_replica_age_seconds",
-            "Age of the oldest last message of any replica; 0 without replicas.",
-            max(ages.values(), default=0.0),
-        )
-        messages = CounterMetricFamily(
-            "kvroute_replica_messages",
-            "Messages of other replicas about their reserved load (load), and Reports handed to the"
-            " replica that owns the reservation (report), by result.",
-            labels=["what", "result"],
-        )
-        for result, count in self._core.fleet.replicas.results.items():
-            messages.add_metric(["load", result], count)
-        for result, count in self._link.forwarded.items():
-            messages.add_metric(["report", result], count)
-        yield messages
-        yield forgotten("replica_workers", {"no_room": self._link.untold})
+def replica_metrics(
+    core: RouterCore, link: ReplicaLink, clock: Callable[[], float]
+) -> Iterator[Metric]:
+    """State of other replicas."""
+    ages = core.fleet.replicas.ages_s(clock())
+    yield known("replicas", len(ages))
+    yield gauge(
+        "kvroute_replica_age_seconds",
+        "Age of the oldest last message of any replica; 0 without replicas.",
+        max(ages.values(), default=0.0),
+    )
+    loads, reports = core.fleet.replicas.results, link.forwarded
+    yield counters(
+        "kvroute_replica_messages",
+        "Messages of other replicas about their reserved load (load), and Reports handed to the"
+        " replica that owns the reservation (report), by result.",
+        ["what", "result"],
+        {("load", result): count for result, count in loads.items()}
+        | {("report", result): count for result, count in reports.items()},
+    )
+    yield forgotten("replica_workers", {"no_room": link.untold})
 
 
-class FleetStateCollector(Collector):
-    """Exports the numbers of reads and writes of fleet.state_file."""
-
-    def __init__(self, state: FleetState) -> None:
-        self._state = state
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(*READS, labels=READS_LABELS)
-        for result in ("read", "unreadable", "written", "write_failed"):
-            family.add_metric(["fleet_state", result], self._state.counts[result])
-        yield family
+def saved_command_metrics(state: FleetState) -> Iterator[Metric]:
+    """Numbers of reads and writes of fleet.state_file."""
+    results = ("read", "unreadable", "written", "write_failed")
+    values = {("fleet_state", result): state.counts[result] for result in results}
+    yield counters(*READS, READS_LABELS, values)

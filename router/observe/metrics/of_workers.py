@@ -3,19 +3,14 @@
 from collections.abc import Iterator
 
 import numpy as np
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-from typing_extensions import override
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from events.engines.numbers import GAUGES, NUMBERS
 from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
 from router.decide.core.core import RouterCore
 from router.fleet.reservations.reservations import Ending
+from router.fleet.state import Fleet
 from router.observe.metrics.families import gauge
 
 LABELS = ("worker", "rank", "role")
@@ -27,160 +22,157 @@ _NUMBERS = "Numbers of the engine's page: those of engines.numbers, counters too
 )
 
 
-class WorkerCollector(Collector):
-    """Exports load, capacity and outcomes of every worker."""
+def worker_metrics(core: RouterCore) -> Iterator[Metric]:
+    """Load, capacity and outcomes of every worker."""
+    fleet = core.fleet
+    yield from _loads(fleet)
+    yield from _capacities(fleet)
+    yield from _numbers(fleet)
+    yield _outcomes(fleet)
+    yield from _reports(fleet)
+    yield from _streams(fleet)
 
-    def __init__(self, core: RouterCore) -> None:
-        self._core = core
 
-    @override
-    def collect(self) -> Iterator[Metric]:
-        yield from self._loads()
-        yield from self._capacities()
-        yield from self._numbers()
-        yield self._outcomes()
-        yield from self._reports()
-        yield from self._streams()
+def _streams(fleet: Fleet) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "kvroute_stream_state",
+        "1 for the state a stream is in.",
+        labels=[*LABELS, "state"],
+    )
+    complete = GaugeMetricFamily(
+        "kvroute_stream_complete",
+        "0 if the stream may lack blocks that the engine holds.",
+        labels=LABELS,
+    )
+    lag = GaugeMetricFamily(
+        "kvroute_stream_lag_seconds",
+        "Age of the last fact when it was applied.",
+        labels=LABELS,
+    )
+    for source in fleet.view.sources.values():
+        names = _names(source)
+        for each in StreamState:
+            state.add_metric([*names, each.value], source.stream.state is each)
+        complete.add_metric(names, source.stream.whole)
+        lag.add_metric(names, source.stream.lag_s)
+    yield from (state, complete, lag)
 
-    def _streams(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily(
-            "kvroute_stream_state",
-            "1 for the state a stream is in.",
-            labels=[*LABELS, "state"],
-        )
-        complete = GaugeMetricFamily(
-            "kvroute_stream_complete",
-            "0 if the stream may lack blocks that the engine holds.",
-            labels=LABELS,
-        )
-        lag = GaugeMetricFamily(
-            "kvroute_stream_lag_seconds",
-            "Age of the last fact when it was applied.",
-            labels=LABELS,
-        )
-        for source in self._core.fleet.view.sources.values():
-            names = _names(source)
-            for each in StreamState:
-                state.add_metric([*names, each.value], source.stream.state is each)
-            complete.add_metric(names, source.stream.whole)
-            lag.add_metric(names, source.stream.lag_s)
-        yield from (state, complete, lag)
 
-    def _loads(self) -> Iterator[Metric]:
-        fleet = self._core.fleet
-        up = _gauges("up", "1 if the worker may get requests.")
-        blocks = GaugeMetricFamily(
-            "kvroute_worker_blocks",
-            "KV blocks of the worker: held by requests, reserved ones included (active); those that"
-            " picks promise, fewer than all after preemptions (usable); all (total). Kinds are not"
-            " for adding up.",
-            labels=[*LABELS, "kind"],
-        )
-        requests = GaugeMetricFamily(
-            "kvroute_worker_requests",
-            "Requests at the worker: running and waiting, as its engine reports; open reservations"
-            " of this router (reserved), which are among them. States are not for adding up.",
-            labels=[*LABELS, "state"],
-        )
-        prefill = _gauges("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
-        shares = []
-        for key, source in fleet.view.sources.items():
-            names, load = _names(source), fleet.load_of(key)
-            is_up = not fleet.excluded(source)
-            up.add_metric(names, is_up)
-            blocks.add_metric([*names, "active"], load.active_blocks())
-            requests.add_metric([*names, "running"], load.running)
-            requests.add_metric([*names, "waiting"], load.waiting)
-            requests.add_metric([*names, "reserved"], load.requests)
-            prefill.add_metric(names, load.prefill_tokens_active)
-            if source.heartbeat is not None and source.heartbeat.total_blocks:
-                total = source.heartbeat.total_blocks
-                share = fleet.capacities.block_share(key, source.heartbeat)
-                blocks.add_metric([*names, "total"], total)
-                blocks.add_metric([*names, "usable"], share * total)
-                if is_up:
-                    shares.append(load.active_blocks() / source.heartbeat.total_blocks)
-        yield from (up, blocks, requests, prefill)
-        mean = float(np.mean(shares)) if shares else 0.0
-        yield gauge(
-            "kvroute_load_balance_score",
-            "Standard deviation / mean of the load of workers that are up; 0 is even.",
-            float(np.std(shares)) / mean if mean else 0.0,
-        )
+def _loads(fleet: Fleet) -> Iterator[Metric]:
+    up = _gauges("up", "1 if the worker may get requests.")
+    blocks = GaugeMetricFamily(
+        "kvroute_worker_blocks",
+        "KV blocks of the worker: held by requests, reserved ones included (active); those that"
+        " picks promise, fewer than all after preemptions (usable); all (total). Kinds are not"
+        " for adding up.",
+        labels=[*LABELS, "kind"],
+    )
+    requests = GaugeMetricFamily(
+        "kvroute_worker_requests",
+        "Requests at the worker: running and waiting, as its engine reports; open reservations"
+        " of this router (reserved), which are among them. States are not for adding up.",
+        labels=[*LABELS, "state"],
+    )
+    prefill = _gauges("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
+    shares = []
+    for key, source in fleet.view.sources.items():
+        names, load = _names(source), fleet.load_of(key)
+        is_up = not fleet.excluded(source)
+        up.add_metric(names, is_up)
+        blocks.add_metric([*names, "active"], load.active_blocks())
+        requests.add_metric([*names, "running"], load.running)
+        requests.add_metric([*names, "waiting"], load.waiting)
+        requests.add_metric([*names, "reserved"], load.requests)
+        prefill.add_metric(names, load.prefill_tokens_active)
+        if source.heartbeat is not None and source.heartbeat.total_blocks:
+            total = source.heartbeat.total_blocks
+            share = fleet.capacities.block_share(key, source.heartbeat)
+            blocks.add_metric([*names, "total"], total)
+            blocks.add_metric([*names, "usable"], share * total)
+            if is_up:
+                shares.append(load.active_blocks() / source.heartbeat.total_blocks)
+    yield from (up, blocks, requests, prefill)
+    mean = float(np.mean(shares)) if shares else 0.0
+    yield gauge(
+        "kvroute_load_balance_score",
+        "Standard deviation / mean of the load of workers that are up; 0 is even.",
+        float(np.std(shares)) / mean if mean else 0.0,
+    )
 
-    def _capacities(self) -> Iterator[Metric]:
-        fleet = self._core.fleet
-        slots = GaugeMetricFamily(
-            "kvroute_worker_slots",
-            "Requests that the worker runs at once, by where that is from: known, or estimated.",
-            labels=[*LABELS, "source"],
-        )
-        preemptions = CounterMetricFamily(
-            "kvroute_worker_preemptions",
-            "Requests that the engine put off for want of KV blocks, as it counts since its start.",
-            labels=LABELS,
-        )
-        for key, source in fleet.view.sources.items():
-            if (heartbeat := source.heartbeat) is None:
-                continue
-            names = _names(source)
-            preemptions.add_metric(names, heartbeat.preemptions)
-            if heartbeat.total_slots:
-                slots.add_metric([*names, "known"], heartbeat.total_slots)
-            elif (estimated := fleet.capacities.slots(key, heartbeat)) is not None:
-                slots.add_metric([*names, "estimated"], estimated)
-        yield from (slots, preemptions)
 
-    def _numbers(self) -> Iterator[Metric]:
-        """What the engines' pages have beside (events/engines/numbers.py)."""
-        counters = {
-            name: CounterMetricFamily(f"kvroute_worker_{name}", each.meaning, labels=LABELS)
-            for name, each in _COUNTERS.items()
-        }
-        numbers = GaugeMetricFamily("kvroute_worker_number", _NUMBERS, labels=[*LABELS, "name"])
-        for source in self._core.fleet.view.sources.values():
-            if source.heartbeat is None:
-                continue
-            names = _names(source)
-            for name, value in source.heartbeat.known_numbers().items():
-                if name in counters:
-                    counters[name].add_metric(names, value)
-                elif name not in NUMBERS or name in GAUGES:
-                    numbers.add_metric([*names, name], value)
-        yield from (*counters.values(), numbers)
+def _capacities(fleet: Fleet) -> Iterator[Metric]:
+    slots = GaugeMetricFamily(
+        "kvroute_worker_slots",
+        "Requests that the worker runs at once, by where that is from: known, or estimated.",
+        labels=[*LABELS, "source"],
+    )
+    preemptions = CounterMetricFamily(
+        "kvroute_worker_preemptions",
+        "Requests that the engine put off for want of KV blocks, as it counts since its start.",
+        labels=LABELS,
+    )
+    for key, source in fleet.view.sources.items():
+        if (heartbeat := source.heartbeat) is None:
+            continue
+        names = _names(source)
+        preemptions.add_metric(names, heartbeat.preemptions)
+        if heartbeat.total_slots:
+            slots.add_metric([*names, "known"], heartbeat.total_slots)
+        elif (estimated := fleet.capacities.slots(key, heartbeat)) is not None:
+            slots.add_metric([*names, "estimated"], estimated)
+    yield from (slots, preemptions)
 
-    def _outcomes(self) -> Metric:
-        fleet = self._core.fleet
-        outcomes = CounterMetricFamily(
-            "kvroute_worker_outcomes",
-            "Requests of this router that a worker got, by how they ended.",
-            labels=[*LABELS, "outcome"],
-        )
-        for key, source in fleet.view.sources.items():
-            names, counts = _names(source), fleet.outcomes_of(key)
-            for ending in _OUTCOMES:
-                outcomes.add_metric([*names, ending], counts.get(ending, 0))
-            for ending, count in counts.items():
-                if ending not in _OUTCOMES:
-                    outcomes.add_metric([*names, ending], count)
-        return outcomes
 
-    def _reports(self) -> Iterator[Metric]:
-        fleet = self._core.fleet
-        ejected = _gauges("ejected", "1 while requests are kept away, since earlier ones failed.")
-        cached = CounterMetricFamily(
-            "kvroute_worker_prompt_tokens_reported",
-            "Tokens of prompts whose cached tokens were reported: all of them (prompt), those that"
-            " the index had predicted as cached, those that the engine reported as cached.",
-            labels=[*LABELS, "kind"],
-        )
-        for key, source in fleet.view.sources.items():
-            names, report = _names(source), fleet.cache_report_of(key)
-            ejected.add_metric(names, bool(fleet.outliers.reason(key)))
-            cached.add_metric([*names, "prompt"], report.prompt)
-            cached.add_metric([*names, "predicted"], report.predicted)
-            cached.add_metric([*names, "cached"], report.reported)
-        yield from (ejected, cached)
+def _numbers(fleet: Fleet) -> Iterator[Metric]:
+    """What the engines' pages have beside (events/engines/numbers.py)."""
+    counters = {
+        name: CounterMetricFamily(f"kvroute_worker_{name}", each.meaning, labels=LABELS)
+        for name, each in _COUNTERS.items()
+    }
+    numbers = GaugeMetricFamily("kvroute_worker_number", _NUMBERS, labels=[*LABELS, "name"])
+    for source in fleet.view.sources.values():
+        if source.heartbeat is None:
+            continue
+        names = _names(source)
+        for name, value in source.heartbeat.known_numbers().items():
+            if name in counters:
+                counters[name].add_metric(names, value)
+            elif name not in NUMBERS or name in GAUGES:
+                numbers.add_metric([*names, name], value)
+    yield from (*counters.values(), numbers)
+
+
+def _outcomes(fleet: Fleet) -> Metric:
+    outcomes = CounterMetricFamily(
+        "kvroute_worker_outcomes",
+        "Requests of this router that a worker got, by how they ended.",
+        labels=[*LABELS, "outcome"],
+    )
+    for key, source in fleet.view.sources.items():
+        names, counts = _names(source), fleet.outcomes_of(key)
+        for ending in _OUTCOMES:
+            outcomes.add_metric([*names, ending], counts.get(ending, 0))
+        for ending, count in counts.items():
+            if ending not in _OUTCOMES:
+                outcomes.add_metric([*names, ending], count)
+    return outcomes
+
+
+def _reports(fleet: Fleet) -> Iterator[Metric]:
+    ejected = _gauges("ejected", "1 while requests are kept away, since earlier ones failed.")
+    cached = CounterMetricFamily(
+        "kvroute_worker_prompt_tokens_reported",
+        "Tokens of prompts whose cached tokens were reported: all of them (prompt), those that"
+        " the index had predicted as cached, those that the engine reported as cached.",
+        labels=[*LABELS, "kind"],
+    )
+    for key, source in fleet.view.sources.items():
+        names, report = _names(source), fleet.cache_report_of(key)
+        ejected.add_metric(names, bool(fleet.outliers.reason(key)))
+        cached.add_metric([*names, "prompt"], report.prompt)
+        cached.add_metric([*names, "predicted"], report.predicted)
+        cached.add_metric([*names, "cached"], report.reported)
+    yield from (ejected, cached)
 
 
 def _gauges(name: str, description: str) -> GaugeMetricFamily:

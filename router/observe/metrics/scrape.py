@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
+from router.observe.metrics.families import Read
+
 OPENMETRICS = "application/openmetrics-text"
 PAUSES = 1.0
 PAUSE_MAX_S = 1.0
@@ -57,8 +59,8 @@ class Scrapes:
             del self._next[wanted]
             began_s = loop.time()
             try:
-                values = _Values(await self._read())
-                return await asyncio.to_thread(encode, values), content_type
+                families = await self._read()
+                return await asyncio.to_thread(encode, Read(lambda: families)), content_type
             finally:
                 took_s = loop.time() - began_s
                 self._not_before_s = loop.time() + min(PAUSES * took_s, PAUSE_MAX_S)
@@ -99,13 +101,3 @@ def _is_openmetrics(accept: str) -> bool:
     except (TypeError, ValueError):  # a version that is none
         return False
     return content_type.startswith(OPENMETRICS)
-
-
-class _Values:
-    """What a registry's values are written out from."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        return self._families

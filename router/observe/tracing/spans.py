@@ -57,16 +57,15 @@ Record: TypeAlias = Callable[[Span], None]
 """Takes a span to where spans go; never waits, never raises."""
 
 
+@dataclass(frozen=True, slots=True)
 class Tracing:
-    """Decides which requests have spans, and records the spans."""
+    """Decides which requests have spans, and takes the spans."""
 
-    def __init__(self, record: Record, share: float, rng: random.Random) -> None:
-        """record: takes finished spans. share: of the requests without a traceparent that are
-        sampled, 0 to 1. rng: for ids and the share.
-        """
-        self._record = record
-        self._share = share
-        self._rng = rng
+    record: Record
+    share: float
+    """Share of the requests without a traceparent that are sampled, 0 to 1."""
+    rng: random.Random
+    """Draws ids and the share."""
 
     def begin(self, header: str) -> "Trace | None":
         """The trace of a request's own span; None: the request is not sampled. A request with a
@@ -75,10 +74,10 @@ class Tracing:
         if parent is not None:
             if not parent.sampled:
                 return None
-            return Trace(self, parent.child(self._rng), parent.span_id)
-        if self._share <= 0 or self._rng.random() >= self._share:
+            return Trace(self, parent.child(self.rng), parent.span_id)
+        if self.share <= 0 or self.rng.random() >= self.share:
             return None
-        return Trace(self, new_trace(self._rng), 0)
+        return Trace(self, new_trace(self.rng), 0)
 
     def below(self, header: str) -> "Trace | None":
         """The trace below a caller's span, for a process that begins no traces; None: not
@@ -87,13 +86,7 @@ class Tracing:
         parent = SpanContext.read(header)
         if parent is None or not parent.sampled:
             return None
-        return Trace(self, parent.child(self._rng), parent.span_id)
-
-    def record(self, span: Span) -> None:
-        self._record(span)
-
-    def child_of(self, context: SpanContext) -> SpanContext:
-        return context.child(self._rng)
+        return Trace(self, parent.child(self.rng), parent.span_id)
 
 
 class Trace:
@@ -108,7 +101,7 @@ class Trace:
 
     def child(self) -> SpanContext:
         """Context of a child span, whose work another process does."""
-        return self._tracing.child_of(self.context)
+        return self.context.child(self._tracing.rng)
 
     def step(
         self,

@@ -1,7 +1,8 @@
 """The last hour of one router, as points of equal distance. Pure: no clock, no sockets.
 
 Totals only grow, so a point is the difference of two readings, over the time between them. A ratio
-without a denominator is None, never 0: a chart shows a gap there.
+without a denominator is None, never 0: a chart shows a gap there. All numbers are those that
+metrics show, too: the same sums, from the same owners.
 
 Law: at most POINTS_MAX points are held, each with at most NAMES_MAX + 1 names a map.
 """
@@ -13,7 +14,9 @@ from heapq import nlargest
 import msgspec
 from typing_extensions import override
 
-from router.decide.queue.views import OTHER
+from router.decide.core.tally import PickTally
+from router.decide.queue.views import OTHER, Sums
+from router.fleet.health.time_check import TimeCheck
 
 POINT_S = 10.0
 """Seconds between two points."""
@@ -43,12 +46,33 @@ class Totals(msgspec.Struct, frozen=True):
     refused: int = 0
     """Requests that got no worker."""
 
+    @classmethod
+    def of(cls, tally: PickTally, check: TimeCheck, refused: int = 0) -> "Totals":
+        """Sums since the start, from the counts of picks and of measured first tokens."""
+        prompt_tokens, reachable_tokens, *taken_tokens = tally.tokens.tolist()
+        return cls(
+            picks=int(tally.picks[0]),
+            prompt_tokens=prompt_tokens,
+            reachable_tokens=reachable_tokens,
+            taken_tokens=sum(taken_tokens),
+            predicted=tally.ttfts,
+            predicted_s=tally.ttft_s,
+            measured=sum(check.counts),
+            measured_s=check.measured_s,
+            refused=refused,
+        )
+
 
 class Waiting(msgspec.Struct, frozen=True):
     """Requests that wait in this router now, by band and by tenant."""
 
     bands: Mapping[str, int] = {}
     tenants: Mapping[str, int] = {}
+
+    @classmethod
+    def of(cls, sums: Sums) -> "Waiting":
+        bands = {band: depth.count for band, depth in sums.bands.items()}
+        return cls(bands, sums.tenants)
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):

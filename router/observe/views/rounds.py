@@ -9,20 +9,17 @@ Laws:
 - SLICE_TILES tiles are written without a turn for other calls.
 """
 
-from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 
 import msgspec
 
 from indexer.identity import WorkerKey
-from router.decide.core.admission import Admission
-from router.decide.core.core import RouterCore
-from router.observe.audit.observers import Watchers
 from router.observe.views.decisions import Decisions
 from router.observe.views.history import History
 from router.observe.views.news import News
 from router.observe.views.shared_prefixes import SharedPrefixes, Tree
-from router.observe.views.summary import Summary, summary_of
+from router.observe.views.summary import Subject, Summary, summary_of
 from router.observe.views.tiles import tile_of
 
 SLICE_TILES = 16
@@ -31,39 +28,21 @@ TREE_S = 5.0
 """Seconds between two trees of prefixes."""
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a router that the console's messages are made of."""
-
-    core: RouterCore
-    admission: Admission
-    watchers: Watchers
-    picks: Callable[[], int]
-    refused: Callable[[], dict[str, int]]
-    connected: Callable[[], bool]
-    about: dict[str, Any]
-    """What does not change: name of the replica, version, start."""
-
-
+@dataclass(eq=False)
 class Rounds:
     """All that the console shows, as of the last round."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        history: History,
-        decisions: Decisions,
-        prefixes: SharedPrefixes,
-        news: News,
-    ) -> None:
-        self.number = 0
-        self.tiles_written = 0
-        self._subject = subject
-        self._history = history
-        self._decisions = decisions
-        self._prefixes = prefixes
-        self._news = news
+    subject: Subject
+    history: History
+    decisions: Decisions
+    prefixes: SharedPrefixes
+    news: News
+    number: int = 0
+    tiles_written: int = 0
+
+    def __post_init__(self) -> None:
         self._encode = msgspec.json.Encoder().encode
-        self._forget()
+        self.forget()
 
     @property
     def is_fresh(self) -> bool:
@@ -72,9 +51,6 @@ class Rounds:
 
     def forget(self) -> None:
         """Drops what is only needed while there are viewers."""
-        self._forget()
-
-    def _forget(self) -> None:
         self._tiles: dict[WorkerKey, bytes] = {}
         self._summary: Summary | None = None
         self._tree = Tree(0, [])
@@ -82,75 +58,62 @@ class Rounds:
         self._whole = b""
         self._at_s = 0.0
         self._point_s = 0.0
-        self._decision = self._decisions.count
-        self._change = self._news.count
+        self._decision = self.decisions.count
+        self._change = self.news.count
 
     def write(self, now_s: float) -> Generator[None, None, bytes]:
         """Makes a round; a generator that yields between steps, and whose result is the tick."""
-        sources = self._subject.core.fleet.view.sources
+        sources = self.subject.core.fleet.view.sources
         before, tiles = self._tiles, {}
         for count, key in enumerate(sorted(sources), 1):
             if count % SLICE_TILES == 0:
                 yield
             if (source := sources.get(key)) is not None:  # it may go between two slices
-                tiles[key] = self._encode(tile_of(source, self._subject.core, now_s))
+                tiles[key] = self._encode(tile_of(source, self.subject.core, now_s))
         self.tiles_written += len(tiles)
         yield
         self.number += 1
         self._tiles, self._whole, self._at_s = tiles, b"", now_s
-        self._summary = self._summary_of(now_s)
+        self._summary = summary_of(self.subject, self.decisions, now_s)
         fields = {
             "at_s": self._encode(now_s),
             "workers": _listed(tile for key, tile in tiles.items() if before.get(key) != tile),
             "gone": self._encode([key for key in before if key not in tiles]),
             "summary": self._encode(self._summary),
-            "points": self._encode([p for p in self._history.points if p.at_s > self._point_s]),
-            "decisions": self._encode(self._decisions.since(self._decision)),
-            "news": self._encode(self._news.since(self._change)),
+            "points": self._encode([p for p in self.history.points if p.at_s > self._point_s]),
+            "decisions": self._encode(self.decisions.since(self._decision)),
+            "news": self._encode(self.news.since(self._change)),
         }
         if now_s - self._tree_at_s >= TREE_S:
             self._tree_at_s = now_s
-            self._tree = yield from self._prefixes.tree(self._subject.core)
+            self._tree = yield from self.prefixes.tree(self.subject.core)
             fields["prefixes"] = self._encode(self._tree)
-        self._point_s = self._history.points[-1].at_s if self._history.points else 0.0
-        self._decision, self._change = self._decisions.count, self._news.count
+        self._point_s = self.history.points[-1].at_s if self.history.points else 0.0
+        self._decision, self._change = self.decisions.count, self.news.count
         return _event("tick", fields)
 
     def whole(self) -> bytes:
         """Everything as of the last round, as one message; there must have been a round."""
         if not self._whole:
-            decisions = [d for d in self._decisions.kept if d.number <= self._decision]
+            decisions = [d for d in self.decisions.kept if d.number <= self._decision]
             self._whole = _event(
                 "whole",
                 {
-                    "about": self._encode(self._subject.about),
+                    "about": self._encode(self.subject.about),
                     "at_s": self._encode(self._at_s),
                     "workers": _listed(self._tiles.values()),
                     "summary": self._encode(self._summary),
                     "points": self._encode(
-                        [p for p in self._history.points if p.at_s <= self._point_s]
+                        [p for p in self.history.points if p.at_s <= self._point_s]
                     ),
                     "decisions": self._encode(decisions),
                     "news": self._encode(
-                        [each for each in self._news.kept if each.number <= self._change]
+                        [each for each in self.news.kept if each.number <= self._change]
                     ),
                     "prefixes": self._encode(self._tree),
                 },
             )
         return self._whole
-
-    def _summary_of(self, now_s: float) -> Summary:
-        subject = self._subject
-        return summary_of(
-            subject.core,
-            subject.admission,
-            picks=subject.picks(),
-            refused=subject.refused(),
-            connected=subject.connected(),
-            shadow=subject.watchers.shadow,
-            decisions=self._decisions,
-            now_s=now_s,
-        )
 
 
 def _listed(items: Iterable[bytes]) -> bytes:

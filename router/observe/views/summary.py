@@ -1,15 +1,34 @@
 """A router's numbers beside its workers' tiles: queue, streams, replicas, shadow. Pure."""
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
-from router.decide.queue.views import Sums, sums
+from router.decide.core.tally import PickTally
+from router.decide.queue.views import sums
+from router.observe.audit.observers import Watchers
 from router.observe.audit.shadow_policy import Shadow
 from router.observe.views.decisions import Decisions
 
 TENANTS_MAX = 16
 REPLICAS_MAX = 64
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a router that the console's messages are made of."""
+
+    core: RouterCore
+    admission: Admission
+    watchers: Watchers
+    tally: PickTally
+    refused: Callable[[], dict[str, int]]
+    """Returns the number of refused requests since the start, by reason."""
+    connected: Callable[[], bool]
+    about: dict[str, Any]
+    """What does not change: name of the replica, version, start."""
 
 
 class BandDepth(msgspec.Struct, frozen=True):
@@ -60,8 +79,6 @@ class ShadowNow(msgspec.Struct, frozen=True):
 
     policy: str
     agreement: dict[str, int]
-    overlap_gain_tokens: float
-    overlap_loss_tokens: float
     ttft_gain_s: float
     ttft_loss_s: float
 
@@ -100,8 +117,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     otherwise: OtherwiseNow
 
 
-def queue_now(admission: Admission, totals: Sums) -> QueueNow:
-    """The queue's present state. totals: sums over the queue, of the same moment."""
+def _queue(admission: Admission, now_s: float) -> QueueNow:
+    totals = sums(admission.queue, now_s)
     elsewhere = admission.fleet_turns.elsewhere()
     return QueueNow(
         totals.count,
@@ -113,25 +130,16 @@ def queue_now(admission: Admission, totals: Sums) -> QueueNow:
     )
 
 
-def summary_of(
-    core: RouterCore,
-    admission: Admission,
-    *,
-    picks: int,
-    refused: dict[str, int],
-    connected: bool,
-    shadow: Shadow | None,
-    decisions: Decisions,
-    now_s: float,
-) -> Summary:
-    """The present numbers of a router. picks, refused: counts since the start."""
+def summary_of(subject: Subject, decisions: Decisions, now_s: float) -> Summary:
+    """The present numbers of a router."""
+    core, shadow = subject.core, subject.watchers.shadow
     stats = core.fleet.view.index.stats()
     return Summary(
         ready=core.fleet.ready,
-        connected=connected,
+        connected=subject.connected(),
         policy=core.routing.policy,
-        picks=picks,
-        refused=refused,
+        picks=int(subject.tally.picks[0]),
+        refused=subject.refused(),
         reservations=len(core.reservations),
         index_blocks=stats.blocks,
         index_bytes=stats.bytes,
@@ -139,7 +147,7 @@ def summary_of(
         last_resorts=core.last_resorts,
         over_estimate=core.over_estimate_picks,
         ejections=sum(core.fleet.outliers.ejections.values()),
-        queue=queue_now(admission, sums(admission.queue, now_s)),
+        queue=_queue(subject.admission, now_s),
         streams=_streams(core),
         replicas=_replicas(core, now_s),
         shadow=None if shadow is None else _shadow(shadow),
@@ -177,8 +185,6 @@ def _shadow(shadow: Shadow) -> ShadowNow:
     return ShadowNow(
         shadow.policy.name,
         {agreement.value: count for agreement, count in shadow.decisions.items()},
-        shadow.overlap_tokens.gain,
-        shadow.overlap_tokens.loss,
         shadow.ttft_s.gain,
         shadow.ttft_s.loss,
     )

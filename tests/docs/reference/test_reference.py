@@ -16,8 +16,7 @@ from router.gateway.server.counters import OWN_PATHS
 from router.gateway.server.gateway import Gateway
 from router.net.http.port import HttpPort
 from router.net.listener.http_bounds import HttpBounds
-from router.observe.metrics.http import MetricsServer
-from router.observe.metrics.probes import ProbeServer
+from router.observe.metrics.ports import MetricsServer, ProbeServer
 from router.request.bodies import PATHS
 from router.request.refusal import Reason
 from tests.docs.reference import PAGES

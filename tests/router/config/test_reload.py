@@ -46,13 +46,13 @@ def test_a_reload_that_fails_leaves_all_as_it_was(watched: bool, wrong: dict[str
     app.reload()
     app.reload()
     assert app.metrics.reads.labels("config", "failed")._value.get() == 1
-    assert (app.watchers.shadow is not None, app.watchers.watch is not None) == (watched, watched)
+    assert (app.watchers.shadow is not None, bool(app.watchers.watch)) == (watched, watched)
     assert app.watchers.timed is watched
     assert app.core.watched is app.watchers
     for _ in range(3):  # calls are refused for want of a worker, by nothing else
         with pytest.raises(Refusal, match="no worker is known yet"):
             app.desk.route(asked(40).SerializeToString())
-    assert app.watchers.failures == 0
+    assert app.watchers.watch.failures == 0
 
 
 def test_routing_changes_at_once_and_the_rest_waits() -> None:

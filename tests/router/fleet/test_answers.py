@@ -12,7 +12,8 @@ from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.progress import Pick, Progress, ProgressState
 from router.fleet.answers import OTHER_POOL, POOLS_MAX, TTFT_S, PoolAnswers
 from router.fleet.histogram import Histogram
-from router.observe.metrics.of_fleet import RouterCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_fleet import fleet_metrics
 from router.request.request import Objective, Role
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import asked, desk_of, raised
@@ -133,7 +134,7 @@ def test_a_scrape_has_the_answers_of_each_model_and_role() -> None:
     fleet.add("w0")
     answered(fleet, objective=Objective(9.0, fleet.now_s + 9.0, 0.001, sheddable=False))
     registry = CollectorRegistry()
-    registry.register(RouterCollector(fleet.core, fleet.clock))
+    export(registry, fleet_metrics, fleet.core, fleet.clock)
     pool = {"model": "m", "role": "both"}
 
     def value(name: str, **labels: str) -> float | None:

@@ -16,7 +16,7 @@ from router.api.desk.counters import Metrics
 from router.api.desk.worker_codec import write_worker
 from router.api.service.calls import Guard
 from router.observe.audit.logged_decision import candidates, capture, decode, encode
-from router.observe.metrics.of_workers import WorkerCollector
+from router.observe.metrics.of_workers import worker_metrics
 from router.observe.tracing.receipts import attributes_of
 from router.observe.views.tiles import tile_of
 from tests.stage.fleet import Fleet, prompt
@@ -87,14 +87,14 @@ def test_an_own_number_is_a_column_and_not_a_number_where_the_engine_has_none(
 
 
 def metrics_of(fleet: Fleet) -> dict[tuple[str, str], float]:
-    families = {family.name: family for family in WorkerCollector(fleet.core).collect()}
+    families = {family.name: family for family in worker_metrics(fleet.core)}
     samples = families["kvroute_worker_number"].samples
     return {(each.labels["worker"], each.labels["name"]): each.value for each in samples}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_counter_has_a_metric_of_its_own(fleet: Fleet, name: str) -> None:
-    families = {family.name: family for family in WorkerCollector(fleet.core).collect()}
+    families = {family.name: family for family in worker_metrics(fleet.core)}
     number = NUMBERS[name]
     if not number.is_counter or not number.is_metric:
         assert f"kvroute_worker_{name}" not in families

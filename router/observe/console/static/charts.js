@@ -97,11 +97,12 @@ export class Chart {
       for (const piece of line) parts.push(...this.piece(piece, this.series[place], x, y));
     });
     this.picture.replaceChildren(...parts);
-    const now = this.series.map((one) => `${one.name} ${this.latest(one)}`).join(", ");
+    const last = points.at(-1);
+    const now = this.series.map((one) => `${one.name} ${this.text(one, last)}`).join(", ");
     this.picture.setAttribute("aria-label", `${this.title}, the last ${minutes} minutes; latest: ${now}`);
     this.legend.replaceChildren(...this.series.map((one) =>
       el("li", {}, el("span", { class: `swatch ${one.kind}` }), `${one.name} `,
-        el("b", {}, this.latest(one)))));
+        el("b", {}, this.text(one, last)))));
   }
 
   piece(piece, one, x, y) {
@@ -117,8 +118,8 @@ export class Chart {
     return [area, line];
   }
 
-  latest(one) {
-    const point = this.points.at(-1);
+  /** Value of a series at a point, as text. */
+  text(one, point) {
     const value = point ? one.value(point) : null;
     return value === null || value === undefined ? "–" : this.shown(value);
   }
@@ -133,10 +134,7 @@ export class Chart {
       if (nearest === null || Math.abs(point.at_s - at_s) < Math.abs(nearest.at_s - at_s)) nearest = point;
     }
     if (nearest === null) return;
-    const values = this.series.map((one) => {
-      const value = one.value(nearest);
-      return `${one.name} ${value === null || value === undefined ? "–" : this.shown(value)}`;
-    });
+    const values = this.series.map((one) => `${one.name} ${this.text(one, nearest)}`);
     write(this.values, `${clock(nearest.at_s)}: ${values.join(" · ")}`);
   }
 }

@@ -16,7 +16,6 @@ export class Fleet {
     this.dialog.addEventListener("close", () => { this.open = null; });
     this.filter = at("filter");
     this.filter.addEventListener("input", () => this.store && this.draw(this.store, true));
-    this.tiles = new Map();
   }
 
   draw(store, all = false) {
@@ -38,7 +37,6 @@ export class Fleet {
     keyed(at("groups"), listed, ([name]) => name, makeGroup, (group, [name, tiles, sum]) => {
       this.drawGroup(group, name, tiles, sum ?? tiles.length, store, all);
     });
-    store.changed.clear();
     write(at("fleet-sum"), this.sum(workers, shown));
     if (this.open !== null) this.drawWorker();
   }

@@ -1,6 +1,6 @@
 // What the router said so far: one whole, then ticks. Pure.
 
-export const DECISIONS_MAX = 64;
+const DECISIONS_MAX = 64;
 const NEWS_MAX = 200;
 const POINTS_MAX = 360;
 
@@ -17,9 +17,7 @@ export class Store {
     this.about = null;
     this.at_s = 0;
     this.workers = new Map();
-    this.changed = new Set();
     this.summary = null;
-    this.before = null;
     this.points = [];
     this.decisions = [];
     this.news = [];
@@ -36,15 +34,8 @@ export class Store {
   }
 
   tick(message) {
-    for (const tile of message.workers) {
-      this.workers.set(keyOf(tile), tile);
-      this.changed.add(keyOf(tile));
-    }
-    for (const [worker, rank] of message.gone ?? []) {
-      const key = `${worker}\n${rank}`;
-      this.workers.delete(key);
-      this.changed.add(key);
-    }
+    for (const tile of message.workers) this.workers.set(keyOf(tile), tile);
+    for (const [worker, rank] of message.gone ?? []) this.workers.delete(`${worker}\n${rank}`);
     this.summary = message.summary;
     // Readings of late, for rates of the last seconds.
     this.live.push({ at_s: message.at_s, picks: message.summary.picks,

@@ -138,13 +138,6 @@ async def test_an_empty_queue_says_so(capsys: pytest.CaptureFixture[str]) -> Non
         assert capsys.readouterr().out == f"no request for 'm' waits in the router at {target}\n"
 
 
-async def test_a_router_that_is_away_is_said_in_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert await show_queue("127.0.0.1:1", "", 1, as_json=False, timeout_s=0.2) == 1
-    assert capsys.readouterr().err.startswith("kvroute: 127.0.0.1:1: ")
-
-
 async def test_what_waits_in_other_routers_is_shown_and_holds_requests_here(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

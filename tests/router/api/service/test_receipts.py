@@ -8,8 +8,9 @@ import pytest
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.decide.policies import POLICIES
-from router.observe.metrics.of_fleet import RouterCollector
-from router.observe.metrics.of_workers import WorkerCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_fleet import fleet_metrics
+from router.observe.metrics.of_workers import worker_metrics
 from tests.router.api.service.by_hand import by_hand
 from tests.router.api.service.setting import full, sick
 from tests.stage.fleet import Fleet, prompt
@@ -279,8 +280,8 @@ class TestPairs:
 
     async def test_what_pairs_come_to_is_counted(self) -> None:
         async with served() as stage:
-            stage.metrics.registry.register(RouterCollector(stage.fleet.core, stage.fleet.clock))
-            stage.metrics.registry.register(WorkerCollector(stage.fleet.core))
+            export(stage.metrics.registry, fleet_metrics, stage.fleet.core, stage.fleet.clock)
+            export(stage.metrics.registry, worker_metrics, stage.fleet.core)
             stage.fleet.add("p", role="prefill")
             stage.fleet.add("d", role="decode")
             for tokens in (1600, 100):

@@ -72,7 +72,7 @@ async def test_a_watcher_sees_picks_with_their_receipts_and_refusals() -> None:
         assert pick.receipt == answer.receipt
         assert pick.reservation_id == answer.reservation_id
         assert pick.predicted_ttft_s > 0
-        await until(lambda: stage.watchers.watch is None, "no decision is looked at again")
+        await until(lambda: not stage.watchers.watch, "no decision is looked at again")
 
 
 async def test_each_watcher_has_what_it_asked_for() -> None:
@@ -152,7 +152,7 @@ async def test_more_than_so_many_a_second_are_not_looked_at(
             for number in range(4):
                 await stage.router.Route(asked(request_id=str(number)))
             await until(lambda: watch.limited, "the watcher is told")
-            await until(lambda: stage.watchers.watch is not None, "the next second begins")
+            await until(lambda: stage.watchers.watch, "the next second begins")
             await stage.router.Route(asked(request_id="next"))
             await until(lambda: "next" in watch.ids(), "and its first decision comes")
         assert watch.ids()[:3] == ["0", "1", "2"]
@@ -204,9 +204,9 @@ async def test_the_client_goes_on_after_the_end_of_a_stream() -> None:
 
             task = asyncio.create_task(follow())
             for number in range(3):
-                await until(lambda: stage.watchers.watch is not None, "the router looks")
+                await until(lambda: stage.watchers.watch, "the router looks")
                 await stage.router.Route(asked(request_id=str(number)))
                 await until(lambda n=number: str(n) in seen, "the decision came")
-                await until(lambda: stage.watchers.watch is None, "the stream came to its age")
+                await until(lambda: not stage.watchers.watch, "the stream came to its age")
             task.cancel()
         assert seen == ["0", "1", "2"]

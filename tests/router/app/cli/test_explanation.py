@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from router.app.calls.dialing import CallFailed
 from router.app.calls.explanation import BodyFile, Question, show_explanation
 from router.app.calls.questions import explain
 from router.request.prompt_settings import RendererSettings
@@ -84,6 +85,9 @@ async def test_tokens_are_compared_with_those_of_an_engine(
         assert await explained(stage, question, against=same.address) == 0
         with pytest.raises(click.ClickException, match="gave no tokens"):
             await explained(stage, of_chat(), against="http://127.0.0.1:1")
+        question = Question(text="hello", model="m", tokenize="http://127.0.0.1:1/")
+        with pytest.raises(click.ClickException, match="gave no tokens"):
+            await explained(stage, question)
         with pytest.raises(click.UsageError, match="--against"):
             await explained(stage, Question(tokens="1,2"), against=same.address)
 
@@ -125,9 +129,7 @@ async def test_a_router_without_the_packages_for_prompts_names_them(
     assert "pip install 'kvroute[prompts]'" in capsys.readouterr().out
 
 
-async def test_refusals_are_one_line(
-    folder: RendererSettings, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_refusals_are_one_line(folder: RendererSettings) -> None:
     async with routed(m=local(folder)) as stage:
         for question, sentence in (
             (of_chat(b'{"model": "none", "messages": []}'), "UNKNOWN_MODEL: unknown model 'none'"),
@@ -135,8 +137,9 @@ async def test_refusals_are_one_line(
             (of_chat(model="none"), "UNKNOWN_MODEL: "),
             (Question(text="", model="m"), "EMPTY_PROMPT: "),
         ):
-            assert await explained(stage, question) == 1
-            (line,) = capsys.readouterr().err.splitlines()
+            with pytest.raises(CallFailed) as caught:
+                await explained(stage, question)
+            (line,) = caught.value.message.splitlines()
             assert sentence in line
 
 

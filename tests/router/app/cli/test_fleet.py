@@ -5,14 +5,13 @@ from typing import Any
 
 import click
 import pytest
-from aiohttp import web
 
 from kvroute.v1 import Explanation, Receipt
+from router.app.calls.dialing import CallFailed
 from router.app.calls.explanation import (
     Question,
     _print_explanation,
     _read_tokens,
-    _tokenize,
     show_explanation,
 )
 from router.app.calls.fleet import WIDTH_MIN, show_workers
@@ -24,6 +23,13 @@ from tests.stage.fleet import prompt
 from tests.stage.served import Served, served
 
 
+async def listed(stage: Served, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `kvroute workers` prints."""
+    target = f"127.0.0.1:{stage.server.port}"
+    assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
+    return capsys.readouterr().out
+
+
 async def test_warnings_stand_under_the_table_word_for_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -31,9 +37,7 @@ async def test_warnings_stand_under_the_table_word_for_word(
         # The second looks like rich's markup, and ends a tag that nobody began.
         stage.fleet.add("w0", 1, warnings=("an odd thing", "[bold]connect[/] [errno 111] failed"))
         stage.fleet.add("w1", model="n")
-        target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = (await listed(stage, capsys)).splitlines()
         assert lines[-2:] == ["w0/1: an odd thing", "w0/1: [bold]connect[/] [errno 111] failed"]
 
 
@@ -42,16 +46,14 @@ async def test_an_ejected_worker_is_shown_with_its_cause(
 ) -> None:
     async with served() as stage:
         stage.fleet.add("w0")
-        target = f"127.0.0.1:{stage.server.port}"
         core, now_s = stage.fleet.core, stage.fleet.now_s
         held = stage.fleet.route(prompt(100)).reservation.id
         core.report(Progress(held, ProgressState.FAILED, failure=Ending.FAILED_REFUSED), now_s)
-        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
-        line = capsys.readouterr().out.splitlines()[-1]
+        line = (await listed(stage, capsys)).splitlines()[-1]
         assert line.startswith("w0/0: ejected (refused, 1 in a row); gets requests again: not befo")
         stage.fleet.turn(2)
-        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
-        assert "being probed with a few requests" in capsys.readouterr().out.splitlines()[-1]
+        line = (await listed(stage, capsys)).splitlines()[-1]
+        assert "being probed with a few requests" in line
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -76,9 +78,11 @@ async def test_too_few_workers_that_can_get_requests_are_an_exit_code(
 
 async def explained(stage: Served, capsys: pytest.CaptureFixture[str], **asked: Any) -> str:
     target = f"127.0.0.1:{stage.server.port}"
-    code = await show_explanation(target, Question(**asked), timeout_s=60.0)
-    captured = capsys.readouterr()
-    return captured.out if not code else captured.err
+    try:
+        await show_explanation(target, Question(**asked), timeout_s=60.0)
+    except CallFailed as error:
+        return error.message
+    return capsys.readouterr().out
 
 
 async def test_a_pair_is_explained_in_two_stages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,9 +118,7 @@ async def test_roles_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     async with served() as stage:
         stage.fleet.add("p", role="prefill")
         stage.fleet.add("w")
-        target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
-        head, *rows = capsys.readouterr().out.splitlines()
+        head, *rows = (await listed(stage, capsys)).splitlines()
         place = head.index("role")
         assert [row[place:].split()[0] for row in rows] == ["prefill", "both"]
 
@@ -145,9 +147,7 @@ async def test_names_are_shown_as_they_are_and_never_act_on_the_terminal(
 ) -> None:
     async with served() as stage:
         stage.fleet.add(name, model=name, address=name, warnings=(name,), engine_version=name)
-        target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
-        out = capsys.readouterr().out
+        out = await listed(stage, capsys)
         row, warning = out.splitlines()[1:]
         assert row.startswith(f"{told}/0 ")
         assert row.count(told) == 4
@@ -165,9 +165,7 @@ async def test_warnings_and_errors_never_act_on_the_terminal(
 ) -> None:
     async with served() as stage:
         stage.fleet.add("w0", warnings=(text,))
-        target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
-        out = capsys.readouterr().out
+        out = await listed(stage, capsys)
         row, warning = out.splitlines()[1:]
         assert row.startswith("w0/0 ")
         assert warning == f"w0/0: {told}"
@@ -180,9 +178,7 @@ async def test_passwords_in_addresses_are_masked(capsys: pytest.CaptureFixture[s
     async with served() as stage:
         url = "http://user:secret@w0:8000"
         stage.fleet.add("w0", address=url, warnings=(f"{url}/metrics: status 500",))
-        target = f"127.0.0.1:{stage.server.port}"
-        assert await show_workers(target, "", as_json=False, timeout_s=60.0) == 0
-        out = capsys.readouterr().out
+        out = await listed(stage, capsys)
         assert "secret" not in out
         assert out.count("http://***@w0:8000") == 2
 
@@ -194,30 +190,6 @@ def test_a_prefill_that_only_a_newer_router_knows_is_named(
     explanation.prefill_receipt.policy = "p"
     _print_explanation(console(WIDTH_MIN), explanation)
     assert "does not know (by_moonlight)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [b"[1]", b"null", b'{"tokens":null}', b'{"tokens":["a"]}', b"{}", b"\xff", b"[" * 100_000],
-    ids=["a list", "null", "no tokens", "words", "empty", "no UTF-8", "deep"],
-)
-async def test_an_answer_of_tokenize_without_token_ids_is_one_line(answer: bytes) -> None:
-    async def page(_request: web.Request) -> web.Response:
-        return web.Response(body=answer, content_type="application/json")
-
-    app = web.Application()
-    app.router.add_post("/tokenize", page)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0]
-        with pytest.raises(click.ClickException, match="can't tokenize") as caught:
-            await _tokenize(f"http://{host}:{port}", "", "a text", 5.0)
-    finally:
-        await runner.cleanup()
-    assert "\n" not in caught.value.format_message()
 
 
 def test_a_file_of_tokens_that_is_no_text_is_named(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from router.net.keys.key_ring import PREFIX, digest
 from tests.stage.certificates import Authority, written
 from tests.stage.exported import gateway_families, picker_families
 from tests.stage.keys import identity, write_keys
-from tests.stage.loopback import serve_config
+from tests.stage.loopback import router_app, serve_config
 
 NOWHERE = "nats://127.0.0.1:1"
 """No broker: a router starts without one, and is not ready."""
@@ -63,11 +63,8 @@ def test_check_config_reads_the_key_for_engines(tmp_path: Path) -> None:
 
 async def test_the_switch_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     grpc = GrpcSettings(listen="0.0.0.0:0", any_address=True)
-    app = RouterApp(serve_config(NOWHERE, grpc=grpc))
-    try:
-        await app.start()
-    finally:
-        await app.stop()
+    async with router_app(serve_config(NOWHERE, grpc=grpc)):
+        pass
     (warning,) = [record for record in caplog.records if "any_address" in record.message]
     assert warning.levelname == "WARNING"
     assert "every method" in warning.message
@@ -93,14 +90,12 @@ async def test_metrics_and_the_gateway_speak_https_and_probes_do_not(
     tmp_path: Path, authority: Authority
 ) -> None:
     tls = written(tmp_path, authority.issue(), authority)
-    app = RouterApp(
-        serve_config(
-            NOWHERE,
-            tls=tls,
-            metrics=MetricsSettings(listen="127.0.0.1:0", tls="mutual"),
-            gateway=GatewaySettings(listen="127.0.0.1:0"),
-            probes=ProbesSettings(listen="127.0.0.1:0"),
-        )
+    config = serve_config(
+        NOWHERE,
+        tls=tls,
+        metrics=MetricsSettings(listen="127.0.0.1:0", tls="mutual"),
+        gateway=GatewaySettings(listen="127.0.0.1:0"),
+        probes=ProbesSettings(listen="127.0.0.1:0"),
     )
     certificate, key = authority.issue("scraper", hosts=())
     (tmp_path / "own.crt").write_bytes(certificate)
@@ -108,52 +103,45 @@ async def test_metrics_and_the_gateway_speak_https_and_probes_do_not(
     known = ssl.create_default_context(cadata=authority.pem.decode())
     known.load_cert_chain(tmp_path / "own.crt", tmp_path / "own.key")
     unknown = ssl.create_default_context(cadata=authority.pem.decode())
-    try:
-        await app.start()
-        async with aiohttp.ClientSession() as session:
-            for port, path in (
-                (app.listeners.metrics_port, "metrics"),
-                (app.listeners.gateway_port, "health"),
-            ):
-                url = f"https://127.0.0.1:{port}/{path}"
-                async with session.get(url, ssl=known) as answer:
-                    assert answer.status == 200
-                with pytest.raises(aiohttp.ClientError):
-                    async with session.get(url, ssl=unknown) as answer:
-                        await answer.read()
-            probes = f"http://127.0.0.1:{app.listeners.probes_port}"
-            async with session.get(f"{probes}/livez") as answer:
-                assert (answer.status, await answer.text()) == (200, "serving\n")
-            async with session.get(f"{probes}/readyz") as answer:
-                assert (answer.status, await answer.text()) == (503, "not serving\n")
-            async with session.get(f"{probes}/metrics") as answer:
-                assert answer.status == 404
-            app.core.fleet.ready = True
-            async with session.get(f"{probes}/readyz") as answer:
-                assert (answer.status, await answer.text()) == (200, "serving\n")
-            # The gateway of this process calls the router without TLS.
-            url = f"https://127.0.0.1:{app.listeners.gateway_port}/v1/models"
+    async with router_app(config) as (app, _), aiohttp.ClientSession() as session:
+        for port, path in (
+            (app.listeners.metrics_port, "metrics"),
+            (app.listeners.gateway_port, "health"),
+        ):
+            url = f"https://127.0.0.1:{port}/{path}"
             async with session.get(url, ssl=known) as answer:
-                assert await answer.json() == {"object": "list", "data": []}
-    finally:
-        await app.stop()
+                assert answer.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                async with session.get(url, ssl=unknown) as answer:
+                    await answer.read()
+        probes = f"http://127.0.0.1:{app.listeners.probes_port}"
+        async with session.get(f"{probes}/livez") as answer:
+            assert (answer.status, await answer.text()) == (200, "serving\n")
+        async with session.get(f"{probes}/readyz") as answer:
+            assert (answer.status, await answer.text()) == (503, "not serving\n")
+        async with session.get(f"{probes}/metrics") as answer:
+            assert answer.status == 404
+        app.core.fleet.ready = True
+        async with session.get(f"{probes}/readyz") as answer:
+            assert (answer.status, await answer.text()) == (200, "serving\n")
+        # The gateway of this process calls the router without TLS.
+        url = f"https://127.0.0.1:{app.listeners.gateway_port}/v1/models"
+        async with session.get(url, ssl=known) as answer:
+            assert await answer.json() == {"object": "list", "data": []}
 
 
 async def test_a_key_file_opens_addresses_and_the_gateway_inside_needs_no_key_of_its_own(
     tmp_path: Path, authority: Authority
 ) -> None:
     keys = KeysSettings(file=write_keys(tmp_path, identity("a")))
-    app = RouterApp(
-        serve_config(
-            NOWHERE,
-            keys=keys,
-            tls=written(tmp_path, authority.issue()),
-            grpc=GrpcSettings(listen="0.0.0.0:0"),
-            gateway=GatewaySettings(listen="0.0.0.0:0"),
-        )
+    config = serve_config(
+        NOWHERE,
+        keys=keys,
+        tls=written(tmp_path, authority.issue()),
+        grpc=GrpcSettings(listen="0.0.0.0:0"),
+        gateway=GatewaySettings(listen="0.0.0.0:0"),
     )
-    try:
-        await app.start()
+    async with router_app(config) as (app, _):
         trusting = ssl.create_default_context(cadata=authority.pem.decode())
         async with aiohttp.ClientSession() as session:
             url = f"https://127.0.0.1:{app.listeners.gateway_port}/v1/models"
@@ -169,8 +157,6 @@ async def test_a_key_file_opens_addresses_and_the_gateway_inside_needs_no_key_of
                 await client.list_workers()
         async with KvRouteClient(target, credentials=credentials, token="a-token") as client:
             assert await client.list_workers() == []
-    finally:
-        await app.stop()
 
 
 async def test_a_router_that_stops_serves_calls_as_long_as_its_gateway_does() -> None:
@@ -215,19 +201,16 @@ def test_a_key_file_that_can_not_be_read_stops_the_start(tmp_path: Path, text: s
 
 async def test_commands_bring_certificates_and_tokens(tmp_path: Path, authority: Authority) -> None:
     """The flags of `kvroute workers` against a router with TLS and keys."""
-    app = RouterApp(
-        serve_config(
-            NOWHERE,
-            keys=KeysSettings(file=write_keys(tmp_path, identity("a", rights=("observe",)))),
-            tls=written(tmp_path, authority.issue(hosts=("router.example",))),
-        )
+    config = serve_config(
+        NOWHERE,
+        keys=KeysSettings(file=write_keys(tmp_path, identity("a", rights=("observe",)))),
+        tls=written(tmp_path, authority.issue(hosts=("router.example",))),
     )
     (tmp_path / "ca.pem").write_bytes(authority.pem)
     (tmp_path / "token").write_text("a-token\n", encoding="utf-8")
     tls = ["--tls-ca", str(tmp_path / "ca.pem"), "--tls-name", "router.example"]
     token = ["--token-file", str(tmp_path / "token")]
-    try:
-        await app.start()
+    async with router_app(config) as (app, _):
         target = ["--target", f"127.0.0.1:{app.listeners.grpc_port}"]
 
         async def run(*words: str, **environment: str) -> tuple[int, str]:
@@ -249,8 +232,6 @@ async def test_commands_bring_certificates_and_tokens(tmp_path: Path, authority:
             "KVROUTE_TARGET_TOKEN_FILE": token[1],
         }
         assert (await run("workers", "--json", **variables))[0] == 0
-    finally:
-        await app.stop()
 
 
 def test_a_token_is_made_with_its_hash() -> None:
@@ -260,21 +241,16 @@ def test_a_token_is_made_with_its_hash() -> None:
 
 async def test_metrics_of_the_gateway_and_the_picker_are_beside_the_routers() -> None:
     """One endpoint is scraped, so that every alert and every panel has its series."""
-    app = RouterApp(
-        serve_config(
-            NOWHERE,
-            metrics=MetricsSettings(listen="127.0.0.1:0"),
-            gateway=GatewaySettings(listen="127.0.0.1:0"),
-            picker=PickerSettings(listen="127.0.0.1:0"),
-        )
+    config = serve_config(
+        NOWHERE,
+        metrics=MetricsSettings(listen="127.0.0.1:0"),
+        gateway=GatewaySettings(listen="127.0.0.1:0"),
+        picker=PickerSettings(listen="127.0.0.1:0"),
     )
-    try:
-        await app.start()
+    async with router_app(config) as (app, _):
         url = f"http://127.0.0.1:{app.listeners.metrics_port}/metrics"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             text = await answer.text()
-    finally:
-        await app.stop()
     families = list(text_string_to_metric_families(text))
     written = [family.name for family in families]
     assert len(written) == len(set(written))

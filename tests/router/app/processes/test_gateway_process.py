@@ -12,7 +12,6 @@ from router.app.processes.gateway_process import GatewayApp
 from router.config.keys import ConfigError, keys
 from router.config.reading import load
 from router.config.settings.configurations import GatewayConfig
-from router.config.settings.gateway_settings import GatewaySettings
 from router.gateway.server.counters import OUTCOMES
 
 PAGE = Path(__file__).parents[4] / "docs" / "gateway.md"
@@ -57,7 +56,3 @@ async def test_the_page_names_metrics_that_a_gateway_has() -> None:
     shown = set(re.findall(r"`(kvroute_gateway_\w+)", PAGE.read_text(encoding="utf-8")))
     assert shown
     assert shown <= exported
-
-
-def test_the_gateway_inside_a_router_is_off_by_default() -> None:
-    assert GatewaySettings().listen == ""

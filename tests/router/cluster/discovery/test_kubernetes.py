@@ -169,21 +169,6 @@ async def test_long_lists_come_in_pages(stage: Stage) -> None:
     assert stage.api.requests["list pods"] == 5
 
 
-async def test_bookmarks_move_the_version_so_that_no_history_is_needed(stage: Stage) -> None:
-    stage.pod("a")
-    async with discovering(stage) as discovery:
-        await stage.followed("a")
-        await until(lambda: stage.api.watches == 1, "a watch")
-        stage.api.compact()
-        stage.api.bookmark()
-        await until(lambda: discovery.watched.counts["bookmark"] == 1, "the bookmark")
-        stage.api.end()
-        await until(lambda: stage.api.requests["watch pods"] == 2, "the next watch")
-        stage.pod("b")
-        await stage.followed("a", "b")
-        assert stage.api.requests["list pods"] == 1
-
-
 async def test_410_lists_again_and_forgets_what_went_meanwhile(stage: Stage) -> None:
     stage.pod("a")
     stage.pod("b")

@@ -44,8 +44,8 @@ async def test_a_copy_that_is_taken_back_as_its_answer_comes_ends_once_and_quiet
     broker, hot = LateBroker(), Decided()
     failures: list[BaseException] = []
     link = CopyLink(
-        cast(Any, broker),
-        cast(HotPrefixes, hot),
+        broker=cast(Any, broker),
+        hot=cast(HotPrefixes, hot),
         fleet="fleet",
         replica="a",
         clock=lambda: 0.0,

@@ -6,16 +6,31 @@ from math import inf, nan
 import pytest
 
 from events.plane.facts import VERSION, Control
+from indexer.identity import WorkerKey
 from router.cluster.replicas.fleet_commands import _IDS_MAX, AHEAD_MAX_S, FleetCommands
 from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
 from router.decide.core.core import DRAINED_MAX
 from tests.stage.fleet import Fleet
 
+W0 = WorkerKey("w0", 0)
+
+
+def a_replica(name: str = "r") -> tuple[Fleet, FleetCommands]:
+    """A replica that knows worker w0, and its commands."""
+    fleet = Fleet(replica=name)
+    fleet.add("w0")
+    return fleet, FleetCommands(fleet.core, fleet.clock)
+
+
+def replicas(count: int, *, ahead_s: float) -> tuple[list[Fleet], list[FleetCommands]]:
+    """Several of them; the clock of the last one is ahead."""
+    fleets, commands = zip(*(a_replica(f"r{i}") for i in range(count)), strict=True)
+    fleets[-1].now_s += ahead_s
+    return list(fleets), list(commands)
+
 
 def test_a_command_is_applied_once() -> None:
-    fleet = Fleet()
-    fleet.add("w0")
-    commands = FleetCommands(fleet.core, fleet.clock)
+    fleet, commands = a_replica()
     drain = Control(VERSION, "r1-1", "drain", "w0")
     assert commands.apply(drain) == 1
     fleet.core.undrain("w0")
@@ -24,33 +39,27 @@ def test_a_command_is_applied_once() -> None:
 
 
 def test_commands_of_others_reach_us() -> None:
-    fleet = Fleet()
-    key = fleet.add("w0")
-    commands = FleetCommands(fleet.core, fleet.clock)
+    fleet, commands = a_replica()
     assert commands.apply(Control(VERSION, "r2-1", "remove", "w0", 5.0)) == 1
-    assert key not in fleet.view.sources
+    assert W0 not in fleet.view.sources
 
 
 @pytest.mark.parametrize("seconds", [-1.0, nan, inf])
 def test_a_tombstone_that_is_no_time_is_counted_and_ignored(seconds: float) -> None:
-    fleet = Fleet()
-    key = fleet.add("w0")
-    commands = FleetCommands(fleet.core, fleet.clock)
+    fleet, commands = a_replica()
     assert commands.apply(Control(VERSION, "r2-1", "remove", "w0", seconds)) == 0
-    assert key in fleet.view.sources
+    assert W0 in fleet.view.sources
     assert fleet.view.dropped["malformed"] == 1
 
 
 def test_a_command_of_a_newer_release_is_counted_and_ignored() -> None:
-    fleet = Fleet()
-    commands = FleetCommands(fleet.core, fleet.clock)
+    fleet, commands = a_replica()
     assert commands.apply(Control(VERSION, "r2-1", "polish", "w0")) == 0
     assert fleet.view.dropped["unknown_kind"] == 1
 
 
 def test_what_it_remembers_is_bounded() -> None:
-    fleet = Fleet()
-    commands = FleetCommands(fleet.core, fleet.clock)
+    _, commands = a_replica()
     for i in range(_IDS_MAX + 10):
         commands.apply(Control(VERSION, f"r2-{i}", "undrain", "w0"))
     assert len(commands._ids) == _IDS_MAX
@@ -66,9 +75,7 @@ def test_the_newest_command_of_a_worker_holds_in_whatever_order_they_come() -> N
         for i, action in enumerate(["drain", "undrain", "drain", "undrain", "drain"])
     ]
     for seed in range(20):
-        fleet = Fleet()
-        fleet.add("w0")
-        commands = FleetCommands(fleet.core, fleet.clock)
+        fleet, commands = a_replica()
         for each in random.Random(seed).sample(given * 2, 10):
             commands.apply(each)
         assert list(fleet.core.fleet.drained) == ["w0"], f"seed {seed}"
@@ -92,33 +99,21 @@ def test_a_replica_that_starts_later_is_told_what_is_in_force() -> None:
 
 
 def test_a_tombstone_that_ended_before_it_came_removes_nobody() -> None:
-    fleet = Fleet()
-    key = fleet.add("w0")
-    commands = FleetCommands(fleet.core, fleet.clock)
+    fleet, commands = a_replica()
     assert commands.apply(command(1, "remove", fleet.now_s - 31.0, tombstone_s=30.0)) == 0
-    assert key in fleet.view.sources
+    assert W0 in fleet.view.sources
 
 
 def test_commands_in_force_are_bounded() -> None:
-    fleet = Fleet()
-    commands = FleetCommands(fleet.core, fleet.clock)
+    fleet, commands = a_replica()
     for i in range(DRAINED_MAX + 5):
         commands.apply(Control(VERSION, f"r-{i}", "undrain", f"w{i}", 0.0, fleet.now_s))
     assert len(commands.in_force()) == DRAINED_MAX
 
 
-def all_commands(count: int, *, ahead_s: float = 0.0) -> tuple[list[Fleet], list[FleetCommands]]:
-    """Replicas that know worker w0; the clock of the last one is ahead."""
-    fleets = [Fleet(replica=f"r{i}") for i in range(count)]
-    for fleet in fleets:
-        fleet.add("w0")
-    fleets[-1].now_s += ahead_s
-    return fleets, [FleetCommands(fleet.core, fleet.clock) for fleet in fleets]
-
-
 @pytest.mark.parametrize("ahead_s", [1.0, 3600.0, AHEAD_MAX_S - 1.0, -3600.0])
 def test_clocks_that_differ_void_no_command(ahead_s: float) -> None:
-    fleets, (one, other, ahead) = all_commands(3, ahead_s=ahead_s)
+    fleets, (one, other, ahead) = replicas(3, ahead_s=ahead_s)
     given = []
     for i, commands in enumerate([ahead, one, ahead, other, one]):
         action = "undrain" if i % 2 else "drain"
@@ -128,27 +123,25 @@ def test_clocks_that_differ_void_no_command(ahead_s: float) -> None:
         assert not commands.overtaken(given[-1])
     assert [list(fleet.core.fleet.drained) for fleet in fleets] == [["w0"]] * 3
     for seed in range(20):
-        late = Fleet()
-        late.add("w0")
-        listener = FleetCommands(late.core, late.clock)
+        late, listener = a_replica()
         for command in random.Random(seed).sample(given * 2, 10):
             listener.apply(command)
         assert list(late.core.fleet.drained) == ["w0"], f"seed {seed}"
 
 
 def test_a_time_beyond_a_day_ahead_counts_as_the_time_of_its_coming() -> None:
-    fleets, (commands,) = all_commands(1)
+    fleet, commands = a_replica()
     far = Control(VERSION, "r9-1", "drain", "w0", 0.0, 1e11)
     assert commands.apply(far) == 1
     assert commands.counts["far_ahead"] == 1
-    fleets[0].now_s += 1.0
-    others = Control(VERSION, "r8-1", "undrain", "w0", 0.0, fleets[0].now_s)
+    fleet.now_s += 1.0
+    others = Control(VERSION, "r8-1", "undrain", "w0", 0.0, fleet.now_s)
     assert commands.apply(others) == 1, "of an old release, with a right clock"
-    assert fleets[0].core.fleet.drained == {}
+    assert fleet.core.fleet.drained == {}
 
 
 def test_a_command_after_one_from_the_bound_is_newer_too() -> None:
-    fleets, (commands, ahead) = all_commands(2, ahead_s=AHEAD_MAX_S)
+    fleets, (commands, ahead) = replicas(2, ahead_s=AHEAD_MAX_S)
     drain = ahead.give("drain", "w0")
     for each in (commands, ahead):
         assert each.apply(drain) == 1
@@ -160,9 +153,9 @@ def test_a_command_after_one_from_the_bound_is_newer_too() -> None:
 
 
 def test_a_command_that_comes_too_late_is_counted_as_overtaken() -> None:
-    fleets, (commands,) = all_commands(1)
+    fleet, commands = a_replica()
     old, new = commands.give("drain", "w0"), None
-    new = Control(VERSION, "r2-1", "undrain", "w0", 0.0, fleets[0].now_s + 1)
+    new = Control(VERSION, "r2-1", "undrain", "w0", 0.0, fleet.now_s + 1)
     commands.apply(new)
     assert commands.apply(old) == 0
     assert commands.overtaken(old)
@@ -172,29 +165,29 @@ def test_a_command_that_comes_too_late_is_counted_as_overtaken() -> None:
 
 def test_a_drain_outlives_a_removal_in_whatever_order_they_come() -> None:
     for order in ([0, 1], [1, 0]):
-        fleets, (commands,) = all_commands(1)
-        start_s = fleets[0].now_s
+        fleet, commands = a_replica()
+        start_s = fleet.now_s
         both = [command(1, "drain", start_s - 2), command(2, "remove", start_s - 1, 30.0)]
         for i in order:
             commands.apply(both[i])
-        assert list(fleets[0].core.fleet.drained) == ["w0"]
-        assert fleets[0].view.ranks("w0") == []
+        assert list(fleet.core.fleet.drained) == ["w0"]
+        assert fleet.view.ranks("w0") == []
         assert [one.action for one in commands.in_force()] == ["drain", "remove"]
 
 
 def test_a_removal_of_another_is_clipped_to_a_day() -> None:
-    fleets, (commands,) = all_commands(1)
-    commands.apply(command(1, "remove", fleets[0].now_s, tombstone_s=1e300))
+    fleet, commands = a_replica()
+    commands.apply(command(1, "remove", fleet.now_s, tombstone_s=1e300))
     assert commands.removed("w0")
-    fleets[0].now_s += TOMBSTONE_MAX_S
-    fleets[0].view.tick(fleets[0].now_s)
+    fleet.now_s += TOMBSTONE_MAX_S
+    fleet.view.tick(fleet.now_s)
     assert not commands.removed("w0")
-    fleets[0].add("w0")
-    assert len(fleets[0].view.ranks("w0")) == 1
+    fleet.add("w0")
+    assert len(fleet.view.ranks("w0")) == 1
 
 
 def test_a_removal_dated_ahead_is_told_on_with_what_is_left_of_it() -> None:
-    fleets, (teller, listener) = all_commands(2)
+    fleets, (teller, listener) = replicas(2, ahead_s=0.0)
     teller.apply(command(1, "remove", fleets[0].now_s + 3600.0, tombstone_s=60.0))
     for fleet in fleets:
         fleet.now_s += 50.0

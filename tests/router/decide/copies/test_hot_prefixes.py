@@ -25,7 +25,8 @@ from router.decide.copies.hot_prefixes import (
     depths,
     recomputed,
 )
-from router.observe.metrics.of_copies import HotPrefixCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_copies import hot_prefix_metrics
 from router.request.prompt import Prompt
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
@@ -541,7 +542,7 @@ def test_the_laws_hold_whatever_comes(steps: list[object]) -> None:
 def test_metrics_tell_what_became_of_copies() -> None:
     fleet = HotFleet()
     registry = CollectorRegistry()
-    registry.register(HotPrefixCollector(fleet.hot))
+    export(registry, hot_prefix_metrics, fleet.hot)
     fates = "kvroute_hot_prefix_copies_total"
     for fate in CopyFate:
         assert registry.get_sample_value(fates, {"fate": fate, "reason": ""}) == 0
@@ -600,4 +601,4 @@ def test_less_room_than_before_is_kept_within_by_the_hottest() -> None:
 
 
 def test_switched_off_there_are_no_metrics_of_it() -> None:
-    assert list(HotPrefixCollector(Fleet().hot).collect()) == []
+    assert list(hot_prefix_metrics(Fleet().hot)) == []

@@ -7,7 +7,8 @@ from router.decide.core.progress import Progress, ProgressState
 from router.fleet.health.time_check import RATIOS, TimeCheck
 from router.fleet.reservations.reservations import Ending
 from router.fleet.token_times import MEASURED
-from router.observe.metrics.of_fleet import RouterCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_fleet import fleet_metrics
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
 
@@ -115,7 +116,7 @@ def test_the_time_between_tokens_is_compared_with_the_one_at_the_pick() -> None:
     answered(fleet, 3, 0.02)  # which is no mean
     assert (sum(check.counts), len(check)) == (2, 0)
     registry = CollectorRegistry()
-    registry.register(RouterCollector(fleet.core, fleet.clock))
+    export(registry, fleet_metrics, fleet.core, fleet.clock)
     for number, wanted in (("sum", check.ratios), ("count", 2)):
         name = f"kvroute_prediction_ratio_{number}"
         assert registry.get_sample_value(name, {"of": "tpot"}) == wanted
@@ -141,7 +142,7 @@ def test_metrics_tell_them() -> None:
         fleet.now_s += 2 * IDLE_S
         tell(fleet, picked, ProgressState.PREFILL_DONE)
     registry = CollectorRegistry()
-    registry.register(RouterCollector(fleet.core, fleet.clock))
+    export(registry, fleet_metrics, fleet.core, fleet.clock)
 
     def value(number: str, **labels: str) -> float:
         name = f"kvroute_prediction_ratio_{number}"

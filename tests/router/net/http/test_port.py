@@ -21,9 +21,9 @@ from router.net.http.port import HttpPort
 from router.net.keys.certificates import Certificates, Contexts
 from router.net.keys.exposure import split_address
 from router.net.listener.http_bounds import HttpBounds
-from router.observe.metrics.http import MetricsServer
-from router.observe.metrics.of_http import HttpCollector
-from router.observe.metrics.probes import ProbeServer
+from router.observe.metrics.families import export
+from router.observe.metrics.of_http import http_metrics
+from router.observe.metrics.ports import MetricsServer, ProbeServer
 from tests.stage.certificates import Authority, written
 from tests.stage.waiting import until
 
@@ -158,7 +158,7 @@ async def test_the_connection_past_the_bound_is_closed_and_the_next_has_its_plac
         assert port.connections.closed["full"] == 1
         assert await answered(first, HEAD[9:]), "open ones go on"
         registry = CollectorRegistry()
-        registry.register(HttpCollector(port.connections))
+        export(registry, http_metrics, port.connections)
         labels = {"port": "metrics", "kind": "open"}
         assert registry.get_sample_value("kvroute_http_connections", labels) == 2
         labels = {"port": "metrics", "reason": "full"}

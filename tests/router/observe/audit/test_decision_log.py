@@ -57,16 +57,6 @@ def decision() -> Decision:
     return seen[0]
 
 
-def test_what_is_watched_is_written(tmp_path: Path, decision: Decision) -> None:
-    log = log_of(tmp_path / "log")
-    for _ in range(3):
-        log.watch(decision)
-    log.close()
-    told = [decode(line) for line in (tmp_path / "log").read_bytes().splitlines()]
-    assert [one.request_id for one in told] == ["request-1"] * 3
-    assert log.lines == {"written": 3}
-
-
 def test_refusals_are_written_between_decisions(tmp_path: Path, decision: Decision) -> None:
     log = log_of(tmp_path / "log")
     log.watch(decision)

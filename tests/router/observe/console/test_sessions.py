@@ -16,15 +16,6 @@ def test_a_session_ends_with_its_time() -> None:
     assert not len(sessions)
 
 
-def test_a_session_that_was_ended_is_no_more() -> None:
-    sessions = Sessions(100.0, random.Random(1).randbytes)
-    session_id = sessions.begin("key", 0.0)
-    sessions.end(session_id)
-    sessions.end(session_id)
-    assert sessions.find(session_id, 1.0) is None
-    assert sessions.find("", 1.0) is None
-
-
 def test_a_newcomer_over_the_bound_ends_the_oldest() -> None:
     sessions = Sessions(100.0, random.Random(1).randbytes)
     ids = [sessions.begin(f"key {i}", 0.0) for i in range(SESSIONS_MAX + 1)]

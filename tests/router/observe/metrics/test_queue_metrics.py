@@ -15,7 +15,8 @@ from router.decide.core.admission import Admission
 from router.decide.core.pool import Pool
 from router.decide.queue_limits.recent_tenants import TENANTS_MAX
 from router.decide.waiter import Waiter
-from router.observe.metrics.of_queue import QueueCollector
+from router.observe.metrics.families import export
+from router.observe.metrics.of_queue import queue_metrics
 from router.request.request import Role
 from tests.stage.fleet import Fleet
 
@@ -36,7 +37,7 @@ class Stage:
         self.admission = Admission(self.fleet.core, settings, random.Random(0))
         self.registry = CollectorRegistry()
         core = self.fleet.core
-        self.registry.register(QueueCollector(self.admission, core.fleet, self.fleet.clock))
+        export(self.registry, queue_metrics, self.admission, core.fleet, self.fleet.clock)
 
     def offer(self, name: str, *, pool: Hashable = POOL, **about: Any) -> Waiter:
         waiter = Waiter(name, self.fleet.now_s, **about)

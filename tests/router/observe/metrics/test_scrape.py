@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.observe.metrics import scrape as scrapes_module
+from router.observe.metrics.families import export, gauge, gauges
 from router.observe.metrics.scrape import OPENMETRICS, TURN_ROWS, Scrapes
 
 
@@ -27,7 +28,7 @@ class Counted:
             raise RuntimeError("no values")
         self.reads += 1
         self.was_read.set()
-        yield GaugeMetricFamily("reads", "How often.", value=self.reads)
+        yield gauge("reads", "How often.", self.reads)
 
 
 @pytest.fixture
@@ -38,9 +39,7 @@ def counted() -> Counted:
 @pytest.fixture
 def scrapes(counted: Counted) -> Scrapes:
     registry = CollectorRegistry()
-    registry.register(counted)
-    counted.reads = 0  # registering reads it, for its names
-    counted.was_read.clear()
+    export(registry, counted.collect)
     return Scrapes(registry)
 
 
@@ -118,23 +117,19 @@ async def test_a_scrape_that_fails_says_so_and_the_next_one_is_made(
 async def test_other_work_has_its_turn_while_a_large_registry_is_read() -> None:
     read, work = list[int](), list[int]()
 
-    class Large:
-        def collect(self) -> Iterator[Metric]:
-            for number in range(4):
-                family = GaugeMetricFamily(f"family_{number}", "Of many rows.", labels=["row"])
-                for row in range(TURN_ROWS // 2):
-                    family.add_metric([str(row)], row)
-                read.append(number)
-                yield family
+    def large() -> Iterator[Metric]:
+        for number in range(4):
+            rows = {(str(row),): row for row in range(TURN_ROWS // 2)}
+            read.append(number)
+            yield gauges(f"family_{number}", "Of many rows.", ["row"], rows)
 
     async def works() -> None:
         while len(read) < 4:
             work.append(len(read))
             await asyncio.sleep(0)
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Large())
-    read.clear()
+    registry = CollectorRegistry()
+    export(registry, large)
     worker = asyncio.create_task(works())
     content, _ = await Scrapes(registry).text()
     await worker
@@ -143,18 +138,12 @@ async def test_other_work_has_its_turn_while_a_large_registry_is_read() -> None:
 
 
 async def test_collectors_of_one_registry_share_a_family() -> None:
-    class Part:
-        def __init__(self, what: str) -> None:
-            self.what = what
-
-        def collect(self) -> Iterator[Metric]:
-            family = GaugeMetricFamily("parts", "Of several parts.", labels=["what"])
-            family.add_metric([self.what], 1)
-            yield family
+    def part(what: str) -> Iterator[Metric]:
+        yield gauges("parts", "Of several parts.", ["what"], {(what,): 1})
 
     registry = CollectorRegistry()
     for what in "ab":
-        registry.register(Part(what))
+        export(registry, part, what)
     content, _ = await Scrapes(registry).text()
     (family,) = text_string_to_metric_families(content.decode())
     assert [sample.labels for sample in family.samples] == [{"what": "a"}, {"what": "b"}]

@@ -5,15 +5,10 @@ from itertools import pairwise
 
 import pytest
 
+from router.decide.core.tally import TIERS, PickTally
 from router.decide.queue.views import OTHER
-from router.observe.views.history import (
-    NAMES_MAX,
-    POINT_S,
-    POINTS_MAX,
-    History,
-    Totals,
-    Waiting,
-)
+from router.fleet.health.time_check import TimeCheck
+from router.observe.views.history import NAMES_MAX, POINT_S, POINTS_MAX, History, Totals, Waiting
 
 NOBODY = Waiting()
 
@@ -101,3 +96,22 @@ def test_points_in_sum_are_all_picks(seed: int) -> None:
     assert min(spans) >= POINT_S
     total = sum(p.picks_per_s * s for p, s in zip(history.points, spans, strict=True))
     assert total == pytest.approx(counted)
+
+
+def test_totals_are_those_of_picks_and_first_tokens() -> None:
+    tally, check = PickTally(), TimeCheck()
+    history = History(0.0, Totals.of(tally, check))
+    taken = [0] * len(TIERS)
+    taken[0], taken[-1] = 300, 100  # of the fastest tier, and predicted
+    tally.tokens += (1000, 600, *taken)
+    tally.picks += 5
+    tally.predicted(0.5, 0.25)
+    tally.predicted(1.5, 0.25)
+    check.on_pick("first", 0.5)
+    check.on_done("first", 0.75)
+    check.on_pick("second", 1.5)  # without a first token yet
+    point = history.add(10.0, Totals.of(tally, check), NOBODY)
+    assert point is not None
+    assert point.picks_per_s == 0.5
+    assert (point.hit_taken, point.hit_reachable) == (0.4, 0.6)
+    assert (point.ttft_predicted_s, point.ttft_measured_s) == (1.0, 0.75)

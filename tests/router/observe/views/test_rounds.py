@@ -46,8 +46,7 @@ def route(played: Played, count: int, **about: Any) -> None:
     """Requests as a router's desk has them watched."""
     fleet, counts = played.fleet, Counts(played.tally)
     for _ in range(count):
-        watch = played.watchers.watch
-        due = watch.take() if watch is not None else None
+        due = played.watchers.watch.take()
         request = fleet.request(prompt(64), **about)
         counts.begin()
         pick = fleet.core.route(request, fleet.now_s, watch=due)
@@ -126,15 +125,15 @@ async def test_without_viewers_no_tile_is_written_and_nothing_is_sampled() -> No
         played.fleet.turn(1.0)
         await console.step()
     assert console.rounds.tiles_written == 0
-    assert played.watchers.watch is None
+    assert not played.watchers.watch
     viewer = console.join(lambda: None)
     assert viewer is not None
     await console.step()
     assert console.rounds.tiles_written == 1
-    assert played.watchers.watch is not None
+    assert played.watchers.watch
     console.viewers.leave(viewer)
     await console.step()
-    assert played.watchers.watch is None
+    assert not played.watchers.watch
     assert not console.rounds.is_fresh
 
 
@@ -163,7 +162,6 @@ async def test_a_decision_that_cannot_be_shown_is_no_requests_fault() -> None:
     await played.console.step()
     watch = played.watchers.watch
     assert viewer is not None
-    assert watch is not None
     watch._on_failure = failures.append
 
     def fails(_decision: Decision) -> None:

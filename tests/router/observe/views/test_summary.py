@@ -9,11 +9,13 @@ from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import GuardSettings
 from router.decide.core.admission import Admission
 from router.decide.core.pool import Pool
+from router.decide.core.tally import PickTally
 from router.decide.queue.views import OTHER
 from router.decide.waiter import Waiter
+from router.observe.audit.observers import Watchers
 from router.observe.audit.shadow_policy import Shadow
 from router.observe.views.decisions import Decisions
-from router.observe.views.summary import TENANTS_MAX, Summary, summary_of
+from router.observe.views.summary import TENANTS_MAX, Subject, Summary, summary_of
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
 
@@ -21,16 +23,19 @@ from tests.stage.fleet import Fleet, prompt
 def of(
     fleet: Fleet, admission: Admission | None = None, *, shadow: Shadow | None = None
 ) -> Summary:
-    return summary_of(
-        fleet.core,
-        admission or Admission(fleet.core, QueueSettings(), random.Random(1)),
-        picks=3,
-        refused={"NO_WORKER": 2},
-        connected=True,
-        shadow=shadow,
-        decisions=Decisions(lambda: fleet.core.policies.get("ttft")),
-        now_s=fleet.now_s,
+    watchers = Watchers("here", random.Random(1), print)
+    watchers.shadow = shadow
+    subject = Subject(
+        core=fleet.core,
+        admission=admission or Admission(fleet.core, QueueSettings(), random.Random(1)),
+        watchers=watchers,
+        tally=PickTally(),
+        refused=lambda: {"NO_WORKER": 2},
+        connected=lambda: True,
+        about={},
     )
+    decisions = Decisions(lambda: fleet.core.policies.get("ttft"))
+    return summary_of(subject, decisions, fleet.now_s)
 
 
 def test_other_routers_are_there_by_their_messages_until_they_are_silent() -> None:
