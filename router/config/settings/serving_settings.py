@@ -84,14 +84,6 @@ class HttpSettings(Settings, frozen=True):
             " one without a request, is closed for a new one, else the new one",
         ),
     ] = 10_000
-    address_connections_max: Annotated[
-        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
-        Meta(
-            description="most open connections of one client address (an IPv4 address or an"
-            " IPv6 /64); in any case, and with none, at most seven times as many as the"
-            " port has free places"
-        ),
-    ] = None
 
 
 class LogSettings(Settings, frozen=True):
