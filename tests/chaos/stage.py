@@ -374,7 +374,7 @@ def _add_router(stage: Stage, i: int, ports: list[int], locks: dict[str, Any]) -
         "decision_log": {
             "file": str(stage.folder / f"{name}.decisions"),
             "share": 0.05,
-            "file_mib": 1,
+            "max_mib": 4,
         },
         "drain_timeout_s": 5.0,
         **locks,

@@ -113,20 +113,14 @@ class DecisionLogSettings(Settings, frozen=True):
         float,
         Meta(gt=0, le=1, description="share (0 to 1) of the requests whose decisions are written"),
     ] = 0.01
-    file_mib: Annotated[
-        int,
-        Meta(
-            ge=1, description="MiB at which a file of the decision log is full, and the next begins"
-        ),
-    ] = 64
-    files: Annotated[
+    max_mib: Annotated[
         int,
         Meta(
             ge=1,
-            le=1000,
-            description="files of the decision log that are kept, the current one included",
+            description="MiB of disk that the decision log may take, in four files; a full one"
+            " takes the place of the oldest",
         ),
-    ] = 4
+    ] = 256
     hashes: Annotated[
         bool,
         Meta(
