@@ -150,7 +150,7 @@ class RelayApp:
         Skipped where there are no credentials and the server is on loopback.
         """
         nats, fleet = self._config.nats, self._config.fleet
-        given = nats.user or nats.credentials_file or nats.nkey_seed_file
+        given = nats.user or nats.credentials_file
         if not given and not nats.tls_certificate_file and on_loopback(nats.url or ""):
             return
         excess = await self._broker.allowed(beyond_relay(fleet))
