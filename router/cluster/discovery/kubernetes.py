@@ -155,13 +155,7 @@ class KubernetesDiscovery:
             ) from None
         self.watched = WatchedPods(rng, PODS_MAX)
         self.followed = FollowedPods(
-            Plan(
-                settings.ports,
-                settings.events_port,
-                settings.replay_port,
-                settings.role_label,
-                copied_labels,
-            ),
+            Plan(settings.ports, settings.events_port, settings.replay_port, copied_labels),
             replica,
         )
         self.counts: Counter[str] = Counter()
@@ -332,7 +326,7 @@ class KubernetesDiscovery:
 
     async def _labels(self, node: str) -> Mapping[str, str]:
         """Zone and rack of a node; empty if they are not read, or can't be."""
-        if not self.settings.node_labels or not node:
+        if not self.settings.rack_label or not node:
             return {}
         if node not in self._nodes:
             try:

@@ -336,11 +336,11 @@ async def test_an_error_that_nothing_foresaw_costs_its_pod_alone(
 async def test_zone_rack_and_host_are_labels_where_nodes_may_be_read(stage: Stage) -> None:
     stage.api.nodes["node-a"] = {
         "topology.kubernetes.io/zone": "eu-1a",
-        "topology.kubernetes.io/rack": "r7",
+        "example.com/rack": "r7",
         "other": "x",
     }
     stage.pod("a")
-    async with discovering(stage, node_labels=True):
+    async with discovering(stage, rack_label="example.com/rack"):
         await stage.followed("a")
         stage.pod("b")
         await stage.followed("a", "b")
@@ -355,7 +355,7 @@ async def test_nodes_that_may_not_be_read_keep_no_pod_from_its_relay(
 ) -> None:
     stage.api.forbidden = {"get nodes"}
     stage.pod("a")
-    async with discovering(stage, node_labels=True) as discovery:
+    async with discovering(stage, rack_label="example.com/rack") as discovery:
         await stage.followed("a")
         assert discovery.counts["nodes"] == 1
     assert stage.notes.relays["a"].labels == {"host": "node-a"}
