@@ -138,18 +138,9 @@ class RoutingSettings(Settings, frozen=True):
         Meta(
             ge=0,
             description="a prompt is computed on its decode worker if at most this many of its"
-            " tokens are uncached there",
+            " tokens, or 5 %, are uncached there; 0: only if all are cached",
         ),
     ] = 256
-    local_prefill_percent: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=100,
-            description="a prompt is computed on its decode worker if at most this percentage"
-            " of it is uncached there",
-        ),
-    ] = 5
     pair_labels: Annotated[
         tuple[str, ...],
         Meta(
