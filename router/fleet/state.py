@@ -118,7 +118,7 @@ class Fleet:
             self._on_moved,
         )
         self.rates = PrefillRates(routing.prefill_rate)
-        self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
+        self.sessions = Sessions(routing.session_ttl_s)
         self.working_sets = WorkingSets()
         self.shared_prefixes = SharedPrefixes()
         self.further = Further(

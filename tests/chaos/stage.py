@@ -368,7 +368,6 @@ def _add_router(stage: Stage, i: int, ports: list[int], locks: dict[str, Any]) -
         # the laws about memory begin.
         "routing": {
             "lease_s": options.lease_s,
-            "memory_window_s": options.lease_s,
             "session_ttl_s": 60.0,
         },
         "decision_log": {

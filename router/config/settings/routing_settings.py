@@ -183,25 +183,16 @@ class RoutingSettings(Settings, frozen=True):
         Seconds,
         Meta(
             description="seconds without a Report call for a request after which its reservation"
-            " ends, so that it no longer counts as load of its worker"
+            " ends, so that it no longer counts as load of its worker; a request that ended is"
+            " remembered for half as long again, for repeated ids and `kvroute explain --request`"
         ),
     ] = 120.0
-    memory_window_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds for which a request is remembered after its end, for repeated"
-            " ids and `kvroute explain --request`"
-        ),
-    ] = 180.0
     session_ttl_s: Annotated[
         Seconds,
         Meta(
             description="seconds after a session's last request for which its worker is remembered"
         ),
     ] = 900.0
-    sessions_max: Annotated[
-        int, Meta(ge=0, description="most sessions that are remembered at once; 0: none")
-    ] = 65_536
     reservations_max: Annotated[
         int,
         Meta(

@@ -193,14 +193,14 @@ class TestKeys:
 
 class TestPrecedence:
     def test_flags_over_environment_over_file_over_defaults(self, tmp_path: Path) -> None:
-        file = written(tmp_path, "routing: {lease_s: 1, memory_window_s: 1, alternatives: 1}\n")
+        file = written(tmp_path, "routing: {lease_s: 1, session_ttl_s: 1, alternatives: 1}\n")
         environment = {
-            "KVROUTE_ROUTING_MEMORY_WINDOW_S": "2",
+            "KVROUTE_ROUTING_SESSION_TTL_S": "2",
             "KVROUTE_ROUTING_ALTERNATIVES": "2",
         }
         config = load(ServeConfig, file, environment, {("routing", "alternatives"): 3})
         routing = config.routing
-        assert (routing.lease_s, routing.memory_window_s, routing.alternatives) == (1, 2, 3)
+        assert (routing.lease_s, routing.session_ttl_s, routing.alternatives) == (1, 2, 3)
         assert routing.policy == "dynamo-adaptive"
 
     def test_one_source_leaves_the_other_keys_of_a_section_alone(self, tmp_path: Path) -> None:

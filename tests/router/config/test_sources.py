@@ -13,7 +13,7 @@ from router.config.settings.routing_settings import GuardSettings
 from router.config.sources import KeyPath, annotated
 
 FILE = """
-routing: {lease_s: 7, guard: {margin: 0.2, request_tokens: 9}, alternatives: 1, sessions_max: 5,
+routing: {lease_s: 7, guard: {margin: 0.2, request_tokens: 9}, alternatives: 1, reservations_max: 5,
   own_policies: ["a:b"]}
 models: [{name: m, aliases: [n], routing: {policy: ttft, guard: {margin: 0.5},
   parameters: {ttft: {keep: 2}}}}]
@@ -21,11 +21,11 @@ nats: {password: hush}
 """
 ENVIRONMENT = {
     "KVROUTE_ROUTING_ALTERNATIVES": "2",
-    "KVROUTE_ROUTING_SESSIONS_MAX": "6",
+    "KVROUTE_ROUTING_RESERVATIONS_MAX": "6",
     "KVROUTE_WORKERS": "[{id: w, engine: vllm, address: 'http://h'}]",
     "KVROUTE_ROUTING_PARAMETERS": "{ttft: {stall: 0.1}}",
 }
-FLAGS: dict[tuple[str, ...], object] = {("routing", "sessions_max"): 7}
+FLAGS: dict[tuple[str, ...], object] = {("routing", "reservations_max"): 7}
 
 
 def of_layers(tmp_path: Path) -> Any:
@@ -39,7 +39,7 @@ def of_layers(tmp_path: Path) -> Any:
     [
         (("routing", "lease_s"), "kvroute.yaml"),
         (("routing", "alternatives"), "KVROUTE_ROUTING_ALTERNATIVES"),
-        (("routing", "sessions_max"), "--routing-sessions-max"),
+        (("routing", "reservations_max"), "--routing-reservations-max"),
         (("routing", "seed"), "default"),
         (("routing", "parameters", "ttft", "stall"), "KVROUTE_ROUTING_PARAMETERS"),
         (("models", 0, "routing", "policy"), "kvroute.yaml"),
@@ -69,7 +69,7 @@ def test_the_printed_text_is_the_configuration_with_a_source_behind_each_value(
     told = {
         line.partition("  # ")[0].strip(): line.partition("  # ")[2] for line in text.split("\n")
     }
-    assert told["sessions_max: 7"] == "--routing-sessions-max"
+    assert told["reservations_max: 7"] == "--routing-reservations-max"
     assert told["policy: ttft"].endswith("kvroute.yaml")
     assert told["aliases:"].endswith("kvroute.yaml")
     assert config.models[0].routing.guard == GuardSettings(margin=0.5, request_tokens=9.0)
