@@ -196,7 +196,7 @@ def _check(config: Settings, where: str) -> None:
         value = value_at(tree, key.path)
         if isinstance(value, float) and not isfinite(value):
             raise ConfigError(f"{where}expected a number of seconds - at `$.{key.dotted}`")
-        if isinstance(value, int) and value > INTEGER_MAX and key.path[-1] != "seed":
+        if isinstance(value, int) and value > INTEGER_MAX:
             raise ConfigError(f"{where}expected at most {INTEGER_MAX} - at `$.{key.dotted}`")
     workers = getattr(config, "workers", ())
     seen: set[str] = set()

@@ -189,7 +189,6 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
             "grpc": {"listen": target},
             "metrics": {"listen": ""},
             "log": {"level": "warning"},
-            "routing": {"seed": 1},
         }
         if key:
             config |= {

@@ -105,7 +105,7 @@ async def some_engines(
 async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteClient]]:
     hot = HotPrefixSettings(enabled=True, queue=0, score=3.0)
     # Without the guard, which has requests for a text spread before it is hot.
-    routing = RoutingSettings(seed=1, hot_prefixes=hot, guard=GuardSettings(enabled=False))
+    routing = RoutingSettings(hot_prefixes=hot, guard=GuardSettings(enabled=False))
     config = msgspec.structs.replace(serve_config(engines.nats_url), routing=routing)
     async with router_app(config) as (router, client):
         await until(
@@ -222,9 +222,7 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
     off = serve_config(None)
     on = msgspec.structs.replace(
         off,
-        routing=RoutingSettings(
-            seed=1, hot_prefixes=HotPrefixSettings(enabled=True, queue=0, score=3.0)
-        ),
+        routing=RoutingSettings(hot_prefixes=HotPrefixSettings(enabled=True, queue=0, score=3.0)),
     )
     async with some_engines("a", "b", speed=SLOW) as engines:
         config = msgspec.structs.replace(off, nats=NatsSettings(url=engines.nats_url))

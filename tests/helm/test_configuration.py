@@ -52,14 +52,18 @@ def test_configuration_arrives_in_the_program_as_it_was_given(
     rendered = render(
         config={
             "fleet": {"workers_max": 1_000_000},
-            "routing": {"policy": "least-loaded", "seed": 7, "prompt_tokens_max": 10_000_000},
+            "routing": {
+                "policy": "least-loaded",
+                "alternatives": 7,
+                "prompt_tokens_max": 10_000_000,
+            },
             "models": [{"name": "m", "aliases": ["a", "b"], "block_size": 64}],
         }
     )
     config = program_config(rendered, tmp_path)
     assert config.fleet.workers_max == 1_000_000
     assert config.routing.policy == "least-loaded"
-    assert config.routing.seed == 7
+    assert config.routing.alternatives == 7
     assert config.routing.prompt_tokens_max == 10_000_000
     (model,) = config.models
     assert (model.name, model.aliases, model.block_size) == ("m", ("a", "b"), 64)

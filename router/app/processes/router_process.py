@@ -98,16 +98,18 @@ class RouterApp:
     stopped.
     """
 
-    def __init__(  # noqa: PLR0915 - each part of the process is made here
+    def __init__(
         self,
         config: ServeConfig,
         *,
         clock: Callable[[], float] = unix_now,
         read_again: Callable[[], ServeConfig] | None = None,
+        seed: int | None = None,
     ) -> None:
         """Raises ConfigError for mistakes that only this process can notice.
 
-        read_again: reads the configuration again, for SIGHUP.
+        read_again: reads the configuration again, for SIGHUP. seed: of the draws between workers of
+        equal cost, for a test; None: a random one.
         """
         check_files(config)
         check_extras(config.models)
@@ -122,7 +124,6 @@ class RouterApp:
         self.clock = clock
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()[:40])
         self.replica = f"{host}-{secrets.token_hex(4)}"  # replica_link.REPLICA_NAME
-        seed = routing.seed
         self._rng = random.Random(seed if seed is not None else secrets.randbits(64))
         self.view = FleetView(
             NativeIndex(config.index.bytes_max(), config.index.blocks_max()),

@@ -201,13 +201,6 @@ class RoutingSettings(Settings, frozen=True):
             " late reports; further requests are refused",
         ),
     ] = 200_000
-    seed: Annotated[
-        int | None,
-        Meta(
-            description="seed of the random draws between workers of equal cost; none: a random"
-            " seed"
-        ),
-    ] = None
     predicted_ttl_s: Annotated[
         float,
         Meta(

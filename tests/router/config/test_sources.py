@@ -40,7 +40,7 @@ def of_layers(tmp_path: Path) -> Any:
         (("routing", "lease_s"), "kvroute.yaml"),
         (("routing", "alternatives"), "KVROUTE_ROUTING_ALTERNATIVES"),
         (("routing", "reservations_max"), "--routing-reservations-max"),
-        (("routing", "seed"), "default"),
+        (("routing", "session_ttl_s"), "default"),
         (("routing", "parameters", "ttft", "stall"), "KVROUTE_ROUTING_PARAMETERS"),
         (("models", 0, "routing", "policy"), "kvroute.yaml"),
         (("models", 0, "routing", "guard", "margin"), "kvroute.yaml"),
