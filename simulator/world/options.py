@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from events.feed.fleet_view import PREDICTED_TTL_S
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.decide.policies.configured import configured
@@ -125,6 +126,9 @@ class RunOptions:
     """The delay is uniform in delay +- jitter; a worker's messages stay in order."""
     event_loss: float = 0.0
     """Share of the relays' messages that a replica never gets."""
+    predicted_ttl_s: float = PREDICTED_TTL_S
+    """Seconds for which the blocks of a pick count as cached before events confirm them; 0: not at
+    all, as at Dynamo's router."""
     approximate_workers: int = 0
     """Number of engines, the first, that publish no events."""
     tells_capacity: bool = True

@@ -128,7 +128,6 @@ class RouterApp:
         self.view = FleetView(
             NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
             workers_max=config.fleet.workers_max,
-            predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
         rng = random.Random(secrets.randbits(64))

@@ -201,14 +201,6 @@ class RoutingSettings(Settings, frozen=True):
             " late reports; further requests are refused",
         ),
     ] = 200_000
-    predicted_ttl_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="seconds for which the blocks of a picked prompt count as cached on its"
-            " worker before the worker's events confirm them; 0: not at all",
-        ),
-    ] = 5.0
     approximate_ttl_s: Annotated[
         float,
         Meta(
