@@ -202,7 +202,7 @@ class Capacities:
         not preferred to them because its queue counts as none.
         """
         known = self._of(key, heartbeat)
-        if known is None or heartbeat.total_slots or not self._settings.estimate_slots:
+        if known is None or heartbeat.total_slots:
             return None
         if known.slots is None:
             of_kind = self._of_kind.get(known.kind, 0)
@@ -212,9 +212,7 @@ class Capacities:
     def block_share(self, key: WorkerKey, heartbeat: Heartbeat) -> float:
         """Share of a worker's KV blocks that picks may reserve, BLOCK_PERCENT_MIN / 100 to 1."""
         known = self._of(key, heartbeat)
-        if known is None or not self._settings.count_preemptions:
-            return 1.0
-        return known.block_share
+        return 1.0 if known is None else known.block_share
 
     def room(self, key: WorkerKey, heartbeat: Heartbeat) -> Room:
         """Slots and blocks of a worker that picks may use."""
