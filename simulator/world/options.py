@@ -109,7 +109,7 @@ class RunOptions:
     spread: Literal["round_robin", "random"] = "round_robin"
     """The replica of each request: in turn, or random."""
     hot_prefixes: bool = False
-    """Whether hot prefixes are copied between engines, with the numbers of routing.hot_prefixes."""
+    """Whether hot prefixes are copied between engines."""
     inflight: bool = True
     """Whether replicas send each other their reserved load."""
     output_hint: bool = False

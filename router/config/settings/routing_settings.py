@@ -20,21 +20,6 @@ class HotPrefixSettings(Settings, frozen=True):
             " they hold them, too"
         ),
     ] = False
-    score: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="score hits / sqrt(age in seconds) of a prefix from which on it is hot",
-        ),
-    ] = 4.0
-    queue: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="a worker is busy when it has more active requests than this, and more"
-            " than the mean of all workers; other workers then compute its hot prefixes, too",
-        ),
-    ] = 10
 
 
 class GuardSettings(Settings, frozen=True):
