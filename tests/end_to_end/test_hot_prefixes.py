@@ -110,7 +110,7 @@ def soon(router: RouterApp) -> None:
 async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteClient]]:
     hot = HotPrefixSettings(enabled=True)
     # Without the guard, which has requests for a text spread before it is hot.
-    routing = RoutingSettings(hot_prefixes=hot, guard=GuardSettings(enabled=False))
+    routing = RoutingSettings(hot_prefixes=hot, guard=GuardSettings(policies=()))
     config = msgspec.structs.replace(serve_config(engines.nats_url), routing=routing)
     async with router_app(config) as (router, client):
         soon(router)

@@ -26,7 +26,7 @@ BONUS = [name for name, policy in POLICIES.items() if not policy.draws]
 
 def fleet_of(count: int = 4, policy: str = "least-loaded", **about: Any) -> Fleet:
     """Without a guard, which may move a session on from a worker with a queue."""
-    guard = GuardSettings(enabled=False)
+    guard = GuardSettings(policies=())
     fleet = Fleet(policy=policy, affinity=AffinitySettings(**about), guard=guard)
     for i in range(count):
         fleet.add(f"w{i}")
