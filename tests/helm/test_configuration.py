@@ -85,7 +85,6 @@ def test_values_that_name_a_default_name_the_programs(default: Rendered, tmp_pat
     assert config.index == usual.index
     assert config.routing == usual.routing
     assert config.fleet == usual.fleet
-    assert config.grpc.max_connection_age_s == usual.grpc.max_connection_age_s
     assert config.ready_timeout_s == usual.ready_timeout_s
     assert config.drain_timeout_s == usual.drain_timeout_s
 

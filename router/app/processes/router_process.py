@@ -330,7 +330,7 @@ class RouterApp:
     async def _listen(self) -> None:
         """Opens every port; raises ConfigError for an address that can't be had."""
         state = self._state
-        stream_age_s = GRPC_BOUNDS.stream_age_s(self.config.grpc.max_connection_age_s)
+        stream_age_s = GRPC_BOUNDS.stream_age_s
         fleet = FleetService(
             self.core,
             self.clock,

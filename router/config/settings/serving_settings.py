@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from events.plane.settings import FIRST_WEEK, Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Settings
 
 
 class GrpcSettings(Settings, frozen=True):
@@ -35,20 +35,6 @@ class GrpcSettings(Settings, frozen=True):
             " may call every RPC, fleet commands among them"
         ),
     ] = False
-    reflection: Annotated[
-        bool,
-        Meta(
-            description="serve the grpc.reflection services, by which tools such as grpcurl list"
-            " the RPCs"
-        ),
-    ] = True
-    max_connection_age_s: Annotated[
-        Seconds | None,
-        Meta(
-            description="age in seconds at which a gRPC connection is closed, so that clients"
-            " spread over the replicas again; none: never"
-        ),
-    ] = 300.0
 
 
 class MetricsSettings(Settings, frozen=True):

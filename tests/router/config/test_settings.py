@@ -442,7 +442,7 @@ HOSTILE = {
     "a tagged time": b"ready_timeout_s: !!timestamp x",
     "a tagged number": b"ready_timeout_s: !!float x",
     "a tagged integer": b"index: {memory_mib: !!int ''}",
-    "a tagged switch": b"grpc: {reflection: !!bool x}",
+    "a tagged switch": b"gateway: {observe: !!bool x}",
     "a tagged object": b"grpc: !!python/object/apply:os.getcwd []",
     "an unhashable key": b"{[a]: 1}",
     "a merge of nothing": b"<<: 1",
