@@ -104,7 +104,6 @@ def other_value(key: Key) -> object:
         "grpc.unix_socket_mode": "0660",
         "metrics.tls": "server",
         "picker.tls": "server",
-        "gateway.pairs": "never",
         "gateway.salt": "tenant",
         "gateway.forward": "tokens",
         "picker.pairs": "llm-d",
