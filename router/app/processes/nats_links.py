@@ -139,7 +139,6 @@ class NatsLinks:
             fleet=self._config.fleet.name,
             clock=self._clock,
             rng=self._rng,
-            tells=self._config.fleet.inflight,
             on_report=reports.of_replica,
             on_heard=desk.dispatch,
             demand=turns.demand,

@@ -66,7 +66,7 @@ class ReplicaLink:
         """broker: a connection of its own, since messages of a connection are read in order, and a
         verdict about a worker would wait behind the facts of relays.
 
-        tells: whether reserved load is published and read.
+        tells: whether reserved load is published and read; False for comparison.
 
         on_report: answers another replica's ReportRequest with bytes of a ReportResponse. on_heard:
         called when another replica's reserved load has changed. demand: returns what waits in this
@@ -128,7 +128,7 @@ class ReplicaLink:
 
         A caller can choose any id, whose name becomes a subject of NATS; the server closes the
         connection of a client that sends a line over 4 KiB. So only names that a replica can have
-        count. The replica need not have sent any message: some send none (fleet.inflight).
+        count. The replica need not have sent any message.
         """
         owner, _, _ = reservation_id.rpartition("-")
         if owner == self._core.replica or REPLICA_NAME.fullmatch(owner) is None:

@@ -44,13 +44,6 @@ class FleetSettings(Settings, frozen=True):
             " other replicas only"
         ),
     ] = None
-    inflight: Annotated[
-        bool,
-        Meta(
-            description="publish the load that this router reserved to the other replicas, and"
-            " add theirs to the workers' load"
-        ),
-    ] = True
 
 
 WORKER_PERCENT = 25
