@@ -14,8 +14,8 @@ TOMBSTONE_MAX_S = 86_400.0
 """Longest time that a removed worker's beats are ignored, whatever the command says."""
 
 
-class FleetSettings(Settings, frozen=True):
-    """The fleet's name, and when its workers count as present."""
+class FleetNameSettings(Settings, frozen=True):
+    """The fleet of a relay."""
 
     name: Annotated[
         str,
@@ -25,6 +25,11 @@ class FleetSettings(Settings, frozen=True):
             extra_json_schema=FIRST_WEEK,
         ),
     ] = "default"
+
+
+class FleetSettings(FleetNameSettings, frozen=True):
+    """The fleet of a router, and what is known of it."""
+
     workers_max: Annotated[
         int, Meta(ge=1, description="workers known at once; more are ignored, and counted")
     ] = 4096

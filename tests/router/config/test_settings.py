@@ -150,7 +150,7 @@ class TestDefaults:
     def test_router_and_relay_on_one_host_do_not_meet(self) -> None:
         serve, relay = ServeConfig(), RelayConfig()
         assert serve.metrics.listen != relay.metrics.listen
-        assert serve.fleet.name == relay.fleet
+        assert serve.fleet.name == relay.fleet.name
 
 
 class TestKeys:
