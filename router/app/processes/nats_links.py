@@ -29,6 +29,7 @@ from router.config.settings.routing_settings import RoutingSettings
 from router.decide.copies.hot_prefixes import HotPrefixes, recomputed
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
+from router.fleet.rates import PRIOR_RATE
 
 LINK_S = 5.0
 """Seconds for the connection to other replicas, before the router begins without it."""
@@ -63,9 +64,7 @@ class NatsLinks:
         and on the first one a verdict would wait behind all that a relay sends."""
         self.feed: Feed | None = None
         self.link: ReplicaLink | None = None
-        routing = config.routing
-        means = recomputed(routing.prefill_rate)
-        self.hot = HotPrefixes(core.fleet, routing.hot_prefixes, means)
+        self.hot = HotPrefixes(core.fleet, config.routing.hot_prefixes, recomputed(PRIOR_RATE))
         self.copies: CopyLink | None = None
         """None: hot prefixes were never copied yet."""
         self.connected_at_s: float | None = None

@@ -197,13 +197,6 @@ class RoutingSettings(Settings, frozen=True):
             " policies`"
         ),
     ] = msgspec.field(default_factory=dict)
-    prefill_rate: Annotated[
-        Seconds,
-        Meta(
-            description="prompt tokens a second that a worker is expected to compute until its"
-            " rate is measured"
-        ),
-    ] = 20_000.0
     shadow_policy: Annotated[
         str | None,
         Meta(
