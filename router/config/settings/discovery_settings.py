@@ -80,13 +80,6 @@ class KubernetesSettings(Settings, frozen=True):
             " and KUBERNETES_SERVICE_PORT"
         ),
     ] = None
-    account_folder: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="folder of the service account's files: token, ca.crt and namespace",
-        ),
-    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class DiscoverySettings(Settings, frozen=True):

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -106,12 +107,13 @@ async def a_stage(folder: Path) -> AsyncIterator[Stage]:
 
 
 @asynccontextmanager
-async def discovering(stage: Stage, **changes: object) -> AsyncIterator[KubernetesDiscovery]:
+async def discovering(
+    stage: Stage, account_folder: Path | None = None, **changes: object
+) -> AsyncIterator[KubernetesDiscovery]:
     wanted: dict[str, object] = {
         "enabled": True,
         "selector": "app=vllm",
         "api": stage.api.url,
-        "account_folder": str(stage.folder),
     }
     discovery = KubernetesDiscovery(
         KubernetesSettings(**(wanted | changes)),  # type: ignore[arg-type]
@@ -120,6 +122,7 @@ async def discovering(stage: Stage, **changes: object) -> AsyncIterator[Kubernet
         copied_labels=("revision",),
         clock=unix_now,
         rng=random.Random(1),
+        account_folder=account_folder or stage.folder,
     )
     discovery.start()
     try:
@@ -411,11 +414,11 @@ async def test_no_task_is_left(stage: Stage) -> None:
         ({"selector": ""}, "either a selector or a pool"),
         ({"pool": "qwen"}, "either a selector or a pool"),
         ({"api": None}, "KUBERNETES_SERVICE_HOST is not set"),
-        ({"account_folder": "/nowhere"}, r"discovery\.kubernetes\.namespace is empty"),
+        ({"account_folder": Path("/nowhere")}, r"discovery\.kubernetes\.namespace is empty"),
     ],
 )
 async def test_what_can_not_be_followed_is_refused_with_its_key(
-    stage: Stage, changes: dict[str, object], complaint: str, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, changes: dict[str, Any], complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(NoApi, match=complaint):
