@@ -19,16 +19,6 @@ class OutlierSettings(Settings, frozen=True):
 class CapacitySettings(Settings, frozen=True):
     """Bounds on the requests of a worker, beside its capacity."""
 
-    prefill_budget_factor: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1e6,
-            description="bound on a worker's uncomputed prompt tokens, in token budgets of an"
-            " engine's step, where the engine publishes it; a worker at the bound has no"
-            " room; 0: none",
-        ),
-    ] = 0.0
     prefill_tokens_max: Annotated[
         int,
         Meta(
