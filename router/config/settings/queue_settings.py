@@ -169,14 +169,6 @@ class QueueSettings(Settings, frozen=True):
             " ttft_slo_ms; never: it waits to the end"
         ),
     ] = "never"
-    blocks_ahead: Annotated[
-        bool,
-        Meta(
-            description="a worker has room only if the KV blocks of the request's prompt and"
-            " expected output are free there, beside those that running requests are"
-            " expected to need, or if it is idle; false: one free block suffices"
-        ),
-    ] = True
     order: Annotated[
         str,
         Meta(
