@@ -25,13 +25,8 @@ class Credentials:
     change.
     """
 
-    def __init__(
-        self, api_key: str | None = None, key_file: str | None = None, ca_file: str | None = None
-    ) -> None:
+    def __init__(self, key_file: str | None = None, ca_file: str | None = None) -> None:
         """Raises OSError or ValueError for a file that can't be used."""
-        if api_key and not (api_key.isascii() and api_key.isprintable()):
-            raise ValueError("the API key has characters that no header may have")
-        self._literal = api_key or ""
         self._key_file = key_file
         self._ca_file = ca_file
         self._ca: bytes = b""
@@ -44,7 +39,7 @@ class Credentials:
     def reload(self) -> bool:
         """Reads the files again; returns whether they changed. Raises OSError or ValueError, and
         changes nothing, for files that can't be used."""
-        api_key = self._literal if self._key_file is None else read_token(self._key_file)
+        api_key = "" if self._key_file is None else read_token(self._key_file)
         ca, tls = self._ca, self.tls
         if self._ca_file is not None and (ca := Path(self._ca_file).read_bytes()) != self._ca:
             try:

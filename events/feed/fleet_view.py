@@ -63,6 +63,10 @@ WAITING_BYTES_MAX = 256 * 1024 * 1024
 RANKS_MAX = 1024
 """Ranks of one worker id, so that a single relay can't take every place of fleet.workers_max. A
 relay's `ranks` has the same bound."""
+PREDICTED_TTL_S = 5.0
+"""Seconds for which the blocks of a pick count as cached before its worker's events confirm them:
+longer than a long prompt is computed, so that a burst of siblings lands together, and short enough
+for a request that failed."""
 PREDICTED_BLOCKS_MAX = 1 << 16
 """Predicted blocks of a worker that doesn't report its total_blocks."""
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
@@ -151,7 +155,7 @@ class FleetView:
         beat_timeout_s: float = BEAT_TIMEOUT_S,
         forget_s: float = FORGET_S,
         workers_max: int,
-        predicted_ttl_s: float = 5.0,
+        predicted_ttl_s: float = PREDICTED_TTL_S,
         approximate_ttl_s: float = 120.0,
     ) -> None:
         """predicted_ttl_s, approximate_ttl_s: see `predict`; 0: nothing is predicted."""

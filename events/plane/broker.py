@@ -15,7 +15,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from events.plane.nats_check import check_connection, tls_context, without_secret
+from events.plane.nats_check import check_connection, files_of, tls_context, without_secret
 from events.plane.nats_client import NatsClient, OnRaw, RawSubscription
 from events.plane.permissions import Attempt, refused
 from events.plane.settings import NatsSettings
@@ -105,6 +105,7 @@ class Broker:
 
     async def _connect(self) -> None:
         settings = self._settings
+        credentials, seed = files_of(settings)
         await self._client.connect(
             servers=[self._url],
             name=self._name,
@@ -118,8 +119,8 @@ class Broker:
             reconnected_cb=self._on_reconnected,
             user=settings.user,
             password=settings.password,
-            user_credentials=settings.credentials_file,
-            nkeys_seed=settings.nkey_seed_file,
+            user_credentials=credentials,
+            nkeys_seed=seed,
             tls=tls_context(self._settings),
         )
 

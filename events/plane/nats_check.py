@@ -12,6 +12,8 @@ from events.plane.settings import NatsSettings
 
 SCHEMES = ("nats", "tls", "ws", "wss")
 _PORT_MAX = 65_535
+_TITLED = b"-----BEGIN"
+"""What a .creds file has above its parts, and an NKey seed has not."""
 
 
 def check_connection(settings: NatsSettings, url: str) -> bool:
@@ -23,8 +25,6 @@ def check_connection(settings: NatsSettings, url: str) -> bool:
     check_url(url)
     if file := settings.credentials_file:
         check_credentials(Path(file).read_bytes(), file)
-    if file := settings.nkey_seed_file:
-        check_seed(Path(file).read_bytes(), file)
     tls_context(settings)
     if settings.encrypts(url) or on_loopback(url):
         return False
@@ -81,10 +81,25 @@ def on_loopback(url: str) -> bool:
     return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
 
 
+def files_of(settings: NatsSettings) -> tuple[str | None, str | None]:
+    """The .creds file and the file with a seed, one of which is None, as nats-py has them.
+
+    Raises OSError.
+    """
+    file = settings.credentials_file
+    if file is None or _TITLED in Path(file).read_bytes():
+        return file, None
+    return None, file
+
+
 def check_credentials(content: bytes, name: str) -> None:
-    """Raises ValueError for a .creds file without a JWT and a key."""
-    user_jwt(content, name)
-    check_seed(_line_after(b"BEGIN USER NKEY SEED", content, name), name)
+    """Raises ValueError for a .creds file without a JWT and a key, and for another file that is no
+    NKey seed.
+    """
+    if _TITLED in content:
+        user_jwt(content, name)
+        content = _line_after(b"BEGIN USER NKEY SEED", content, name)
+    check_seed(content, name)
 
 
 def check_seed(seed: bytes, name: str) -> None:
@@ -92,7 +107,9 @@ def check_seed(seed: bytes, name: str) -> None:
     try:
         nkeys.from_seed(bytearray(seed.strip())).wipe()
     except (nkeys.NkeysError, ValueError):
-        raise ValueError(f"{name} holds no NKey seed: that is a line that begins with S") from None
+        raise ValueError(
+            f"{name} holds neither NATS credentials nor an NKey seed: a line that begins with S"
+        ) from None
 
 
 def user_jwt(content: bytes, name: str) -> bytes:

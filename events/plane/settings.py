@@ -52,12 +52,9 @@ class NatsSettings(Settings, frozen=True):
     credentials_file: Annotated[
         str | None,
         Meta(
-            description="NATS .creds file (JWT and key) to connect with",
+            description="file to connect to NATS with: .creds (JWT and key), or an NKey seed",
             extra_json_schema=FIRST_WEEK,
         ),
-    ] = None
-    nkey_seed_file: Annotated[
-        str | None, Meta(description="file with the NKey seed to connect to NATS with")
     ] = None
     user: Annotated[str | None, Meta(description="user name at the NATS server")] = None
     password: Annotated[

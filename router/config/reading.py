@@ -87,7 +87,7 @@ def load_with_sources(
     sets = {"routing": PRESETS[preset].sets} if preset else {}
     flag_names: dict[KeyPath, str] = {path: flag_of(path) for path in flags}
     sources = Sources(str(file or ""), tree, variables, flag_names, f"preset {preset}", sets)
-    return _convert(_with_guards(_laid_over(sets, tree)), config, where), sources
+    return _convert(_laid_over(sets, tree), config, where), sources
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,21 +98,6 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
         if isinstance(lower, Mapping) and isinstance(upper, Mapping):
             tree[name] = _laid_over(lower, upper)
     return tree
-
-
-def _with_guards(tree: dict[str, Any]) -> dict[str, Any]:
-    """A tree in which the guards of `models` have the keys of routing.guard, but for their own."""
-    models, fleets = tree.get("models"), value_at(tree, ("routing", "guard"))
-    if not models or not isinstance(fleets, dict):
-        return tree
-    return {**tree, "models": [_with_guard(model, fleets) for model in models]}
-
-
-def _with_guard(model: dict[str, Any], fleets: dict[str, Any]) -> dict[str, Any]:
-    own = value_at(model, ("routing", "guard"))
-    if not isinstance(own, dict):
-        return model
-    return {**model, "routing": {**model["routing"], "guard": {**fleets, **own}}}
 
 
 TARGET_VARIABLES = (
@@ -196,7 +181,7 @@ def _check(config: Settings, where: str) -> None:
         value = value_at(tree, key.path)
         if isinstance(value, float) and not isfinite(value):
             raise ConfigError(f"{where}expected a number of seconds - at `$.{key.dotted}`")
-        if isinstance(value, int) and value > INTEGER_MAX and key.path[-1] != "seed":
+        if isinstance(value, int) and value > INTEGER_MAX:
             raise ConfigError(f"{where}expected at most {INTEGER_MAX} - at `$.{key.dotted}`")
     workers = getattr(config, "workers", ())
     seen: set[str] = set()

@@ -16,7 +16,6 @@ RELOADED = (
     "prefill_policy",
     "decode_policy",
     "local_prefill_tokens",
-    "local_prefill_percent",
     "pair_labels",
     "label_shares",
     "expected_output_tokens",

@@ -40,11 +40,7 @@ class Sources:
                     if prefix in names:
                         return names[prefix]
             return self.file
-        match path:
-            case ("models", int(), "routing", "guard", key):
-                return self.of(("routing", "guard", key))
-            case _:
-                return self.preset if _has(self.preset_sets, path) else "default"
+        return self.preset if _has(self.preset_sets, path) else "default"
 
 
 def annotated(text: str, sources: Sources) -> str:

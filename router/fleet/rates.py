@@ -13,7 +13,7 @@ computed since the pick, or since the one before it was done, whichever is later
 sample (work, seconds). The rate is the sum of work over the sum of seconds, old samples fading, and
 ANCHOR_WORK tokens at the anchor beside them. The anchor is the median rate of the workers of the
 same model that have MEASURED samples; before there are any, the rate of all samples of that model
-with PRIOR_WORK tokens at the configured one. A worker that was not measured has the anchor's rate,
+with PRIOR_WORK tokens at PRIOR_RATE. A worker that was not measured has the anchor's rate,
 so that none is shunned, or sought, for want of a measurement.
 
 Robust: a sample counts with LONGEST times the seconds expected of it at most, so a client that
@@ -45,8 +45,11 @@ ATTENTION_TOKENS = 50_000
 6 * hidden size for small ones (30,000 for 8 billion parameters) to 10 * for large ones."""
 MEAN_WORK = 5000.0
 """Work of a prompt in tokens, before any was measured."""
+PRIOR_RATE = 20_000.0
+"""Prompt tokens a second of a worker until its model's were measured: of the order of one large GPU
+with a small model. Equal for all workers, it decides nothing between them."""
 PRIOR_WORK = 20_000.0
-"""Tokens that the configured rate counts for: a few prompts."""
+"""Tokens that this rate counts for: a few prompts."""
 ANCHOR_WORK = 300_000.0
 """Tokens that the anchor counts for: some fifty prompts. Equal workers must look equal, whatever
 prompts each got; a worker that is half as fast still shows."""
@@ -97,7 +100,7 @@ class WorkerRate:
 class PrefillRates:
     """The rates of all workers."""
 
-    def __init__(self, prior_rate: float) -> None:
+    def __init__(self, prior_rate: float = PRIOR_RATE) -> None:
         """prior_rate: tokens a second of a worker as long as no worker of its model was
         measured.
         """

@@ -28,7 +28,7 @@ from router.fleet.models import Models
 from router.fleet.observed import Observed
 from router.fleet.on_demand import Further
 from router.fleet.pools import Pools
-from router.fleet.rates import PrefillRates
+from router.fleet.rates import PRIOR_RATE, PrefillRates
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.reservations import Ending
 from router.fleet.reservations.sessions import Sessions
@@ -69,9 +69,10 @@ class Fleet:
         models: tuple[ModelSettings, ...] = (),
         replica: str = "",
         troubles: Troubles | None = None,
+        prefill_rate: float = PRIOR_RATE,
     ) -> None:
         """troubles: returns further warnings about workers, besides those that the fleet itself
-        knows.
+        knows. prefill_rate: tokens a second of workers before any was measured.
         """
         self.view = view
         self.loads: dict[WorkerKey, WorkerLoad] = {}
@@ -117,8 +118,8 @@ class Fleet:
             self.outliers.reason,
             self._on_moved,
         )
-        self.rates = PrefillRates(routing.prefill_rate)
-        self.sessions = Sessions(routing.session_ttl_s, routing.sessions_max)
+        self.rates = PrefillRates(prefill_rate)
+        self.sessions = Sessions(routing.session_ttl_s)
         self.working_sets = WorkingSets()
         self.shared_prefixes = SharedPrefixes()
         self.further = Further(

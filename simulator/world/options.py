@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from events.feed.fleet_view import PREDICTED_TTL_S
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.decide.policies.configured import configured
@@ -105,7 +106,7 @@ class RunOptions:
     spread: Literal["round_robin", "random"] = "round_robin"
     """The replica of each request: in turn, or random."""
     hot_prefixes: bool = False
-    """Whether hot prefixes are copied between engines, with the numbers of routing.hot_prefixes."""
+    """Whether hot prefixes are copied between engines."""
     inflight: bool = True
     """Whether replicas send each other their reserved load."""
     output_hint: bool = False
@@ -122,6 +123,9 @@ class RunOptions:
     """The delay is uniform in delay +- jitter; a worker's messages stay in order."""
     event_loss: float = 0.0
     """Share of the relays' messages that a replica never gets."""
+    predicted_ttl_s: float = PREDICTED_TTL_S
+    """Seconds for which the blocks of a pick count as cached before events confirm them; 0: not at
+    all, as at Dynamo's router."""
     approximate_workers: int = 0
     """Number of engines, the first, that publish no events."""
     tells_capacity: bool = True

@@ -71,7 +71,7 @@ class VirtualRouter:
         self.view = FleetView(
             NativeIndex(index.bytes_max(), index.blocks_max()),
             workers_max=fleet.workers_max,
-            predicted_ttl_s=routing.predicted_ttl_s,
+            predicted_ttl_s=self._options.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
         replica = f"replica-{self.number}.{self._life}"

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
-from router.config.settings.routing_settings import GuardSettings
 from simulator.traffic.results import share
 from simulator.traffic.trace import Trace
 from simulator.world.world import World
 from tests.bar.cases import CASES
+from tests.stage.guards import TunedGuard
 from tests.stage.story import Player, run_options
 
 
@@ -53,7 +53,7 @@ def play(run: Run) -> Numbers:
     routing = options.routing
     if run.guard:
         tokens, margin = map(float, run.guard.split("/"))
-        guard = GuardSettings(request_tokens=tokens, margin=margin)
+        guard = TunedGuard(request_tokens=tokens, margin=margin)
         routing = msgspec.structs.replace(routing, guard=guard)
     requests = sorted(player.story.requests, key=lambda request: request.arrival_s)
     world = World(replace(options, seed=run.seed, routing=routing), Trace("bar", requests))

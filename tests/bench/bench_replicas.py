@@ -36,6 +36,14 @@ from tests.stage.fleet import START_S, Fleet, hashes
 from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
 from tests.stage.waiting import free_port
 
+SILENT = """
+from functools import partial
+from router.app.processes import nats_links
+nats_links.ReplicaLink = partial(nats_links.ReplicaLink, tells=False)
+from router.app.main import main
+main()
+"""
+"""A router that neither publishes nor reads reserved load."""
 ENGINES = 8
 REQUESTS = 600
 OUTPUT_TOKENS = 60
@@ -131,10 +139,10 @@ async def _imbalance(routers: int, tell: bool, seed: int) -> float:
         for _ in range(routers):
             address = f"127.0.0.1:{free_port()}"
             command = [
-                *(sys.executable, "-m", "router.app.main", "serve", "--nats", stage.nats.url),
+                *(sys.executable, *(("-m", "router.app.main") if tell else ("-c", SILENT))),
+                *("serve", "--nats", stage.nats.url),
                 *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
                 *("--routing-policy", "least-loaded"),
-                *("--fleet-inflight", str(tell)),
             ]
             stack.push_async_callback(end, await start(command, None))
             clients.append(await stack.enter_async_context(KvRouteClient(address)))

@@ -184,12 +184,11 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
             )
         )
         target = f"127.0.0.1:{free_port()}"
-        config = {
+        config: dict[str, dict[str, Any]] = {
             "nats": {"url": nats.url},
             "grpc": {"listen": target},
             "metrics": {"listen": ""},
             "log": {"level": "warning"},
-            "routing": {"seed": 1},
         }
         if key:
             config |= {

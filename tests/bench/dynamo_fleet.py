@@ -71,10 +71,8 @@ def ours(
     options = RunOptions(
         policy=policy,
         workers=workers,
-        routing=RoutingSettings(
-            predicted_ttl_s=0.0,
-            parameters={policy: parameters} if parameters else {},
-        ),
+        predicted_ttl_s=0.0,
+        routing=RoutingSettings(parameters={policy: parameters} if parameters else {}),
         scheduler=scheduler_config("vllm", profile, block_size=block_size, joined_steps_max=10_000),
         tells_capacity=False,
         event_delay_s=0.0,

@@ -368,13 +368,12 @@ def _add_router(stage: Stage, i: int, ports: list[int], locks: dict[str, Any]) -
         # the laws about memory begin.
         "routing": {
             "lease_s": options.lease_s,
-            "memory_window_s": options.lease_s,
             "session_ttl_s": 60.0,
         },
         "decision_log": {
             "file": str(stage.folder / f"{name}.decisions"),
             "share": 0.05,
-            "file_mib": 1,
+            "max_mib": 4,
         },
         "drain_timeout_s": 5.0,
         **locks,

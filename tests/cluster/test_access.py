@@ -21,7 +21,7 @@ def release(cluster: Cluster) -> Iterator[Release]:
     release = Release(cluster, NAMESPACE)
     release.apply(engines.deployment("engine", 2))
     values = engines.found(replicaCount=1)
-    values["config"]["discovery"]["kubernetes"]["node_labels"] = True
+    values["config"]["discovery"]["kubernetes"]["rack_label"] = "rack"
     release.install(values)
     release.wait_for_workers(2)
     yield release

@@ -35,7 +35,7 @@ EVERYTHING = {
     "tls": {"certManager": {"enabled": True, "issuerRef": {"kind": "Issuer", "name": "ca"}}},
     "config": {
         "discovery": {
-            "kubernetes": {"enabled": True, "selector": "app=engine", "node_labels": True}
+            "kubernetes": {"enabled": True, "selector": "app=engine", "rack_label": "rack"}
         },
         "gateway": {"listen": "[::]:8080"},
     },

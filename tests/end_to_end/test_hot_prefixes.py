@@ -101,13 +101,19 @@ async def some_engines(
     assert not any(relay.failures for relay in relays.values())
 
 
+def soon(router: RouterApp) -> None:
+    """Has few requests make a prefix hot, and a holder busy."""
+    router.links.hot.hot_score, router.links.hot.busy_requests = 3.0, 0
+
+
 @asynccontextmanager
 async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteClient]]:
-    hot = HotPrefixSettings(enabled=True, queue=0, score=3.0)
+    hot = HotPrefixSettings(enabled=True)
     # Without the guard, which has requests for a text spread before it is hot.
-    routing = RoutingSettings(seed=1, hot_prefixes=hot, guard=GuardSettings(enabled=False))
+    routing = RoutingSettings(hot_prefixes=hot, guard=GuardSettings(policies=()))
     config = msgspec.structs.replace(serve_config(engines.nats_url), routing=routing)
     async with router_app(config) as (router, client):
+        soon(router)
         await until(
             lambda: (
                 len(router.view.sources) == len(engines.engines)
@@ -222,13 +228,12 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
     off = serve_config(None)
     on = msgspec.structs.replace(
         off,
-        routing=RoutingSettings(
-            seed=1, hot_prefixes=HotPrefixSettings(enabled=True, queue=0, score=3.0)
-        ),
+        routing=RoutingSettings(hot_prefixes=HotPrefixSettings(enabled=True)),
     )
     async with some_engines("a", "b", speed=SLOW) as engines:
         config = msgspec.structs.replace(off, nats=NatsSettings(url=engines.nats_url))
         async with router_app(config) as (router, client):
+            soon(router)
             await until(lambda: len(router.view.sources) == 2, "both workers")
             await until(
                 lambda: not any(map(router.core.fleet.excluded, router.view.sources.values())),

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 from nats.aio.msg import Msg
 
@@ -268,23 +267,6 @@ async def test_a_drain_here_and_an_undrain_there_at_the_same_moment_end_alike() 
             assert won == 1
             overtaken = isinstance(lost, KvRouteError) and lost.reason == "OVERTAKEN"
             assert lost == 1 or overtaken, "it came first, or was overtaken"
-
-
-async def test_replicas_that_shall_not_tell_one_another_do_not() -> None:
-    rng = random.Random(3)
-    async with a_stage(engine_count=1) as stage:
-        config = serve_config(stage.nats.url)
-        deaf = msgspec.structs.replace(
-            config, fleet=msgspec.structs.replace(config.fleet, inflight=False)
-        )
-        async with router_app(deaf) as (there, client), another(stage) as (third, _):
-            await until(lambda: len(there.view.sources) == 1, "the worker")
-            await until(lambda: there.ready, "readiness")
-            await stage.client.route(token_ids=prompt(rng))
-            await until(lambda: of_replicas(third) == 1, "a replica that listens")
-            await client.route(token_ids=prompt(rng))
-            assert of_replicas(there) == 0
-            assert of_replicas(third) == 1
 
 
 async def test_a_replica_that_is_killed_gives_its_load_back() -> None:

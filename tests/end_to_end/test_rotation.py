@@ -8,8 +8,8 @@ from typing import Any
 from events.plane.clock import unix_now
 from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressState
+from router.api.service.grpc_bounds import GrpcBounds
 from router.config.settings.keys_settings import DialSettings
-from router.config.settings.serving_settings import GrpcSettings
 from router.net.keys.certificates import Certificates
 from router.net.keys.dialing import dial_options
 from router.net.keys.door import Door
@@ -166,8 +166,8 @@ async def test_a_rotation_of_everything_fails_no_call(tmp_path: Path) -> None:
     door = Door(rotation.keys_file, clock=unix_now)
     rotation.followed.add("certificates", certificates)
     door.follow(rotation.followed)
-    settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_s=AGE_S)
-    async with served(settings, certificates=certificates, door=door) as stage:
+    bounds = GrpcBounds(age_s=AGE_S)
+    async with served(bounds=bounds, certificates=certificates, door=door) as stage:
         stage.fleet.add("w0", total_slots=100_000)
         target = f"127.0.0.1:{stage.server.port}"
         async with KvRouteClient(target, fallback=False, **rotation.dial()) as client:

@@ -163,7 +163,7 @@ def test_notes_name_the_engines_that_a_release_has(render: Callable[..., Rendere
         ({"config": {"log": {"format": "xml"}}}, "at '/config/log/format': value must be one of"),
         ({"config": {"grpc": {"listen": "127.0.0.1:50051"}}}, "at '/config/grpc/listen'"),
         ({"exampleEngine": {"relay": {"tag": "x"}}}, "at '/exampleEngine/relay': .*'tag'"),
-        ({"config": {"index": {"worker_percent": 101}}}, "at '/config/index/worker_percent'"),
+        ({"config": {"index": {"memory_mib": 0}}}, "at '/config/index/memory_mib'"),
         ({"config": {"routing": {"policy": "foo"}}}, "at '/config/routing/policy'"),
         ({"config": {"routing": {"shadow_policy": "foo"}}}, "at '/config/routing/shadow_policy'"),
         (

@@ -52,14 +52,18 @@ def test_configuration_arrives_in_the_program_as_it_was_given(
     rendered = render(
         config={
             "fleet": {"workers_max": 1_000_000},
-            "routing": {"policy": "least-loaded", "seed": 7, "prompt_tokens_max": 10_000_000},
+            "routing": {
+                "policy": "least-loaded",
+                "alternatives": 7,
+                "prompt_tokens_max": 10_000_000,
+            },
             "models": [{"name": "m", "aliases": ["a", "b"], "block_size": 64}],
         }
     )
     config = program_config(rendered, tmp_path)
     assert config.fleet.workers_max == 1_000_000
     assert config.routing.policy == "least-loaded"
-    assert config.routing.seed == 7
+    assert config.routing.alternatives == 7
     assert config.routing.prompt_tokens_max == 10_000_000
     (model,) = config.models
     assert (model.name, model.aliases, model.block_size) == ("m", ("a", "b"), 64)
@@ -81,7 +85,6 @@ def test_values_that_name_a_default_name_the_programs(default: Rendered, tmp_pat
     assert config.index == usual.index
     assert config.routing == usual.routing
     assert config.fleet == usual.fleet
-    assert config.grpc.max_connection_age_s == usual.grpc.max_connection_age_s
     assert config.ready_timeout_s == usual.ready_timeout_s
     assert config.drain_timeout_s == usual.drain_timeout_s
 

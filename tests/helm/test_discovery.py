@@ -47,7 +47,7 @@ def test_a_pool_may_be_read_by_its_name_alone(render: Callable[..., Rendered]) -
 
 
 def test_nodes_are_a_switch_of_their_own(render: Callable[..., Rendered]) -> None:
-    rendered = render(**discovering(node_labels=True))
+    rendered = render(**discovering(rack_label="topology.kubernetes.io/rack"))
     assert rendered["nodes-clusterrole.yaml"]["rules"] == [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
     ]

@@ -58,9 +58,7 @@ def test_the_example_finds_them_where_they_listen(
     settings = program_config(render(**values_of("simulated")), tmp_path).discovery.kubernetes
     name, _, value = (settings.selector or "").partition("=")
     assert labels(deployment)[name] == value
-    plan = Plan(
-        settings.ports, settings.events_port, settings.replay_port, settings.role_label, "host"
-    )
+    plan = Plan(settings.ports, settings.events_port, settings.replay_port, "host")
     annotations = deployment["spec"]["template"]["metadata"]["annotations"]
     pod = Pod("p", "u", "10.0.0.1", "", True, False, False, labels(deployment), annotations)
     (found,) = endpoints(pod, plan)

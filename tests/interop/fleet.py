@@ -27,6 +27,14 @@ TOKENS_MAX = 1 << 22
 BOTH_FAMILIES = os.geteuid() == 0
 """Whether `localhost` is made a name of 127.0.0.1 and of ::1 for routers."""
 _KVROUTE = (sys.executable, "-m", "router.app.main")
+_AGED = """
+import sys
+from router.api.service import grpc_bounds
+grpc_bounds.GRPC_BOUNDS = grpc_bounds.GrpcBounds(age_s=float(sys.argv.pop(1)))
+from router.app.main import main
+main()
+"""
+"""The same with another age of connections."""
 
 
 def _await(condition: Any, what: str, process: subprocess.Popen[bytes]) -> None:
@@ -116,8 +124,11 @@ class Router:
 
 
 @contextmanager
-def router(folder: Path, workers: list[dict[str, Any]], **parts: Any) -> Iterator[Router]:
-    """One that is ready. parts: sections of its configuration."""
+def router(
+    folder: Path, workers: list[dict[str, Any]], age_s: float | None = None, **parts: Any
+) -> Iterator[Router]:
+    """One that is ready. age_s: of its connections; None: the product's. parts: sections of its
+    configuration."""
     port, metrics_port, probes_port = free_port(), free_port(), free_port()
     config: dict[str, Any] = {
         "workers": workers,
@@ -134,7 +145,8 @@ def router(folder: Path, workers: list[dict[str, Any]], **parts: Any) -> Iterato
     path.write_text(yaml.safe_dump(config))
     hosts = folder / "hosts"
     hosts.write_text("127.0.0.1 localhost\n::1 localhost\n")
-    with _process(*_of_hosts(hosts), *_KVROUTE, "serve", "--config", path) as process:
+    program = _KVROUTE if age_s is None else (sys.executable, "-c", _AGED, str(age_s))
+    with _process(*_of_hosts(hosts), *program, "serve", "--config", path) as process:
         serving = Router(process, port, metrics_port, probes_port)
         _await(serving._ready, "a router that is ready", process)
         yield serving

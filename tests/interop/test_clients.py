@@ -330,7 +330,7 @@ async def test_no_call_is_lost_to_the_age_of_connections(
     language: str, workers: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     codes: Counter[Code] = Counter()
-    with router(tmp_path, workers, grpc={"max_connection_age_s": 1.0}) as aging:
+    with router(tmp_path, workers, age_s=1.0) as aging:
         async with a_shell(language, f"localhost:{aging.port}") as shell:
             await load(shell, asyncio.get_running_loop().time() + LOAD_S, codes)
         came = aging.metric("kvroute_requests_total")

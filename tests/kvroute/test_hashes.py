@@ -80,7 +80,7 @@ async def test_a_router_picks_the_same_by_hashes_in_the_block_size_of_its_answer
     batching: bool,
 ) -> None:
     async with (
-        served(guard=GuardSettings(enabled=False)) as stage,
+        served(guard=GuardSettings(policies=())) as stage,
         KvRouteClient(f"127.0.0.1:{stage.server.port}", batching=batching) as client,
     ):
         stage.fleet.add("w0")

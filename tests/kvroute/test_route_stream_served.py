@@ -6,7 +6,6 @@ import pytest
 
 from kvroute.client import KvRouteClient, Pick, RetryPolicy, RouterUnreachable, UnknownModel
 from router.api.service.grpc_bounds import GrpcBounds
-from router.config.settings.serving_settings import GrpcSettings
 from router.fleet.reservations.reservations import Ending
 from tests.kvroute.scripted_router import opened, until
 from tests.stage.served import Served, served
@@ -22,9 +21,8 @@ def client_of(stage: Served, retry: RetryPolicy = ONCE) -> KvRouteClient:
 
 
 async def test_callers_never_notice_that_connections_have_an_age() -> None:
-    settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_s=0.1)
     async with (
-        served(settings, bounds=GrpcBounds(age_grace_s=0.25)) as stage,
+        served(bounds=GrpcBounds(age_s=0.1, age_grace_s=0.25)) as stage,
         client_of(stage) as client,
     ):
         stage.fleet.add("w0", total_blocks=None, total_slots=None)

@@ -35,10 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "real-engines"
 LOCAL_TOKENS = 40
 """A turn with no more new tokens stays on the decode worker."""
-ROUTER = (
-    *("--routing-local-prefill-tokens", str(LOCAL_TOKENS)),
-    *("--routing-local-prefill-percent", "0"),
-)
+ROUTER = ("--routing-local-prefill-tokens", str(LOCAL_TOKENS))
 SESSIONS = 8
 TURNS = 4
 SETTLE_S = 5.0

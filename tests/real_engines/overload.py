@@ -45,7 +45,7 @@ QUEUE = {
             {"name": "urgent", "from_priority": URGENT, "weight": 4},
         ],
     },
-    "without": {"max_waiting": 0, "blocks_ahead": False},
+    "without": {"max_waiting": 0},
 }
 RETRY_S = 0.5
 PREEMPTIONS_MAX = 0.05

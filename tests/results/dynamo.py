@@ -10,7 +10,6 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from router.config.settings.routing_settings import RoutingSettings
 from simulator.study.comparison import Traffic
 from tests.bench.dynamo_mocker import RECORD
 from tests.results.cases import Case, Results
@@ -32,10 +31,7 @@ def cases(traces: Traces) -> list[Case]:
             NAME,
             traffic,
             rate,
-            replace(
-                fleet(policy, tells_capacity=False, event_delay_s=0.0),
-                routing=RoutingSettings(predicted_ttl_s=0.0),
-            ),
+            replace(fleet(policy, tells_capacity=False, event_delay_s=0.0), predicted_ttl_s=0.0),
         )
         for rate in RATES
         for policy in (*ARMS.values(), OURS)

@@ -135,7 +135,7 @@ class Fleet:
     def write_relay(self, name: str, port: int, **more: Any) -> None:
         """The configuration of a relay of all workers."""
         config = {
-            "fleet": self.name,
+            "fleet": {"name": self.name},
             "nats": self._nats("relay", self.nats_wires[-1:]),
             "engines": {"numbers": {"waiting": "vllm:num_requests_waiting"}},
             "metrics": {"listen": f"127.0.0.1:{port}"},

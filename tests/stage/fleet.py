@@ -38,6 +38,7 @@ from router.decide.copies.hot_prefixes import HotPrefixes, Means, recomputed
 from router.decide.core.core import RouterCore
 from router.decide.core.progress import Pick
 from router.decide.core.watched import Watched
+from router.fleet.rates import PRIOR_RATE
 from router.fleet.state import Troubles
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
@@ -82,6 +83,7 @@ class Fleet:
         predicted_ttl_s: float = 5.0,
         index: BlockIndex | None = None,
         copy_means: Means | None = None,
+        prefill_rate: float = PRIOR_RATE,
         watched: Watched | None = None,
         troubles: Troubles | None = None,
         **routing: Any,
@@ -104,9 +106,10 @@ class Fleet:
             random_bytes=random.Random(replica).randbytes,
             watched=watched,
             troubles=troubles,
+            prefill_rate=prefill_rate,
         )
         of_routing = self.core.routing
-        means = copy_means or recomputed(of_routing.prefill_rate)
+        means = copy_means or recomputed(prefill_rate)
         self.hot = HotPrefixes(self.core.fleet, of_routing.hot_prefixes, means)
         self.core.observe_picks(self.hot, self.hot.enabled)
         self.relays: dict[WorkerKey, Relay] = {}

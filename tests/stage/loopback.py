@@ -16,7 +16,6 @@ from kvroute.v1 import Progress, ProgressState
 from router.app.processes.router_process import RouterApp
 from router.cluster.children.nats_server import NatsChild
 from router.config.settings.configurations import ServeConfig
-from router.config.settings.routing_settings import RoutingSettings
 from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
@@ -110,7 +109,6 @@ def serve_config(nats_url: str | None, **parts: object) -> ServeConfig:
         "nats": NatsSettings(url=nats_url),
         "grpc": GrpcSettings(listen="127.0.0.1:0"),
         "metrics": MetricsSettings(listen="127.0.0.1:0"),
-        "routing": RoutingSettings(seed=1),
     }
     return ServeConfig(**(common | parts))  # type: ignore[arg-type]
 
@@ -119,7 +117,7 @@ def serve_config(nats_url: str | None, **parts: object) -> ServeConfig:
 async def router_app(
     config: ServeConfig, clock: Callable[[], float] = unix_now
 ) -> AsyncIterator[tuple[RouterApp, KvRouteClient]]:
-    app = RouterApp(config, clock=clock)
+    app = RouterApp(config, clock=clock, seed=1)
     try:
         await app.start()
         async with KvRouteClient(f"127.0.0.1:{app.listeners.grpc_port}") as client:

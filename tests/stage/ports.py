@@ -81,15 +81,10 @@ async def a_port(
     listen: str = "127.0.0.1:0",
     certificates: Certificates | None = None,
     connections_max: int = 64,
-    address_connections_max: int | None = None,
     begin_s: float = GUARD_S,
 ) -> AsyncIterator[Port]:
     """begin_s: of each connection, until its first head is whole."""
-    http = HttpBounds(
-        connections_max=connections_max,
-        address_connections_max=address_connections_max,
-        head_timeout_s=begin_s,
-    )
+    http = HttpBounds(connections_max=connections_max, head_timeout_s=begin_s)
     async with AsyncExitStack() as stack:
         if kind == "grpc":
             grpc = http2_server(GrpcSettings(), 1 << 20, certificates, http=http)

@@ -140,7 +140,7 @@ async def served(
         stage.registered.append(settings)
 
     settings = grpc_settings or GrpcSettings(listen="127.0.0.1:0")
-    stream_age_s = bounds.stream_age_s(settings.max_connection_age_s)
+    stream_age_s = bounds.stream_age_s
     guard = Guard.of(fleet.core.routing.prompt_tokens_max, metrics, door, bounds)
     soon = asyncio.get_running_loop().call_soon
     watchers = Watchers("a", random.Random(7), print)

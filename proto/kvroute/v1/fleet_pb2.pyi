@@ -1101,7 +1101,7 @@ Global___WatchDecisionsResponse: typing_extensions.TypeAlias = WatchDecisionsRes
 
 @typing.final
 class FindDecisionsRequest(google.protobuf.message.Message):
-    """FindDecisionsRequest names a request that is open, or that ended less than routing.memory_window_s ago."""
+    """FindDecisionsRequest names a request that is open, or that ended less than 1.5 times routing.lease_s ago."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

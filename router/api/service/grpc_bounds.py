@@ -24,15 +24,19 @@ class GrpcBounds:
     """Seconds in which a client must take a message of a stream's results."""
     keepalive_s: float = 60.0
     """Seconds of silence after which a client gets a keepalive ping."""
+    age_s: float = 300.0
+    """Seconds after which a connection is closed, so that clients spread over the replicas again:
+    soon after a rollout, and seldom enough to cost nothing."""
     age_grace_s: float = 60.0
     """Seconds for which calls on a connection past its age may go on; streams end by themselves
     within."""
 
-    def stream_age_s(self, connection_age_s: float | None) -> float | None:
+    @property
+    def stream_age_s(self) -> float:
         """Age in seconds at which a stream ends: less than a connection's grace, which may begin
         right after the stream opened, so that the end of a connection breaks no stream.
         """
-        return None if connection_age_s is None else 0.8 * self.age_grace_s
+        return 0.8 * self.age_grace_s
 
 
 GRPC_BOUNDS = GrpcBounds()

@@ -79,8 +79,7 @@ class GrpcServer:
                 health_pb2_grpc.add_HealthServicer_to_server, self._health
             ),
         }
-        if settings.reflection:
-            services |= reflection_handlers(services)
+        services |= reflection_handlers(services)
         for service, handlers in services.items():
             guard.add(self._server, service, handlers)
 
@@ -164,7 +163,7 @@ def http2_server(
         ),
         port=(http or HttpBounds()).port,
         keepalive_s=bounds.keepalive_s,
-        age_s=settings.max_connection_age_s,
+        age_s=bounds.age_s,
         age_grace_s=bounds.age_grace_s,
     )
     return Http2Server(

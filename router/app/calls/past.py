@@ -24,7 +24,7 @@ async def show_past(target: str, wanted: str, *, timeout_s: float, as_json: bool
         click.echo(
             f"no pick of {shown(wanted)!r} is remembered at {target}: its request was refused"
             " (`kvroute tail` and the decision log show refusals), went past this router, or ended"
-            " more than routing.memory_window_s ago",
+            " more than 1.5 times routing.lease_s ago",
             err=True,
         )
         return 1

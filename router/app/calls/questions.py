@@ -189,7 +189,7 @@ def _body_flags(command: Callable[..., None]) -> Callable[..., None]:
     metavar="ID",
     help="Show a past decision, named by the id of its request or reservation, or by the"
     " X-Request-Id of a client of the gateway or of Envoy. A router remembers requests that are"
-    " open, or that ended less than routing.memory_window_s ago.",
+    " open, or that ended less than 1.5 times routing.lease_s ago.",
 )
 @click.option(
     "--receipt",

@@ -30,6 +30,7 @@ from router.config.settings.routing_settings import RoutingSettings
 from router.decide.copies.hot_prefixes import HotPrefixes, recomputed
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
+from router.fleet.rates import PRIOR_RATE
 
 LINK_S = 5.0
 """Seconds for the connection to other replicas, before the router begins without it."""
@@ -61,9 +62,8 @@ class NatsLinks:
     """When facts could first be read; None: not yet."""
 
     def __post_init__(self) -> None:
-        routing = self.config.routing
-        means = recomputed(routing.prefill_rate)
-        self.hot = HotPrefixes(self.core.fleet, routing.hot_prefixes, means)
+        hot_prefixes = self.config.routing.hot_prefixes
+        self.hot = HotPrefixes(self.core.fleet, hot_prefixes, recomputed(PRIOR_RATE))
 
     async def open(
         self, desk: Desk, reports: Reports, admission: Admission, tasks: Tasks
@@ -133,7 +133,6 @@ class NatsLinks:
             fleet=self.config.fleet.name,
             clock=self.clock,
             rng=self.rng,
-            tells=self.config.fleet.inflight,
             on_report=reports.of_replica,
             on_heard=desk.dispatch,
             demand=turns.demand,

@@ -59,7 +59,7 @@ class RelayApp:
             Relay(
                 worker,
                 self._broker,
-                fleet=config.fleet,
+                fleet=config.fleet.name,
                 clock=unix_now,
                 rng=rng,
                 state_dir=state_dir,
@@ -77,7 +77,7 @@ class RelayApp:
                 settings,
                 self._broker,
                 source=source,
-                fleet=config.fleet,
+                fleet=config.fleet.name,
                 clock=unix_now,
                 rng=rng,
             )
@@ -147,8 +147,8 @@ class RelayApp:
 
         Skipped where there are no credentials and the server is on loopback.
         """
-        nats, fleet = self._config.nats, self._config.fleet
-        given = nats.user or nats.credentials_file or nats.nkey_seed_file
+        nats, fleet = self._config.nats, self._config.fleet.name
+        given = nats.user or nats.credentials_file
         if not given and not nats.tls_certificate_file and on_loopback(nats.url or ""):
             return
         excess = await self._broker.allowed(beyond_relay(fleet))

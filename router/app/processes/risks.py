@@ -121,7 +121,7 @@ def _plain_nats(values: Values) -> str:
 
 
 def _nats_for_all(values: Values) -> str:
-    names = ("credentials_file", "nkey_seed_file", "user", "tls_certificate_file")
+    names = ("credentials_file", "user", "tls_certificate_file")
     known = any(values[f"nats.{name}"] for name in names) or "@" in (values["nats.url"] or "")
     return "" if known else values.far_nats
 

@@ -105,10 +105,12 @@ class RouterApp:
         *,
         clock: Callable[[], float] = unix_now,
         read_again: Callable[[], ServeConfig] | None = None,
+        seed: int | None = None,
     ) -> None:
         """Raises ConfigError for mistakes that only this process can notice.
 
-        read_again: reads the configuration again, for SIGHUP.
+        read_again: reads the configuration again, for SIGHUP. seed: of the draws between workers of
+        equal cost, for a test; None: a random one.
         """
         check_files(config)
         check_extras(config.models)
@@ -123,11 +125,10 @@ class RouterApp:
         self.clock = clock
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()[:40])
         self.replica = f"{host}-{secrets.token_hex(4)}"  # replica_link.REPLICA_NAME
-        self._rng = random.Random(routing.seed)  # None: by the system's
+        self._rng = random.Random(seed)  # None: by the system's
         self.view = FleetView(
             NativeIndex(config.index.bytes_max(), config.index.blocks_max()),
             workers_max=config.fleet.workers_max,
-            predicted_ttl_s=routing.predicted_ttl_s,
             approximate_ttl_s=routing.approximate_ttl_s,
         )
         self.watchers = Watchers(self.replica, random.Random(), _watcher_failed)
@@ -323,7 +324,7 @@ class RouterApp:
     async def _listen(self) -> None:
         """Opens every port; raises ConfigError for an address that can't be had."""
         state = self._state
-        stream_age_s = GRPC_BOUNDS.stream_age_s(self.config.grpc.max_connection_age_s)
+        stream_age_s = GRPC_BOUNDS.stream_age_s
         fleet = FleetService(
             self.core,
             self.clock,

@@ -18,6 +18,8 @@ CONNECT_S = 5.0
 LATE_S = 10.0
 """A watch that the server has not ended this long after its time is given up."""
 REFUSAL_BYTES = 4096
+ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where the kubelet writes the files of a pod's service account."""
 
 
 class ApiFailed(Exception):

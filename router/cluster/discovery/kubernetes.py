@@ -25,7 +25,13 @@ from events.engines.sessions import http_session
 from events.engines.table import ENGINES, READINGS
 from events.plane.settings import EngineSettings
 from events.plane.supervisor import Supervisor
-from router.cluster.discovery.api import ApiFailed, KubernetesApi, LineCut, ServiceAccount
+from router.cluster.discovery.api import (
+    ACCOUNT_FOLDER,
+    ApiFailed,
+    KubernetesApi,
+    LineCut,
+    ServiceAccount,
+)
 from router.cluster.discovery.followed import (
     Effect,
     FollowedPods,
@@ -137,6 +143,7 @@ class KubernetesDiscovery:
         copied_labels: Sequence[str],
         clock: Callable[[], float],
         rng: random.Random,
+        account_folder: Path = ACCOUNT_FOLDER,
     ) -> None:
         """copied_labels: names of pods' labels that their workers have, too. Raises NoApi."""
         if bool(settings.selector) == bool(settings.pool):
@@ -144,24 +151,18 @@ class KubernetesDiscovery:
         self.settings = settings
         self._hands = hands
         self._clock = clock
-        account = ServiceAccount(Path(settings.account_folder))
+        account = ServiceAccount(account_folder)
         self._api = KubernetesApi(settings.api or _cluster(os.environ), account)
         try:
             self._namespace = settings.namespace or account.namespace()
         except OSError:
             raise NoApi(
                 "discovery.kubernetes.namespace is empty, and the service account's folder"
-                f" {settings.account_folder} names none"
+                f" {account_folder} names none"
             ) from None
         self.watched = WatchedPods(rng, PODS_MAX)
         self.followed = FollowedPods(
-            Plan(
-                settings.ports,
-                settings.events_port,
-                settings.replay_port,
-                settings.role_label,
-                copied_labels,
-            ),
+            Plan(settings.ports, settings.events_port, settings.replay_port, copied_labels),
             replica,
         )
         self.counts: Counter[str] = Counter()
@@ -332,7 +333,7 @@ class KubernetesDiscovery:
 
     async def _labels(self, node: str) -> Mapping[str, str]:
         """Zone and rack of a node; empty if they are not read, or can't be."""
-        if not self.settings.node_labels or not node:
+        if not self.settings.rack_label or not node:
             return {}
         if node not in self._nodes:
             try:

@@ -15,6 +15,8 @@ SWITCHES = ("warm", "loads_loras", "priority_scheduling")
 TEXTS = ("engine", "role", "kv_connector", "kv_engine_id", "topic", "model")
 PORTS = ("port", "events_port", "replay_port")
 ROLES = ("prefill", "decode", "both")
+ROLE_LABEL = "llm-d.ai/role"
+"""Label of pods that llm-d's charts set; other pods have an annotation."""
 PORT_MAX = 65535
 
 
@@ -24,7 +26,6 @@ class Plan(NamedTuple):
     ports: Sequence[int]
     events_port: int | None
     replay_port: int | None
-    role_label: str
     copied_labels: Sequence[str] = ()
     """Names of pods' labels that their workers have, too."""
 
@@ -83,7 +84,7 @@ def settings_of(
         fields["events"] = f"tcp://{host}:{events + endpoint.place}"
         if replay is not None:
             fields["replay"] = f"tcp://{host}:{replay + endpoint.place}"
-    if (role := pod.labels.get(plan.role_label, "")) in ROLES:
+    if (role := pod.labels.get(ROLE_LABEL, "")) in ROLES:
         fields["role"] = role
     for key, text in said.items():
         fields.update(_read(key, text))

@@ -58,7 +58,7 @@ class ReplicaLink:
     clock: Callable[[], float]
     rng: random.Random
     tells: bool = True
-    """Whether reserved load is published and read."""
+    """Whether reserved load is published and read; False for comparison."""
     on_report: Callable[[bytes], bytes]
     """Answers another replica's ReportRequest with bytes of a ReportResponse."""
     on_heard: Callable[[], None] = lambda: None
@@ -114,7 +114,7 @@ class ReplicaLink:
 
         A caller can choose any id, whose name becomes a subject of NATS; the server closes the
         connection of a client that sends a line over 4 KiB. So only names that a replica can have
-        count. The replica need not have sent any message: some send none (fleet.inflight).
+        count. The replica need not have sent any message.
         """
         owner, _, _ = reservation_id.rpartition("-")
         if owner == self.core.replica or REPLICA_NAME.fullmatch(owner) is None:

@@ -14,7 +14,7 @@ from events.plane.settings import (
 )
 from router.config.settings.console_settings import ConsoleSettings
 from router.config.settings.discovery_settings import DiscoverySettings
-from router.config.settings.fleet_settings import FleetSettings, IndexSettings
+from router.config.settings.fleet_settings import FleetNameSettings, FleetSettings, IndexSettings
 from router.config.settings.gateway_settings import GatewayProcessSettings, GatewaySettings
 from router.config.settings.keys_settings import (
     DialSettings,
@@ -118,13 +118,7 @@ class ServeConfig(Settings, frozen=True):
 class RelayConfig(Settings, frozen=True):
     """Configuration of `kvroute relay`."""
 
-    fleet: Annotated[
-        str,
-        Meta(
-            pattern=r"^[A-Za-z0-9_-]{1,64}$",
-            description="name of the fleet, the same as fleet.name of its routers",
-        ),
-    ] = "default"
+    fleet: FleetNameSettings = FleetNameSettings()
     nats: NatsSettings = NatsSettings()
     metrics: MetricsSettings = MetricsSettings(listen="127.0.0.1:9465")
     http: HttpSettings = HttpSettings()

@@ -64,28 +64,15 @@ class KubernetesSettings(Settings, frozen=True):
         Port | None,
         Meta(description="port of an engine's replay socket; none: engines have no replay socket"),
     ] = 5558
-    role_label: Annotated[
-        str,
-        Meta(
-            pattern=NODE_LABEL,
-            description="name of the pods' label whose value is the engine's role: prefill,"
-            " decode or both",
-        ),
-    ] = "llm-d.ai/role"
-    node_labels: Annotated[
-        bool,
-        Meta(
-            description="read each worker's zone and rack from its node's labels; needs the"
-            " right to get nodes"
-        ),
-    ] = False
     rack_label: Annotated[
         str,
         Meta(
             pattern=NODE_LABEL,
-            description="name of the nodes' label whose value is the node's rack",
+            description="name of the nodes' label for the rack, such as"
+            " topology.kubernetes.io/rack; setting it has zone and rack of each worker read from"
+            " its node, with the right to get nodes; empty: not read",
         ),
-    ] = "topology.kubernetes.io/rack"
+    ] = ""
     api: Annotated[
         str | None,
         Meta(
@@ -93,13 +80,6 @@ class KubernetesSettings(Settings, frozen=True):
             " and KUBERNETES_SERVICE_PORT"
         ),
     ] = None
-    account_folder: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="folder of the service account's files: token, ca.crt and namespace",
-        ),
-    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class DiscoverySettings(Settings, frozen=True):

@@ -14,8 +14,8 @@ TOMBSTONE_MAX_S = 86_400.0
 """Longest time that a removed worker's beats are ignored, whatever the command says."""
 
 
-class FleetSettings(Settings, frozen=True):
-    """The fleet's name, and when its workers count as present."""
+class FleetNameSettings(Settings, frozen=True):
+    """The fleet of a relay."""
 
     name: Annotated[
         str,
@@ -25,6 +25,11 @@ class FleetSettings(Settings, frozen=True):
             extra_json_schema=FIRST_WEEK,
         ),
     ] = "default"
+
+
+class FleetSettings(FleetNameSettings, frozen=True):
+    """The fleet of a router, and what is known of it."""
+
     workers_max: Annotated[
         int, Meta(ge=1, description="workers known at once; more are ignored, and counted")
     ] = 4096
@@ -44,15 +49,11 @@ class FleetSettings(Settings, frozen=True):
             " other replicas only"
         ),
     ] = None
-    inflight: Annotated[
-        bool,
-        Meta(
-            description="publish the load that this router reserved to the other replicas, and"
-            " add theirs to the workers' load"
-        ),
-    ] = True
 
 
+WORKER_PERCENT = 25
+"""Percentage of the index's memory that one worker's blocks may take: more than an engine holds, so
+that only a broken publisher meets it, and leaves the other workers three quarters."""
 MEMORY_MIB_MAX = 64 << 10
 """MiB of the index, at most: its entries have 32-bit places, which are too few for more than 16
 bytes * 2^32."""
@@ -71,18 +72,10 @@ class IndexSettings(Settings, frozen=True):
             extra_json_schema=FIRST_WEEK,
         ),
     ] = 4096
-    worker_percent: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100,
-            description="percentage of the index's memory that one worker's blocks may take",
-        ),
-    ] = 25
 
     def bytes_max(self) -> int:
         return self.memory_mib << 20
 
     def blocks_max(self) -> int:
         """Most blocks of one worker that the index holds."""
-        return self.bytes_max() * self.worker_percent // 100 // BLOCK_BYTES
+        return self.bytes_max() * WORKER_PERCENT // 100 // BLOCK_BYTES

@@ -71,13 +71,6 @@ class GatewaySettings(Settings, frozen=True):
             " gateway's own"
         ),
     ] = ("*",)
-    pairs: Annotated[
-        Literal["auto", "never"],
-        Meta(
-            description="auto: requests get a prefill worker beside the decode worker, if the model"
-            " has prefill workers; never: one worker serves the whole request"
-        ),
-    ] = "auto"
     forward: Annotated[
         Literal["body", "tokens"],
         Meta(

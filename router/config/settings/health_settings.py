@@ -1,4 +1,4 @@
-"""Settings of workers' health and capacity: ejection after failures, learned capacity."""
+"""Settings of workers' health and capacity: ejection after failures, bounds on a worker's load."""
 
 from typing import Annotated
 
@@ -17,34 +17,8 @@ class OutlierSettings(Settings, frozen=True):
 
 
 class CapacitySettings(Settings, frozen=True):
-    """Learned capacity of workers. A worker at its capacity gets requests only while no worker of
-    its pool has room.
-    """
+    """Bounds on the requests of a worker, beside its capacity."""
 
-    estimate_slots: Annotated[
-        bool,
-        Meta(
-            description="estimate the slots of a worker, where its engine and the configuration"
-            " name none, from requests that ran while others waited"
-        ),
-    ] = True
-    count_preemptions: Annotated[
-        bool,
-        Meta(
-            description="when an engine preempts requests, lower the share of its KV blocks that"
-            " picks may reserve"
-        ),
-    ] = True
-    prefill_budget_factor: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1e6,
-            description="bound on a worker's uncomputed prompt tokens, in token budgets of an"
-            " engine's step, where the engine publishes it; a worker at the bound has no"
-            " room; 0: none",
-        ),
-    ] = 0.0
     prefill_tokens_max: Annotated[
         int,
         Meta(

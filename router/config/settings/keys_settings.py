@@ -50,18 +50,11 @@ class KeysSettings(Settings, frozen=True):
 class EnginesSettings(Settings, frozen=True):
     """Credentials for HTTP requests to engines. Changed files are read again without a restart."""
 
-    api_key: Annotated[
-        str | None,
-        Meta(
-            description="API key of the engines (vLLM's and SGLang's --api-key), sent as a bearer"
-            " token; none: the key in engines.api_key_file",
-            extra_json_schema={"secret": True},
-        ),
-    ] = None
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="file with the API key of the engines; none: engines need no key",
+            description="file with the API key of the engines (vLLM's and SGLang's --api-key), sent"
+            " as a bearer token; none: engines need no key",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = None

@@ -145,24 +145,15 @@ class QueueSettings(Settings, frozen=True):
     max_mib: Annotated[
         int, Meta(ge=1, le=65_536, description="MiB of memory that waiting requests may take")
     ] = 256
-    max_waiting_per_tenant: Annotated[
-        int,
+    tenant_share: Annotated[
+        float,
         Meta(
-            ge=0,
-            le=WAITING_MAX,
-            description="most requests of one tenant that wait at once; 0: as many as"
-            " queue.max_waiting",
+            gt=0,
+            le=1,
+            description="share (0 to 1) of queue.max_waiting and queue.max_mib that waiting"
+            " requests of one tenant may take",
         ),
-    ] = 0
-    max_mib_per_tenant: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65_536,
-            description="MiB of memory that waiting requests of one tenant may take; 0: as many"
-            " as queue.max_mib",
-        ),
-    ] = 0
+    ] = 1.0
     timeout_s: Annotated[
         Seconds,
         Meta(
@@ -178,14 +169,6 @@ class QueueSettings(Settings, frozen=True):
             " ttft_slo_ms; never: it waits to the end"
         ),
     ] = "never"
-    blocks_ahead: Annotated[
-        bool,
-        Meta(
-            description="a worker has room only if the KV blocks of the request's prompt and"
-            " expected output are free there, beside those that running requests are"
-            " expected to need, or if it is idle; false: one free block suffices"
-        ),
-    ] = True
     order: Annotated[
         str,
         Meta(

@@ -20,21 +20,12 @@ class HotPrefixSettings(Settings, frozen=True):
             " they hold them, too"
         ),
     ] = False
-    score: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="score hits / sqrt(age in seconds) of a prefix from which on it is hot",
-        ),
-    ] = 4.0
-    queue: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="a worker is busy when it has more active requests than this, and more"
-            " than the mean of all workers; other workers then compute its hot prefixes, too",
-        ),
-    ] = 10
+
+
+REQUEST_TOKENS = 300.0
+MARGIN = 0.05
+"""Numbers of the guard, chosen by tests/bar (its README has the rule and the losers). They suit all
+engines, since both are in tokens of the prompt."""
 
 
 class GuardSettings(Settings, frozen=True):
@@ -42,37 +33,27 @@ class GuardSettings(Settings, frozen=True):
     cache saves.
     """
 
-    enabled: Annotated[
-        bool,
-        Meta(
-            description="move picks of the policies in routing.guard.policies away from workers"
-            " with a long wait"
-        ),
-    ] = True
     policies: Annotated[
         tuple[str, ...],
-        Meta(description="policies whose picks the guard may move; picks of other policies stay"),
+        Meta(
+            description="policies whose picks the guard moves away from workers with a long wait;"
+            " empty: none"
+        ),
     ] = ("dynamo-adaptive", "ttft")
-    request_tokens: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="prompt tokens that each active request adds to the wait that the guard"
-            " expects at its worker",
-        ),
-    ] = 300.0
-    margin: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="share of the prompt's tokens by which a worker's wait may exceed the"
-            " shortest one before the guard moves the pick",
-        ),
-    ] = 0.05
+
+    @property
+    def request_tokens(self) -> float:
+        """Prompt tokens that each active request adds to the wait expected at its worker."""
+        return REQUEST_TOKENS
+
+    @property
+    def margin(self) -> float:
+        """Share of the prompt's tokens by which a worker's wait may exceed the shortest one."""
+        return MARGIN
 
     def looks_at(self, policy: str) -> bool:
         """Whether the guard may move picks of a policy."""
-        return self.enabled and policy in self.policies
+        return policy in self.policies
 
 
 class AffinitySettings(Settings, frozen=True):
@@ -138,18 +119,9 @@ class RoutingSettings(Settings, frozen=True):
         Meta(
             ge=0,
             description="a prompt is computed on its decode worker if at most this many of its"
-            " tokens are uncached there",
+            " tokens, or 5 %, are uncached there; 0: only if all are cached",
         ),
     ] = 256
-    local_prefill_percent: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=100,
-            description="a prompt is computed on its decode worker if at most this percentage"
-            " of it is uncached there",
-        ),
-    ] = 5
     pair_labels: Annotated[
         tuple[str, ...],
         Meta(
@@ -192,25 +164,16 @@ class RoutingSettings(Settings, frozen=True):
         Seconds,
         Meta(
             description="seconds without a Report call for a request after which its reservation"
-            " ends, so that it no longer counts as load of its worker"
+            " ends, so that it no longer counts as load of its worker; a request that ended is"
+            " remembered for half as long again, for repeated ids and `kvroute explain --request`"
         ),
     ] = 120.0
-    memory_window_s: Annotated[
-        Seconds,
-        Meta(
-            description="seconds for which a request is remembered after its end, for repeated"
-            " ids and `kvroute explain --request`"
-        ),
-    ] = 180.0
     session_ttl_s: Annotated[
         Seconds,
         Meta(
             description="seconds after a session's last request for which its worker is remembered"
         ),
     ] = 900.0
-    sessions_max: Annotated[
-        int, Meta(ge=0, description="most sessions that are remembered at once; 0: none")
-    ] = 65_536
     reservations_max: Annotated[
         int,
         Meta(
@@ -219,21 +182,6 @@ class RoutingSettings(Settings, frozen=True):
             " late reports; further requests are refused",
         ),
     ] = 200_000
-    seed: Annotated[
-        int | None,
-        Meta(
-            description="seed of the random draws between workers of equal cost; none: a random"
-            " seed"
-        ),
-    ] = None
-    predicted_ttl_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="seconds for which the blocks of a picked prompt count as cached on its"
-            " worker before the worker's events confirm them; 0: not at all",
-        ),
-    ] = 5.0
     approximate_ttl_s: Annotated[
         float,
         Meta(
@@ -249,13 +197,6 @@ class RoutingSettings(Settings, frozen=True):
             " policies`"
         ),
     ] = msgspec.field(default_factory=dict)
-    prefill_rate: Annotated[
-        Seconds,
-        Meta(
-            description="prompt tokens a second that a worker is expected to compute until its"
-            " rate is measured"
-        ),
-    ] = 20_000.0
     shadow_policy: Annotated[
         str | None,
         Meta(
@@ -302,7 +243,6 @@ class ModelRoutingSettings(Settings, frozen=True):
     guard: Annotated[
         GuardSettings | None,
         Meta(
-            description="settings of the guard for this model's picks; a key that is left out has"
-            " its value from routing.guard"
+            description="settings of the guard for this model's picks; none: those of routing.guard"
         ),
     ] = None

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from events.plane.settings import FIRST_WEEK, Seconds, Settings
+from events.plane.settings import FIRST_WEEK, Settings
 
 
 class GrpcSettings(Settings, frozen=True):
@@ -35,20 +35,6 @@ class GrpcSettings(Settings, frozen=True):
             " may call every RPC, fleet commands among them"
         ),
     ] = False
-    reflection: Annotated[
-        bool,
-        Meta(
-            description="serve the grpc.reflection services, by which tools such as grpcurl list"
-            " the RPCs"
-        ),
-    ] = True
-    max_connection_age_s: Annotated[
-        Seconds | None,
-        Meta(
-            description="age in seconds at which a gRPC connection is closed, so that clients"
-            " spread over the replicas again; none: never"
-        ),
-    ] = 300.0
 
 
 class MetricsSettings(Settings, frozen=True):
@@ -84,14 +70,6 @@ class HttpSettings(Settings, frozen=True):
             " one without a request, is closed for a new one, else the new one",
         ),
     ] = 10_000
-    address_connections_max: Annotated[
-        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
-        Meta(
-            description="most open connections of one client address (an IPv4 address or an"
-            " IPv6 /64); in any case, and with none, at most seven times as many as the"
-            " port has free places"
-        ),
-    ] = None
 
 
 class LogSettings(Settings, frozen=True):
@@ -121,20 +99,14 @@ class DecisionLogSettings(Settings, frozen=True):
         float,
         Meta(gt=0, le=1, description="share (0 to 1) of the requests whose decisions are written"),
     ] = 0.01
-    file_mib: Annotated[
-        int,
-        Meta(
-            ge=1, description="MiB at which a file of the decision log is full, and the next begins"
-        ),
-    ] = 64
-    files: Annotated[
+    max_mib: Annotated[
         int,
         Meta(
             ge=1,
-            le=1000,
-            description="files of the decision log that are kept, the current one included",
+            description="MiB of disk that the decision log may take, in four files; a full one"
+            " takes the place of the oldest",
         ),
-    ] = 4
+    ] = 256
     hashes: Annotated[
         bool,
         Meta(

@@ -59,6 +59,12 @@ COUNTED_MAX = 1 << 16
 BYTES_MAX = 64 << 20
 """Bytes of tokens and hashes of hot prefixes, at most."""
 HOT_MAX = 512
+HOT_SCORE = 4.0
+"""Hits / sqrt(age in seconds) of a prefix from which on it is hot: four hits in its first second,
+31 in its first minute. The benefit decides about a copy; this bounds what is weighed."""
+BUSY_REQUESTS = 10
+"""Active requests up to which a holder has time, however few the others have: for fewer, a copy
+saves no wait."""
 CONSIDER_S = 1.0
 """A hot prefix is weighed once in so long,"""
 CONSIDERED_MAX = 16
@@ -150,6 +156,8 @@ class HotPrefixes:
         self.reasons: Counter[str] = Counter()
         """Why hot prefixes were not copied, or not kept: see REASONS."""
         self.bytes_max = BYTES_MAX
+        self.hot_score: float = HOT_SCORE
+        self.busy_requests = BUSY_REQUESTS
         self.byte_count = 0
         """Bytes of the tokens and hashes that are kept of hot prefixes."""
         self._fleet = fleet
@@ -203,9 +211,9 @@ class HotPrefixes:
             rate = self.rates.hit(key, now_s)
             # A score is never above the hits, which are at hand.
             if (
-                rate.hits >= self._settings.score
+                rate.hits >= self.hot_score
                 and key not in self._hot
-                and rate.score(now_s) >= self._settings.score
+                and rate.score(now_s) >= self.hot_score
             ):
                 self._keep(key, rate, role, request.prompt, prefixes[:blocks], block_size)
 
@@ -279,7 +287,7 @@ class HotPrefixes:
         """Where room was lacking, the colder half, too: what is hot comes back when it is hit; and
         what there is no room for any more."""
         scores = sorted((hot.rate.score(now_s), key) for key, hot in self._hot.items())
-        cold = bisect_left(scores, self._settings.score, key=itemgetter(0))
+        cold = bisect_left(scores, self.hot_score, key=itemgetter(0))
         if self._lacked_room:
             cold = max(cold, len(scores) // 2)
             self._lacked_room = False
@@ -371,7 +379,7 @@ class HotPrefixes:
             return None
         queues = pools.columns[_QUEUE].take(pool.slots)
         full = pools.columns[_FULL].take(pool.slots) > 0
-        busy_above = max(self._settings.queue, float(queues.mean()) if len(pool) else 0.0)
+        busy_above = max(self.busy_requests, float(queues.mean()) if len(pool) else 0.0)
         return _Workers(pool, queues, ~full & (queues <= busy_above))
 
     def _can_take(self, request: Request, pool: Pool, row: int) -> bool:

@@ -401,7 +401,7 @@ class Admission:
         """Whether some rule holds requests while workers have room, so that each is looked at."""
         settings = self.queue.settings
         self._takes_waits = settings.max_waiting > 0 and not self._is_closed
-        self._core.decider.looks_ahead = settings.blocks_ahead and settings.max_waiting > 0
+        self._core.decider.looks_ahead = settings.max_waiting > 0
         self._core.life.keep_ended(have_quotas)
         if not have_quotas:
             self._tenants.clear()

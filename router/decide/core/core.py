@@ -33,6 +33,7 @@ from router.decide.policies.configured import DecisionSettings
 from router.decide.policies.policy import Policy
 from router.fleet.hangs import look_for_hangs
 from router.fleet.pools import heartbeat_of
+from router.fleet.rates import PRIOR_RATE
 from router.fleet.reservations.ids import ReservationIds
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.reservations import Ending, Reservation
@@ -64,15 +65,18 @@ class RouterCore:
         replica: str = "",
         watched: Watched | None = None,
         troubles: Troubles | None = None,
+        prefill_rate: float = PRIOR_RATE,
     ) -> None:
         """random_bytes: what ids of reservations are made of; unpredictable, unless for a test.
-        watched: by observers of decisions; None: there are none. troubles: see Fleet."""
+        watched: by observers of decisions; None: there are none. troubles, prefill_rate: see
+        Fleet."""
         self.fleet = Fleet(
             view,
             routing,
             models=models,
             replica=replica,
             troubles=troubles or {},
+            prefill_rate=prefill_rate,
         )
         self.routing = routing
         self.replica = replica

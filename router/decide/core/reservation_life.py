@@ -26,6 +26,9 @@ from router.fleet.reservations.steps import open_reservation
 from router.fleet.state import CacheReport, Fleet
 from router.request.request import Request
 
+MEMORY_LEASES = 1.5
+"""Leases for which a request is remembered after its end: a caller that was silent for a lease
+finds its request again."""
 ROOM_BITS = 48
 """Random bits of a pair's room, which stays below 2^63 for any number of ranks."""
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
@@ -49,7 +52,7 @@ class ReservationLife:
         rng: random.Random,
     ) -> None:
         self.fleet = fleet
-        self.reservations = Reservations(routing.memory_window_s, routing.reservations_max)
+        self.reservations = Reservations(MEMORY_LEASES * routing.lease_s, routing.reservations_max)
         self.lease_s = routing.lease_s
         self.ids = ids
         self.picks = 0

@@ -233,7 +233,6 @@ class Decider:
                 policies[routing.decode_policy],
                 policy,
                 routing.local_prefill_tokens,
-                routing.local_prefill_percent / 100,
             )
             return self._pairs.decide(matched, stages, self._judge, self._eligible)
         if request.resumed is not None:

@@ -70,6 +70,11 @@ class Matched(NamedTuple):
     worker that answers. Without any entry, all of the pool answer."""
 
 
+LOCAL_SHARE = 0.05
+"""Part of a prompt that may be new where it is decoded: sending the cache of the whole prompt takes
+longer than computing so little of it."""
+
+
 class Stages(NamedTuple):
     """The policies of a pair's two halves."""
 
@@ -78,9 +83,8 @@ class Stages(NamedTuple):
     alone: Policy
     """Policy of a worker that does both, for want of another."""
     local_tokens: int
-    """A prompt with at most so many new tokens is computed by the decode worker,"""
-    local_share: float
-    """and so is a prompt of which at most such a part is new."""
+    """A prompt with at most so many new tokens, or at most LOCAL_SHARE of it, is computed by the
+    decode worker; 0: only a prompt without any."""
 
 
 class Judge(Protocol):
@@ -226,5 +230,6 @@ def _local(matched: Matched, halves: _Halves, stages: Stages) -> Flags:
     """Where hardly anything of the prompt would have to be computed."""
     tokens = matched.request.prompt.token_count
     new = tokens - matched.table[_TRUST] * matched.overlaps[1]
-    few: Flags = new <= max(stages.local_tokens, stages.local_share * tokens)
+    share = LOCAL_SHARE if stages.local_tokens else 0.0
+    few: Flags = new <= max(stages.local_tokens, share * tokens)
     return halves.alone & few

@@ -105,11 +105,6 @@ def _check_affinity(routing: RoutingSettings, policies: Mapping[str, Policy]) ->
             )
         if not isfinite(bonus):
             raise ConfigError(f"expected a finite number, got {bonus} - at `{where}.bonus.{name}`")
-    if (affinity.hard or affinity.bonus) and not routing.sessions_max:
-        raise ConfigError(
-            "sessions are not remembered, so none has a worker to go on at; set it above 0, or"
-            f" switch `{where}` off - at `$.routing.sessions_max`"
-        )
 
 
 def shadow_policy(routing: RoutingSettings, policies: Mapping[str, Policy]) -> Policy | None:

@@ -17,8 +17,7 @@ class Bound(StrEnum):
 
     WAITING = "max_waiting"
     MIB = "max_mib"
-    TENANT_WAITING = "max_waiting_per_tenant"
-    TENANT_MIB = "max_mib_per_tenant"
+    TENANT = "tenant_share"
 
 
 class Bounds:
@@ -28,8 +27,10 @@ class Bounds:
         self._settings = settings
         self._all = _Tally()
         self._tenants: dict[str, _Tally] = {}
-        """Empty unless some bound is by tenant."""
-        self._by_tenant = bool(settings.max_waiting_per_tenant or settings.max_mib_per_tenant)
+        """Empty unless a tenant may have a part of the queue only."""
+        self._by_tenant = settings.tenant_share < 1
+        self._tenant_waiting = max(1, int(settings.tenant_share * settings.max_waiting))
+        self._tenant_bytes = settings.tenant_share * settings.max_mib * MIB
         for waiter in waiting:
             self.add(waiter)
 
@@ -68,12 +69,11 @@ class Bounds:
         settings = self._settings
         tenant = self._tenants.get(waiter.tenant, _NONE)
         leaves_tenant = without if without and without.tenant == waiter.tenant else None
-        most = settings.max_waiting_per_tenant
-        if most and tenant.count_with(leaves_tenant) > most:
-            return Bound.TENANT_WAITING
-        most = settings.max_mib_per_tenant * MIB
-        if most and tenant.bytes_with(waiter, leaves_tenant) > most:
-            return Bound.TENANT_MIB
+        if self._by_tenant and (
+            tenant.count_with(leaves_tenant) > self._tenant_waiting
+            or tenant.bytes_with(waiter, leaves_tenant) > self._tenant_bytes
+        ):
+            return Bound.TENANT
         if self._all.count_with(without) > settings.max_waiting:
             return Bound.WAITING
         if self._all.bytes_with(waiter, without) > settings.max_mib * MIB:
@@ -84,7 +84,7 @@ class Bounds:
         """The waiting request of the lowest priority, of equal ones the last that came, that a
         bound counts together with the new request; None: there is none.
         """
-        of_tenant = bound in (Bound.TENANT_WAITING, Bound.TENANT_MIB)
+        of_tenant = bound is Bound.TENANT
         tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all
         return tally.worst()
 
@@ -96,17 +96,11 @@ class Bounds:
                 return f"{settings.max_waiting} requests may wait (queue.max_waiting), and do"
             case Bound.MIB:
                 return f"requests that take {settings.max_mib} MiB may wait (queue.max_mib), and do"
-            case Bound.TENANT_WAITING:
-                most = settings.max_waiting_per_tenant
+            case Bound.TENANT:
+                mib = self._tenant_bytes / MIB
                 return (
-                    f"{most} requests of a tenant may wait (queue.max_waiting_per_tenant), and as"
-                    " many of this one do"
-                )
-            case Bound.TENANT_MIB:
-                most = settings.max_mib_per_tenant
-                return (
-                    f"requests of a tenant that take {most} MiB may wait"
-                    " (queue.max_mib_per_tenant), and as many of this one do"
+                    f"{self._tenant_waiting} requests of a tenant, of {mib:g} MiB, may wait"
+                    " (queue.tenant_share), and as many of this one do"
                 )
 
 

@@ -150,8 +150,7 @@ class Capacities:
         """Whether settings bound the requests of a worker that are in prefill or in decode."""
         settings = self._settings
         return bool(
-            settings.prefill_budget_factor
-            or settings.prefill_tokens_max
+            settings.prefill_tokens_max
             or settings.prefill_requests_max
             or settings.decode_requests_max
         )
@@ -202,7 +201,7 @@ class Capacities:
         not preferred to them because its queue counts as none.
         """
         known = self._of(key, heartbeat)
-        if known is None or heartbeat.total_slots or not self._settings.estimate_slots:
+        if known is None or heartbeat.total_slots:
             return None
         if known.slots is None:
             of_kind = self._of_kind.get(known.kind, 0)
@@ -212,9 +211,7 @@ class Capacities:
     def block_share(self, key: WorkerKey, heartbeat: Heartbeat) -> float:
         """Share of a worker's KV blocks that picks may reserve, BLOCK_PERCENT_MIN / 100 to 1."""
         known = self._of(key, heartbeat)
-        if known is None or not self._settings.count_preemptions:
-            return 1.0
-        return known.block_share
+        return 1.0 if known is None else known.block_share
 
     def room(self, key: WorkerKey, heartbeat: Heartbeat) -> Room:
         """Slots and blocks of a worker that picks may use."""
@@ -225,16 +222,10 @@ class Capacities:
             slots_known if estimated is None else estimated + 1,
             slots_known,
             (heartbeat.total_blocks or nan) * self.block_share(key, heartbeat),
-            self._prefill_tokens(heartbeat),
+            self._settings.prefill_tokens_max or nan,
             self._settings.prefill_requests_max or nan,
             self._settings.decode_requests_max or nan,
         )
-
-    def _prefill_tokens(self, heartbeat: Heartbeat) -> float:
-        """The bound on a worker's prompt tokens to compute."""
-        by_budget = (heartbeat.token_budget or 0) * self._settings.prefill_budget_factor
-        bounds = [bound for bound in (by_budget, self._settings.prefill_tokens_max) if bound]
-        return min(bounds, default=nan)
 
     def _weigh(self, kind: Kind) -> None:
         """An estimate of a worker of this kind has changed."""

@@ -136,7 +136,8 @@ class Reservations:
     def __init__(
         self, memory_window_s: float, entries_max: int, hash_bytes_max: int = HASH_BYTES_MAX
     ) -> None:
-        self._memory_window_s = memory_window_s
+        self.memory_window_s = memory_window_s
+        """Seconds for which a reservation is remembered after its end."""
         self._entries_max = entries_max
         self._hash_bytes_max = hash_bytes_max
         self._hash_bytes = 0
@@ -238,7 +239,7 @@ class Reservations:
         if oldest is not None and oldest.lease_ends_s <= now_s:
             return True
         ended_at_s, _ = next(iter(self._ended.values()), (now_s, None))
-        return now_s - ended_at_s >= self._memory_window_s
+        return now_s - ended_at_s >= self.memory_window_s
 
     def on_workers(self, workers: Collection[WorkerKey]) -> list[Reservation]:
         """The open reservations of some workers."""
@@ -249,7 +250,7 @@ class Reservations:
         """Drops memories that are older than the window: FORGOTTEN_SLICE of them at most."""
         for _ in range(min(FORGOTTEN_SLICE, len(self._ended))):
             ended_at_s, _ = next(iter(self._ended.values()))
-            if now_s - ended_at_s < self._memory_window_s:
+            if now_s - ended_at_s < self.memory_window_s:
                 return
             self._forget_oldest()
 

@@ -34,6 +34,8 @@ again."""
 ANNOUNCED_NAME_BYTES_MAX = 64 * 1024
 """Bytes of the ids of sessions' workers in a message to other replicas, at most, a single long id
 apart."""
+ENTRIES_MAX = 65_536
+"""Remembered sessions, and as many of other replicas: 72 new ones a second for 15 minutes."""
 HASH_BYTES_MAX = 1 << 28
 """A thousand blocks, 16,000 tokens or more, of each of 32,768 sessions."""
 
@@ -42,7 +44,7 @@ class Sessions:
     """The remembered sessions."""
 
     def __init__(
-        self, ttl_s: float, entries_max: int, hash_bytes_max: int = HASH_BYTES_MAX
+        self, ttl_s: float, entries_max: int = ENTRIES_MAX, hash_bytes_max: int = HASH_BYTES_MAX
     ) -> None:
         self.forgotten: Counter[str] = Counter()
         """Forgotten sessions by reason: expired, no_room."""
@@ -80,7 +82,7 @@ class Sessions:
         now_s: float,
     ) -> None:
         """Records a session's pick; nothing is recorded for an empty id."""
-        if not session_id or not self._entries_max:
+        if not session_id:
             return
         announced_at_s = self._announced_at_s(session_id, reservation.worker)
         self._drop(session_id)
@@ -152,8 +154,6 @@ class Sessions:
 
     def hear(self, moved: Iterable[Moved], now_s: float) -> None:
         """Records the workers of sessions' last requests, as another replica announced them."""
-        if not self._entries_max:
-            return
         for session, worker in moved:
             self._learned.pop(session, None)
             self._learned[session] = worker, now_s

@@ -42,7 +42,7 @@ KEEPALIVE_S = 60.0
 """Seconds of silence after which a gateway gets a keepalive ping."""
 CONNECTION_AGE_S = 300.0
 """Seconds after which a connection is closed, after its last request, so that gateways spread over
-pickers again; as grpc.max_connection_age_s."""
+pickers again; as those of gRPC (router/api/service/grpc_bounds.py)."""
 
 log = logging.getLogger("kvroute.picker")
 

@@ -143,7 +143,7 @@ class Forwarder:
             tokens_max=self._roster.estimate_max(model),
             output_tokens=self._lengths.mean(model),
         )
-        if self._settings.pairs == "auto" and self._pairs(exchange):
+        if self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
         return options
 

@@ -26,7 +26,7 @@ class EngineAccesses:
     def __init__(self, settings: EnginesSettings | None = None) -> None:
         """Raises OSError or ValueError for files that can't be used."""
         self.settings = settings = settings or EnginesSettings()
-        self._default = Credentials(settings.api_key, settings.api_key_file, settings.ca_file)
+        self._default = Credentials(settings.api_key_file, settings.ca_file)
         self.on_model_missing: Callable[[str], None] = lambda _: None
         """Called with the id of a worker whose engine answered as if it lacked a model."""
         self._own: dict[str, Credentials] = {}
@@ -42,24 +42,19 @@ class EngineAccesses:
         """Makes the configured accesses; raises ConfigError for files that can't be used. workers:
         those whose files are checked now.
         """
-        if settings.api_key and settings.api_key_file is not None:
+        if gateway is not None and gateway.pass_keys and settings.api_key_file:
             raise ConfigError(
-                "give the engines' key or its file - at `$.engines.api_key`,"
-                " `$.engines.api_key_file`"
-            )
-        key = "engines.api_key" if settings.api_key else "engines.api_key_file"
-        given = settings.api_key or settings.api_key_file
-        if gateway is not None and gateway.pass_keys and given:
-            raise ConfigError(
-                f"engines get either their own key or those of clients - at `$.{key}`,"
-                " `$.gateway.pass_keys`"
+                "engines get either their own key or those of clients"
+                " - at `$.engines.api_key_file`, `$.gateway.pass_keys`"
             )
         try:
             accesses = cls(settings)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{reason_of(error)} - at `$.{key}`, `$.engines.ca_file`") from None
-        if given:
-            log.info("all that calls engines shows them the API key of %s", key)
+            raise ConfigError(
+                f"{reason_of(error)} - at `$.engines.api_key_file`, `$.engines.ca_file`"
+            ) from None
+        if settings.api_key_file:
+            log.info("all that calls engines shows them the API key of engines.api_key_file")
         for worker in workers:
             try:
                 accesses.of_engine(worker)
@@ -75,7 +70,6 @@ class EngineAccesses:
         if worker.api_key_file is not None or worker.ca_file is not None:
             settings = self.settings
             self._own[worker.id] = Credentials(
-                None if worker.api_key_file is not None else settings.api_key,
                 worker.api_key_file or settings.api_key_file,
                 worker.ca_file or settings.ca_file,
             )

@@ -2,9 +2,9 @@
 
 Laws:
 - a connection counts from its acceptance to its end, by port and by client;
-- at most connections_max are open, and at most address_max of one client, at most FREE_TIMES as
-  many as there are free places: one client never takes all of a port, and a proxy that stands
-  before all clients gets seven eighths of it;
+- at most connections_max are open, and of one client at most FREE_TIMES as many as there are free
+  places: one client never takes all of a port, and a proxy that stands before all clients gets
+  seven eighths of it;
 - past a bound, a further connection takes the place of one that has not begun, or has nothing to
   do: of its own client's, or, on a full port, of the client's with most, if those are more than its
   own; without such a one it is closed at once;
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from math import inf
 from typing import Protocol
 
 from router.net.listener.held import PortHeld
@@ -38,13 +37,9 @@ held most of a port that held too much, see held.PortHeld."""
 
 @dataclass(frozen=True, slots=True)
 class PortBounds:
-    """Bounds of one port: open connections, those of one client, and seconds until a connection
-    must begin.
-    """
+    """Bounds of one port: open connections, and seconds until a connection must begin."""
 
     connections_max: int
-    address_max: int | None = None
-    """Open connections of one client, at most; None: as FREE_TIMES says."""
     begin_s: float = 20.0
 
 
@@ -193,11 +188,10 @@ class Connections:
 
     def _room(self, client: str) -> tuple[str, Place | None]:
         """The bound that a further connection meets, or ""; and the place that it may have."""
-        bounds, known = self.bounds, self._clients.get(client)
+        known = self._clients.get(client)
         held = known.open if known is not None else 0
-        free = bounds.connections_max - self.open
-        most = inf if bounds.address_max is None else bounds.address_max
-        if known is not None and held >= (min(most, FREE_TIMES * free) if free else most):
+        free = self.bounds.connections_max - self.open
+        if known is not None and free and held >= FREE_TIMES * free:
             waiting = next(self._not_begun(known.waiting), None)
             return "address", waiting or next(_idle(known.begun), None)
         if free:

@@ -19,8 +19,6 @@ class HttpKeys(Protocol):
 
     @property
     def connections_max(self) -> int: ...
-    @property
-    def address_connections_max(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +26,6 @@ class HttpBounds:
     """Bounds of an HTTP port: those of the section `http`, and fixed ones."""
 
     connections_max: int = 10_000
-    address_connections_max: int | None = None
     idle_timeout_s: float = IDLE_TIMEOUT_S
     head_timeout_s: float = HEAD_TIMEOUT_S
     linger_s: float = 2.0
@@ -40,11 +37,10 @@ class HttpBounds:
         """The bounds with the values of the section `http`; the times are fixed."""
         return cls(
             connections_max=keys.connections_max,
-            address_connections_max=keys.address_connections_max,
             head_timeout_s=HEAD_TIMEOUT_S,
         )
 
     @property
     def port(self) -> PortBounds:
         """The bounds on the number and age of connections."""
-        return PortBounds(self.connections_max, self.address_connections_max, self.head_timeout_s)
+        return PortBounds(self.connections_max, self.head_timeout_s)

@@ -30,6 +30,8 @@ QUEUE_MAX = 1024
 """Lines that wait to be written; of 64 workers about 20 KB each."""
 SWITCHES_MAX = 8
 """Changes of files that wait for the lines before them."""
+FILES = 4
+"""Files of the log, the current one included: a change of files loses a quarter of what is kept."""
 CLOSE_S = 5.0
 """How long a stop waits for the disk."""
 RESULTS = ("written", "dropped", "failed")
@@ -128,7 +130,7 @@ class DecisionLog:
 
 def _place(settings: DecisionLogSettings) -> tuple[object, ...]:
     """The settings whose change begins another file."""
-    return settings.file, settings.file_mib, settings.files
+    return settings.file, settings.max_mib
 
 
 def _opened(settings: DecisionLogSettings, file: Path) -> "RotatedFiles":
@@ -137,7 +139,7 @@ def _opened(settings: DecisionLogSettings, file: Path) -> "RotatedFiles":
     They are opened again with the first line, since another thread may rotate the same ones until
     then.
     """
-    files = RotatedFiles(file, settings.file_mib << 20, settings.files)
+    files = RotatedFiles(file, (settings.max_mib << 20) // FILES, FILES)
     try:
         files.open()
     except OSError as error:

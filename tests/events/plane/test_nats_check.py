@@ -6,6 +6,7 @@ import nkeys
 import pytest
 
 from events.plane.broker import Broker
+from events.plane.nats_check import files_of
 from events.plane.nats_client import NatsClient
 from events.plane.settings import NatsSettings
 
@@ -65,23 +66,25 @@ def test_a_url_that_leads_nowhere_is_refused_without_its_password(url: str, told
 
 
 @pytest.mark.parametrize(
-    ("key", "good", "bad"),
+    ("good", "is_seed", "bad"),
     [
-        ("nkey_seed_file", SEED + b"\n", (b"", b"hunter2", b"\xff\xfe", SEED[:20])),
+        (SEED + b"\n", True, (b"", b"hunter2", b"\xff\xfe", SEED[:20])),
         (
-            "credentials_file",
             CREDENTIALS,
+            False,
             (b"", b"hunter2", CREDENTIALS.partition(b"-----BEGIN USER")[0], CREDENTIALS[:40]),
         ),
     ],
 )
 def test_a_file_without_a_key_is_refused(
-    tmp_path: Path, key: str, good: bytes, bad: tuple[bytes, ...]
+    tmp_path: Path, good: bytes, is_seed: bool, bad: tuple[bytes, ...]
 ) -> None:
     file = tmp_path / "secret"
-    broker = Broker(NatsSettings(**{key: str(file)}), "tls://h:1", "test")
+    settings = NatsSettings(credentials_file=str(file))
+    broker = Broker(settings, "tls://h:1", "test")
     file.write_bytes(good)
     broker.check()
+    assert files_of(settings) == ((None, str(file)) if is_seed else (str(file), None))
     for content in bad:
         file.write_bytes(content)
         with pytest.raises(ValueError, match="secret") as caught:

@@ -16,6 +16,7 @@ from router.config.reading import load, load_with_sources
 from router.config.reload import RELOADED
 from router.config.settings import presets
 from router.config.settings.configurations import ServeConfig
+from router.config.settings.health_settings import CapacitySettings
 from router.config.settings.presets import PRESETS, Preset
 from router.config.settings.routing_settings import GuardSettings, RoutingSettings
 from router.decide.policies.configured import configured
@@ -25,7 +26,8 @@ OWN = {
     "policy": "ttft",
     "alternatives": 4,
     "parameters": {"ttft": {"keep": 3.0, "stall": 0.5}},
-    "guard": {"margin": 0.3, "request_tokens": 90.0, "policies": ["ttft"]},
+    "guard": {"policies": ["ttft"]},
+    "capacity": {"prefill_tokens_max": 90, "decode_requests_max": 9},
     "hot_prefixes": {"enabled": True},
     "affinity": {"bonus": {"ttft": 1.5}},
 }
@@ -82,7 +84,8 @@ routing:
   preset: chat
   alternatives: 1
   parameters: {ttft: {keep: 2}, dynamo-blocks: {temperature: 1}}
-  guard: {margin: 0.1, policies: []}
+  guard: {policies: []}
+  capacity: {prefill_tokens_max: 10}
   affinity: {bonus: {least-loaded: 2}}
 """
     routing = of(tmp_path / "kvroute.yaml", text, alternatives=3).routing
@@ -91,7 +94,8 @@ routing:
         "ttft": {"keep": 2.0, "stall": 0.5},
         "dynamo-blocks": {"temperature": 1.0},
     }
-    assert routing.guard == GuardSettings(margin=0.1, request_tokens=90.0, policies=())
+    assert routing.guard == GuardSettings(policies=())
+    assert routing.capacity == CapacitySettings(prefill_tokens_max=10, decode_requests_max=9)
     assert routing.affinity.bonus == {"ttft": 1.5, "least-loaded": 2.0}
 
 
@@ -105,15 +109,15 @@ def test_a_flag_chooses_a_preset_for_what_the_file_leaves_out(tmp_path: Path) ->
 @pytest.mark.usefixtures("chat_is_own")
 def test_settings_of_a_model_lie_over_the_presets(tmp_path: Path) -> None:
     text = """
-routing: {preset: chat, guard: {margin: 0.1}}
+routing: {preset: chat}
 models:
-- {name: code, routing: {policy: round-robin, guard: {request_tokens: 7}}}
+- {name: code, routing: {policy: round-robin, guard: {policies: [conductor]}}}
 - {name: talk}
 """
     code, talk = of(tmp_path / "kvroute.yaml", text).models
     assert code.routing is not None
     assert code.routing.policy == "round-robin"
-    assert code.routing.guard == GuardSettings(margin=0.1, request_tokens=7.0, policies=("ttft",))
+    assert code.routing.guard == GuardSettings(policies=("conductor",))
     assert talk.routing is None
 
 
@@ -121,8 +125,8 @@ models:
 def test_each_value_names_the_preset_that_it_came_from(tmp_path: Path) -> None:
     file = tmp_path / "kvroute.yaml"
     file.write_text(
-        "routing: {preset: chat, alternatives: 1, guard: {margin: 0.1}}\n"
-        "models: [{name: m, routing: {guard: {margin: 0.2}}}]\n"
+        "routing: {preset: chat, alternatives: 1, capacity: {prefill_tokens_max: 10}}\n"
+        "models: [{name: m, routing: {guard: {policies: []}}}]\n"
     )
     _, sources = load_with_sources(ServeConfig, file, {}, {})
     routing = ("routing",)
@@ -130,14 +134,12 @@ def test_each_value_names_the_preset_that_it_came_from(tmp_path: Path) -> None:
     assert sources.of((*routing, "policy")) == "preset chat"
     assert sources.of((*routing, "alternatives")) == str(file)
     assert sources.of((*routing, "parameters", "ttft", "keep")) == "preset chat"
-    assert sources.of((*routing, "guard", "margin")) == str(file)
-    assert sources.of((*routing, "guard", "request_tokens")) == "preset chat"
-    assert sources.of((*routing, "guard", "enabled")) == "default"
+    assert sources.of((*routing, "capacity", "prefill_tokens_max")) == str(file)
+    assert sources.of((*routing, "capacity", "decode_requests_max")) == "preset chat"
+    assert sources.of((*routing, "capacity", "prefill_requests_max")) == "default"
     assert sources.of((*routing, "lease_s")) == "default"
-    model = ("models", 0, "routing", "guard")
-    assert sources.of((*model, "margin")) == str(file)
-    assert sources.of((*model, "request_tokens")) == "preset chat"
-    assert sources.of((*model, "enabled")) == "default"
+    assert sources.of(("models", 0, "routing", "guard", "policies")) == str(file)
+    assert sources.of(("models", 0, "routing", "policy")) == "default"
 
 
 @pytest.mark.usefixtures("chat_is_own")
@@ -150,7 +152,7 @@ def test_another_preset_takes_effect_while_a_router_runs(tmp_path: Path) -> None
     file.write_text(nats + "routing: {preset: chat, alternatives: 1}\n")
     app.reload()
     assert (app.config.routing.preset, app.config.routing.policy) == ("chat", "ttft")
-    assert app.config.routing.guard.margin == 0.3
+    assert app.config.routing.guard.policies == ("ttft",)
     assert app.config.routing.alternatives == 1
     file.write_text(nats)
     app.reload()
@@ -178,9 +180,9 @@ def test_the_keys_that_a_preset_sets_are_listed_as_check_config_names_them() -> 
         "routing.alternatives: 4",
         "routing.parameters.ttft.keep: 3.0",
         "routing.parameters.ttft.stall: 0.5",
-        "routing.guard.margin: 0.3",
-        "routing.guard.request_tokens: 90.0",
         "routing.guard.policies: [ttft]",
+        "routing.capacity.prefill_tokens_max: 90",
+        "routing.capacity.decode_requests_max: 9",
         "routing.hot_prefixes.enabled: true",
         "routing.affinity.bonus.ttft: 1.5",
     ]

@@ -77,7 +77,7 @@ def test_what_is_switched_on_and_off_changes_at_once_key_by_key() -> None:
         routing=RoutingSettings(
             shadow_policy="ttft",
             shadow_share=0.5,
-            hot_prefixes=HotPrefixSettings(enabled=True, queue=3),
+            hot_prefixes=HotPrefixSettings(enabled=True),
         ),
         decision_log=DecisionLogSettings(file="log", share=1.0),
     )
@@ -86,7 +86,6 @@ def test_what_is_switched_on_and_off_changes_at_once_key_by_key() -> None:
         "routing.shadow_policy",
         "routing.shadow_share",
         "routing.hot_prefixes.enabled",
-        "routing.hot_prefixes.queue",
         "decision_log.file",
         "decision_log.share",
     ]

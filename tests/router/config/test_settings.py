@@ -99,12 +99,12 @@ def other_value(key: Key) -> object:
         "tracing.share": 0.5,
         "routing.preset": "chat",
         "queue.aging": 2.0,
+        "queue.tenant_share": 0.5,
         "queue.early_refusal": "slo",
         "queue.tenants.cached_price": 0.5,
         "grpc.unix_socket_mode": "0660",
         "metrics.tls": "server",
         "picker.tls": "server",
-        "gateway.pairs": "never",
         "gateway.salt": "tenant",
         "gateway.forward": "tokens",
         "picker.pairs": "llm-d",
@@ -151,7 +151,7 @@ class TestDefaults:
     def test_router_and_relay_on_one_host_do_not_meet(self) -> None:
         serve, relay = ServeConfig(), RelayConfig()
         assert serve.metrics.listen != relay.metrics.listen
-        assert serve.fleet.name == relay.fleet
+        assert serve.fleet.name == relay.fleet.name
 
 
 class TestKeys:
@@ -193,14 +193,14 @@ class TestKeys:
 
 class TestPrecedence:
     def test_flags_over_environment_over_file_over_defaults(self, tmp_path: Path) -> None:
-        file = written(tmp_path, "routing: {lease_s: 1, memory_window_s: 1, alternatives: 1}\n")
+        file = written(tmp_path, "routing: {lease_s: 1, session_ttl_s: 1, alternatives: 1}\n")
         environment = {
-            "KVROUTE_ROUTING_MEMORY_WINDOW_S": "2",
+            "KVROUTE_ROUTING_SESSION_TTL_S": "2",
             "KVROUTE_ROUTING_ALTERNATIVES": "2",
         }
         config = load(ServeConfig, file, environment, {("routing", "alternatives"): 3})
         routing = config.routing
-        assert (routing.lease_s, routing.memory_window_s, routing.alternatives) == (1, 2, 3)
+        assert (routing.lease_s, routing.session_ttl_s, routing.alternatives) == (1, 2, 3)
         assert routing.policy == "dynamo-adaptive"
 
     def test_one_source_leaves_the_other_keys_of_a_section_alone(self, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ class TestMistakes:
             ("routing: {prompt_tokens_max: 0}\n", "$.routing.prompt_tokens_max"),
             ("routing: {reservations_max: 0}\n", "$.routing.reservations_max"),
             ("routing: {policy_per_request: maybe}\n", "$.routing.policy_per_request"),
-            ("routing: {seed: x}\n", "$.routing.seed"),
+            ("routing: {lease_s: x}\n", "$.routing.lease_s"),
             ("grpc: {listen: 50051}\n", "$.grpc.listen"),
             ("fleet: {name: 'a.b'}\n", "$.fleet.name"),
             ("fleet: {name: ''}\n", "$.fleet.name"),
@@ -293,7 +293,7 @@ class TestMistakes:
             ("KVROUTE_ROUTING_LEASE_S", "["),
             ("KVROUTE_ROUTING_LEASE_S", ".nan"),
             ("KVROUTE_ROUTING_ALTERNATIVES", "many"),
-            ("KVROUTE_GRPC_REFLECTION", "2"),
+            ("KVROUTE_GRPC_ANY_ADDRESS", "2"),
             ("KVROUTE_LOG_LEVEL", "loud"),
             ("KVROUTE_WORKERS", "w0"),
             ("KVROUTE_WORKERS", "[{id: a, id: b}]"),
@@ -442,7 +442,7 @@ HOSTILE = {
     "a tagged time": b"ready_timeout_s: !!timestamp x",
     "a tagged number": b"ready_timeout_s: !!float x",
     "a tagged integer": b"index: {memory_mib: !!int ''}",
-    "a tagged switch": b"grpc: {reflection: !!bool x}",
+    "a tagged switch": b"gateway: {observe: !!bool x}",
     "a tagged object": b"grpc: !!python/object/apply:os.getcwd []",
     "an unhashable key": b"{[a]: 1}",
     "a merge of nothing": b"<<: 1",
@@ -465,9 +465,9 @@ def test_a_file_that_is_no_configuration_is_a_config_error(tmp_path: Path, conte
     ("text", "line", "says"),
     [
         ("a: b: c", 1, "quote a text with a colon"),
-        ("routing:\n  seed: 1\n   policy: round-robin", 3, "indent all keys"),
+        ("routing:\n  lease_s: 1\n   policy: round-robin", 3, "indent all keys"),
         ("workers:\n  - id: a\n   engine: b", 3, "all entries of a list, alike"),
-        ("routing:\n\tseed: 1", 2, "with spaces, not with tabs"),
+        ("routing:\n\tlease_s: 1", 2, "with spaces, not with tabs"),
         ("fleet: {name: @a}", 1, "quote a text"),
         ("routing: {policy: ttft\n", 2, "while parsing a flow mapping that begins on line 1"),
         ("fleet:\n  name: 'a", 2, "quoted scalar"),

@@ -13,19 +13,19 @@ from router.config.settings.routing_settings import GuardSettings
 from router.config.sources import KeyPath, annotated
 
 FILE = """
-routing: {lease_s: 7, guard: {margin: 0.2, request_tokens: 9}, alternatives: 1, sessions_max: 5,
+routing: {lease_s: 7, capacity: {prefill_tokens_max: 9}, alternatives: 1, reservations_max: 5,
   own_policies: ["a:b"]}
-models: [{name: m, aliases: [n], routing: {policy: ttft, guard: {margin: 0.5},
+models: [{name: m, aliases: [n], routing: {policy: ttft, guard: {policies: [ttft]},
   parameters: {ttft: {keep: 2}}}}]
 nats: {password: hush}
 """
 ENVIRONMENT = {
     "KVROUTE_ROUTING_ALTERNATIVES": "2",
-    "KVROUTE_ROUTING_SESSIONS_MAX": "6",
+    "KVROUTE_ROUTING_RESERVATIONS_MAX": "6",
     "KVROUTE_WORKERS": "[{id: w, engine: vllm, address: 'http://h'}]",
     "KVROUTE_ROUTING_PARAMETERS": "{ttft: {stall: 0.1}}",
 }
-FLAGS: dict[tuple[str, ...], object] = {("routing", "sessions_max"): 7}
+FLAGS: dict[tuple[str, ...], object] = {("routing", "reservations_max"): 7}
 
 
 def of_layers(tmp_path: Path) -> Any:
@@ -39,13 +39,13 @@ def of_layers(tmp_path: Path) -> Any:
     [
         (("routing", "lease_s"), "kvroute.yaml"),
         (("routing", "alternatives"), "KVROUTE_ROUTING_ALTERNATIVES"),
-        (("routing", "sessions_max"), "--routing-sessions-max"),
-        (("routing", "seed"), "default"),
+        (("routing", "reservations_max"), "--routing-reservations-max"),
+        (("routing", "session_ttl_s"), "default"),
         (("routing", "parameters", "ttft", "stall"), "KVROUTE_ROUTING_PARAMETERS"),
         (("models", 0, "routing", "policy"), "kvroute.yaml"),
-        (("models", 0, "routing", "guard", "margin"), "kvroute.yaml"),
-        (("models", 0, "routing", "guard", "request_tokens"), "kvroute.yaml"),
-        (("models", 0, "routing", "guard", "enabled"), "default"),
+        (("models", 0, "routing", "guard", "policies"), "kvroute.yaml"),
+        (("routing", "capacity", "prefill_tokens_max"), "kvroute.yaml"),
+        (("routing", "capacity", "decode_requests_max"), "default"),
         (("models", 0, "block_size"), "default"),
         (("models", 1, "name"), "default"),
         (("workers", 0, "id"), "KVROUTE_WORKERS"),
@@ -69,10 +69,10 @@ def test_the_printed_text_is_the_configuration_with_a_source_behind_each_value(
     told = {
         line.partition("  # ")[0].strip(): line.partition("  # ")[2] for line in text.split("\n")
     }
-    assert told["sessions_max: 7"] == "--routing-sessions-max"
+    assert told["reservations_max: 7"] == "--routing-reservations-max"
     assert told["policy: ttft"].endswith("kvroute.yaml")
     assert told["aliases:"].endswith("kvroute.yaml")
-    assert config.models[0].routing.guard == GuardSettings(margin=0.5, request_tokens=9.0)
+    assert config.models[0].routing.guard == GuardSettings(policies=("ttft",))
     assert told["- id: w"] == "KVROUTE_WORKERS"
     assert told["lease_s: 7.0"].endswith("kvroute.yaml")
     assert told["policy: dynamo-adaptive"] == "default"

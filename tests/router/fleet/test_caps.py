@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from router.config.settings.health_settings import CapacitySettings
 from router.decide.core.progress import Progress, ProgressState
 from router.decide.decision.nobody_fits import NobodyFits
@@ -12,7 +10,7 @@ from tests.stage.fleet import Fleet, prompt
 
 def fleet(**bounds: Any) -> Fleet:
     made = Fleet(capacity=CapacitySettings(**bounds))
-    made.add("w0", token_budget=64)
+    made.add("w0")
     return made
 
 
@@ -26,17 +24,9 @@ def takes(stage: Fleet) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("bounds", "tokens"),
-    [
-        ({"prefill_tokens_max": 100}, 100),
-        ({"prefill_budget_factor": 2.0}, 128),
-        ({"prefill_budget_factor": 2.0, "prefill_tokens_max": 100}, 100),
-    ],
-)
-def test_prompt_tokens_to_compute_are_bounded_exactly(bounds: dict[str, Any], tokens: int) -> None:
-    stage = fleet(**bounds)
-    stage.route(prompt(tokens - 1))
+def test_prompt_tokens_to_compute_are_bounded_exactly() -> None:
+    stage = fleet(prefill_tokens_max=100)
+    stage.route(prompt(99))
     assert takes(stage)
     held = stage.route(prompt(1, 5_000)).reservation
     assert not takes(stage)

@@ -319,7 +319,7 @@ def test_hot_prefixes_are_copied_when_asked_for(
     lines = ["arrival_s,input_length,output_length,prefix_id,prefix_tokens"]
     lines += [f"{i / 20},9000,50,system,8192" for i in range(200)]
     path.write_text("\n".join(lines) + "\n")
-    settings = {"enabled": enabled, "queue": 0, "score": 1.0}
+    settings = {"enabled": enabled}
     router.write_text(yaml.safe_dump({"routing": {"hot_prefixes": settings}}))
     [run] = replayed(path, "--policy", "conductor", "-c", router, *flags)
     assert run["copies"] > 0

@@ -36,7 +36,7 @@ export class Decisions {
       const answer = await fetch(`decisions?id=${encodeURIComponent(wanted)}`);
       const told = await answer.json();
       decisions = told.decisions ?? [];
-      about = answer.ok ? "no pick of this id is remembered: refused, elsewhere, or over for longer than routing.memory_window_s" : told.message;
+      about = answer.ok ? "no pick of this id is remembered: refused, elsewhere, or over for longer than 1.5 times routing.lease_s" : told.message;
     } catch {
       // The sentence above.
     }

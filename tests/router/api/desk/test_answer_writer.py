@@ -15,6 +15,7 @@ from router.request.refusal import Refusal
 from router.request.request import Role
 from tests.router.api.desk.plain_answers import write_pick, write_receipt, write_row
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.guards import TunedGuard
 
 POLICIES = [
     *("dynamo-adaptive", "dynamo-blocks", "dynamo-logit", "ttft", "least-loaded"),
@@ -64,7 +65,7 @@ def a_fleet(rng: random.Random, policy: str, **routing: Any) -> Fleet:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_writer_and_codec_write_the_same(policy: str, seed: int) -> None:
     rng = random.Random(f"{policy}/{seed}")
-    guard = GuardSettings(policies=(policy,), margin=0.05)
+    guard = GuardSettings(policies=(policy,))
     bonus = {} if policy == "power-of-two" else {policy: rng.choice([0.0, 0.25])}
     affinity = AffinitySettings(bonus=bonus)
     alternatives = rng.randint(0, 3)
@@ -103,7 +104,7 @@ def test_writer_and_codec_write_the_same(policy: str, seed: int) -> None:
 
 
 def test_the_guards_move_is_written() -> None:
-    fleet = Fleet(index=NativeIndex(), policy="least-loaded", guard=GuardSettings(margin=0.0))
+    fleet = Fleet(index=NativeIndex(), policy="least-loaded", guard=TunedGuard(margin=0.0))
     one, two = fleet.add("w0"), fleet.add("w1")
     of = prompt(800)
     fleet.cache(one, of)

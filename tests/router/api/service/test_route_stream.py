@@ -13,7 +13,6 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.api.service.grpc_bounds import GrpcBounds
 from router.config.settings.routing_settings import HotPrefixSettings
-from router.config.settings.serving_settings import GrpcSettings
 from router.decide.core.progress import Pick
 from router.fleet.reservations.reservations import Ending, Reservation
 from router.request.request import Request
@@ -187,10 +186,9 @@ class TestRouteStream:
             call.cancel()
 
     async def test_no_connection_s_age_ever_breaks_a_stream(self) -> None:
-        settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_s=0.1)
         # A stream ends by itself 0.2 s before the grace: enough on a busy machine.
         async with (
-            served(settings, bounds=GrpcBounds(age_grace_s=1.0)) as stage,
+            served(bounds=GrpcBounds(age_s=0.1, age_grace_s=1.0)) as stage,
             asyncio.timeout(60),
         ):
             stage.fleet.add("w0")

@@ -476,7 +476,7 @@ async def test_an_idle_worker_takes_what_fits_nowhere_else() -> None:
 
 
 async def test_blocks_are_not_looked_at_ahead_where_nothing_waits() -> None:
-    async with served(queue=QueueSettings(blocks_ahead=False)) as stage:
+    async with served(queue=QueueSettings(max_waiting=0)) as stage:
         stage.fleet.add("w0", total_blocks=100)
         for first in (0, 5_000):
             await stage.router.Route(asked(1000, first=first))

@@ -29,7 +29,8 @@ async def full() -> AsyncIterator[tuple[Served, str]]:
     """A fleet of one worker with one slot, which a request has taken: its reservation's id. Three
     may wait, for two seconds."""
     queue = QueueSettings(max_waiting=TIMES, timeout_s=2.0)
-    async with served(queue=queue, memory_window_s=0.0) as stage:
+    async with served(queue=queue) as stage:
+        stage.fleet.core.reservations.memory_window_s = 0.0
         stage.fleet.add("w0", total_slots=1)
         yield stage, (await stage.router.Route(asked())).reservation_id
 

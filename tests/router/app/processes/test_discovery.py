@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
@@ -42,13 +41,12 @@ def put(api: KubernetesServer, engine: StandIn, *, ready: bool = True, uid: str 
     api.put(pod(engine.engine_id, ready=ready, uid=uid, annotations=annotations))
 
 
-def discovery_of(api: KubernetesServer, folder: Path, **changes: object) -> DiscoverySettings:
+def discovery_of(api: KubernetesServer, **changes: object) -> DiscoverySettings:
     wanted: dict[str, object] = {
         "enabled": True,
         "namespace": "inference",
         "selector": "app=vllm",
         "api": api.url,
-        "account_folder": str(folder),
     }
     return DiscoverySettings(kubernetes=KubernetesSettings(**(wanted | changes)))  # type: ignore[arg-type]
 
@@ -74,12 +72,12 @@ async def may_be_picked(app: RouterApp, *names: str) -> None:
     await until(lambda: picked(app) == sorted(names), f"picks of {names}, not {picked(app)}")
 
 
-async def test_the_fleet_follows_pods_that_come_and_go_under_load(tmp_path: Path) -> None:
+async def test_the_fleet_follows_pods_that_come_and_go_under_load() -> None:
     async with AsyncExitStack() as stack:
         api, engines = await stack.enter_async_context(a_cluster(4))
         for name in ("vllm-0", "vllm-1"):
             put(api, engines[name])
-        config = serve_config(None, discovery=discovery_of(api, tmp_path))
+        config = serve_config(None, discovery=discovery_of(api))
         app, client = await stack.enter_async_context(router_app(config))
         await may_be_picked(app, "vllm-0", "vllm-1")
         await until(lambda: app.ready, "a ready router")
@@ -138,11 +136,11 @@ async def test_the_fleet_follows_pods_that_come_and_go_under_load(tmp_path: Path
         assert 'kvroute_discovery_workers{state="ready"} 4.0' in page
 
 
-async def test_an_operators_drain_outlasts_a_pod_that_becomes_ready(tmp_path: Path) -> None:
+async def test_an_operators_drain_outlasts_a_pod_that_becomes_ready() -> None:
     async with AsyncExitStack() as stack:
         api, engines = await stack.enter_async_context(a_cluster(1))
         put(api, engines["vllm-0"])
-        config = serve_config(None, discovery=discovery_of(api, tmp_path))
+        config = serve_config(None, discovery=discovery_of(api))
         app, _ = await stack.enter_async_context(router_app(config))
         await may_be_picked(app, "vllm-0")
         app.commands.apply(app.commands.give("drain", "vllm-0"))
@@ -155,7 +153,7 @@ async def test_an_operators_drain_outlasts_a_pod_that_becomes_ready(tmp_path: Pa
         await may_be_picked(app, "vllm-0")
 
 
-async def test_of_two_routers_one_follows_a_pod_and_the_other_takes_over(tmp_path: Path) -> None:
+async def test_of_two_routers_one_follows_a_pod_and_the_other_takes_over() -> None:
     async with AsyncExitStack() as stack:
         nats = NatsChild()
         stack.push_async_callback(nats.stop)
@@ -163,7 +161,7 @@ async def test_of_two_routers_one_follows_a_pod_and_the_other_takes_over(tmp_pat
         api, engines = await stack.enter_async_context(a_cluster(3))
         for engine in engines.values():
             put(api, engine)
-        config = serve_config(nats.url, discovery=discovery_of(api, tmp_path))
+        config = serve_config(nats.url, discovery=discovery_of(api))
         leaving = await stack.enter_async_context(AsyncExitStack())
         first, _ = await leaving.enter_async_context(router_app(config))
         await may_be_picked(first, *engines)
@@ -179,7 +177,7 @@ async def test_of_two_routers_one_follows_a_pod_and_the_other_takes_over(tmp_pat
         await may_be_picked(second, "vllm-1", "vllm-2")
 
 
-async def test_a_configured_worker_keeps_its_relay(tmp_path: Path) -> None:
+async def test_a_configured_worker_keeps_its_relay() -> None:
     async with AsyncExitStack() as stack:
         api, engines = await stack.enter_async_context(a_cluster(1))
         engine = engines["vllm-0"]
@@ -191,7 +189,7 @@ async def test_a_configured_worker_keeps_its_relay(tmp_path: Path) -> None:
             replay=engine.replay_endpoint,
         )
         put(api, engine)
-        discovery = discovery_of(api, tmp_path)
+        discovery = discovery_of(api)
         config = serve_config(None, workers=(worker,), discovery=discovery)
         app, _ = await stack.enter_async_context(router_app(config))
         await may_be_picked(app, "gpu-a")
@@ -200,7 +198,7 @@ async def test_a_configured_worker_keeps_its_relay(tmp_path: Path) -> None:
         assert len(app.relays) == 1
 
 
-def test_discovery_without_a_selector_stops_the_start(tmp_path: Path) -> None:
+def test_discovery_without_a_selector_stops_the_start() -> None:
     settings = DiscoverySettings(kubernetes=KubernetesSettings(enabled=True))
     with pytest.raises(ConfigError, match="either a selector or a pool"):
         RouterApp(serve_config(None, discovery=settings))

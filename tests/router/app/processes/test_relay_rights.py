@@ -10,6 +10,7 @@ from events.plane.permissions import Rights, of_relay, server_config
 from events.plane.settings import EngineSettings, NatsSettings
 from router.app.processes.relay_process import RelayApp
 from router.config.settings.configurations import RelayConfig
+from router.config.settings.fleet_settings import FleetNameSettings
 from tests.stage.nats_server import nats_server
 
 
@@ -35,7 +36,7 @@ async def test_credentials_that_allow_more_are_named(
     async with nats_server(tmp_path, rules) as server:
         nats = NatsSettings(url=server.url, user=user, password=user and "secret")
         worker = EngineSettings(id="a", engine="vllm", address="http://127.0.0.1:9")
-        app = RelayApp(RelayConfig(nats=nats, workers=(worker,), fleet="default"))
+        app = RelayApp(RelayConfig(nats=nats, workers=(worker,), fleet=FleetNameSettings()))
         await app._broker.connect()
         with caplog.at_level(logging.INFO):
             await app._check_rights()

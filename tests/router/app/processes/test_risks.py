@@ -64,7 +64,7 @@ CASES: dict[str, tuple[type[Settings], dict[str, Any], dict[str, Any]]] = {
     "nats.credentials_file": (
         RelayConfig,
         {"nats": {"url": FAR}},
-        {"nats": {"url": FAR, "nkey_seed_file": "s"}},
+        {"nats": {"url": FAR, "credentials_file": "s"}},
     ),
     "fleet.register_networks": (
         ServeConfig,

@@ -18,10 +18,10 @@ from router.cluster.discovery.followed import (
     Leave,
     Start,
 )
-from router.cluster.discovery.pods import NUMBERS, PORTS, SWITCHES, TEXTS, Plan
+from router.cluster.discovery.pods import NUMBERS, PORTS, ROLE_LABEL, SWITCHES, TEXTS, Plan
 from router.cluster.discovery.watched import ANNOTATION, Change, Gone, Pod, Put
 
-PLAN = Plan((8000,), 5557, 5558, "llm-d.ai/role", "host")
+PLAN = Plan((8000,), 5557, 5558, "host")
 
 
 def pod(name: str = "vllm-0", *, ready: bool = True, uid: str = "1", **changes: object) -> Pod:
@@ -99,7 +99,7 @@ KEYS = [*PORTS, *NUMBERS, *SWITCHES, *TEXTS, "address", "", "odd/key"]
 ANNOTATIONS = st.dictionaries(
     st.sampled_from([f"{ANNOTATION}{key.replace('_', '-')}" for key in KEYS]), JUNK, max_size=4
 )
-LABELS = st.dictionaries(st.just(PLAN.role_label), JUNK)
+LABELS = st.dictionaries(st.just(ROLE_LABEL), JUNK)
 
 
 @given(st.lists(st.tuples(ANNOTATIONS, LABELS, st.booleans()), min_size=1, max_size=5))

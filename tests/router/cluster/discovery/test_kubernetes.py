@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -106,12 +107,13 @@ async def a_stage(folder: Path) -> AsyncIterator[Stage]:
 
 
 @asynccontextmanager
-async def discovering(stage: Stage, **changes: object) -> AsyncIterator[KubernetesDiscovery]:
+async def discovering(
+    stage: Stage, account_folder: Path | None = None, **changes: object
+) -> AsyncIterator[KubernetesDiscovery]:
     wanted: dict[str, object] = {
         "enabled": True,
         "selector": "app=vllm",
         "api": stage.api.url,
-        "account_folder": str(stage.folder),
     }
     discovery = KubernetesDiscovery(
         KubernetesSettings(**(wanted | changes)),  # type: ignore[arg-type]
@@ -120,6 +122,7 @@ async def discovering(stage: Stage, **changes: object) -> AsyncIterator[Kubernet
         copied_labels=("revision",),
         clock=unix_now,
         rng=random.Random(1),
+        account_folder=account_folder or stage.folder,
     )
     discovery.start()
     try:
@@ -321,11 +324,11 @@ async def test_an_error_that_nothing_foresaw_costs_its_pod_alone(
 async def test_zone_rack_and_host_are_labels_where_nodes_may_be_read(stage: Stage) -> None:
     stage.api.nodes["node-a"] = {
         "topology.kubernetes.io/zone": "eu-1a",
-        "topology.kubernetes.io/rack": "r7",
+        "example.com/rack": "r7",
         "other": "x",
     }
     stage.pod("a")
-    async with discovering(stage, node_labels=True):
+    async with discovering(stage, rack_label="example.com/rack"):
         await stage.followed("a")
         stage.pod("b")
         await stage.followed("a", "b")
@@ -340,7 +343,7 @@ async def test_nodes_that_may_not_be_read_keep_no_pod_from_its_relay(
 ) -> None:
     stage.api.forbidden = {"get nodes"}
     stage.pod("a")
-    async with discovering(stage, node_labels=True) as discovery:
+    async with discovering(stage, rack_label="example.com/rack") as discovery:
         await stage.followed("a")
         assert discovery.counts["nodes"] == 1
     assert stage.notes.relays["a"].labels == {"host": "node-a"}
@@ -396,11 +399,11 @@ async def test_no_task_is_left(stage: Stage) -> None:
         ({"selector": ""}, "either a selector or a pool"),
         ({"pool": "qwen"}, "either a selector or a pool"),
         ({"api": None}, "KUBERNETES_SERVICE_HOST is not set"),
-        ({"account_folder": "/nowhere"}, r"discovery\.kubernetes\.namespace is empty"),
+        ({"account_folder": Path("/nowhere")}, r"discovery\.kubernetes\.namespace is empty"),
     ],
 )
 async def test_what_can_not_be_followed_is_refused_with_its_key(
-    stage: Stage, changes: dict[str, object], complaint: str, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, changes: dict[str, Any], complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(NoApi, match=complaint):

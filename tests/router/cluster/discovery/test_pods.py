@@ -6,7 +6,7 @@ from events.plane.settings import UnusableEngine
 from router.cluster.discovery.pods import Plan, endpoints, settings_of
 from router.cluster.discovery.watched import Pod
 
-PLAN = Plan((8000,), 5557, 5558, "llm-d.ai/role", "host")
+PLAN = Plan((8000,), 5557, 5558, "host")
 
 
 def pod(ip: str = "10.0.0.7", role_label: str = "", **annotations: str) -> Pod:

@@ -16,8 +16,10 @@ from indexer.kernel import NativeIndex
 from router.config.settings.routing_settings import HotPrefixSettings
 from router.decide.copies.copies import UNDER_WAY_MAX, Cancel, Copy, CopyFate
 from router.decide.copies.hot_prefixes import (
+    BUSY_REQUESTS,
     CONSIDERED_MAX,
     HOT_MAX,
+    HOT_SCORE,
     REASONS,
     Effect,
     Means,
@@ -42,16 +44,22 @@ class HotFleet(Fleet):
     """Four workers of a fleet that copies hot prefixes; `a` holds a text, and is busy."""
 
     def __init__(
-        self, means: Means | None = None, *, native: bool = False, **numbers: float
+        self,
+        means: Means | None = None,
+        *,
+        native: bool = False,
+        score: float = HOT_SCORE,
+        queue: int = BUSY_REQUESTS,
     ) -> None:
         super().__init__(
             # The default has requests for the text spread before it is hot.
             policy="dynamo-unguarded",
             index=NativeIndex() if native else None,
             prefill_rate=RATE,
-            hot_prefixes=HotPrefixSettings(**{"enabled": True, **numbers}),
+            hot_prefixes=HotPrefixSettings(enabled=True),
             copy_means=means,
         )
+        self.hot.hot_score, self.hot.busy_requests = score, queue
         self.a, self.b, self.c, self.d = (self.add(one, warms=True) for one in "abcd")
         self.cache(self.a, prompt(TEXT_TOKENS))
         self.say(self.a, running=BUSY)
@@ -573,20 +581,6 @@ def test_what_is_switched_off_lets_go_of_all_and_counts_on_later() -> None:
     fleet.ask()
     fleet.copy()
     assert fleet.hot.copies.fates[CopyFate.BEGUN] == 2
-
-
-def test_other_settings_decide_from_then_on() -> None:
-    fleet = HotFleet(score=100.0)
-    fleet.ask()
-    assert fleet.reasons() == {}
-    fleet.hot.reconfigure(HotPrefixSettings(enabled=True, score=4.0))
-    fleet.ask(1)
-    fleet.copy()
-    assert len(fleet.hot) == 2  # the text, and its beginning
-    fleet.hot.reconfigure(HotPrefixSettings(enabled=True, score=100.0))
-    fleet.turn(1.0)
-    fleet.decide()
-    assert len(fleet.hot) == 0
 
 
 def test_less_room_than_before_is_kept_within_by_the_hottest() -> None:

@@ -12,7 +12,7 @@ from router.request.prompt import Prompt
 from router.request.refusal import Refusal
 from tests.stage.fleet import Fleet
 
-UNGUARDED = GuardSettings(enabled=False)
+UNGUARDED = GuardSettings(policies=())
 """So that a worker with a request in front keeps what is cheapest there."""
 
 

@@ -23,7 +23,7 @@ class Conservation(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Fleet(lease_s=20.0, memory_window_s=30.0, reservations_max=11)
+        self.fleet = Fleet(lease_s=20.0, reservations_max=11)
         self.made: list[Any] = []
         self.asked = Counter[str]()
 

@@ -58,7 +58,7 @@ class TestIdempotency:
         assert "'x'" in refusal.message
 
     def test_a_finished_request_is_remembered_for_the_window(self) -> None:
-        fleet = Fleet(memory_window_s=60.0)
+        fleet = Fleet(lease_s=40.0)
         fleet.add("w0")
         first = fleet.route(prompt(8), request_id="x").reservation
         report(fleet, first.id, "finished")
@@ -221,7 +221,7 @@ class TestReports:
         assert fleet.core.tick(fleet.now_s) == 0
 
     def test_leases_that_end_together_end_in_slices(self) -> None:
-        fleet = Fleet(lease_s=10, memory_window_s=30, session_ttl_s=30)
+        fleet = Fleet(lease_s=10, session_ttl_s=30)
         fleet.add("w0", total_slots=None, total_blocks=None)
         count = 1500
         for i in range(count):

@@ -16,9 +16,10 @@ from router.fleet.table import Column, Flags
 from router.observe.audit.receipt_file import read_receipts
 from router.observe.audit.recompute_receipt import check
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.guards import TunedGuard
 from tests.stage.rows import rows
 
-GUARD = GuardSettings(request_tokens=500.0, margin=0.05)
+GUARD = TunedGuard(request_tokens=500.0, margin=0.05)
 PROMPT = 4096 + 200
 HOLDER = {"overlap_tokens": 4096}
 
@@ -61,7 +62,7 @@ WORKER = st.fixed_dictionaries(
 )
 WORKERS = st.lists(WORKER, min_size=1, max_size=8)
 SETTINGS = st.builds(
-    GuardSettings,
+    TunedGuard,
     request_tokens=st.floats(0, 5000),
     margin=st.floats(0, 2),
 )
@@ -157,7 +158,7 @@ def test_the_core_moves_a_pick_on_and_the_receipt_says_why(native: bool) -> None
 
 
 def test_one_switch_turns_it_off() -> None:
-    made = fleet(guard=GuardSettings(enabled=False))
+    made = fleet(guard=GuardSettings(policies=()))
     receipt = receipt_of(made)
     assert receipt.picked.worker_id == "w0"
     assert not receipt.HasField("guarded")
@@ -172,7 +173,7 @@ def test_policies_that_are_not_named_keep_their_picks(policy: str, worker: str) 
 def test_a_drawn_pick_is_moved_and_its_receipt_holds(seed: int) -> None:
     made = fleet(
         seed=seed,
-        guard=GuardSettings(policies=("dynamo-blocks",), request_tokens=500.0),
+        guard=TunedGuard(policies=("dynamo-blocks",), request_tokens=500.0),
         parameters={"dynamo-blocks": {"temperature": 5.0}},
     )
     receipt = made.answer(prompt(4200), policy="dynamo-blocks").receipt

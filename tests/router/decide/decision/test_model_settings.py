@@ -85,7 +85,7 @@ def test_numbers_of_a_model_lie_over_those_of_the_fleet() -> None:
 
 def test_a_models_guard_is_its_own() -> None:
     """A worker with a long queue that holds a little is left by the guard alone."""
-    own = model("code", guard=GuardSettings(enabled=False))
+    own = model("code", guard=GuardSettings(policies=()))
     for models, guarded in (((), True), ((own,), False)):
         fleet = Fleet(models=models)
         busy = fleet.add("busy", model="code", running=0, waiting=20)

@@ -158,7 +158,7 @@ class TestThresholds:
     def test_a_short_prompt_is_computed_where_it_is_decoded(
         self, tokens: int, how: Prefill
     ) -> None:
-        fleet = two_and_two(local_prefill_percent=0)
+        fleet = two_and_two()
         pick = pair(fleet, prompt(tokens))
         assert pick.decision.how is how
         if how is Prefill.LOCAL:
@@ -168,13 +168,13 @@ class TestThresholds:
             assert halves(pick)[0] in ("d0", "d1")
 
     @pytest.mark.parametrize(
-        ("cached", "how"), [(1440, Prefill.LOCAL), (1424, Prefill.REMOTE), (0, Prefill.REMOTE)]
+        ("cached", "how"), [(1520, Prefill.LOCAL), (1504, Prefill.REMOTE), (0, Prefill.REMOTE)]
     )
     def test_a_prompt_of_which_little_is_new_stays_where_it_is_cached(
         self, cached: int, how: Prefill
     ) -> None:
-        """10 % of 1600 tokens are 160."""
-        fleet = two_and_two(local_prefill_tokens=0, local_prefill_percent=10)
+        """5 % of 1600 tokens are 80."""
+        fleet = two_and_two(local_prefill_tokens=1)
         fleet.cache(WorkerKey("d1", 0), prompt(LONG), cached)
         pick = pair(fleet)
         assert pick.decision.how is how
@@ -183,15 +183,15 @@ class TestThresholds:
             assert pick.reservation.new_tokens == LONG - cached
 
     def test_what_a_suspect_stream_told_is_not_cached(self) -> None:
-        fleet = two_and_two(local_prefill_tokens=0, local_prefill_percent=10)
+        fleet = two_and_two(local_prefill_tokens=1)
         key = WorkerKey("d1", 0)
         fleet.cache(key, prompt(LONG))
         fleet.tell(key, lost=True)
         fleet.beat(key)
         assert pair(fleet).decision.how is Prefill.REMOTE
 
-    def test_thresholds_of_0_leave_only_what_is_cached(self) -> None:
-        fleet = two_and_two(local_prefill_tokens=0, local_prefill_percent=0)
+    def test_a_threshold_of_0_leaves_only_what_is_cached(self) -> None:
+        fleet = two_and_two(local_prefill_tokens=0)
         assert pair(fleet, prompt(1)).decision.how is Prefill.REMOTE
 
     def test_an_sglang_decode_worker_computes_no_prompt(self) -> None:
@@ -472,7 +472,7 @@ class Conservation(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Fleet(lease_s=20.0, memory_window_s=30.0, reservations_max=15)
+        self.fleet = Fleet(lease_s=20.0, reservations_max=15)
         self.made: list[Reservation] = []
 
     @initialize()

@@ -26,7 +26,7 @@ BONUS = [name for name, policy in POLICIES.items() if not policy.draws]
 
 def fleet_of(count: int = 4, policy: str = "least-loaded", **about: Any) -> Fleet:
     """Without a guard, which may move a session on from a worker with a queue."""
-    guard = GuardSettings(enabled=False)
+    guard = GuardSettings(policies=())
     fleet = Fleet(policy=policy, affinity=AffinitySettings(**about), guard=guard)
     for i in range(count):
         fleet.add(f"w{i}")
@@ -198,9 +198,3 @@ def test_of_a_pair_the_session_goes_on_where_it_is_decoded() -> None:
 def test_a_bonus_that_could_change_nothing_is_refused(about: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         configured(RoutingSettings(affinity=AffinitySettings(**about)))
-
-
-def test_affinity_needs_sessions_to_be_remembered() -> None:
-    configured(RoutingSettings(sessions_max=0))
-    with pytest.raises(ConfigError, match=r"at `\$.routing.sessions_max`"):
-        configured(RoutingSettings(sessions_max=0, affinity=AffinitySettings(hard=True)))

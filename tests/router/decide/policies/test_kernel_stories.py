@@ -33,7 +33,7 @@ ROUTINGS: list[dict[str, Any]] = [
     *({"policy": name} for name in WITH_KERNEL),
     {
         "policy": "ttft",
-        "guard": GuardSettings(enabled=False),
+        "guard": GuardSettings(policies=()),
         "parameters": {"ttft": {"keep": 2.0}},
     },
     {"policy": "dynamo-blocks", "guard": GUARDED, "parameters": {"dynamo-blocks": BLOCKS}},

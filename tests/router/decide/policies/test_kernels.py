@@ -7,7 +7,7 @@ import pytest
 
 from indexer.hashing import pack_tokens
 from indexer.kernel import NativeIndex
-from router.config.settings.routing_settings import AffinitySettings, GuardSettings
+from router.config.settings.routing_settings import AffinitySettings
 from router.decide.decision.decision import Decision
 from router.decide.decision.guard import Waits
 from router.decide.decision.ranking import KERNELS, Kernel, kernel_of
@@ -16,6 +16,7 @@ from router.request.prompt import Prompt
 from router.request.refusal import Refusal
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.guards import TunedGuard
 
 WITH_KERNEL = [name for name, policy in POLICIES.items() if kernel_of(policy) is not None]
 SEEDS = range(3, 11)
@@ -29,7 +30,7 @@ def a_fleet(rng: random.Random, policy: str) -> Fleet:
         policy=policy,
         seed=rng.random(),
         parameters=parameters,
-        guard=GuardSettings(policies=(policy,), margin=rng.choice([0.0, 0.05, 1.0])),
+        guard=TunedGuard(policies=(policy,), margin=rng.choice([0.0, 0.05, 1.0])),
         affinity=AffinitySettings(bonus={policy: rng.choice([0.0, 0.25])}),
     )
     count = rng.choice([2, 7, 70])

@@ -147,17 +147,23 @@ class TestBounds:
         assert queue.size_bytes == MIB
 
     def test_a_tenant_has_bounds_of_its_own(self) -> None:
-        queue = queue_of(max_waiting_per_tenant=1, max_mib_per_tenant=1)
+        queue = queue_of(max_waiting=4, max_mib=4, tenant_share=0.25)
         offered(queue, "a", tenant="blue")
-        with pytest.raises(QueueFull, match="max_waiting_per_tenant"):
+        with pytest.raises(QueueFull, match="1 requests of a tenant, of 1 MiB") as refused:
             offered(queue, "b", tenant="blue")
+        assert refused.value.metadata == {"key": "queue.tenant_share"}
         offered(queue, "c", tenant="red", size_bytes=MIB)
-        with pytest.raises(QueueFull, match="max_mib_per_tenant"):
+        with pytest.raises(QueueFull, match="tenant_share"):
             offered(queue, "d", tenant="green", size_bytes=MIB + 1)
-        assert queue.refusals == {Bound.TENANT_WAITING: 1, Bound.TENANT_MIB: 1}
+        assert queue.refusals == {Bound.TENANT: 2}
+
+    def test_a_tenant_may_have_one_request_whatever_its_share(self) -> None:
+        queue = queue_of(max_waiting=4, tenant_share=0.01)
+        offered(queue, "a", tenant="blue")
+        assert len(queue) == 1
 
     def test_a_tenant_that_nothing_waits_for_is_forgotten(self) -> None:
-        queue = queue_of(max_waiting_per_tenant=1)
+        queue = queue_of(max_waiting=4, tenant_share=0.25)
         for number in range(100):
             offered(queue, "a", tenant=str(number))
             drained(queue)
@@ -233,7 +239,7 @@ class TestDisplacement:
         assert len(queue) == 2
 
     def test_a_tenant_at_its_own_bound_displaces_only_its_own(self) -> None:
-        queue = queue_of(max_waiting_per_tenant=1)
+        queue = queue_of(max_waiting=4, tenant_share=0.25)
         offered(queue, "a", tenant="blue", priority=-50)
         offered(queue, "b", tenant="red")
         displaced = queue.offer(POOL, Waiter("c", 0.0, tenant="red", priority=20), 0.0)
@@ -315,7 +321,7 @@ class TestEnds:
         assert turns(queue) == "b a", "and those beyond a new bound stay"
         with pytest.raises(QueueFull):
             offered(queue, "c")
-        queue.configure(queue_of(max_waiting_per_tenant=1).settings, 0.0)
+        queue.configure(queue_of(max_waiting=4, tenant_share=0.25).settings, 0.0)
         with pytest.raises(QueueFull):
             offered(queue, "c", tenant="blue")
 

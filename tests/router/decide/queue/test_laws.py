@@ -18,7 +18,7 @@ MIB = 1 << 20
 POOLS = ("one", "two")
 TENANTS = ("", "blue", "red")
 BANDS = tuple(BandSettings(name=str(points), from_priority=points) for points in (-5, 0, 5))
-SETTINGS = QueueSettings(max_waiting=8, max_mib=4, max_waiting_per_tenant=5, max_mib_per_tenant=3)
+SETTINGS = QueueSettings(max_waiting=8, max_mib=4, tenant_share=0.75)
 
 
 class Laws(RuleBasedStateMachine):
@@ -67,7 +67,7 @@ class Laws(RuleBasedStateMachine):
             others = [one for one in self.waiting if one.tenant == tenant]
             assert (
                 len(self.waiting) == 8
-                or len(others) == 5
+                or len(others) == 6
                 or sum(one.size_bytes for one in self.waiting) + size_bytes > 4 * MIB
                 or sum(one.size_bytes for one in others) + size_bytes > 3 * MIB
             )
@@ -159,7 +159,7 @@ class Laws(RuleBasedStateMachine):
     def no_tenant_has_more_than_its_bound(self) -> None:
         for tenant in TENANTS:
             of_tenant = [one for one in self.waiting if one.tenant == tenant]
-            assert len(of_tenant) <= 5
+            assert len(of_tenant) <= 6
             assert sum(one.size_bytes for one in of_tenant) <= 3 * MIB
 
 

@@ -26,8 +26,8 @@ SLOTS = COLUMNS.index("total_slots")
 class Worker:
     """One worker's samples, one a second."""
 
-    def __init__(self, **routing: Any) -> None:
-        self.capacities = Capacities(CapacitySettings(**routing))
+    def __init__(self) -> None:
+        self.capacities = Capacities(CapacitySettings())
         self.heartbeat = Heartbeat(
             epoch=Epoch(1, 0),
             address="",
@@ -231,15 +231,6 @@ def test_workers_that_are_configured_alike_share_an_estimate() -> None:
     assert isnan(total_slots(alike))
 
 
-def test_either_can_be_switched_off() -> None:
-    worker = Worker(estimate_slots=False, count_preemptions=False)
-    for i in range(4):
-        worker.say(running=8, waiting=5, preemptions=0 if i < 3 else 4)
-    assert (worker.slots, worker.share) == (None, 1.0)
-    worker.capacities.reconfigure(CapacitySettings())
-    assert (worker.slots, worker.share) == (8, 0.8)
-
-
 def saturated(fleet: Fleet, worker_id: str, slots: int = 2) -> WorkerKey:
     """A worker of which the slots are estimated, and which is full by that."""
     key = fleet.add(worker_id, total_slots=None, used_blocks=1.0)
@@ -313,19 +304,6 @@ def test_a_worker_that_preempts_gets_nothing_above_its_share(native: bool, polic
     assert fleet.core.fleet.capacities.block_share(preempts, heartbeat) == 0.5
     served(fleet, picks[3])
     assert fleet.core.fleet.capacities.block_share(preempts, heartbeat) == 0.51
-
-
-def test_the_settings_can_change_while_the_router_runs() -> None:
-    fleet = Fleet()
-    key = saturated(fleet, "w0")
-    fleet.core.fleet.pools.refresh()
-    slot = fleet.view.sources[key].slot
-    off = msgspec.structs.replace(
-        fleet.core.routing, capacity=CapacitySettings(estimate_slots=False)
-    )
-    fleet.core.reconfigure(off)
-    assert not fleet.core.fleet.pools.written.full
-    assert isnan(fleet.core.fleet.pools.columns[SLOTS, slot])
 
 
 def test_what_is_learned_goes_with_its_worker() -> None:

@@ -85,11 +85,6 @@ class TestMemory:
         assert len(sessions) == 1
         assert sessions.get("d") is not None
 
-    def test_none_are_remembered_where_none_may_be(self) -> None:
-        sessions = Sessions(TTL_S, 0)
-        put(sessions, "a")
-        assert len(sessions) == 0
-
     def test_no_id_is_no_session(self) -> None:
         sessions = Sessions(TTL_S, 1)
         put(sessions, "")
@@ -217,7 +212,6 @@ class TestReplicas:
         assert sessions.due(100.0)
         sessions.forget_old(100.0)
         assert (sessions.elsewhere, len(sessions), sessions.forgotten["expired"]) == (0, 1, 4)
-        Sessions(TTL_S, 0).hear([Moved(1, WorkerKey("w0", 0))], 0.0)
 
 
 class TestDecode:

@@ -258,8 +258,10 @@ async def test_a_key_for_engines_that_can_not_be_used_stops_the_start(tmp_path: 
     with pytest.raises(ConfigError, match=r"No such file.*engines\.api_key_file"):
         async with a_gateway(engines=EnginesSettings(api_key_file=missing)):
             pass
+    (tmp_path / "key").write_text("k")
+    engines = EnginesSettings(api_key_file=str(tmp_path / "key"))
     with pytest.raises(ConfigError, match=r"either .*pass_keys"):
-        async with a_gateway(engines=EnginesSettings(api_key="k"), pass_keys=True):
+        async with a_gateway(engines=engines, pass_keys=True):
             pass
 
 

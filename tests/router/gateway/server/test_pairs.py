@@ -106,15 +106,6 @@ async def test_an_sglang_prefill_worker_that_fails_ends_the_decode_workers_reque
         await stage.until(lambda: decode.left == len(decode.bodies))
 
 
-async def test_pairs_can_be_switched_off() -> None:
-    prefill, decode = Worker(answering(PREFILLED)), Worker(answering(WHOLE))
-    async with prefill.run(), decode.run(), a_gateway(pairs="never") as stage:
-        await paired(stage, prefill, decode, "vllm", kv_connector="NixlConnector")
-        async with stage.post(CHAT, LONG) as answer:
-            assert answer.status == 503
-            assert answer.headers["X-Kvroute-Reason"] == "NO_ELIGIBLE_WORKER"
-
-
 async def test_a_prefill_worker_that_fails_late_does_not_have_bytes_sent_twice() -> None:
     begun, failed = asyncio.Event(), asyncio.Event()
 

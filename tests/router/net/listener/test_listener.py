@@ -343,16 +343,16 @@ def test_idle_connections_make_room_on_a_full_port(kind: str, run: Run) -> None:
 
 def test_a_client_has_its_own_bound_and_its_end_gives_its_places_back(run: Run) -> None:
     async def scenario() -> None:
-        async with a_port("metrics", address_connections_max=2) as port:
-            for _ in range(3):
+        async with a_port("metrics", connections_max=8) as port:
+            for _ in range(9):
                 assert await port.serves()
                 await until(lambda: port.connections.open == 0, "its place is free")
-            taken = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(2)]
+            taken = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(7)]
             for reader, writer in taken:
                 writer.write(port.request)
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(port.request[:9])  # of the next request: it is not idle
-            await until(lambda: not any(map(idle, port.connections._begun)), "both are busy")
+            await until(lambda: not any(map(idle, port.connections._begun)), "all are busy")
             assert not await port.serves()
             for _, writer in taken:
                 writer.transport.abort()

@@ -91,12 +91,12 @@ def ids(file: Path) -> list[str]:
 def test_lines_go_to_the_file_that_was_configured_when_they_were_made(
     tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = log_of(tmp_path / "log", file_mib=1)
+    log = log_of(tmp_path / "log", max_mib=1)
     held = Held(log, monkeypatch)
     for changed in (
         DecisionLogSettings(file=str(tmp_path / "other")),
         DecisionLogSettings(),
-        DecisionLogSettings(file=str(tmp_path / "log"), file_mib=2),
+        DecisionLogSettings(file=str(tmp_path / "log"), max_mib=2),
     ):
         log.use(changed)
         assert log.is_on == (changed.file is not None)
@@ -117,7 +117,7 @@ def test_whatever_changes_each_line_is_where_it_belongs_and_in_order(steps: list
         places = {
             "to a": DecisionLogSettings(file=str(a)),
             "to b": DecisionLogSettings(file=str(b)),
-            "to b, smaller": DecisionLogSettings(file=str(b), file_mib=1),
+            "to b, smaller": DecisionLogSettings(file=str(b), max_mib=1),
             "nowhere": DecisionLogSettings(),
         }
         log = DecisionLog("here")

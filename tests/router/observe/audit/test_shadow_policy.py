@@ -16,6 +16,7 @@ from router.decide.policies.configured import configured, shadow_policy
 from router.decide.policies.policy import Scores
 from router.observe.audit.shadow_policy import Agreement, Shadow, difference, would_pick
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.guards import TunedGuard
 from tests.stage.rows import RATE, rows
 
 OWN = "tests.router.decide.policies.own_policies"
@@ -187,7 +188,7 @@ def test_all_picks_are_timed_while_a_policy_watches_that_goes_by_time(
 
 def test_counts_depend_on_a_guard_only_where_it_looks_at_the_policy() -> None:
     policies = configured(RoutingSettings())
-    other = GuardSettings(request_tokens=7.0)
+    other = TunedGuard(request_tokens=7.0)
     shadows = {
         name: [Shadow(policies[name], guard).settings for guard in (GuardSettings(), other)]
         for name in ("ttft", "least-loaded")

@@ -4,12 +4,12 @@ import msgspec
 
 from kvroute.v1 import router_pb2
 from router.api.desk.answer_codec import answer_writer
-from router.config.settings.routing_settings import GuardSettings
 from router.decide.core.progress import Pick
 from router.decide.decision.decision import Decision
 from router.observe.views.decisions import KEPT_MAX, ROWS_MAX, Decisions, ShownDecision
 from router.request.refusal import Reason, Refusal, Refused
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.guards import TunedGuard
 
 
 def watched(fleet: Fleet, decisions: Decisions, tokens: int, **about: object) -> Decision:
@@ -67,7 +67,7 @@ def test_the_time_in_the_queue_is_shown_of_picks_and_refusals() -> None:
 
 def test_the_other_policys_choice_is_that_of_its_gain() -> None:
     """The worker that is named is the one whose time is told, behind the policy's own guard."""
-    fleet = Fleet(guard=GuardSettings(request_tokens=512.0, margin=0.05))
+    fleet = Fleet(guard=TunedGuard(request_tokens=512.0, margin=0.05))
     keys = [fleet.add(f"w{i}", total_blocks=40_000, total_slots=256) for i in range(3)]
     fleet.cache(keys[0], prompt(5000), 4096)
     decisions = Decisions(lambda: fleet.core.policies.get("ttft"))
@@ -107,7 +107,7 @@ def test_rows_and_decisions_are_bounded_and_the_excluded_come_last() -> None:
 
 
 def test_a_move_of_the_guard_names_the_row_that_it_left() -> None:
-    fleet = Fleet(guard=GuardSettings(request_tokens=512.0, margin=0.05))
+    fleet = Fleet(guard=TunedGuard(request_tokens=512.0, margin=0.05))
     keys = [fleet.add(f"w{i}", total_blocks=40_000, total_slots=256) for i in range(3)]
     fleet.cache(keys[0], prompt(5000), 4096)
     fleet.say(keys[0], running=20, used_blocks=900.0)
