@@ -17,8 +17,6 @@ from typing_extensions import override
 from router.config.keys import ConfigError
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.queue_limits.bounds import Bound, Bounds
-from router.decide.queue_limits.early_refusals import EarlyRefusals
-from router.decide.queue_limits.recent_tenants import RecentTenants
 from router.decide.queue_limits.standing import Standing
 from router.decide.queue_limits.tenants import Tenants
 from router.decide.queue_order.own_order import OwnFailure
@@ -38,8 +36,11 @@ RETRY_UNKNOWN_S = 1.0
 """RetryInfo before any request was dispatched, seconds."""
 IDLE_POOLS_MAX = 1024
 """Pools without waiting requests whose drain rate is kept."""
-
-
+TENANTS_SHOWN = 32
+"""Tenants that metrics show by name."""
+LOOK_EACH_S = 1.0
+"""Seconds between two looks at a request whose wait may not end in time: 4,096 that wait take about
+a hundredth of a core."""
 LOOK_PAST = 16
 """Requests without room that later ones may overtake at a time: a long prompt that has no room
 holds none of those behind it, and a round of turns still ends after few attempts."""
@@ -88,8 +89,11 @@ class AdmissionQueue:
         self._by_id: dict[str, list[Waiter]] = {}
         """Waiting requests by their id, in order of arrival."""
         self._expiries = Standing()
-        self._early = EarlyRefusals(settings.early_refusal, (), 0.0)
-        self.recent_tenants = RecentTenants()
+        self._looks = Standing()
+        """When each request is looked at for a wait that can't end in time; empty without
+        queue.early_refusal."""
+        self.recent_tenants: dict[str, None] = {}
+        """The last TENANTS_SHOWN tenants whose requests began to wait, the most recent last."""
         self._seq = 0
         self._next_retry_s = -inf
 
@@ -123,7 +127,9 @@ class AdmissionQueue:
         self.siblings.enabled = settings.siblings.enabled
         self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
-        self._early = EarlyRefusals(settings.early_refusal, waiting, now_s)
+        self._looks = Standing()
+        for waiter in waiting:
+            self._look_later(waiter, now_s)
         for pool in self._pools.values():
             pool.configure(rules, now_s)
 
@@ -288,7 +294,7 @@ class AdmissionQueue:
     @property
     def refuses_early(self) -> bool:
         """Whether requests are refused whose wait can't end in time (see `too_long`)."""
-        return self._early.mode != "never"
+        return self._settings.early_refusal != "never"
 
     def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
         """Number of requests of the pool that go before a waiting request, and its expected further
@@ -300,11 +306,19 @@ class AdmissionQueue:
 
     def take_doubtful(self, now_s: float, most: int) -> list[Waiter]:
         """Returns waiting requests that `too_long` should check now, at most `most` of them."""
-        return self._early.take(now_s, most)
+        doubtful: list[Waiter] = []
+        while len(doubtful) < most and (waiter := self._looks.due(now_s)) is not None:
+            self._look_later(waiter, now_s)
+            doubtful.append(waiter)
+        return doubtful
 
     def too_long(self, pool: Hashable, waiter: Waiter, now_s: float) -> Refusal | None:
         """The refusal of a new or waiting request whose expected wait is too long; None: it is not
         too long, or unknown. The driver calls this only while no worker has room.
+
+            expected wait = requests that go until this one does / drain rate
+            too long:       now_s + expected wait > end of the wait; with `slo`, or the time at
+                            which ttft_slo_ms wants the first token, if that is earlier
 
         A request with no other in front of it is never refused, since the pace is only known from
         waiting requests.
@@ -316,7 +330,10 @@ class AdmissionQueue:
             self._number(waiter)
         places = queue.places(waiter, now_s)
         wait_s = queue.rate.wait_s(places, now_s) if places > 1 else None
-        if wait_s is None or (short_s := self._early.short_s(waiter, wait_s, now_s)) <= 0:
+        due_s = waiter.expires_s
+        if self._settings.early_refusal == "slo":
+            due_s = min(due_s, waiter.deadline_s)
+        if wait_s is None or (short_s := now_s + wait_s - due_s) <= 0:
             return None
         if waiter.waits:
             self._leave(waiter, Fate.TOO_LONG, now_s)
@@ -339,12 +356,9 @@ class AdmissionQueue:
     def expired(self, now_s: float, most: int) -> list[Waiter]:
         """Removes requests whose wait is over, at most `most`, and returns them."""
         over: list[Waiter] = []
-        while len(over) < most:
-            lowest = self._expiries.lowest()
-            if lowest is None or lowest[0] > now_s:
-                break
-            self._leave(lowest[1], Fate.EXPIRED, now_s)
-            over.append(lowest[1])
+        while len(over) < most and (waiter := self._expiries.due(now_s)) is not None:
+            self._leave(waiter, Fate.EXPIRED, now_s)
+            over.append(waiter)
         return over
 
     def next_expiry_s(self) -> float | None:
@@ -452,9 +466,9 @@ class AdmissionQueue:
         waiter.pool, waiter.passed_at = pool, None
         waiter.run = self.siblings.run_of(waiter) if self._settings.siblings.enabled else None
         self._bounds.add(waiter)
-        self.recent_tenants.add(waiter.tenant)
+        self._note_tenant(waiter.tenant)
         self._expiries.put(waiter, waiter.expires_s)
-        self._early.add(waiter, now_s)
+        self._look_later(waiter, now_s)
         if waiter.request_id:
             self._by_id.setdefault(waiter.request_id, []).append(waiter)
         queue.add(waiter, now_s)
@@ -465,7 +479,7 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         self._expiries.discard(waiter)
-        self._early.discard(waiter)
+        self._looks.discard(waiter)
         if waiter.request_id:
             of_id = self._by_id[waiter.request_id]
             of_id.remove(waiter)
@@ -476,6 +490,16 @@ class AdmissionQueue:
             queue.rate.ended(now_s)
             self._forget_idle_pools()
         waiter.pool = None
+
+    def _look_later(self, waiter: Waiter, now_s: float) -> None:
+        if self.refuses_early:
+            self._looks.put(waiter, now_s + LOOK_EACH_S)
+
+    def _note_tenant(self, tenant: str) -> None:
+        self.recent_tenants.pop(tenant, None)
+        self.recent_tenants[tenant] = None
+        if len(self.recent_tenants) > TENANTS_SHOWN:
+            del self.recent_tenants[next(iter(self.recent_tenants))]
 
     def _forget_idle_pools(self) -> None:
         if len(self._pools) > IDLE_POOLS_MAX:

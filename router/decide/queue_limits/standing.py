@@ -53,6 +53,11 @@ class Standing:
             heappop(heap)
         return None
 
+    def due(self, now_s: float) -> Waiter | None:
+        """The request of `lowest`, if its number is a time that has come."""
+        lowest = self.lowest()
+        return lowest[1] if lowest is not None and lowest[0] <= now_s else None
+
     def _compact(self) -> None:
         """Leaves out the entries of requests that are gone."""
         self._heap = [(number, waiter.seq, waiter) for waiter, number in self._live.items()]

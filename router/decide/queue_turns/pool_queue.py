@@ -217,9 +217,8 @@ class PoolQueue:
         if len(self._levels) == 1:
             return
         for _ in range(RISES_MAX):
-            lowest = self._rises.lowest()
-            if lowest is None or lowest[0] > now_s:
+            waiter = self._rises.due(now_s)
+            if waiter is None:
                 return
-            waiter = lowest[1]
             self.remove(waiter)
             self._put(waiter, waiter.level + 1)

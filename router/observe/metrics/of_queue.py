@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from router.decide.core.admission import WAITS_S, Admission
 from router.decide.core.saturation import pool_loads
+from router.decide.queue.admission_queue import TENANTS_SHOWN
 from router.decide.queue.views import OTHER, Depth, sums
 from router.decide.queue_limits.bounds import Bound
-from router.decide.queue_limits.recent_tenants import TENANTS_MAX
 from router.decide.waiter import Fate
 from router.fleet.histogram import Histogram
 from router.fleet.state import Fleet
@@ -81,8 +81,8 @@ class QueueCollector(Collector):
     def _tenants(self, counts: Mapping[str, int]) -> Metric:
         depth = GaugeMetricFamily(
             "kvroute_queue_tenant_depth",
-            f"Requests that wait in this router: of the {TENANTS_MAX} tenants whose requests waited"
-            f" most recently each, and of the rest as `{OTHER}`.",
+            f"Requests that wait in this router: of the {TENANTS_SHOWN} tenants whose requests"
+            f" waited most recently each, and of the rest as `{OTHER}`.",
             labels=["tenant"],
         )
         shown = Counter({OTHER: 0, **dict.fromkeys(self._admission.queue.recent_tenants, 0)})
