@@ -23,6 +23,7 @@ Laws:
   by what is learned.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from math import inf
 from random import Random
@@ -32,7 +33,6 @@ from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.attempts import VainAttempts
 from router.decide.core.core import RouterCore
 from router.decide.core.fleet_turns import FleetTurns
-from router.decide.core.moved_waits import MovedWaits
 from router.decide.core.pool import Pool
 from router.decide.core.progress import ProgressResult
 from router.decide.core.sight import FleetSight
@@ -58,6 +58,8 @@ BANDS_MAX = 64
 """Bands whose waits are counted, those of earlier configurations among them."""
 AHEAD_S = 0.01
 """A wait ends so long before its call's deadline, so that the caller reads why."""
+BELIEVED_S = 10.0
+"""Seconds after another router's end in which callers are believed that they waited there."""
 WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histogram of waits."""
 
@@ -98,7 +100,10 @@ class Admission:
         self.in_vain, self.sheddable_in_vain = VainAttempts(), VainAttempts()
         """Failed attempts, and those of sheddable requests, which others don't wait for."""
         self.fleet_turns = FleetTurns(core, self.queue)
-        self.moved = MovedWaits(self.queue)
+        self.moved_waits: Counter[str] = Counter()
+        """`claimed`: requests that waited here and said that they had waited in another router;
+        `believed`: those for which it counted."""
+        self._believes_until_s = -inf
         self._core = core
         self._tenants: dict[str, str] = {}
         """Tenants of open reservations, where tenants have quotas: reservation id -> tenant."""
@@ -156,7 +161,10 @@ class Admission:
         if displaced is not None:
             _job(displaced).refuse(self.queue.displacement(displaced, now_s))
         if wait.waited_s > 0:
-            self.moved.claim(waiter, wait.waited_s)
+            self.moved_waits["claimed"] += 1
+            waiter.moved_s = min(wait.waited_s, max(0.0, waiter.expires_s - waiter.arrived_s))
+            if now_s < self._believes_until_s:
+                self._believe(waiter, now_s)
         return waiter
 
     def waiting(self) -> dict[Pool, int]:
@@ -219,8 +227,7 @@ class Admission:
 
     def _attempts(self, now_s: float) -> bool:
         """Decides requests whose turn it is; returns whether more may be decided at once."""
-        self.moved.lost(self._core.fleet.replicas.take_lost())
-        self.moved.settle(now_s)
+        self._note_lost(now_s)
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
             unkept: dict[Narrowing | None, Objective] = {}
@@ -247,6 +254,24 @@ class Admission:
                 if self._decide(waiter, now_s) and sheddable is not None:
                     unkept[waiter.narrowing] = sheddable
         return False
+
+    def _note_lost(self, now_s: float) -> None:
+        """Believes callers that moved here from a router that is gone: it said that it stops, or
+        was silent for TTL_S (events/feed/replicas.py)."""
+        lost = self._core.fleet.replicas.take_lost()
+        if not lost:
+            return
+        self._believes_until_s = max(at_s for at_s, _ in lost) + BELIEVED_S
+        if now_s >= self._believes_until_s:
+            return
+        for waiter in [waiter for _, waiter in self.queue.waiters() if waiter.moved_s]:
+            self._believe(waiter, now_s)
+
+    def _believe(self, waiter: Waiter, now_s: float) -> None:
+        """Counts the time that a request says it waited elsewhere; the end of its wait stays."""
+        self.queue.backdate(waiter, waiter.arrived_s - waiter.moved_s, now_s)
+        waiter.moved_s = 0.0
+        self.moved_waits["believed"] += 1
 
     def _refuse_early(self, now_s: float) -> None:
         """Refuses some of the requests whose wait can't end in time."""

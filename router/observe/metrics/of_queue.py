@@ -140,7 +140,7 @@ class QueueCollector(Collector):
             " to a tenth of a core.",
             value=self._admission.in_vain.count + self._admission.sheddable_in_vain.count,
         )
-        moved = self._admission.moved.counts
+        moved = self._admission.moved_waits
         yield counter(
             "kvroute_queue_of_replicas",
             "Waits shared with other replicas: requests that say they waited in a router that is"
