@@ -31,7 +31,6 @@ from router.decide.decision.decider import FULL_RETRY_S, Decider
 from router.decide.decision.decision import Decision, Overlap, Prefill
 from router.decide.policies.configured import DecisionSettings
 from router.decide.policies.policy import Policy
-from router.fleet.hangs import look_for_hangs
 from router.fleet.pools import heartbeat_of
 from router.fleet.reservations.ids import ReservationIds
 from router.fleet.reservations.load import WorkerLoad
@@ -202,10 +201,7 @@ class RouterCore:
 
     def on_priority(self, source: Source) -> None:
         """Records that a worker got a request with a priority, which its engine may ignore."""
-        heartbeat = heartbeat_of(source)
-        if not heartbeat.priority_scheduling:
-            model = self.fleet.models.names(heartbeat.model)[0]
-            self.fleet.ignored_priorities.note(model, source.key)
+        self.fleet.note_priority(source)
 
     @property
     def policies(self) -> dict[str, Policy]:
@@ -381,7 +377,6 @@ class RouterCore:
         self.fleet.models.tick(now_s)
         self._hear(self.fleet.replicas.tick(now_s))
         self.fleet.sessions.announces = bool(self.fleet.replicas)
-        look_for_hangs(self.fleet, now_s)
         self.fleet.tick(now_s)
         self.fleet.room += 1
         return expired

@@ -7,7 +7,6 @@ from events.feed.stream import BEAT_OVERDUE_S, RECOVERIES_FREE, Stream
 from events.plane.facts import VERSION, Beat, Epoch
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
-from router.fleet.health.ignored_priorities import MODELS_MAX, IgnoredPriorities
 from router.fleet.health.self_check import Record
 from router.fleet.health.warnings import (
     CLOCK_SKEW_S,
@@ -26,6 +25,7 @@ from router.fleet.health.warnings import (
     WorkerWarning,
     warnings_of,
 )
+from router.fleet.state import IGNORED_MAX
 from router.request.request import Role
 from tests.router.fleet.health.test_self_check import HELD, HELD_TOKENS, Engines
 from tests.stage.fleet import Fleet, prompt
@@ -353,11 +353,13 @@ class TestIgnoredPriorities:
         assert of(fleet, key) == []
 
     def test_models_are_bounded(self) -> None:
-        ignored = IgnoredPriorities()
-        for number in range(MODELS_MAX + 1):
-            ignored.note(f"model-{number}", WorkerKey("w", 0))
-        assert len(ignored) == MODELS_MAX
-        assert not ignored.holds(f"model-{MODELS_MAX}", WorkerKey("w", 0))
+        fleet = Fleet()
+        for number in range(IGNORED_MAX + 1):
+            key = fleet.add(f"w{number}", model=f"model-{number}")
+            fleet.core.on_priority(fleet.view.sources[key])
+        ignored = fleet.core.fleet.ignored_priorities
+        assert len(ignored) == IGNORED_MAX
+        assert f"model-{IGNORED_MAX}" not in ignored
 
 
 class TestLog:
