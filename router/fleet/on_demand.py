@@ -36,11 +36,12 @@ class Further:
         working_sets: WorkingSets | None = None,
         shared_prefixes: SharedPrefixes | None = None,
     ) -> None:
+        """Of what is None, nothing is known."""
+        self.rates = rates
+        self._working_sets = WorkingSets() if working_sets is None else working_sets
         self._loads = loads
-        self._rates = rates
-        self._sessions = sessions
-        self._working_sets = working_sets
-        self._shared_prefixes = shared_prefixes
+        self._sessions = Sessions(0.0, 0) if sessions is None else sessions
+        self._shared = SharedPrefixes() if shared_prefixes is None else shared_prefixes
         self._topology: tuple[Pool, Topology] | None = None
         """The topology of the last call's pool, as a rule the only pool."""
 
@@ -66,43 +67,25 @@ class Further:
 
     def of_session(self, pool: Pool, session_id: str) -> Flags:
         """True for the worker that the session's last request went to."""
-        worker = self._sessions.worker_of(session_id) if self._sessions is not None else None
-        if worker is None:
-            return np.zeros(len(pool), np.bool_)
-        return np.array([key == worker for key in pool.workers], np.bool_)
+        flags = np.zeros(len(pool), np.bool_)
+        row = self.session_row(pool, session_id)
+        if row >= 0:
+            flags[row] = True
+        return flags
 
     def session_row(self, pool: Pool, session_id: str) -> int:
         """The row of the worker that the session's last request went to; -1: none."""
-        worker = self._sessions.worker_of(session_id) if self._sessions is not None else None
-        return -1 if worker is None else pool.made(row_of_worker).get(worker, -1)
-
-    def rate_table(self, pool: Pool) -> npt.NDArray[np.float64]:
-        """See PrefillRates.table."""
-        return self._rates.table(pool.made(last_slot))
-
-    def recent_table(self, pool: Pool) -> Column:
-        """See WorkingSets.table."""
-        last = pool.made(last_slot)
-        return np.zeros(last + 1) if self._working_sets is None else self._working_sets.table(last)
-
-    def anchor(self, model: str) -> float:
-        """See PrefillRates.anchor."""
-        return self._rates.anchor(model)
-
-    @property
-    def mean_work(self) -> float:
-        """Mean work of a prompt, over all workers, in tokens (router/fleet/rates.py)."""
-        return self._rates.mean_work
+        worker = self._sessions.worker_of(session_id)
+        return -1 if worker is None else pool.made(_row_of_worker).get(worker, -1)
 
     def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
         """How fast each worker computes prompts, and for how long it is busy."""
-        return self._rates.columns(pool.slots, pool.models, now_s)
+        return self.rates.columns(pool.slots, pool.models, now_s)
 
     def recent_blocks(self, pool: Pool) -> Column:
         """Number of blocks in each worker's working set."""
-        if self._working_sets is None:
-            return np.zeros(len(pool))
-        return self._working_sets.blocks(pool.slots)
+        blocks: Column = self._working_sets.table(pool.made(last_slot)).take(pool.slots)
+        return blocks
 
     def invested_tokens(
         self,
@@ -114,15 +97,15 @@ class Further:
         now_s: float,
     ) -> Column | None:
         """See SharedPrefixes.invested. table: the pool's columns."""
-        if self._shared_prefixes is None or not longest:
+        if not longest:
             return None
 
         def room() -> Column:
             blocks: Column = ROOM_SHARE * table[_TOTAL_BLOCKS] - self.recent_blocks(pool)
             return blocks
 
-        size, rate = pool.only_block_size, self.anchor(pool.models[0])
-        return self._shared_prefixes.invested(prefixes, usable, longest, size, room, rate, now_s)
+        size, rate = pool.only_block_size, self.rates.anchor(pool.models[0])
+        return self._shared.invested(prefixes, usable, longest, size, room, rate, now_s)
 
     def own_number(self, pool: Pool, name: str) -> Column:
         """An own number of each worker (events/engines/numbers.py); NaN: its engine has none."""
@@ -141,7 +124,7 @@ class Further:
         return self._topology[1]
 
 
-def row_of_worker(pool: Pool) -> dict[WorkerKey, int]:
+def _row_of_worker(pool: Pool) -> dict[WorkerKey, int]:
     return {key: row for row, key in enumerate(pool.workers)}
 
 
