@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import inf, nan
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -135,8 +136,8 @@ class _Identity(NamedTuple):
 
     slot: int
     model: str
-    aliases: tuple[str, ...]
-    loras: tuple[str, ...]
+    model_aliases: tuple[str, ...]
+    lora_names: tuple[str, ...]
     loads_loras: bool
     block_size: int
     role: str
@@ -148,20 +149,10 @@ class _Identity(NamedTuple):
 
     @classmethod
     def of(cls, slot: int, heartbeat: Heartbeat) -> "_Identity":
-        return cls(
-            slot,
-            heartbeat.model,
-            heartbeat.model_aliases,
-            heartbeat.lora_names,
-            heartbeat.loads_loras,
-            heartbeat.block_size,
-            heartbeat.role,
-            heartbeat.max_model_len,
-            heartbeat.engine,
-            heartbeat.kv_connector,
-            heartbeat.kv_engine_id,
-            heartbeat.labels,
-        )
+        return cls(slot, *_OF_HEARTBEAT(heartbeat))
+
+
+_OF_HEARTBEAT = attrgetter(*(name for name in _Identity._fields if name != "slot"))
 
 
 class LastResort(NamedTuple):
@@ -466,8 +457,8 @@ class Pools:
     def _count_names(self, identity: _Identity, change: int) -> None:
         """Counts a worker that began (1) or ceased (-1) to serve its models' names."""
         counted = (
-            (self._served, {identity.model, *identity.aliases, *identity.loras}),
-            (self._served_loras, set(identity.loras)),
+            (self._served, {identity.model, *identity.model_aliases, *identity.lora_names}),
+            (self._served_loras, set(identity.lora_names)),
             (self._served_models, {identity.model}),
             (self._loading, {identity.model} if identity.loads_loras else ()),
         )

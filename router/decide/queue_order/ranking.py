@@ -13,9 +13,10 @@ from math import inf
 from typing_extensions import override
 
 from router.config.keys import ConfigError
+from router.config.own_functions import is_own
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.queue_order.orders import FCFS, LAS, ORDERS, Order
-from router.decide.queue_order.own_order import OwnFailure, is_own, own_order
+from router.decide.queue_order.own_order import OwnFailure, own_order
 from router.decide.queue_order.sight import Sight
 from router.decide.waiter import Key, Waiter
 

@@ -25,6 +25,7 @@ Laws:
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import nan
+from operator import attrgetter
 from typing import NamedTuple
 
 from events.plane.facts import Epoch, Heartbeat
@@ -79,15 +80,10 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, heartbeat: Heartbeat) -> "Kind":
-        return cls(
-            heartbeat.model,
-            heartbeat.engine,
-            heartbeat.engine_version,
-            heartbeat.max_model_len,
-            heartbeat.block_size,
-            heartbeat.total_blocks,
-            heartbeat.role,
-        )
+        return cls(*_OF_HEARTBEAT(heartbeat))
+
+
+_OF_HEARTBEAT = attrgetter(*Kind._fields)
 
 
 @dataclass(slots=True)
