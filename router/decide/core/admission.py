@@ -105,10 +105,9 @@ class Admission:
         `believed`: those for which it counted."""
         self._believes_until_s = -inf
         self._core = core
-        self._tenants: dict[str, str] = {}
-        """Tenants of open reservations, where tenants have quotas: reservation id -> tenant."""
-        self._estimates: dict[str, float] = {}
-        """What those of them were charged whose length is an estimate."""
+        self._charged: dict[str, tuple[str, float]] = {}
+        """Open reservations by id, where tenants have quotas: the tenant, and what it was charged
+        if the length is an estimate, else 0."""
         self._is_closed = False
         self._note_rules()
 
@@ -209,7 +208,6 @@ class Admission:
         """Decides requests whose turn it is, and ends waits that are over or can't end in time.
         Returns whether further requests may have their turn at once.
         """
-        self._note_ended()
         over = self.queue.expired(now_s, ENDS_MAX)
         for waiter in over:
             self._decide_last(waiter, now_s)
@@ -339,7 +337,6 @@ class Admission:
 
     def _rule_against(self, request: Request, wait: Wait, now_s: float) -> Refusal | None:
         """The rule that holds a newcomer though workers may have room."""
-        self._note_ended()
         if self._is_known(request.request_id):
             return None
         if (rule := self._quota_against(request.tenant, now_s)) is not None:
@@ -380,43 +377,39 @@ class Admission:
         """Corrects a tenant's charge by the tokens that an engine counted for a prompt, where the
         router had an estimate.
         """
-        charged = self._estimates.pop(reservation_id, None)
-        tenant = self._tenants.get(reservation_id)
-        if charged is None or tenant is None:
+        tenant, charged = self._charged.get(reservation_id, ("", 0.0))
+        if not charged:
             return
+        self._charged[reservation_id] = tenant, 0.0
         cached_tokens = min(cached_tokens, prompt_tokens)
         cost = self.queue.tenants.cost(prompt_tokens - cached_tokens, cached_tokens)
         self.queue.tenants.corrected(tenant, cost - charged, now_s)
 
     def _took(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """A request that did not wait has its worker."""
-        if self.queue.tenants.have_quotas and reservation.id not in self._tenants:
+        if self.queue.tenants.have_quotas and reservation.id not in self._charged:
             cached_tokens = max(0, reservation.prompt_tokens - reservation.new_tokens)
             cost = self.queue.tenants.cost(reservation.new_tokens, cached_tokens)
             charged = request.charged_tokens
             self.queue.tenants.took(request.tenant, max(cost, float(charged)), now_s)
             self._count(request.tenant, reservation, charged)
 
-    def _count(self, tenant: str, reservation: Reservation, charged_tokens: int = 0) -> None:
+    def _count(self, tenant: str, reservation: Reservation, charged_tokens: int) -> None:
         """Has the end of a reservation counted for its tenant. charged_tokens: see Request."""
         if not self.queue.tenants.have_quotas:
             return
-        if reservation.ended is not None or reservation.id in self._tenants:
+        if reservation.ended is not None or reservation.id in self._charged:
             self.queue.tenants.ended(tenant)  # or another request with the same answer counts
             return
-        self._tenants[reservation.id] = tenant
+        charged = 0.0
         if charged_tokens:
-            cost = max(float(charged_tokens), self.queue.tenants.cost(reservation.new_tokens, 0))
-            self._estimates[reservation.id] = cost
+            charged = max(float(charged_tokens), self.queue.tenants.cost(reservation.new_tokens, 0))
+        self._charged[reservation.id] = tenant, charged
 
-    def _note_ended(self) -> None:
-        """Takes reservations that ended off their tenants."""
-        if not self.queue.tenants.have_quotas:
-            return
-        for reservation in self._core.life.take_ended():
-            self._estimates.pop(reservation.id, None)
-            if (tenant := self._tenants.pop(reservation.id, None)) is not None:
-                self.queue.tenants.ended(tenant)
+    def _on_end(self, reservation: Reservation) -> None:
+        """Takes a reservation that ends off its tenant."""
+        if (counted := self._charged.pop(reservation.id, None)) is not None:
+            self.queue.tenants.ended(counted[0])
 
     def _note_rules(self) -> None:
         """The settings are others."""
@@ -427,10 +420,9 @@ class Admission:
         settings = self.queue.settings
         self._takes_waits = settings.max_waiting > 0 and not self._is_closed
         self._core.decider.looks_ahead = settings.blocks_ahead and settings.max_waiting > 0
-        self._core.life.keep_ended(have_quotas)
+        self._core.life.on_end = self._on_end if have_quotas else None
         if not have_quotas:
-            self._tenants.clear()
-            self._estimates.clear()
+            self._charged.clear()
 
     def _is_behind(self, request: Request) -> bool:
         """Whether others wait for the workers of a request, here or in another replica; the request
