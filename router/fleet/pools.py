@@ -17,7 +17,7 @@ Laws:
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import inf, nan
@@ -231,10 +231,6 @@ class Pools:
         """Model as its engines call it -> workers; empty: workers that have not said theirs."""
         self._loading: Counter[str] = Counter()
         """Models whose workers load LoRAs on demand -> count of such workers."""
-        self._served_text: str | None = None
-        """Some of these, for refusals; None: to be written again."""
-        self._several_text: str | None = None
-        """Why a request must name its model, empty if it need not; None: to be written again."""
 
     def refresh(self) -> None:
         """Takes over the changes in the fleet view."""
@@ -467,7 +463,6 @@ class Pools:
                 counter[name] += change
                 if not counter[name]:
                     del counter[name]
-        self._served_text = self._several_text = None
 
     def _group(self, source: Source) -> _Group:
         heartbeat = heartbeat_of(source)
@@ -546,7 +541,7 @@ class Pools:
         raise self._refusal(model, ready)
 
     def _refusal(self, model: str, ready: bool) -> Refusal:
-        """Why a model has no workers. Costs the same however large the fleet is."""
+        """Why a model has no workers."""
         if not self._view.sources and not self._models.seen:
             return Refusal(Reason.NO_WORKER, "no worker is known yet")
         if self._models.known(model):
@@ -560,31 +555,24 @@ class Pools:
             )
         return Refusal(
             Reason.UNKNOWN_MODEL,
-            f"unknown model {model!r}; served here: {self._some_served()}"
+            f"unknown model {model!r}; served here: {_first(self._served_models) or 'none'}"
             + (f"; {_NAME_BOTH}" if self._loading else ""),
         )
 
     def _check_one_model(self) -> None:
         """Raises Refusal if the fleet serves several models, so that a request must name one."""
-        several = len(self._served_models) - ("" in self._served_models) > 1
-        if not several:
-            return
-        if self._several_text is None:
-            models = {self._models.names(name)[0] for name in self._served_models if name}
-            self._several_text = (
+        models = {self._models.names(name)[0] for name in self._served_models if name}
+        if len(models) > 1:
+            raise Refusal(
+                Reason.MODEL_REQUIRED,
                 f"this fleet serves {len(models)} models, so the request must name one:"
-                f" {', '.join(nsmallest(10, models))}"
-                if len(models) > 1
-                else ""
+                f" {_first(models)}",
             )
-        if self._several_text:
-            raise Refusal(Reason.MODEL_REQUIRED, self._several_text)
 
-    def _some_served(self) -> str:
-        """The first models by name, for a sentence."""
-        if self._served_text is None:
-            self._served_text = ", ".join(nsmallest(10, self._served_models)) or "none"
-        return self._served_text
+
+def _first(models: Iterable[str]) -> str:
+    """The first models by name, for a sentence."""
+    return ", ".join(nsmallest(10, models))
 
 
 def heartbeat_of(source: Source) -> Heartbeat:

@@ -14,7 +14,6 @@ from random import Random
 
 from typing_extensions import override
 
-from router.config.keys import ConfigError
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.queue_limits.bounds import Bound, Bounds
 from router.decide.queue_limits.standing import Standing
@@ -62,14 +61,13 @@ class AdmissionQueue:
         self,
         settings: QueueSettings,
         rng: Random,
-        fleet: Fleet | None = None,
+        fleet: Fleet,
         look_past: int = LOOK_PAST,
     ) -> None:
         """Raises ConfigError for an unknown order, and for two bands of one name.
 
-        fleet: facts about the workers, which some orders read; a driver that gives them also sets
-        the prefixes of requests. look_past: number of requests without room that later ones may
-        overtake at a time.
+        fleet: facts about the workers, which some orders read. look_past: number of requests
+        without room that later ones may overtake at a time.
         """
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
@@ -82,7 +80,7 @@ class AdmissionQueue:
         self.tenants = Tenants(settings.tenants)
         """Their quotas: the driver says which requests were picked for without waiting, and which
         ended."""
-        self.siblings = Siblings(settings.siblings.enabled, self._sight)
+        self.siblings = Siblings(fleet)
         self._rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
@@ -124,7 +122,6 @@ class AdmissionQueue:
         rules = self._rules_of(settings)
         waiting = [waiter for pool in self._pools.values() for waiter in pool]
         self._settings, self._rules = settings, rules
-        self.siblings.enabled = settings.siblings.enabled
         self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
         self._looks = Standing()
@@ -408,11 +405,6 @@ class AdmissionQueue:
         )
 
     def _rules_of(self, settings: QueueSettings) -> Rules:
-        if settings.siblings.enabled and self._sight.fleet is None:
-            raise ConfigError(
-                "siblings need knowledge of the workers, which this queue lacks"
-                " - at `$.queue.siblings.enabled`"
-            )
         return Rules(
             rankings(settings, self._sight, self.own_failures),
             Bands.of(settings.bands, settings.bands_aging),

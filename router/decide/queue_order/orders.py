@@ -166,7 +166,7 @@ LPM = Order(
     good_for="throughput of prompts that share prefixes: what is cached goes while it is cached",
     starves="prompts that no worker holds",
     source="SGLang, policy lpm, over the workers of a pool, with aging",
-    score=lambda waiter, sight: float(sight.overlap_tokens(waiter)),
+    score=lambda waiter, sight: float(sight.fleet.overlap_tokens(waiter)),
     length_max=128,
     is_dynamic=True,
     needs_fleet=True,
@@ -193,7 +193,7 @@ LAS = Order(
     good_for="tenants that ask for little, beside tenants that ask for much",
     starves="tenants that ask for much",
     source="Rai, Urvoy-Keller and Biersack 2003, least attained service, by tenant",
-    score=lambda waiter, sight: -sight.attained(waiter),
+    score=lambda waiter, sight: -sight.service.of(waiter.tenant, sight.now_s),
     length_max=1024,
     is_dynamic=True,
 )

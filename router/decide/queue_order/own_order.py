@@ -68,8 +68,8 @@ def _checked(
 ) -> Callable[[Waiter, Sight], float]:
     def score(waiter: Waiter, sight: Sight) -> float:
         view = OwnView(
-            sight.waited_s(waiter),
-            sight.load(waiter),
+            sight.now_s - waiter.arrived_s,
+            sight.fleet.load(waiter),
             waiter.tenant,
             dict(sorted(waiter.narrowing.required_labels) if waiter.narrowing else ()),
             waiter.points,

@@ -119,12 +119,8 @@ def _ranking(
     for place, part in enumerate(names):
         order = own_order(part, WHERE, failures) if is_own(part) else ORDERS.get(part)
         if order is None:
-            raise ConfigError(f"unknown order {part!r} at `{WHERE}`; {_known(sight)}")
-        if order.needs_fleet and sight.fleet is None:
-            raise ConfigError(
-                f"order {part!r} needs knowledge of the workers, which this queue lacks"
-                f" - at `{WHERE}`"
-            )
+            known = f"{', '.join(ORDERS)}, and composites such as priority+fcfs"
+            raise ConfigError(f"unknown order {part!r} at `{WHERE}`; there are {known}")
         if order.length_max is not None:
             length_max = min(length_max, order.length_max)
         parts.append((order, _aging(order, place, len(names), settings)))
@@ -136,8 +132,3 @@ def _aging(order: Order, place: int, count: int, settings: QueueSettings) -> flo
     if place == 0 and settings.aging is not None:
         return settings.aging
     return order.aging if count == 1 or order is FCFS else 0.0
-
-
-def _known(sight: Sight) -> str:
-    names = [order.name for order in ORDERS.values() if sight.fleet or not order.needs_fleet]
-    return f"there are {', '.join(names)}, and composites such as priority+fcfs"

@@ -86,11 +86,6 @@ class TestLongestPrefix:
             assert now_s <= 2.0
         assert not cold.waits or now_s == pytest.approx(2.0, abs=0.11)
 
-    def test_a_driver_that_knows_no_fleet_has_no_such_order(self) -> None:
-        for order in ("lpm", "dfs-weight", "priority+lpm", OWN + "longest_wait"):
-            with pytest.raises(ConfigError, match=r"needs knowledge of the workers"):
-                AdmissionQueue(QueueSettings(order=order), Random(1))
-
 
 class TestDepthFirst:
     def test_prompts_that_share_prefixes_go_together(self) -> None:
@@ -184,7 +179,7 @@ class TestOwnFunction:
         queue = queue_of(workers, order=OWN + "by_label")
         narrowing = Narrowing(required_labels=frozenset({("rank", "3")}))
         waiter = offered(queue, "a", narrowing=narrowing, priority=2)
-        assert queue._sight.load(waiter) == 0.75
+        assert queue._sight.fleet.load(waiter) == 0.75
         assert drained(queue) == "a"
 
     @pytest.mark.parametrize(

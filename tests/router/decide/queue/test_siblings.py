@@ -118,11 +118,6 @@ def test_held_requests_do_not_count_as_looked_past() -> None:
     assert drained(queue) == "0 other"
 
 
-def test_a_driver_that_knows_no_fleet_has_none() -> None:
-    with pytest.raises(ConfigError, match=r"at `\$.queue.siblings.enabled`"):
-        AdmissionQueue(QueueSettings(siblings=SiblingsSettings(enabled=True)), Random(1))
-
-
 def test_settings_that_change_hold_from_the_next_request_on() -> None:
     queue = queue_of()
     queue.configure(holding().settings, 0.0)
@@ -132,7 +127,7 @@ def test_settings_that_change_hold_from_the_next_request_on() -> None:
 
 
 def test_leads_are_bounded_and_forgotten() -> None:
-    siblings = Siblings(True, Sight(Random(1), Prefilling()))
+    siblings = Siblings(Prefilling())
     for number in range(LEADS_MAX + 9):
         siblings.went(Waiter(str(number), 0.0, run=number), 0.0)
     assert len(siblings) == LEADS_MAX
