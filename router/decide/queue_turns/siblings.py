@@ -33,6 +33,7 @@ class Siblings:
     """
 
     def __init__(self, fleet: Fleet) -> None:
+        self.min_blocks = MIN_BLOCKS
         self._fleet = fleet
         self._leads: dict[int, tuple[float, str]] = {}
         """Leads by PrefixHash of the shared run: when the first request went, and its reservation;
@@ -49,7 +50,7 @@ class Siblings:
         if chain is None or waiter.block_size <= 0:
             return None
         held_blocks = (waiter.prompt_tokens - waiter.new_tokens) // waiter.block_size
-        last = held_blocks + MIN_BLOCKS - 1
+        last = held_blocks + self.min_blocks - 1
         return int(chain[last]) if last < len(chain) else None
 
     def went(self, waiter: Waiter, now_s: float) -> None:
