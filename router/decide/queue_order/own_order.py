@@ -45,8 +45,7 @@ class OwnView:
 
 
 def own_order(name: str, where: str, failures: Counter[OwnFailure]) -> Order:
-    """The function named module:function as an order; raises ConfigError. where: see own_function.
-    """
+    """The function named module:function as an order; raises ConfigError. where: see own_function."""
     function = own_function("order", name, where)
     return Order(
         name=name,

@@ -1,13 +1,10 @@
 """Orders that look at more than the request, composites, and long queues."""
 
 from collections import Counter
-from random import Random
 
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.settings.queue_settings import QueueSettings
-from router.decide.queue.admission_queue import AdmissionQueue
 from router.decide.queue_order.orders import LPM
 from router.decide.queue_order.own_order import OwnFailure, OwnView
 from router.decide.queue_order.sight import SERVICE_WINDOW_S, TENANTS_MAX, Service

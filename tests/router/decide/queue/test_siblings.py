@@ -1,16 +1,12 @@
 """Requests that share a prefix which no worker holds."""
 
-from random import Random
 from typing import Any
 
 import numpy as np
-import pytest
 
-from router.config.keys import ConfigError
-from router.config.settings.queue_settings import QueueSettings, SiblingsSettings
+from router.config.settings.queue_settings import SiblingsSettings
 from router.decide.queue.admission_queue import AdmissionQueue
 from router.decide.queue.views import rows
-from router.decide.queue_order.sight import Sight
 from router.decide.queue_turns.siblings import KEPT_S, LEADS_MAX, Siblings
 from router.decide.waiter import Waiter
 from tests.router.decide.queue.waiting import (
