@@ -5,9 +5,10 @@
                                                   └──a probe fails──> ejected
 
 Evidence is what callers report of their requests. Two callers eject a worker at once. The word of
-one alone counts once no other was served there for a while, and no longer than until another is; so
-does another replica's. A caller is a host, as far as an address tells: callers behind one proxy
-count as one, and a caller with several addresses as several.
+one alone waits for what the others see: any request that is served meanwhile ends the suspicion,
+and any that another caller was served later ends the ejection. Another replica's word is that of
+one caller. A caller is a host, as far as an address tells: callers behind one proxy count as one,
+and a caller with several addresses as several.
 
 Pure: no clock, no I/O.
 
@@ -101,10 +102,10 @@ class OutlierBounds:
     probes: int = 3
     """Requests that a worker must serve after an ejection before it is in use."""
     alone_s: float = 1.0
-    """Seconds since others were served, from which on one caller's failures count alone."""
+    """Seconds for which one caller's failures wait for those of other callers."""
     refused_alone_s: float = 0.3
-    """The same for one caller's refused connection: an engine that is gone refuses all callers, so
-    the second report comes soon."""
+    """Seconds for which one caller's refused connection waits for those of other callers: an engine
+    that is gone refuses all callers, so the second report comes soon."""
     grace_s: float = 0.1
     """Seconds after a failure within which a success does not undo it: reports of two callers come
     in any order."""
@@ -196,8 +197,8 @@ class Outliers:
         self._standings: dict[WorkerKey, Standing] = {}
         self._ejected: dict[WorkerKey, Standing] = {}
         """Workers that are ejected or being probed."""
-        self._suspects: dict[WorkerKey, Standing] = {}
-        """Workers in use that one caller's word would eject, if no other were served there."""
+        self._suspects: dict[WorkerKey, float] = {}
+        """Workers in use that one caller's word is against, and since when it waits."""
         self._news: deque[str] = deque(maxlen=NEWS_MAX)
         self._group = group
         self._sampled_at_s = sampled_at_s
@@ -254,6 +255,9 @@ class Outliers:
         if standing.failures:
             standing.failures, standing.only_hard = 0, True
             standing.accusers.clear()
+        if self._suspects and now_s >= self._suspects.get(worker, inf) + self.bounds.grace_s:
+            del self._suspects[worker]
+            self.withheld["disputed"] += 1
         if standing.cause is not None:
             self._disprove(worker, standing, caller, now_s)
         if standing.cause is not None and opened_s >= standing.ejected_s:
@@ -280,12 +284,10 @@ class Outliers:
         standing.only_hard &= fault is not Fault.ERROR
         if len(standing.accusers) < 2:
             standing.accusers.add(caller)
-        if fault is Fault.REFUSED and opened_s > standing.accepted_s:
+        if fault is Fault.REFUSED and opened_s >= standing.accepted_s:
             self._refuse(standing, caller, now_s)
         if standing.cause is None:
-            if self._charge(worker, standing, now_s):
-                self.withheld["disputed"] += worker in self._suspects
-            elif self._fails_too_often(standing, now_s):
+            if not self._charge(worker, standing, now_s) and self._fails_too_often(standing, now_s):
                 self._eject(worker, standing, Cause.FAILURE_SHARE, now_s)
         elif standing.probing and opened_s >= standing.ejected_s:
             self.probes["failed"] += 1
@@ -353,14 +355,12 @@ class Outliers:
         ]
 
     def judge(self, now_s: float) -> None:
-        """Ejects workers that one caller's word is against, and where no other was served lately.
+        """Ejects workers that one caller's word is against, and where none was served meanwhile.
 
         The driver calls this more often than `tick`: a dead worker has half a second.
         """
-        suspects, self._suspects = self._suspects, {}
-        for worker, standing in suspects.items():
-            if standing.cause is None:
-                self._charge(worker, standing, now_s)
+        for worker in list(self._suspects):
+            self._charge(worker, self._standings[worker], now_s)
 
     def tick(self, now_s: float) -> None:
         """Does what is due by time."""
@@ -414,8 +414,9 @@ class Outliers:
             standing.accuser = ""
 
     def _charge(self, worker: WorkerKey, standing: Standing, now_s: float) -> bool:
-        """Ejects a worker in use if there is enough against it, or makes it a suspect. Returns
-        whether there is anything against it."""
+        """Ejects a worker in use if there is enough against it: the word of two callers, or of one
+        that waited, or where no other was served for window_s. Returns whether any is against it.
+        """
         bounds = self.bounds
         charges = [(Cause.REFUSED, standing.refusers, bounds.refused_alone_s)]
         if standing.failures >= bounds.failures:
@@ -425,14 +426,12 @@ class Outliers:
                 self._eject(worker, standing, cause, now_s)
                 return True
             for caller in callers:
-                others_s = _served_s(standing, but=caller)
-                if others_s >= standing.failed_s + bounds.grace_s:
-                    continue  # another was served since
-                if now_s - others_s >= alone_s:
+                since_s = self._suspects.setdefault(worker, now_s)
+                quiet_s = now_s - _served_s(standing, but=caller)
+                if quiet_s >= bounds.window_s or now_s - since_s >= alone_s:
                     self._eject(worker, standing, cause, now_s, caller)
-                else:
-                    self._suspects[worker] = standing
                 return True
+        self._suspects.pop(worker, None)
         return False
 
     def _disprove(self, worker: WorkerKey, standing: Standing, caller: str, now_s: float) -> None:
@@ -483,6 +482,7 @@ class Outliers:
         """Ejects a worker, unless too many of its group are ejected. until_s: None: for twice as
         long as the last time."""
         bounds = self.bounds
+        self._suspects.pop(worker, None)
         soft = cause in (Cause.FAILURE_SHARE, Cause.REPLICA) or (
             cause is Cause.FAILURES_IN_A_ROW and not standing.only_hard
         )
@@ -501,7 +501,6 @@ class Outliers:
         standing.probes_served = 0
         standing.recent.clear()
         self.probing.pop(worker, None)
-        self._suspects.pop(worker, None)
         self._ejected[worker] = standing
         self.ejections[cause] += 1
         self.changes += 1
