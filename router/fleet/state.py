@@ -180,7 +180,7 @@ class Fleet:
         self._watch.on_tick(self.loads, now_s)
 
     def _look_for_hangs(self, now_s: float) -> None:
-        """Reports workers whose first tokens are far later than predicted to the outlier detection."""
+        """Reports workers whose first tokens are far later than predicted to `outliers`."""
         outliers, bounds = self.outliers, self.outliers.bounds
         if not outliers.enabled or not self.first_tokens.may_judge():
             return

@@ -240,7 +240,7 @@ class Decider:
         if request.resumed is not None:
             holders = self._holders(matched, request.resumed)
             stage = policy if request.policy else policies[routing.decode_policy]
-            away = self._further.mean_distance(pool, holders)
+            away = self._further.topology(pool).mean_distance(holders)
             computed = _at(pool, request.resumed.worker)
             fetches = of_kind(pool, computed if computed.any() else holders, routing.pair_labels)
             eligible = self._eligible(request, pool).narrowed(fetches, FETCHES_FROM_OTHERS)

@@ -43,7 +43,7 @@ class PolicyFailed(Exception):
 
 
 def own_policy(name: str, where: str) -> Policy:
-    """The function named module:function as a policy; raises ConfigError. where: see own_function."""
+    """A function as a policy; see own_function."""
     function = own_function("policy", name, where)
     summary = (function.__doc__ or "a function of the operator's").strip().splitlines()[0]
     return Policy(

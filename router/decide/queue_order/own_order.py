@@ -45,7 +45,7 @@ class OwnView:
 
 
 def own_order(name: str, where: str, failures: Counter[OwnFailure]) -> Order:
-    """The function named module:function as an order; raises ConfigError. where: see own_function."""
+    """A function as an order; see own_function."""
     function = own_function("order", name, where)
     return Order(
         name=name,
