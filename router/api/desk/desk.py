@@ -414,7 +414,7 @@ class Desk:
         if caller.owner:
             caller.owns(reservation)
         if request.priority:
-            self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
+            self._core.fleet.note_priority(outcome.decision.sources[outcome.decision.order[0]])
         if caller.usage is not None:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False

@@ -199,10 +199,6 @@ class RouterCore:
         earlier.shared = True
         return Repeated(earlier)
 
-    def on_priority(self, source: Source) -> None:
-        """Records that a worker got a request with a priority, which its engine may ignore."""
-        self.fleet.note_priority(source)
-
     @property
     def policies(self) -> dict[str, Policy]:
         """Policies with their parameters, by name; see Decider.policies."""

@@ -163,7 +163,7 @@ class AdmissionQueue:
     @property
     def needs_prefixes(self) -> bool:
         """Whether some rule in force reads prompts and the blocks that workers hold of them."""
-        return self._settings.siblings.enabled or self._rules.rankings.need_fleet
+        return self._settings.siblings.enabled or self._rules.rankings.configured.needs_fleet
 
     def band(self, waiter: Waiter) -> str:
         """Name of the band that a request is in, or was in last."""
@@ -268,7 +268,7 @@ class AdmissionQueue:
         cost = self.tenants.cost(uncached_tokens, cached_tokens)
         queue = self._pools[waiter.pool]
         queue.charge(waiter, cost)
-        if self._rules.rankings.look_at_service:
+        if self._rules.rankings.configured.looks_at_service:
             self._sight.service.add(waiter.tenant, cost, now_s)
         if waiter.run is not None:
             self.siblings.went(waiter, now_s)

@@ -88,16 +88,6 @@ class Rankings:
     longer: Ranking
     """The ranking of longer pools."""
 
-    @property
-    def look_at_service(self) -> bool:
-        """Whether the order reads the service that tenants got."""
-        return self.configured.looks_at_service
-
-    @property
-    def need_fleet(self) -> bool:
-        """Whether the order reads the workers, or the blocks of prompts."""
-        return self.configured.needs_fleet
-
     def of(self, length: int) -> Ranking:
         """The ranking for a pool with `length` waiting requests."""
         return self.configured if length <= self.length_max else self.longer

@@ -336,18 +336,18 @@ class TestIgnoredPriorities:
         other = fleet.add("other", model="n", priority_scheduling="higher")
         sources = fleet.view.sources
         for key in (*reversed(keys), other):
-            fleet.core.on_priority(sources[key])
+            fleet.core.fleet.note_priority(sources[key])
         warnings = {key: of(fleet, key) for key in (*keys, other)}
         assert warnings == {keys[0]: [], keys[1]: ["priority_ignored"], other: []}
         fleet.core.remove("w1", 1.0, fleet.now_s)
         assert not len(fleet.core.fleet.ignored_priorities)
-        fleet.core.on_priority(sources[keys[0]])
+        fleet.core.fleet.note_priority(sources[keys[0]])
         assert of(fleet, keys[0]) == ["priority_ignored"]
 
     def test_it_ends_once_the_engine_schedules_by_priority(self) -> None:
         fleet = Fleet()
         key = fleet.add("w0")
-        fleet.core.on_priority(fleet.view.sources[key])
+        fleet.core.fleet.note_priority(fleet.view.sources[key])
         assert of(fleet, key) == ["priority_ignored"]
         fleet.add("w0", priority_scheduling="lower")
         assert of(fleet, key) == []
@@ -356,7 +356,7 @@ class TestIgnoredPriorities:
         fleet = Fleet()
         for number in range(IGNORED_MAX + 1):
             key = fleet.add(f"w{number}", model=f"model-{number}")
-            fleet.core.on_priority(fleet.view.sources[key])
+            fleet.core.fleet.note_priority(fleet.view.sources[key])
         ignored = fleet.core.fleet.ignored_priorities
         assert len(ignored) == IGNORED_MAX
         assert f"model-{IGNORED_MAX}" not in ignored
