@@ -179,7 +179,7 @@ class Desk:
         elif later.outcome is None and isinstance(later, Waiting) and waiter is not None:
             if later.trace is not None:
                 later.trace.refused(self._clock(), Reason.CANCELLED)
-            self.admission.leave(waiter, self._clock())
+            self.admission.queue.cancel(waiter, self._clock())
 
     def outlook(self, waiting: Later) -> Outlook | None:
         """Place of a waiting request in the queue, and its expected wait; None: it waits no

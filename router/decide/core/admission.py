@@ -158,7 +158,7 @@ class Admission:
             raise too_long.copy()
         displaced = self.queue.offer(pool, waiter, now_s)
         if displaced is not None:
-            _job(displaced).refuse(self.queue.displacement(displaced, now_s))
+            _job(displaced).refuse(self.queue.displacement(now_s))
         if wait.waited_s > 0:
             self.moved_waits["claimed"] += 1
             waiter.moved_s = min(wait.waited_s, max(0.0, waiter.expires_s - waiter.arrived_s))
@@ -174,10 +174,6 @@ class Admission:
     def base_model(self, model: str) -> str:
         """Name of the model in whose pool requests for a name wait."""
         return self._core.fleet.base_model(model)
-
-    def leave(self, waiter: Waiter, now_s: float) -> bool:
-        """Removes the request of a caller that has left; returns whether it was waiting."""
-        return self.queue.cancel(waiter, now_s)
 
     def owners(self, request_id: str) -> set[str]:
         """Names of the identities whose requests with this id wait."""
@@ -353,8 +349,6 @@ class Admission:
         )
 
     def _quota_against(self, tenant: str, now_s: float) -> Refusal | None:
-        if not self.queue.tenants.have_quotas:
-            return None
         key = self.queue.tenants.held_by(tenant, now_s)
         if key is None:
             return None

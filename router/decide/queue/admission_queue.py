@@ -358,11 +358,6 @@ class AdmissionQueue:
             over.append(waiter)
         return over
 
-    def next_expiry_s(self) -> float | None:
-        """Time when the next wait is over; None: no wait ends by itself."""
-        lowest = self._expiries.lowest()
-        return None if lowest is None or lowest[0] == inf else lowest[0]
-
     def reprioritize(self, waiter: Waiter, priority: int, now_s: float) -> bool:
         """Gives a request another priority; returns whether it waited."""
         if not waiter.waits:
@@ -396,7 +391,7 @@ class AdmissionQueue:
             retry_after_s=self._retry_after_s(now_s),
         )
 
-    def displacement(self, waiter: Waiter, now_s: float) -> QueueFull:
+    def displacement(self, now_s: float) -> QueueFull:
         """The refusal of a request whose place a request of higher priority took."""
         return QueueFull(
             Reason.QUEUE_FULL,

@@ -25,11 +25,6 @@ class Standing:
     def __len__(self) -> int:
         return len(self._live)
 
-    @property
-    def entry_count(self) -> int:
-        """Entries of the heap, those of removed requests included."""
-        return len(self._heap)
-
     def put(self, waiter: Waiter, number: float) -> None:
         """Adds a request, or changes its number."""
         self._live[waiter] = number

@@ -46,11 +46,6 @@ class Tenants:
             self._buckets.clear()
 
     @property
-    def bucket_count(self) -> int:
-        """Number of tenants whose buckets are remembered."""
-        return len(self._buckets)
-
-    @property
     def share(self) -> bool:
         """Whether tenants share the turns of a band by their weights."""
         return self._settings.fair

@@ -48,14 +48,9 @@ def own_order(name: str, where: str, failures: Counter[OwnFailure]) -> Order:
     """A function as an order; see own_function."""
     function = own_function("order", name, where)
     return Order(
-        name=name,
-        formula="number of the function",
-        unit="its own",
+        name,
+        _checked(function, failures),
         aging=0.0,
-        good_for="what its author wants",
-        starves="what its author forgets",
-        source=name,
-        score=_checked(function, failures),
         length_max=LENGTH_MAX,
         is_dynamic=True,
         needs_fleet=True,

@@ -88,15 +88,6 @@ def test_equal_requests_go_in_the_order_of_arrival(name: str) -> None:
         assert order_of(name, *rows, aging=aging) == "a b c d e"
 
 
-@pytest.mark.parametrize("name", ORDERS)
-def test_every_order_says_what_an_operator_has_to_know(name: str) -> None:
-    order = ORDERS[name]
-    assert order.name == name
-    for text in (order.formula, order.unit, order.good_for, order.starves, order.source):
-        assert text
-    assert order.aging >= 0
-
-
 REQUESTS = st.builds(
     Waiter,
     request_id=st.just(""),
