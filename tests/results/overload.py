@@ -142,8 +142,8 @@ def _dynamo_weight(waiter: Waiter) -> float:
 
 
 DYNAMO_FCFS = Order("dynamo-fcfs", lambda waiter, _: float(max(0, waiter.points)), aging=1.0)
-"""A priority is seconds by which a request is taken to have come earlier, 0 at least. Source: NVIDIA
-Dynamo 1.6, queue policy fcfs: priority_jump - arrival."""
+"""A priority is seconds by which a request is taken to have come earlier, 0 at least. Source:
+NVIDIA Dynamo 1.6, queue policy fcfs: priority_jump - arrival."""
 DYNAMO_WSPT = Order(
     "dynamo-wspt",
     lambda waiter, _: _dynamo_weight(waiter) / max(1, waiter.new_tokens),

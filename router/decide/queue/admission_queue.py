@@ -22,7 +22,7 @@ from router.decide.queue_order.own_order import OwnFailure
 from router.decide.queue_order.ranking import rankings
 from router.decide.queue_order.sight import Fleet, Sight
 from router.decide.queue_turns.bands import Bands
-from router.decide.queue_turns.level import Level
+from router.decide.queue_turns.line import Level
 from router.decide.queue_turns.pool_queue import PoolQueue
 from router.decide.queue_turns.round import Rules
 from router.decide.queue_turns.siblings import Siblings

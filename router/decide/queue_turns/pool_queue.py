@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from router.decide.queue_limits.drain_rate import DrainRate
 from router.decide.queue_limits.standing import Standing
-from router.decide.queue_turns.level import Level
-from router.decide.queue_turns.line import Line
+from router.decide.queue_turns.line import Level, Line
 from router.decide.queue_turns.round import Round, Rules
 from router.decide.queue_turns.shares import Shares
 from router.decide.waiter import Waiter
