@@ -1,7 +1,7 @@
 """One band of one pool: a line for each tenant, in the order of keys, and their shares. Pure.
 
-A line is a sorted list with binary search: moving the pointers of 10,000 requests takes less time than
-walking the levels of a balanced tree in Python does.
+A line is a sorted list with binary search: moving the pointers of 10,000 requests takes less time
+than walking the levels of a balanced tree in Python does.
 
 Laws:
 - entries ascend by (key, arrival, number), and no number is there twice;
