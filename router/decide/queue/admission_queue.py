@@ -75,13 +75,14 @@ class AdmissionQueue:
         self.own_failures: Counter[OwnFailure] = Counter()
         """Failures of orders that are functions of the operator's."""
         self._sight = Sight(rng, fleet)
-        self._settings = settings
+        self.settings = settings
+        """Those in force."""
         self.look_past = look_past
         self.tenants = Tenants(settings.tenants)
         """Their quotas: the driver says which requests were picked for without waiting, and which
         ended."""
         self.siblings = Siblings(fleet)
-        self._rules = self._rules_of(settings)
+        self.rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
         self._by_id: dict[str, list[Waiter]] = {}
@@ -108,11 +109,6 @@ class AdmissionQueue:
         """Bytes of memory of the waiting requests, as their drivers counted them."""
         return self._bounds.size_bytes
 
-    @property
-    def settings(self) -> QueueSettings:
-        """The settings in force."""
-        return self._settings
-
     def check(self, settings: QueueSettings) -> None:
         """Raises ConfigError for settings that `configure` would refuse; changes nothing."""
         self._rules_of(settings)
@@ -121,7 +117,7 @@ class AdmissionQueue:
         """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
         rules = self._rules_of(settings)
         waiting = [waiter for pool in self._pools.values() for waiter in pool]
-        self._settings, self._rules = settings, rules
+        self.settings, self.rules = settings, rules
         self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
         self._looks = Standing()
@@ -151,36 +147,31 @@ class AdmissionQueue:
         return queue.levels if queue is not None and queue.count else []
 
     @property
-    def rules(self) -> Rules:
-        """The configured rules of turns that are in force."""
-        return self._rules
-
-    @property
     def bands(self) -> list[str]:
         """Names of all bands, the lowest first."""
-        return [band.name for band in self._rules.bands.settings]
+        return [band.name for band in self.rules.bands.settings]
 
     @property
     def needs_prefixes(self) -> bool:
         """Whether some rule in force reads prompts and the blocks that workers hold of them."""
-        return self._settings.siblings.enabled or self._rules.rankings.configured.needs_fleet
+        return self.settings.siblings.enabled or self.rules.rankings.configured.needs_fleet
 
     def band(self, waiter: Waiter) -> str:
         """Name of the band that a request is in, or was in last."""
-        return self._rules.bands.settings[waiter.level].name
+        return self.rules.bands.settings[waiter.level].name
 
     def share_of(self, waiter: Waiter, now_s: float) -> float:
         """Share of a pool, 0 to 1, that may be in use for requests of a waiter's band to get
         workers. The waiter need not be in the queue.
         """
         waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
-        bands = self._rules.bands
+        bands = self.rules.bands
         return bands.settings[bands.level(waiter, now_s)].share_percent / 100
 
     @property
     def has_shares(self) -> bool:
         """Whether some band may use only a share of a pool."""
-        return any(band.share_percent < 100 for band in self._rules.bands.settings)
+        return any(band.share_percent < 100 for band in self.rules.bands.settings)
 
     def waiters(
         self, wanted: Callable[[Hashable], bool] = lambda _: True
@@ -204,13 +195,6 @@ class AdmissionQueue:
         for pool, queue in self._pools.items():
             if queue.count and wanted(pool):
                 yield from ((band, queue.of_band(n)) for n, band in enumerate(self.bands))
-
-    def wait_s(self, pool: Hashable, now_s: float) -> float | None:
-        """Expected wait of a request that comes last in a pool, in seconds; None: unknown."""
-        queue = self._pools.get(pool)
-        if queue is None or not queue.count:
-            return 0.0
-        return queue.rate.wait_s(queue.count + 1, now_s)
 
     def band_waits_s(self, now_s: float) -> dict[str, float | None]:
         """Expected wait in seconds of a request that comes last in each band, in the pool where it
@@ -268,7 +252,7 @@ class AdmissionQueue:
         cost = self.tenants.cost(uncached_tokens, cached_tokens)
         queue = self._pools[waiter.pool]
         queue.charge(waiter, cost)
-        if self._rules.rankings.configured.looks_at_service:
+        if self.rules.rankings.configured.looks_at_service:
             self._sight.service.add(waiter.tenant, cost, now_s)
         if waiter.run is not None:
             self.siblings.went(waiter, now_s)
@@ -291,7 +275,7 @@ class AdmissionQueue:
     @property
     def refuses_early(self) -> bool:
         """Whether requests are refused whose wait can't end in time (see `too_long`)."""
-        return self._settings.early_refusal != "never"
+        return self.settings.early_refusal != "never"
 
     def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
         """Number of requests of the pool that go before a waiting request, and its expected further
@@ -328,7 +312,7 @@ class AdmissionQueue:
         places = queue.places(waiter, now_s)
         wait_s = queue.rate.wait_s(places, now_s) if places > 1 else None
         due_s = waiter.expires_s
-        if self._settings.early_refusal == "slo":
+        if self.settings.early_refusal == "slo":
             due_s = min(due_s, waiter.deadline_s)
         if wait_s is None or (short_s := now_s + wait_s - due_s) <= 0:
             return None
@@ -446,12 +430,12 @@ class AdmissionQueue:
     def _enter(self, pool: Hashable, waiter: Waiter, now_s: float) -> None:
         queue = self._pools.get(pool)
         if queue is None:
-            queue = self._pools[pool] = PoolQueue(self._rules)
+            queue = self._pools[pool] = PoolQueue(self.rules)
         if not queue.count:
             queue.rate.began(now_s)
         self._seq = waiter.seq
         waiter.pool, waiter.passed_at = pool, None
-        waiter.run = self.siblings.run_of(waiter) if self._settings.siblings.enabled else None
+        waiter.run = self.siblings.run_of(waiter) if self.settings.siblings.enabled else None
         self._bounds.add(waiter)
         self._note_tenant(waiter.tenant)
         self._expiries.put(waiter, waiter.expires_s)

@@ -347,9 +347,9 @@ class TestRetry:
 
     def test_the_expected_wait_is_that_of_the_last(self) -> None:
         queue = queue_of()
-        assert queue.wait_s(POOL, 0.0) == 0.0
+        assert queue.band_waits_s(0.0)["all"] == 0.0
         waiters = [offered(queue, str(number), 0.0) for number in range(60)]
-        assert queue.wait_s(POOL, 0.0) is None
+        assert queue.band_waits_s(0.0)["all"] is None
         for number in range(50):
             queue.dispatched(waiters[number], 1, 0, number * 0.1 + 0.1)
-        assert queue.wait_s(POOL, 5.0) == pytest.approx(1.1, rel=0.05)
+        assert queue.band_waits_s(5.0)["all"] == pytest.approx(1.1, rel=0.05)

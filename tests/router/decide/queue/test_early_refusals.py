@@ -25,7 +25,7 @@ def flowing(waiting: int, mode: str = "timeout", **settings: object) -> Admissio
 
 def expected_s(queue: AdmissionQueue) -> float:
     """Of a request that comes last."""
-    wait_s = queue.wait_s(POOL, NOW_S)
+    wait_s = queue.band_waits_s(NOW_S)["all"]
     assert wait_s is not None
     return wait_s
 
