@@ -19,7 +19,7 @@ def own_function(kind: str, name: str, where: str) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.partition(":")
     try:
-        function = getattr(import_module(module_name), function_name, None)
+        function: object = getattr(import_module(module_name), function_name, None)
     except Exception as error:  # whatever its import does is the operator's to mend
         sentence = f"{module_name!r} can't be imported: {type(error).__name__}: {error}"
         raise ConfigError(f"{kind} {name!r}: {sentence} - at `{where}`") from error
