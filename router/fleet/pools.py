@@ -17,7 +17,7 @@ Laws:
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import inf, nan
@@ -84,13 +84,15 @@ class Pool:
     """Hash of each worker's id and rank."""
     role_names: npt.NDArray[np.str_]
     """The role of each worker."""
-    _of_it: dict[Callable[["Pool"], Any], Any] = field(default_factory=dict)
+    _of_it: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def made(self, make: Callable[["Pool"], _Made]) -> _Made:
-        """Result of a function of the pool, which is called once and then kept."""
-        known = self._of_it.get(make)
+    def made(self, make: Callable[..., _Made], *about: Hashable) -> _Made:
+        """Result of a function of the pool and other arguments, which is called once and then
+        kept."""
+        key = make, *about
+        known = self._of_it.get(key)
         if known is None:
-            known = self._of_it[make] = make(self)
+            known = self._of_it[key] = make(self, *about)
         made: _Made = known
         return made
 

@@ -189,7 +189,8 @@ class ReservationLife:
                 if not reservation.prefill_done:
                     self._first_token(reservation, caller, now_s)
                 if reservation.prefill is not None:
-                    self._decoded(reservation, caller, now_s)
+                    about = reservation.id, caller, reservation.opened_at_s, now_s
+                    self.fleet.outliers.on_served(reservation.worker, *about)
                 self.end(reservation, Ending.FINISHED, now_s)
                 if progress.finish_reason:
                     self.finish_reasons[progress.finish_reason] += 1
@@ -275,11 +276,6 @@ class ReservationLife:
         if reservation.tenant:
             self.fleet.tenants.on_first(reservation.tenant, now_s - opened_s)
         self.fleet.outliers.on_served(worker, reservation.id, caller, opened_s, now_s)
-
-    def _decoded(self, reservation: Reservation, caller: str, now_s: float) -> None:
-        """Notes that the decode worker of a pair has served its request to the end."""
-        opened_s = reservation.opened_at_s
-        self.fleet.outliers.on_served(reservation.worker, reservation.id, caller, opened_s, now_s)
 
     def _failed(
         self, reservation: Reservation, progress: Progress, caller: str, now_s: float
