@@ -26,7 +26,7 @@ from router.config.settings.routing_settings import RoutingSettings
 from router.decide.core.progress import Effects, Pick, Progress, ProgressResult, Repeated
 from router.decide.core.reservation_life import ReservationLife
 from router.decide.core.unobserved import Unobserved
-from router.decide.core.watched import PickObserver, Unwatched, Watched
+from router.decide.core.watched import PickObserver, Watched
 from router.decide.decision.decider import FULL_RETRY_S, Decider
 from router.decide.decision.decision import Decision, Overlap, Prefill
 from router.decide.policies.configured import DecisionSettings
@@ -90,7 +90,7 @@ class RouterCore:
         self.over_estimate_picks = 0
         """Picks of workers over their learned capacity, since no other had room."""
         self.decider = Decider(self.fleet, routing, rng, models)
-        self.watched = watched or Unwatched()
+        self.watched = watched
         self.pair_picks: Counter[Prefill] = Counter()
         self._rng = rng
         self._pick_observers: list[PickObserver] = []
@@ -226,7 +226,8 @@ class RouterCore:
             if computing is not decision:
                 prefill_source = computing.sources[computing.order[0]]
                 self.life.open_prefill(prefill_source, reservation, now_s)
-        if computing.policy.timed or self.watched.timed or request.objective is not None:
+        timed = computing.policy.timed or (self.watched is not None and self.watched.timed)
+        if timed or request.objective is not None:
             self.life.time(reservation, computing.best_overlap_tokens(), now_s)
         if (predicted_s := computing.ttft_s) is not None:
             self.ttft_check.on_pick(reservation.id, predicted_s)
