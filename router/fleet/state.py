@@ -109,7 +109,7 @@ class Fleet:
         self.drains = 0
         """Changes of `drained`."""
         self.models = Models(models)
-        self.capacities = Capacities(routing.capacity)
+        self.capacities = Capacities(routing.capacity, lambda: self.pools.on_capacities())
         self.token_times = TokenTimes()
         self.pools = Pools(
             view,
@@ -154,10 +154,7 @@ class Fleet:
             self.outcomes.pop(worker, None)
             self.outliers.forget(worker)
             self.first_tokens.forget(worker)
-        kinds = self.capacities.kinds_changed
         self.capacities.on_forgotten(workers)
-        if kinds != self.capacities.kinds_changed:
-            self.pools.on_capacities()
         self.self_check.on_forgotten(workers)
         for model, worker in list(self.ignored_priorities.items()):
             if worker in workers:

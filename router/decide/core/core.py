@@ -292,11 +292,8 @@ class RouterCore:
         if self.fleet.observed.picks:
             model = self.fleet.models.names(heartbeat.model)[0]
             self.fleet.observed.on_heartbeat(key, model, heartbeat.numbers)
-        kinds = self.fleet.capacities.kinds_changed
         if self.fleet.capacities.on_heartbeat(key, heartbeat):
             self.fleet.pools.on_capacity(key)
-        if kinds != self.fleet.capacities.kinds_changed:
-            self.fleet.pools.on_capacities()
         if heartbeat.sampled_at_s is not None:
             # The age is by the relay's clock alone, so that a skew between hosts does no harm.
             age_s = max(0.0, heartbeat.sent_at_s - heartbeat.sampled_at_s)
