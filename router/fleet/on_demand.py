@@ -34,7 +34,7 @@ class Further:
         working_sets: WorkingSets | None = None,
         shared_prefixes: SharedPrefixes | None = None,
     ) -> None:
-        """Of what is None, nothing is known."""
+        """None: nothing is known of it."""
         self.rates = rates
         self._working_sets = WorkingSets() if working_sets is None else working_sets
         self.loads = loads

@@ -60,7 +60,7 @@ class Band:
     owed_s: float | None = None
     """Time since which room is left for it; None: there is none, or it took some."""
     rests_until_s: float = -inf
-    """Until when its claims don't count."""
+    """End of the time in which its claims don't count."""
 
     def by_tenant(self) -> dict[int, int]:
         """Number of waiting requests of each tenant."""

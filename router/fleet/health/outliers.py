@@ -155,7 +155,8 @@ class Standing:
     times: int = 0
     """Ejections, without calm between them."""
     doubted_until_s: float = -inf
-    """Until when other replicas' word counts for nothing, since callers here were served."""
+    """End of the time in which other replicas' word counts for nothing: callers here were served.
+    """
     needs_sample: bool = False
     """The engine must have answered its relay before the worker is probed."""
     probing: bool = False
